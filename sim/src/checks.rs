@@ -39,11 +39,20 @@ pub(crate) fn check_write(disk: &Disk, version: &str, file: &StateFile, bytes: &
 
 /// A record may name a configuration that it did not name before only when its checkpoint is there, whole.
 fn check_named(disk: &Disk, version: &str, file: &StateFile, read: &Read) {
-    let Some(config) = named_by(file, read) else { return };
     let before = disk.content(&file.path(version)).map_or(Read::Absent, Read::Content);
-    if named_by(file, &before).is_some_and(|before| before == config) {
-        return;
+    let mut before = named_by(file, &before);
+    if *file == StateFile::LastKnownGood {
+        // what it names as its previous one, it named itself, perhaps in an older form
+        let named: Vec<_> = before.iter().map(|config| config.checkpoint.clone()).collect();
+        let previous = named_by(file, read).into_iter().skip(1);
+        before.extend(previous.filter(|previous| named.contains(&previous.checkpoint)));
     }
+    for config in named_by(file, read).into_iter().filter(|config| !before.contains(config)) {
+        check_checkpoint(disk, version, file, config);
+    }
+}
+
+fn check_checkpoint(disk: &Disk, version: &str, file: &StateFile, config: ConfigRecord) {
     let path = StateFile::Checkpoint(config.checkpoint.clone()).path(version);
     let there = disk.content(&path).unwrap_or_else(|| panic!("{file:?} names {path}, nothing is there"));
     let object: Value = serde_json::from_slice(&there).unwrap_or_default();
@@ -55,11 +64,18 @@ fn check_named(disk: &Disk, version: &str, file: &StateFile, read: &Read) {
     assert!(is_whole, "{file:?} names {path}, which has another payload");
 }
 
-fn named_by(file: &StateFile, read: &Read) -> Option<ConfigRecord> {
+/// The configurations that a record names, the last-known-good before its previous one.
+fn named_by(file: &StateFile, read: &Read) -> Vec<ConfigRecord> {
     match file {
-        StateFile::Current => Some(Current::read(read).known()?.assigned.clone()?.config),
-        StateFile::LastKnownGood => read_last_known_good(read).known().cloned().flatten(),
-        _ => None,
+        StateFile::Current => {
+            let assigned = Current::read(read).known().and_then(|current| current.assigned.clone());
+            assigned.map(|assigned| assigned.config).into_iter().collect()
+        }
+        StateFile::LastKnownGood => {
+            let good = read_last_known_good(read).known().cloned().unwrap_or_default();
+            good.config.into_iter().chain(good.previous).collect()
+        }
+        _ => Vec::new(),
     }
 }
 

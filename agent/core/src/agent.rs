@@ -242,6 +242,7 @@ impl Running {
         let report = started.report.clone();
         let ended = started.ended.clone();
         let changed = started.changed.clone();
+        let held = started.held.clone();
         let configuration = Configuration::new(started, facts, now);
         let config_ok = condition::config_ok(&configuration.view());
         let config = &configuration.effective().config;
@@ -287,6 +288,9 @@ impl Running {
                 actions,
                 warning("UncleanExit", format!("the previous run of the agent did not end cleanly: {how}")),
             );
+        }
+        if let Some(why) = held {
+            running.publish(now, options, actions, warning("ProvenConfigCrashes", why));
         }
         if let Some(mut message) = changed {
             // its end is ConfigPromoted or ConfigRolledBack: kubectl sees the trial under way between them

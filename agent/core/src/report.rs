@@ -73,7 +73,7 @@ impl ConfigReport {
             (Active::Local, _) if view.obstacle.is_none() => "local",
             (Active::Assigned, Some(_)) => "trial",
             (Active::Assigned, None) => "known-good",
-            (Active::Local | Active::LastKnownGood | Active::Superseded, _) => "fallback",
+            (Active::Local | Active::LastKnownGood | Active::Previous | Active::Superseded, _) => "fallback",
         };
         let startups = &view.in_use.startups;
         let bad = view.disk.bad_configs.known().into_iter().flat_map(|bad| bad.entries());

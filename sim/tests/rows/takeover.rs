@@ -9,6 +9,7 @@ use kedge_core::{Event, Step};
 use kedge_sim::disk::WriteFault;
 use kedge_sim::{NODE, World};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 const TRIAL: &str = include_str!("first-release/trial.json");
 const SUSPECTED: &str = include_str!("first-release/suspected.json");
@@ -33,17 +34,21 @@ fn checkpoints(world: &World) -> Vec<String> {
 }
 
 /// What the records name, in whichever form.
-fn named(world: &World) -> Vec<String> {
-    let records = ["current", "last-known-good"].map(|path| world.file(path).expect("a record"));
-    let names = records.iter().filter(|record| record["local"] != true).map(|record| {
-        let text = |field: &str| record[field].as_str();
-        let file = match text("checkpoint") {
-            Some(name) if name.contains('/') => name.to_owned(),
-            Some(uid) => format!("{uid}/{}", text("sha256").expect("a text")),
-            None => format!("{}/{}", text("uid").expect("a text"), text("resourceVersion").expect("a text")),
-        };
-        format!("checkpoints/{file}")
-    });
+fn named(world: &World) -> BTreeSet<String> {
+    let [current, good] = ["current", "last-known-good"].map(|path| world.file(path).expect("a record"));
+    let records = [&current, &good, &good["previous"]];
+    let names =
+        records.into_iter().filter(|record| record.is_object() && record["local"] != true).map(|record| {
+            let text = |field: &str| record[field].as_str();
+            let file = match text("checkpoint") {
+                Some(name) if name.contains('/') => name.to_owned(),
+                Some(uid) => format!("{uid}/{}", text("sha256").expect("a text")),
+                None => {
+                    format!("{}/{}", text("uid").expect("a text"), text("resourceVersion").expect("a text"))
+                }
+            };
+            format!("checkpoints/{file}")
+        });
     names.collect()
 }
 
@@ -113,7 +118,8 @@ fn check_pushed(world: &mut World, when: &str) {
     check_names(world, when);
     let versions = ["current", "last-known-good"].map(|path| world.file(path).expect("a record"));
     assert!(versions.iter().all(|record| record["apiVersion"] == "kedge.dev/v2"), "{when}: {versions:?}");
-    assert_eq!(checkpoints(world).len(), 1, "{when}");
+    assert_eq!(BTreeSet::from_iter(checkpoints(world)), named(world), "{when}: nothing else is left");
+    assert_eq!(checkpoints(world).len(), 2, "{when}: it and what was last-known-good before");
 }
 
 #[test]

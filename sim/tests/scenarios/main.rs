@@ -30,6 +30,7 @@ scenarios! {
     lost_records
     previous_run
     promotion
+    proven
     rule_a_banned
     rule_b_missing
     rule_c_crash_loop

@@ -310,6 +310,9 @@ impl Observer {
         if !matches!(self.named(text("nodeUID")).as_str(), "" | "NODE") {
             words.push(format!("for {}", text("nodeUID")));
         }
+        if record["previous"].is_object() {
+            words.push(format!("before it {}", self.source(&record["previous"])));
+        }
         if record["downloaded"] == json!(false) {
             words.push("preloaded".into());
         }
@@ -328,6 +331,9 @@ impl Observer {
         words.extend(counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{what} {n}")));
         if record["contact"] == json!(true) {
             words.push("contact".into());
+        }
+        if record["hold"] == json!(true) {
+            words.push("pods held".into());
         }
         match (record["trial_ms"].as_u64(), record["threshold"].as_u64()) {
             (Some(600_000), Some(10)) => {}
@@ -443,9 +449,9 @@ fn runs(world: &World) -> String {
 fn kinds(contents: &Map<String, Value>) -> String {
     let kind = |verdict: &Value| {
         let kind = verdict["kind"].as_str().unwrap_or_default();
-        let lost = verdict["lost"].as_u64().filter(|lost| *lost > 0).map(|lost| format!(" {lost}"));
+        let tries = verdict["tries"].as_u64().filter(|tries| *tries > 0).map(|tries| format!(" {tries}"));
         let retry = if verdict["retry"] == json!(true) { " to be tried again" } else { "" };
-        format!("{kind}{}{retry}", lost.unwrap_or_default())
+        format!("{kind}{}{retry}", tries.unwrap_or_default())
     };
     contents.values().map(kind).collect::<Vec<_>>().join(", ")
 }

@@ -91,7 +91,7 @@ const MUST_REACH: [(&str, &[&str]); 11] = [
         ],
     ),
     ("after a cut", &["lost names", "names that nobody acknowledged", "torn files"]),
-    ("rule", &["a", "b", "c", "d", "e parse", "e validate", "f"]),
+    ("rule", &["a", "b", "c", "d", "e parse", "e validate", "f", "proven"]),
     (
         "obstacle",
         &["marked", "missing", "assignment-unknown", "verdicts-unknown", "not-recorded", "source-invalid"],

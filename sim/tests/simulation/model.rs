@@ -290,9 +290,9 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely suspected of having lost contact.
+/// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely set aside for a while.
 pub(crate) fn final_verdicts(bad: &Value) -> Vec<Judged> {
-    verdicts(bad, |verdict| verdict["kind"] != "contact")
+    verdicts(bad, |verdict| !["contact", "proven"].contains(&text(verdict, "/kind")))
 }
 
 /// Contents that are banned now, suspicions included.

@@ -31,6 +31,7 @@ fn message(view: &View) -> String {
     match view.in_use.active {
         Active::Assigned => format!("using current (UID: {uid})"),
         Active::LastKnownGood => format!("using last known good: (UID: {uid})"),
+        Active::Previous => format!("using the last known good before it: (UID: {uid})"),
         Active::Superseded => format!("using previous (UID: {uid})"),
         Active::Local if view.obstacle.is_some() || awaited_uid(view).is_some() => {
             format!("using last-known-good {local}")
@@ -54,11 +55,8 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
         (None, Some(obstacle)) => {
             let uid = assigned_uid(view);
             let (status, mut reason) = obstacle_reason(obstacle, "current", &uid);
-            if view.in_use.active == Active::Local
-                && let Some(fallback) = view.fallback_obstacle
-            {
-                let uid = view.disk.fallback().map_or("unknown", |config| &config.uid);
-                reason = format!("{reason}; {}", obstacle_reason(fallback, "last-known-good", uid).1);
+            for (rank, uid, fallback) in view.fallback_obstacles {
+                reason = format!("{reason}; {}", obstacle_reason(fallback, rank.name(), uid).1);
             }
             (status, reason)
         }

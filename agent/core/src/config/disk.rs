@@ -4,9 +4,10 @@
 //! condition, the status) claims nothing that is not on disk; nothing is written that is there already.
 
 use crate::config::digest::{ConfigId, Digest};
+use crate::config::judge;
 use crate::config::records::{
     BadConfigs, ConfigRecord, Current, Known, LastKnownGood, RanAs, Read, Recorded, Startups, StateFile,
-    last_known_good_bytes, read_last_known_good, shortened,
+    Verdict, last_known_good_bytes, read_last_known_good, shortened,
 };
 use crate::config::source::Source;
 use crate::kubelet::{LayerText, Origin};
@@ -73,7 +74,19 @@ impl Disk {
 
     /// The remote last-known-good, if there is one.
     pub(crate) fn fallback(&self) -> Option<&ConfigRecord> {
-        self.last_known_good.known().and_then(Option::as_ref)
+        self.last_known_good.known().and_then(|good| good.config.as_ref())
+    }
+
+    /// The remote last-known-good before that, if there is one.
+    pub(crate) fn previous(&self) -> Option<&ConfigRecord> {
+        self.last_known_good.known().and_then(|good| good.previous.as_ref())
+    }
+
+    /// The verdict on a config. A proven one is never banned: its crashes and cuts, under whatever agent version they were counted
+    /// before it was proven, only set it aside.
+    pub(crate) fn verdict(&self, uid: &str, id: Option<ConfigId>, is_proven: bool) -> Option<Verdict> {
+        let verdict = self.bad_configs.known()?.verdict(uid, id)?;
+        Some(if is_proven { judge::against_proven(verdict) } else { verdict })
     }
 
     /// The source a running agent last read was invalid; why.
@@ -85,7 +98,8 @@ impl Disk {
     pub(crate) fn uids_in_use(&self) -> Vec<String> {
         let current = self.current.known().and_then(|current| current.assigned.as_ref());
         let current = current.map(|assigned| assigned.config.uid.clone());
-        current.into_iter().chain(self.fallback().map(|config| config.uid.clone())).collect()
+        let good = self.fallback().into_iter().chain(self.previous());
+        current.into_iter().chain(good.map(|config| config.uid.clone())).collect()
     }
 
     /// Writes `current` unless it says so already. The inner result: is it durable?
@@ -97,9 +111,9 @@ impl Disk {
     pub(crate) fn put_last_known_good(
         &mut self,
         steps: &mut Steps,
-        config: LastKnownGood,
+        good: LastKnownGood,
     ) -> Suspendable<Durable> {
-        put(steps, StateFile::LastKnownGood, &mut self.last_known_good, config, last_known_good_bytes)
+        put(steps, StateFile::LastKnownGood, &mut self.last_known_good, good, last_known_good_bytes)
     }
 
     /// Writes `bad-configs.json` unless it says so already.

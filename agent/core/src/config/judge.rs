@@ -4,7 +4,7 @@
 //! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
 //! after it, because a payload that kills the parser must not loop, and because its threshold and trial are known only after parsing. Running time decides, never wall time.
 
-use crate::config::records::{BadKind, Startups, Verdict};
+use crate::config::records::{BadKind, STARTUPS, Startups, Verdict};
 use kedge_api::Timestamp;
 
 /// Cuts in a row, without a save of progress between them, that condemn a config (rule d: cuts): each start costs at least a
@@ -18,15 +18,39 @@ pub(crate) const SHORTEST_TRIAL_MS: u64 = 60_000;
 /// Where waits and patience end: a config is tried again once a day at least, whatever happened to it.
 pub(crate) const LONGEST_WAIT_MS: u64 = 24 * 3600 * 1000;
 
-/// How long a fallback must run well before a config that lost contact that many times is tried again: after the first time not
-/// at all, then for the fallback's trial, and twice as long after each further time.
-pub(crate) fn wait_ms(lost: u8, terms: Terms) -> u64 {
-    match lost {
-        0 | 1 => 0,
-        _ => {
-            let times = 1_u64.checked_shl(u32::from(lost) - 2).unwrap_or(u64::MAX);
-            terms.settled_after_ms().saturating_mul(times).min(LONGEST_WAIT_MS)
+/// Counted startups that a proven config may have before pods are held, and again before it is set aside: as many as can be
+/// remembered, whatever threshold it sets itself.
+const PROVEN_THRESHOLD: usize = STARTUPS - 1;
+
+/// How long a fallback must run well before a config with this verdict is tried again; None if it is not. After the first loss
+/// of contact not at all, then for the fallback's trial, and twice as long after each further time.
+pub(crate) fn wait_ms(verdict: &Verdict, terms: Terms) -> Option<u64> {
+    match (verdict.kind, verdict.tries) {
+        (BadKind::Contact, 0 | 1) => Some(0),
+        (BadKind::Contact, tries) => Some(doubled_ms(terms, tries - 2)),
+        (BadKind::Proven, tries) => Some(doubled_ms(terms, tries.saturating_sub(1))),
+        _ => None,
+    }
+}
+
+/// How long pods are held: for a trial, and twice as long each time that they were held before.
+pub(crate) fn hold_ms(held: u8, terms: Terms) -> u64 {
+    doubled_ms(terms, held)
+}
+
+/// A trial, doubled this many times, up to a day.
+fn doubled_ms(terms: Terms, times: u8) -> u64 {
+    let times = 1_u64.checked_shl(u32::from(times)).unwrap_or(u64::MAX);
+    terms.settled_after_ms().saturating_mul(times).min(LONGEST_WAIT_MS)
+}
+
+/// The same verdict as it counts against a proven config: crashes and cuts only set it aside.
+pub(crate) fn against_proven(verdict: Verdict) -> Verdict {
+    match verdict.kind {
+        BadKind::CrashLoop | BadKind::Cuts => {
+            Verdict { kind: BadKind::Proven, tries: verdict.tries.max(1), ..verdict }
         }
+        _ => verdict,
     }
 }
 
@@ -216,15 +240,40 @@ pub(crate) fn counted(
     startups
 }
 
-/// rule c: crash loop, and rule d: cuts.
-pub(crate) fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind> {
+/// rule c: crash loop, and rule d: cuts, for a config that is not proven.
+fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind> {
     if startups.startups.len() > usize::from(terms.threshold) {
         return Some(BadKind::CrashLoop);
     }
     (startups.ran_ms < terms.settled_after_ms() && startups.cuts > CUTS).then_some(BadKind::Cuts)
 }
 
-/// The role of a config: what rule f needs besides the counts.
+/// Rules c and d for a proven config. Its fault is not certain, for it ran well once: too many crashes or cuts hold the pods and
+/// empty its counts. None if it crash-loops although pods are held: then it is set aside.
+pub(crate) fn held_by_counts(startups: &Startups, terms: Terms) -> Option<Startups> {
+    let is_crash_loop = startups.startups.len() > PROVEN_THRESHOLD;
+    let is_cut = startups.ran_ms < terms.settled_after_ms() && startups.cuts > CUTS;
+    match (is_crash_loop, is_cut) {
+        (false, false) => Some(startups.clone()),
+        (true, _) if startups.hold => None,
+        _ => Some(emptied(startups)),
+    }
+}
+
+/// The same config with no counts, while pods are held.
+pub(crate) fn emptied(startups: &Startups) -> Startups {
+    Startups { hold: true, startups: heapless::Vec::new(), cuts: 0, ..startups.clone() }
+}
+
+/// Rules c and d: the counts to go on with, or the verdict.
+pub(crate) fn by_counts(startups: &Startups, terms: Terms, role: Role) -> Result<Startups, BadKind> {
+    if role.proven {
+        return held_by_counts(startups, terms).ok_or(BadKind::Proven);
+    }
+    condemned_by_counts(startups, terms).map_or_else(|| Ok(startups.clone()), Err)
+}
+
+/// The role of a config: what the rules need besides the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Role {
     /// It is assigned; a last-known-good had contact in its own trial.
@@ -233,6 +282,8 @@ pub(crate) struct Role {
     pub downloaded: bool,
     /// It is also the last-known-good.
     pub last_known_good: bool,
+    /// Its payload is that of last-known-good or of the one before it.
+    pub proven: bool,
 }
 
 /// rule f: contact. Silent for a whole trial of running; a running agent then exits, and the start gives the verdict.
@@ -248,13 +299,14 @@ pub(crate) fn verdict(
     wall: Timestamp,
     before: Option<&Verdict>,
 ) -> Verdict {
-    let lost = before.map_or(0, |entry| entry.lost);
+    let before_of_kind = before.filter(|entry| entry.kind == kind).map_or(0, |entry| entry.tries);
+    let waits = matches!(kind, BadKind::Contact | BadKind::Proven);
     Verdict {
         time: wall,
         reason: reason(kind, what, uid),
         kind,
         detail: String::new(),
-        lost: if kind == BadKind::Contact { lost.saturating_add(1) } else { lost },
+        tries: if waits { before_of_kind.saturating_add(1) } else { 0 },
         retry: false,
         patience_ms: before.map_or(0, |entry| entry.patience_ms),
     }
@@ -269,6 +321,9 @@ pub(crate) fn reason(kind: BadKind, what: &str, uid: &str) -> String {
         BadKind::Cuts => format!("{what} failed trial period due to power cuts (UID: {uid})"),
         BadKind::Contact => {
             format!("{what} failed trial period due to lost contact with the API server (UID: {uid})")
+        }
+        BadKind::Proven => {
+            format!("{what} crashes although it is proven, and is set aside for a while (UID: {uid})")
         }
         BadKind::Unknown => format!("earlier verdicts on {what} were lost (UID: {uid})"),
     }
@@ -495,7 +550,7 @@ mod tests {
     #[test]
     fn rule_f_needs_an_assigned_and_downloaded_config() {
         let terms = Terms::default();
-        let role = Role { assigned: true, downloaded: true, last_known_good: false };
+        let role = Role { assigned: true, downloaded: true, last_known_good: false, proven: false };
         let silent = silent_for(600_000);
         let patience = patience_ms(terms, None);
         assert!(lost_contact(&silent, patience, role));
@@ -517,9 +572,43 @@ mod tests {
         let wall = Timestamp::default();
         let first = verdict(BadKind::Contact, "current", "u", wall, None);
         let second = verdict(BadKind::Contact, "current", "u", wall, Some(&first));
-        assert_eq!((first.lost, second.lost, second.retry), (1, 2, false));
-        let waits = [1, 2, 3, 4, 9, 10, 255].map(|lost| wait_ms(lost, Terms::default()) / 60_000);
-        assert_eq!(waits, [0, 10, 20, 40, 1280, 1440, 1440], "minutes");
+        assert_eq!((first.tries, second.tries, second.retry), (1, 2, false));
+        let minutes = waits_of(BadKind::Contact, [1, 2, 3, 4, 9, 10, 255]);
+        assert_eq!(minutes, [0, 10, 20, 40, 1280, 1440, 1440].map(Some));
+        assert_eq!(waits_of(BadKind::Proven, [0, 1, 2, 3, 255]), [10, 10, 20, 40, 1440].map(Some));
+        for kind in [BadKind::Parse, BadKind::Validate, BadKind::CrashLoop, BadKind::Unknown] {
+            assert_eq!(waits_of(kind, [1, 2]), [None, None], "{kind:?} is final");
+        }
+    }
+
+    fn waits_of<const N: usize>(kind: BadKind, tries: [u8; N]) -> [Option<u64>; N] {
+        tries.map(|tries| {
+            let given = Verdict { tries, ..verdict(kind, "current", "u", Timestamp::default(), None) };
+            wait_ms(&given, Terms::default()).map(|ms| ms / 60_000)
+        })
+    }
+
+    #[test]
+    fn proven_config_is_held_before_it_is_set_aside() {
+        let terms = Terms { threshold: 0, ..Terms::default() };
+        assert_eq!(held_by_counts(&with(10, 28, 0), terms), Some(with(10, 28, 0)));
+        let held = held_by_counts(&with(11, 5, 7), terms).expect("eleven hold the pods");
+        assert_eq!(held, Startups { hold: true, ..with(0, 0, 7) });
+        assert_eq!(held_by_counts(&Startups { hold: true, ..with(11, 0, 0) }, terms), None);
+        for hold in [false, true] {
+            let cut = held_by_counts(&Startups { hold, ..with(1, 29, 7) }, terms);
+            assert_eq!(cut, Some(Startups { hold: true, ..with(0, 0, 7) }), "cuts set nothing aside");
+        }
+        assert_eq!([0, 1, 2, 255].map(|held| hold_ms(held, terms) / 60_000), [10, 20, 40, 1440]);
+    }
+
+    #[test]
+    fn crash_verdict_against_a_proven_config_only_waits() {
+        let of = |kind| against_proven(verdict(kind, "current", "u", Timestamp::default(), None));
+        let kinds = [BadKind::CrashLoop, BadKind::Cuts, BadKind::Proven, BadKind::Validate, BadKind::Contact];
+        let found = kinds.map(|kind| (of(kind).kind, of(kind).tries));
+        let proven = (BadKind::Proven, 1);
+        assert_eq!(found, [proven, proven, proven, (BadKind::Validate, 0), (BadKind::Contact, 1)]);
     }
 
     #[test]

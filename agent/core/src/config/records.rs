@@ -166,6 +166,14 @@ impl ConfigRecord {
         }
     }
 
+    /// Whether both name one payload, as far as the records say.
+    pub(crate) fn is_same_payload(&self, other: &Self) -> bool {
+        match (self.payload(), other.payload()) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => self == other,
+        }
+    }
+
     /// In upstream's words (Kubernetes 1.11 to 1.23).
     pub fn describe(&self) -> String {
         let (namespace, name) = self.source.object();
@@ -199,8 +207,14 @@ pub struct Assigned {
     pub downloaded: bool,
 }
 
-/// `last-known-good`: what we fall back to; None means local.
-pub type LastKnownGood = Option<ConfigRecord>;
+/// `last-known-good`: what we fall back to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LastKnownGood {
+    /// None means local.
+    pub config: Option<ConfigRecord>,
+    /// The last-known-good before it, the next one to fall back to; None means local.
+    pub previous: Option<ConfigRecord>,
+}
 
 /// What `startups.json` is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -234,9 +248,22 @@ pub struct Startups {
     pub threshold: Option<u8>,
     /// `configTrialDuration` of the config in ms, as last parsed.
     pub trial_ms: Option<u64>,
+    /// A proven config crashed too often: pods are held. This belongs to the node, and goes with whatever config starts next.
+    pub hold: bool,
+    /// How often they were held without a whole trial of running between.
+    pub held: u8,
 }
 
 impl Startups {
+    /// The counts of a config that starts next: those on disk if they are its own, else none; pods that are held stay held.
+    pub(crate) fn of_next(on_disk: Option<&Self>, ran_as: RanAs) -> Self {
+        match on_disk {
+            Some(own) if own.ran_as == ran_as => own.clone(),
+            Some(other) => Self { hold: other.hold, held: other.held, ..Self::fresh(ran_as) },
+            None => Self::fresh(ran_as),
+        }
+    }
+
     /// All counts zero, ended cleanly.
     pub fn fresh(ran_as: RanAs) -> Self {
         Self {
@@ -251,6 +278,8 @@ impl Startups {
             run: 0,
             threshold: None,
             trial_ms: None,
+            hold: false,
+            held: 0,
         }
     }
 }
@@ -269,6 +298,8 @@ pub enum BadKind {
     Cuts,
     /// No contact with the API server for a whole trial: a suspicion, for the network may have been away.
     Contact,
+    /// It crashed too often although it is proven: set aside for a while, never banned.
+    Proven,
     /// Verdicts were lost while it was assigned.
     Unknown,
 }
@@ -285,14 +316,14 @@ pub struct Verdict {
     /// Field and place, if it does not parse or validate: the first problem, and how many more there are.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// How many trials it spent without contact.
-    #[serde(default)]
-    pub lost: u8,
+    /// How often it was given for the same kind, if that is tried again after a wait.
+    #[serde(default, alias = "lost")]
+    pub tries: u8,
     /// It may be tried once more.
     #[serde(default)]
     pub retry: bool,
     /// How long it may be silent then: longer than the outage that its fallback went through.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub patience_ms: u64,
 }
 
@@ -319,7 +350,7 @@ impl BadConfigs {
                 reason: entry.reason.clone(),
                 kind: BadKind::Validate,
                 detail: String::new(),
-                lost: 0,
+                tries: 0,
                 retry: false,
                 patience_ms: 0,
             }),
@@ -413,7 +444,8 @@ fn cut(text: &str, bytes: usize) -> String {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RecordJson {
-    #[serde(default, rename = "apiVersion")]
+    /// Empty in a record within another.
+    #[serde(default, rename = "apiVersion", skip_serializing_if = "String::is_empty")]
     api_version: String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     local: bool,
@@ -436,6 +468,9 @@ struct RecordJson {
     downloaded: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     invalid_source: Option<String>,
+    /// Agents that do not know it ignore it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    previous: Option<Box<RecordJson>>,
 }
 
 impl RecordJson {
@@ -458,6 +493,7 @@ impl RecordJson {
             since: None,
             downloaded: None,
             invalid_source: None,
+            previous: None,
         }
     }
 
@@ -568,12 +604,19 @@ impl Current {
 
 /// Reads `last-known-good`.
 pub fn read_last_known_good(read: &Read) -> Known<LastKnownGood> {
-    shared_record(read, None, |json| json.config())
+    shared_record(read, LastKnownGood::default(), |json| {
+        let previous = json.previous.as_ref().map(|previous| previous.config()).transpose()?;
+        Ok(LastKnownGood { config: json.config()?, previous: previous.flatten() })
+    })
 }
 
 /// The text of `last-known-good`.
-pub fn last_known_good_bytes(config: &LastKnownGood) -> Vec<u8> {
-    text_of(&RecordJson::of(config.as_ref()))
+pub fn last_known_good_bytes(good: &LastKnownGood) -> Vec<u8> {
+    let mut json = RecordJson::of(good.config.as_ref());
+    json.previous = good.previous.as_ref().map(|previous| {
+        Box::new(RecordJson { api_version: String::new(), ..RecordJson::of(Some(previous)) })
+    });
+    text_of(&json)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -581,22 +624,26 @@ struct StartupsJson {
     id: String,
     ran_ms: u64,
     contact: bool,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     silent_ms: u64,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     worst_silence_ms: u64,
     startups: heapless::Vec<Timestamp, STARTUPS>,
     cuts: u32,
     open: Option<String>,
     // older agents do not write it, and ignore it
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     run: u64,
     threshold: Option<u8>,
     trial_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    hold: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    held: u8,
 }
 
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A record of one agent version: there are no newer forms to leave alone.
@@ -634,6 +681,8 @@ impl Startups {
                 run: json.run,
                 threshold: json.threshold,
                 trial_ms: json.trial_ms,
+                hold: json.hold,
+                held: json.held,
             })
         })
     }
@@ -655,6 +704,8 @@ impl Startups {
             run: self.run,
             threshold: self.threshold,
             trial_ms: self.trial_ms,
+            hold: self.hold,
+            held: self.held,
         })
     }
 }
@@ -757,13 +808,16 @@ mod tests {
             assert_eq!(Current::read(&content(&current.to_bytes())), Known::Is(current));
         }
         let other = CheckpointName::of("u-0", Digest::of(b"x")).expect("file names");
-        for good in [
+        for config in [
             None,
             Some(record()),
             Some(older()),
             Some(elsewhere("u-0", "6")),
             Some(ConfigRecord { checkpoint: other, ..record() }),
         ] {
+            let alone = LastKnownGood { config, previous: None };
+            let good = LastKnownGood { previous: Some(older()), ..alone.clone() };
+            assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&alone))), Known::Is(alone));
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&good))), Known::Is(good));
         }
         let mut startups = Startups::fresh(RanAs::Config(ConfigId::of(b"p", b"")));
@@ -779,16 +833,17 @@ mod tests {
     /// The first release reads v1 alone, and takes the uid and resourceVersion in it for the name of the checkpoint.
     #[test]
     fn record_has_the_version_of_the_release_that_can_read_it() {
-        let version = |good: LastKnownGood| {
-            let json: Value = serde_json::from_slice(&last_known_good_bytes(&good)).expect("JSON");
+        let good = |config: Option<ConfigRecord>| LastKnownGood { config, previous: Some(record()) };
+        let version = |config: Option<ConfigRecord>| {
+            let json: Value = serde_json::from_slice(&last_known_good_bytes(&good(config))).expect("JSON");
             json["apiVersion"].as_str().expect("a text").to_owned()
         };
         assert_eq!([None, Some(older())].map(version), ["kedge.dev/v1"; 2]);
         assert_eq!([record(), elsewhere("u-1", "7")].map(|new| version(Some(new))), ["kedge.dev/v2"; 2]);
         // what was written between the two, in the present form
-        let text = String::from_utf8(last_known_good_bytes(&Some(record()))).expect("JSON");
+        let text = String::from_utf8(last_known_good_bytes(&good(Some(record())))).expect("JSON");
         let v1 = content(text.replace("kedge.dev/v2", "kedge.dev/v1").as_bytes());
-        assert_eq!(read_last_known_good(&v1), Known::Is(Some(record())));
+        assert_eq!(read_last_known_good(&v1), Known::Is(good(Some(record()))));
     }
 
     #[test]
@@ -847,7 +902,7 @@ mod tests {
     fn empty_current_or_last_known_good_means_local() {
         for empty in [&b""[..], b" \n"] {
             assert_eq!(Current::read(&content(empty)), Known::Is(Current::local("")));
-            assert_eq!(read_last_known_good(&content(empty)), Known::Is(None));
+            assert_eq!(read_last_known_good(&content(empty)), Known::Is(LastKnownGood::default()));
         }
     }
 
@@ -915,7 +970,7 @@ mod tests {
             reason: "failed to validate current (UID: u)".into(),
             kind: BadKind::Validate,
             detail: String::new(),
-            lost: 0,
+            tries: 0,
             retry: false,
             patience_ms: 0,
         }

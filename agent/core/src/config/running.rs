@@ -10,11 +10,11 @@ use crate::config::digest::ConfigId;
 use crate::config::disk::{AssignedNow, Disk, Identity, payload};
 use crate::config::judge::{self, Role};
 use crate::config::records::{
-    Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
-    Recorded, Startups, StateFile, Verdict, shortened,
+    Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known,
+    LastKnownGood, RanAs, Recorded, Startups, StateFile, Verdict, shortened,
 };
 use crate::config::source::{self, RequestedSource, Source};
-use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
+use crate::config::start::{Active, Facts, InUse, Obstacle, Rank, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
 use crate::writes::{Steps, Suspend, Suspendable};
@@ -107,17 +107,53 @@ struct Job {
 /// The transitions that a running agent makes (ARCHITECTURE.md, "Durable writes").
 #[derive(Debug, Clone, PartialEq)]
 enum Transition {
-    Adopt { checkpoint: Option<Vec<u8>>, current: Current, is: Identity },
-    NoteSource { current: Current },
-    Unassign { node_uid: String, why: String },
-    TrialProgress { startups: Startups },
-    Promote { startups: Startups, config: ConfigRecord, bad: Option<BadConfigs> },
-    SilentTrial { startups: Startups },
-    WaitOver { bad: BadConfigs, progress: Option<Startups> },
-    TryAssigned { startups: Startups },
-    RecordVerdict { bad: BadConfigs },
-    Forgive { uid: String, bad: BadConfigs, counts: Option<Startups> },
-    CleanExit { why: String, progress: Option<Startups>, verdict: Option<BadConfigs> },
+    Adopt {
+        checkpoint: Option<Vec<u8>>,
+        current: Current,
+        is: Identity,
+    },
+    NoteSource {
+        current: Current,
+    },
+    Unassign {
+        node_uid: String,
+        why: String,
+    },
+    TrialProgress {
+        startups: Startups,
+        bad: Option<BadConfigs>,
+    },
+    Promote {
+        startups: Startups,
+        config: ConfigRecord,
+        previous: Option<ConfigRecord>,
+        bad: Option<BadConfigs>,
+    },
+    SilentTrial {
+        startups: Startups,
+    },
+    WaitOver {
+        why: String,
+        counts: Option<Startups>,
+        bad: BadConfigs,
+        progress: Option<Startups>,
+    },
+    TryAssigned {
+        startups: Startups,
+    },
+    RecordVerdict {
+        bad: BadConfigs,
+    },
+    Forgive {
+        uid: String,
+        bad: BadConfigs,
+        counts: Option<Startups>,
+    },
+    CleanExit {
+        why: String,
+        progress: Option<Startups>,
+        verdict: Option<BadConfigs>,
+    },
 }
 
 /// Names of the transitions, for the log and for counting what a simulation reached.
@@ -198,6 +234,15 @@ pub(crate) struct Notice {
     pub(crate) message: String,
 }
 
+/// A config that is set aside, and tried again after a wait.
+struct Waiting {
+    uid: String,
+    id: ConfigId,
+    verdict: Verdict,
+    /// How long what runs must run well before.
+    wait_ms: u64,
+}
+
 /// How a transition ended.
 struct Ended {
     disk: Disk,
@@ -216,6 +261,8 @@ pub(crate) struct Configuration {
     in_use: InUse,
     /// When this run began, in monotonic time.
     run_began: Duration,
+    /// Since when running time is counted: since then, or since pods were held no more.
+    counted_since: Duration,
     /// Running time of the config at the last save of progress.
     saved_ran_ms: u64,
     /// When an API server last accepted a renewal or a status, or when this run began.
@@ -224,8 +271,9 @@ pub(crate) struct Configuration {
     is_promotable: bool,
     assigned: Option<Identity>,
     last_known_good: Option<Identity>,
+    previous: Option<Identity>,
     obstacle: Option<Obstacle>,
-    fallback_obstacle: Option<Obstacle>,
+    fallback_obstacles: Vec<(Rank, String, Obstacle)>,
     /// Counts to try the assigned config with, if not those on disk: of a start that could not be recorded (never lost by
     /// a later try), or none after it was forgiven.
     counts: Option<Startups>,
@@ -269,7 +317,7 @@ pub(crate) struct View<'a> {
     pub(crate) disk: &'a Disk,
     pub(crate) in_use: &'a InUse,
     pub(crate) obstacle: Option<&'a Obstacle>,
-    pub(crate) fallback_obstacle: Option<&'a Obstacle>,
+    pub(crate) fallback_obstacles: &'a [(Rank, String, Obstacle)],
     pub(crate) sync: Option<&'a SyncProblem>,
     pub(crate) edited: Option<&'a str>,
     /// resourceVersion of the assigned object as last read, if its payload is the recorded one.
@@ -292,13 +340,15 @@ impl Configuration {
             disk: started.disk,
             in_use: started.in_use,
             run_began: now.mono,
+            counted_since: now.mono,
             saved_ran_ms,
             silent_since: now.mono,
             is_promotable: false,
             assigned: started.assigned,
             last_known_good: started.last_known_good,
+            previous: started.previous,
             obstacle: started.obstacle,
-            fallback_obstacle: started.fallback_obstacle,
+            fallback_obstacles: started.fallback_obstacles,
             counts,
             node_uid: String::new(),
             asked_by: String::new(),
@@ -511,15 +561,20 @@ impl Configuration {
         if let (AssignedNow::Config(config, _), Some(is)) = (self.disk.assigned(), self.assigned) {
             self.disk.take_over_ids(&config.uid, &is);
         }
-        if let (Some(config), Some(is)) = (self.disk.fallback().cloned(), self.last_known_good) {
-            self.disk.take_over_ids(&config.uid, &is);
+        for (config, is) in [
+            (self.disk.fallback().cloned(), self.last_known_good),
+            (self.disk.previous().cloned(), self.previous),
+        ] {
+            if let (Some(config), Some(is)) = (config, is) {
+                self.disk.take_over_ids(&config.uid, &is);
+            }
         }
         self.rejudge();
     }
 
     /// Running time of the config in use since its last counted startup.
     pub(crate) fn ran_ms(&self, now: Now) -> u64 {
-        let run = now.mono.saturating_sub(self.run_began).as_millis();
+        let run = now.mono.saturating_sub(self.counted_since).as_millis();
         self.in_use.startups.ran_ms.saturating_add(u64::try_from(run).unwrap_or(u64::MAX))
     }
 
@@ -542,7 +597,7 @@ impl Configuration {
             disk: &self.disk,
             in_use: &self.in_use,
             obstacle: self.obstacle.as_ref(),
-            fallback_obstacle: self.fallback_obstacle.as_ref(),
+            fallback_obstacles: &self.fallback_obstacles,
             sync: self.sync.as_ref(),
             edited: self.edited.as_deref(),
             latest: match &self.object {
@@ -573,8 +628,8 @@ impl Configuration {
             _ => None,
         };
         let adopted = adopted.map(|assigned| assigned.config.checkpoint);
-        let fallback = disk.fallback().map(|config| config.checkpoint.clone());
-        Some(assigned.into_iter().chain(adopted).chain(self.unnamed.clone()).chain(fallback).collect())
+        let good = disk.fallback().into_iter().chain(disk.previous()).map(|config| config.checkpoint.clone());
+        Some(assigned.into_iter().chain(adopted).chain(self.unnamed.clone()).chain(good).collect())
     }
 
     pub(crate) fn effective(&self) -> &Rc<Effective> {
@@ -617,8 +672,9 @@ impl Configuration {
         if self.job.is_some() {
             return None;
         }
-        let at =
-            |ms: u64| self.run_began + Duration::from_millis(ms.saturating_sub(self.in_use.startups.ran_ms));
+        let at = |ms: u64| {
+            self.counted_since + Duration::from_millis(ms.saturating_sub(self.in_use.startups.ran_ms))
+        };
         let mut deadlines = Vec::with_capacity(4);
         if self.counts_running() && self.ran_ms(now) < u64::MAX {
             let terms = self.in_use.terms;
@@ -631,8 +687,10 @@ impl Configuration {
                 let left = self.patience_ms().saturating_sub(self.in_use.startups.silent_ms);
                 deadlines.push(self.silent_since + Duration::from_millis(left));
             }
-            if let Some(wait_ms) = self.wait_ms() {
-                deadlines.push(at(wait_ms));
+            for waiting in self.waiting() {
+                deadlines.push(at(waiting.wait_ms));
+            }
+            if self.saved_ran_ms < self.counts_up_to_ms() {
                 deadlines.push(at(self.save_due_ms()));
             }
         }
@@ -688,12 +746,16 @@ impl Configuration {
                     durable!(disk.put_current(steps, Current::local(node_uid)));
                     exit = Some(why.clone());
                 }
-                Transition::TrialProgress { startups } => {
-                    durable!(disk.put_startups(steps, startups.clone()))
-                }
-                Transition::Promote { startups, config, bad } => {
+                Transition::TrialProgress { startups, bad } => {
                     durable!(disk.put_startups(steps, startups.clone()));
-                    durable!(disk.put_last_known_good(steps, Some(config.clone())));
+                    if let Some(bad) = bad {
+                        durable!(disk.put_bad_configs(steps, bad.clone()));
+                    }
+                }
+                Transition::Promote { startups, config, previous, bad } => {
+                    durable!(disk.put_startups(steps, startups.clone()));
+                    let good = LastKnownGood { config: Some(config.clone()), previous: previous.clone() };
+                    durable!(disk.put_last_known_good(steps, good));
                     if let Some(bad) = bad {
                         durable!(disk.put_bad_configs(steps, bad.clone()));
                     }
@@ -704,12 +766,14 @@ impl Configuration {
                         "no contact with the API server for a whole trial, restarting for the verdict".into(),
                     );
                 }
-                Transition::WaitOver { bad, progress } => {
+                Transition::WaitOver { why, counts, bad, progress } => {
+                    // before the verdict, as in forgive
+                    if let Some(counts) = counts {
+                        durable!(disk.put_startups(steps, counts.clone()));
+                    }
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                     self.close(progress.as_ref(), &mut disk, steps)?;
-                    exit = Some(
-                        "the network works again, restarting to try the assigned config once more".into(),
-                    );
+                    exit = Some(why.clone());
                 }
                 Transition::TryAssigned { startups } => {
                     // written even if it is there already: only a write that succeeds says that the disk works
@@ -810,6 +874,7 @@ impl Configuration {
                 self.is_promotable = false;
                 self.saved_ran_ms = startups.ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
+                self.previous = self.last_known_good;
                 self.last_known_good = self.in_use.config.as_ref().map(|(_, is)| *is);
                 self.must_sweep = true;
                 normal(
@@ -823,7 +888,11 @@ impl Configuration {
                     ),
                 )
             }
-            Transition::TrialProgress { startups } => {
+            Transition::TrialProgress { startups, .. } => {
+                if self.in_use.startups.hold && !startups.hold {
+                    // whether it runs well while pods are not held is seen from now on
+                    (self.in_use.startups.ran_ms, self.counted_since) = (0, now.mono);
+                }
                 self.saved_ran_ms = startups.ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
                 None
@@ -899,7 +968,8 @@ impl Configuration {
                 // as the next start will find it: assigned, with its start not recorded
                 self.assigned = Some(*is);
                 self.obstacle = Some(Obstacle::NotRecorded(why.to_owned()));
-                (self.fallback_obstacle, self.counts, self.edited) = (None, None, None);
+                self.fallback_obstacles.clear();
+                (self.counts, self.edited) = (None, None);
                 // what runs is no longer the assigned config: it is last-known-good, or was on trial and is superseded
                 let trusted = !self.in_trial();
                 if self.in_use.active == Active::Assigned {
@@ -987,19 +1057,24 @@ impl Configuration {
             _ => BadConfigs::default(),
         };
         bad.forgive(&uid);
-        let counts = self.counts_of_forgiven(&uid);
+        let AssignedNow::Config(config, _) = self.disk.assigned() else {
+            return Some(Transition::Forgive { uid, bad, counts: None });
+        };
+        let is_assigned = config.uid == uid && self.in_use.active != Active::Assigned;
+        let counts = self.assigned.filter(|_| is_assigned).and_then(|is| self.counts_anew(is.id));
         Some(Transition::Forgive { uid, bad, counts })
     }
 
-    /// The counts to replace those that led to a verdict on this UID, if these are still on disk: the start of the fallback
+    /// The counts to replace those that led to a verdict on this content, if these are still on disk: the start of the fallback
     /// could not be recorded.
-    fn counts_of_forgiven(&self, uid: &str) -> Option<Startups> {
-        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
-        let ran_as = RanAs::Config(self.assigned.as_ref()?.id);
+    fn counts_anew(&self, id: ConfigId) -> Option<Startups> {
         let recorded = self.disk.startups.known()?;
-        let forgiven =
-            config.uid == uid && self.in_use.active != Active::Assigned && recorded.ran_as == ran_as;
-        forgiven.then(|| Startups::fresh(ran_as))
+        let anew = Startups::fresh(RanAs::Config(id));
+        (recorded.ran_as == anew.ran_as).then_some(Startups {
+            hold: recorded.hold,
+            held: recorded.held,
+            ..anew
+        })
     }
 
     fn node_uid_or_recorded(&self) -> String {
@@ -1207,11 +1282,10 @@ impl Configuration {
     ) -> (Option<SyncProblem>, Option<Transition>) {
         let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
-        // the last-known-good may have this payload: it is on disk then, and whole
-        let good = self
-            .disk
-            .fallback()
-            .filter(|_| self.last_known_good.is_some_and(|good| good.payload == is.payload));
+        // a last-known-good may have this payload: it is on disk then, and whole
+        let has_it = |good: Option<Identity>| good.is_some_and(|good| good.payload == is.payload);
+        let good = self.disk.fallback().filter(|_| has_it(self.last_known_good));
+        let good = good.or_else(|| self.disk.previous().filter(|_| has_it(self.previous)));
         let own = CheckpointName::of(uid, is.payload).expect("the UID was checked");
         let name = good.map_or(own, |good| good.checkpoint.clone());
         let is_there = good.is_some() || self.unnamed.as_ref() == Some(&name);
@@ -1255,13 +1329,14 @@ impl Configuration {
 
     // ------------------------------------------------------------------------------------------ trial
 
-    /// Whether running time counts: the local config has no trial, and counts that prove an unwritten verdict must stay.
+    /// Whether running time counts: not of the local config where nothing is assigned, and counts that prove an unwritten verdict
+    /// must stay.
     fn counts_running(&self) -> bool {
         let proof = matches!(
             self.obstacle,
             Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_))
         );
-        self.facts.dynamic && self.in_use.config.is_some() && !proof
+        self.facts.dynamic && self.in_use.startups.open.is_some() && !proof
     }
 
     /// The counts as of now: running time, silence where it matters, and after a whole trial no startups.
@@ -1269,7 +1344,7 @@ impl Configuration {
         let settled = self.in_use.terms.settled_after_ms();
         let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
         let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
-        let (in_trial, waited_for) = (self.in_trial() && downloaded, self.suspected().is_some());
+        let (in_trial, waited_for) = (self.in_trial() && downloaded, !self.waiting().is_empty());
         let silent_ms = if in_trial || waited_for { self.silent_ms(now) } else { 0 };
         // less than the time between two saves is worth no write of its own
         let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.saved_ran_ms);
@@ -1282,19 +1357,34 @@ impl Configuration {
         if ran_ms >= settled {
             startups.startups.clear();
         }
+        match self.hold_ms() {
+            // it never ends in a trial before the promotion: what a config on trial does to the agent must show while pods are held
+            Some(hold_ms) if ran_ms >= hold_ms && !self.in_trial() => {
+                (startups.hold, startups.held) = (false, startups.held.saturating_add(1));
+                startups.ran_ms = 0;
+            }
+            None if ran_ms >= settled => startups.held = 0,
+            _ => {}
+        }
         startups
+    }
+
+    /// How long pods are held, if they are.
+    fn hold_ms(&self) -> Option<u64> {
+        let startups = &self.in_use.startups;
+        startups.hold.then(|| judge::hold_ms(startups.held, self.in_use.terms))
     }
 
     /// The running time that is recorded at most: nothing asks for more.
     fn counts_up_to_ms(&self) -> u64 {
         let terms = self.in_use.terms;
-        terms.settled_after_ms().max(terms.trial_ms).max(self.wait_ms().unwrap_or_default())
+        terms.settled_after_ms().max(terms.trial_ms).max(self.longest_wait_ms())
     }
 
     fn save_due_ms(&self) -> u64 {
         let every = self.in_use.terms.save_every_ms(self.saved_ran_ms);
         // a long wait is saved in eighths: a cut may cost that much of it
-        let every = every.max(self.wait_ms().unwrap_or_default() / 8);
+        let every = every.max(self.longest_wait_ms() / 8);
         let due = self.saved_ran_ms.saturating_add(every);
         // a save exactly at the end of the trial, not a little after it
         let ends = [self.in_use.terms.trial_ms, self.in_use.terms.settled_after_ms(), self.counts_up_to_ms()];
@@ -1305,12 +1395,19 @@ impl Configuration {
         let due = self.counts_running() && self.in_trial() && self.is_promotable;
         let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
         // it was tried again, and was heard: the suspicion is over
-        let bad = self.disk.bad_configs.known().and_then(|bad| {
-            bad.verdict(&config.uid, Some(is.id)).filter(|verdict| verdict.retry)?;
-            let mut bad = bad.clone();
-            bad.clear(&config.uid, is.id).then_some(bad)
-        });
-        Some(Transition::Promote { startups: self.progressed(now), config: config.clone(), bad })
+        let bad = self.without_retried(&config.uid, is.id);
+        // the payload that it had, whatever form its record has
+        let previous = self.disk.fallback().zip(self.last_known_good);
+        let previous =
+            previous.map(|(good, is)| ConfigRecord { digest: Recorded::Payload(is.payload), ..good.clone() });
+        Some(Transition::Promote { startups: self.progressed(now), config: config.clone(), previous, bad })
+    }
+
+    /// The list without the verdict on a config that was tried again and runs well; None if there is none.
+    fn without_retried(&self, uid: &str, id: ConfigId) -> Option<BadConfigs> {
+        let mut bad = self.disk.bad_configs.known()?.clone();
+        bad.verdict(uid, Some(id)).filter(|verdict| verdict.retry)?;
+        bad.clear(uid, id).then_some(bad)
     }
 
     /// How long the config in use may be silent in its trial.
@@ -1327,6 +1424,7 @@ impl Configuration {
             assigned: self.in_use.active == Active::Assigned,
             downloaded,
             last_known_good: !self.in_trial(),
+            proven: !self.in_trial(),
         };
         let startups = self.progressed(now);
         let due = self.counts_running() && judge::lost_contact(&startups, self.patience_ms(), role);
@@ -1340,12 +1438,17 @@ impl Configuration {
             return None;
         }
         let startups = self.progressed(now);
-        if self.disk.startups.known() == Some(&startups) {
+        // a proven config that was tried again is promoted by no trial: it ran well with pods, and that is enough
+        let has_run_well =
+            !self.in_trial() && !startups.hold && startups.ran_ms >= self.in_use.terms.settled_after_ms();
+        let config = self.in_use.config.as_ref().filter(|_| has_run_well);
+        let bad = config.and_then(|(config, is)| self.without_retried(&config.uid, is.id));
+        if bad.is_none() && self.disk.startups.known() == Some(&startups) {
             // the trial is over and waits for a renewal
             self.saved_ran_ms = self.ran_ms(now);
             return None;
         }
-        Some(Transition::TrialProgress { startups })
+        Some(Transition::TrialProgress { startups, bad })
     }
 
     // ------------------------------------------------------------------------------------------ while a fallback runs
@@ -1355,12 +1458,13 @@ impl Configuration {
         if self.in_use.active == Active::Assigned {
             return None;
         }
-        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
-        let content = self.assigned.as_ref();
-        match (&self.obstacle, content) {
-            (Some(Obstacle::Marked { recorded: true, .. }), Some(content)) => {
-                self.wait_over(now, &config, content.id)
-            }
+        if let Some(over) = self.wait_over(now) {
+            return Some(over);
+        }
+        if !matches!(self.disk.assigned(), AssignedNow::Config(..)) {
+            return None;
+        }
+        match (&self.obstacle, &self.assigned) {
             (Some(Obstacle::Marked { recorded: false, .. }), _) => {
                 self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad })
             }
@@ -1369,7 +1473,7 @@ impl Configuration {
                     self.counts.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
                 let startups = kept.map_or_else(
                     || closed_startups(&self.disk, content.id),
-                    |startups| Startups { open: None, ..startups },
+                    |startups| Startups { open: None, hold: self.in_use.startups.hold, ..startups },
                 );
                 Some(Transition::TryAssigned { startups })
             }
@@ -1392,34 +1496,65 @@ impl Configuration {
         Some(bad)
     }
 
-    /// The assigned config lost contact, and another one runs until the network has shown itself.
-    fn suspected(&self) -> Option<&Verdict> {
-        match &self.obstacle {
-            Some(Obstacle::Marked { verdict, recorded: true })
-                if verdict.kind == BadKind::Contact && self.in_use.active != Active::Assigned =>
-            {
-                Some(verdict)
-            }
+    /// The configs that would run before the one in use, and are tried again after a wait.
+    fn waiting(&self) -> Vec<Waiting> {
+        if self.disk.bad_configs.known().is_none_or(BadConfigs::is_empty) {
+            return Vec::new();
+        }
+        let assigned = match self.disk.assigned() {
+            AssignedNow::Config(config, _) if self.disk.invalid_source().is_none() => Some(config),
+            AssignedNow::Local => return Vec::new(),
             _ => None,
+        };
+        let chain = [
+            (assigned, self.assigned),
+            (self.disk.fallback().cloned(), self.last_known_good),
+            (self.disk.previous().cloned(), self.previous),
+        ];
+        let before = match self.in_use.active {
+            Active::Assigned => 0,
+            Active::LastKnownGood | Active::Superseded => 1,
+            Active::Previous => 2,
+            Active::Local => 3,
+        };
+        let proven = [self.last_known_good, self.previous].map(|is| is.map(|is| is.payload));
+        let mut waiting: Vec<Waiting> = Vec::new();
+        for (config, is) in chain.into_iter().take(before) {
+            let (Some(config), Some(is)) = (config, is) else { continue };
+            let verdict = self.disk.verdict(&config.uid, Some(is.id), proven.contains(&Some(is.payload)));
+            let Some(verdict) = verdict.filter(|verdict| !verdict.retry) else { continue };
+            if let Some(wait_ms) = judge::wait_ms(&verdict, self.in_use.terms) {
+                waiting.push(Waiting { uid: config.uid, id: is.id, verdict, wait_ms });
+            }
         }
+        waiting
     }
 
-    /// How long what runs must run well before the suspected config is tried again.
-    fn wait_ms(&self) -> Option<u64> {
-        Some(judge::wait_ms(self.suspected()?.lost, self.in_use.terms))
+    /// How long what runs must run well at most before something that waits is tried again, or before pods are held no more.
+    fn longest_wait_ms(&self) -> u64 {
+        let waits = self.waiting().into_iter().map(|waiting| waiting.wait_ms);
+        waits.chain(self.hold_ms()).max().unwrap_or_default()
     }
 
-    fn wait_over(&self, now: Now, config: &ConfigRecord, id: ConfigId) -> Option<Transition> {
-        let verdict = self.suspected()?;
-        if !self.in_use.startups.contact || self.ran_ms(now) < self.wait_ms()? {
-            return None;
-        }
+    fn wait_over(&self, now: Now) -> Option<Transition> {
+        let heard = self.in_use.startups.contact;
+        let is_over = |waiting: &Waiting| {
+            self.ran_ms(now) >= waiting.wait_ms && (heard || waiting.verdict.kind != BadKind::Contact)
+        };
+        let waiting = self.counts_running().then(|| self.waiting())?;
+        let Waiting { uid, id, verdict, .. } = waiting.into_iter().find(is_over)?;
+        let (why, patience_ms) = match verdict.kind {
+            // the terms of the config that waits are known again when it is parsed; until then those of what runs
+            BadKind::Contact => (
+                "the network works again, restarting to try the assigned config once more".to_owned(),
+                judge::patience_after_ms(self.in_use.terms, self.in_use.startups.worst_silence_ms),
+            ),
+            _ => (format!("restarting to try the config with UID {uid} once more"), verdict.patience_ms),
+        };
         let mut bad = self.disk.bad_configs.known()?.clone();
-        let worst = self.in_use.startups.worst_silence_ms;
-        // the terms of the config that waits are known again when it is parsed; until then those of what runs
-        let patience_ms = judge::patience_after_ms(self.in_use.terms, worst);
-        bad.mark(&config.uid, id, Verdict { retry: true, patience_ms, ..verdict.clone() }, &[&config.uid]);
-        Some(Transition::WaitOver { bad, progress: self.progress_at_exit(now) })
+        bad.mark(&uid, id, Verdict { retry: true, patience_ms, ..verdict }, &[&uid]);
+        let (counts, progress) = (self.counts_anew(id), self.progress_at_exit(now));
+        Some(Transition::WaitOver { why, counts, bad, progress })
     }
 
     /// Judges the assigned config again by what may have changed: verdicts and content.
@@ -1429,10 +1564,10 @@ impl Configuration {
         }
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return };
         let id = self.assigned.as_ref().map(|content| content.id);
-        let marked = match &self.disk.bad_configs {
-            Known::Is(bad) => bad.verdict(&config.uid, id).filter(|verdict| !verdict.retry),
-            _ => None,
-        };
+        let payload = self.assigned.map(|content| content.payload);
+        let is_proven = payload.is_some()
+            && [self.last_known_good, self.previous].iter().any(|is| is.map(|is| is.payload) == payload);
+        let marked = self.disk.verdict(&config.uid, id, is_proven).filter(|verdict| !verdict.retry);
         match (marked, &self.obstacle) {
             (Some(verdict), _) => self.obstacle = Some(Obstacle::Marked { verdict, recorded: true }),
             (None, Some(Obstacle::Marked { recorded: true, .. })) => self.drop_verdict(),
@@ -1455,7 +1590,5 @@ impl Configuration {
 
 /// The counts of a config that the next start will run: its own if the file is about it, else none.
 fn closed_startups(disk: &Disk, id: ConfigId) -> Startups {
-    let ran_as = RanAs::Config(id);
-    let own = disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();
-    Startups { open: None, ..own.unwrap_or_else(|| Startups::fresh(ran_as)) }
+    Startups { open: None, ..Startups::of_next(disk.startups.known(), RanAs::Config(id)) }
 }

@@ -8,7 +8,7 @@ use crate::config::digest::ConfigId;
 use crate::config::disk::{AssignedNow, Content, Disk, Identity, load};
 use crate::config::judge::{self, Ended, PreviousRun, Role, Terms};
 use crate::config::records::{
-    BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict, shortened_detail,
+    BadConfigs, BadKind, ConfigRecord, Known, LastKnownGood, RanAs, Startups, Verdict, shortened_detail,
 };
 use crate::kubelet::{self, ConfigError, Effective, ErrorKind, LocalLayers};
 use crate::writes::{Steps, Suspendable};
@@ -50,6 +50,8 @@ pub enum Active {
     Assigned,
     /// The last-known-good, because the assigned one cannot.
     LastKnownGood,
+    /// The last-known-good before it, because it cannot, either.
+    Previous,
     /// The previous assignment: the new one could be recorded in `current`, but its start could not.
     Superseded,
 }
@@ -92,10 +94,12 @@ pub(crate) struct Started {
     pub(crate) assigned: Option<Identity>,
     /// The last-known-good, if its content is at hand.
     pub(crate) last_known_good: Option<Identity>,
+    /// The one before that, if its content is at hand.
+    pub(crate) previous: Option<Identity>,
     /// Why the assigned config is not the one in use.
     pub(crate) obstacle: Option<Obstacle>,
-    /// Why the last-known-good is not, either.
-    pub(crate) fallback_obstacle: Option<Obstacle>,
+    /// Why the fallbacks are not, either: each with its UID, in the order in which they were tried.
+    pub(crate) fallback_obstacles: Vec<(Rank, String, Obstacle)>,
     /// Records that were set aside or left alone, for condition and event.
     pub(crate) findings: Vec<String>,
     /// The parser's and validator's full report on the assigned config, if it was condemned now.
@@ -106,13 +110,18 @@ pub(crate) struct Started {
     pub(crate) changed: Option<String>,
     /// New verdicts.
     pub(crate) condemned: Vec<Verdict>,
+    /// Pods are held since this start; why.
+    pub(crate) held: Option<String>,
+    /// The last resort crash-looped, and pods are not held any more.
+    is_released: bool,
     /// The counts of the assigned config brought up to date, recorded or not.
     pub(crate) assigned_counts: Option<Startups>,
     /// The end of the previous run proved something that could not be recorded: the evidence must stay.
     pub(crate) evidence_unrecorded: bool,
 }
 
-/// Results of parsing, as what is proven or not, so that a program that runs again from its top parses once.
+/// Results of parsing, each by the config and whether it was judged as a proven one: a program that runs again from its top
+/// parses once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Parsed(Vec<((ConfigId, bool), ParseResult)>);
 
@@ -153,13 +162,16 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         disk,
         assigned: None,
         last_known_good: None,
+        previous: None,
         obstacle: None,
-        fallback_obstacle: None,
+        fallback_obstacles: Vec::new(),
         findings,
         report: None,
         ended: None,
         changed: None,
         condemned: Vec::new(),
+        held: None,
+        is_released: false,
         assigned_counts: None,
         // with dynamic config off, evidence is not counted, so it is not consumed
         evidence_unrecorded: !facts.dynamic,
@@ -173,8 +185,9 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
             start_assigned(steps, facts, parsed, started, config, downloaded)
         }
         AssignedNow::Unknown(why) => {
-            let started = Started { obstacle: Some(Obstacle::AssignmentUnknown(why)), ..started };
-            fall_back(steps, facts, parsed, started, None, true)
+            let mut started = Started { obstacle: Some(Obstacle::AssignmentUnknown(why)), ..started };
+            let fallbacks = fallbacks(steps, facts, &mut started, None)?;
+            run_first(steps, facts, parsed, started, fallbacks)
         }
     }
 }
@@ -184,21 +197,16 @@ fn start_local(steps: &mut Steps, mut started: Started) -> Suspendable<Started> 
     // a write that fails here changes nothing about what runs, and the next start tries again
     if started.disk.last_known_good != Known::Absent {
         let before = started.disk.last_known_good.clone();
-        let _ = started.disk.put_last_known_good(steps, None)?;
+        let _ = started.disk.put_last_known_good(steps, LastKnownGood::default())?;
         let changed = started.disk.last_known_good != before;
         started.changed = changed.then(|| "kedge restarted to use local config".to_owned());
     }
-    close_startups(steps, &mut started)?;
-    started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
-    Ok(started)
-}
-
-/// `startups.json` is about the config that runs; under local there is nothing to count, so a missing file stays missing.
-fn close_startups(steps: &mut Steps, started: &mut Started) -> Suspendable<()> {
+    // nothing can be fallen back to, so there is nothing to count: a missing file stays missing
     if started.disk.startups != Known::Absent {
         let _ = started.disk.put_startups(steps, Startups::fresh(RanAs::Local))?;
     }
-    Ok(())
+    started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
+    Ok(started)
 }
 
 /// (3) Something is assigned: run it if it is usable, else fall back.
@@ -215,116 +223,189 @@ fn start_assigned(
     if let Some(is) = &started.assigned {
         started.disk.take_over_ids(&config.uid, is);
     }
-    let fallback = load_fallback(steps, facts, &mut started, &config, content.as_ref().ok())?;
-    let same = started.assigned.is_some()
-        && started.assigned.map(|is| is.id) == started.last_known_good.map(|is| is.id);
-
+    let mut chain = fallbacks(steps, facts, &mut started, Some((&config, &content)))?;
     if let Some(why) = started.disk.invalid_source() {
         started.obstacle = Some(Obstacle::SourceInvalid(why.to_owned()));
-        return fall_back(steps, facts, parsed, started, fallback, true);
+        return run_first(steps, facts, parsed, started, chain);
     }
-    let role = Role { assigned: true, downloaded, last_known_good: same };
-    let candidate = Candidate { config, content, role, what: "current" };
-    match try_to_run(steps, facts, parsed, &mut started, candidate, true)? {
-        Ok(in_use) => Ok(Started { in_use, ..started }),
-        Err(obstacle) => {
-            let may_write = match &obstacle {
-                // the counts on disk prove the verdict that could not be written; counts that could not be written stay as well
-                Obstacle::Marked { recorded, .. } => *recorded,
-                Obstacle::NotRecorded(_) => false,
-                _ => true,
-            };
-            started.obstacle = Some(obstacle);
-            let fallback = fallback.filter(|_| !same);
-            fall_back(steps, facts, parsed, started, fallback, may_write)
-        }
-    }
+    let payload = content.as_ref().ok().map(|content| content.is.payload);
+    let is = |other: Option<Identity>| payload.is_some() && payload == other.map(|other| other.payload);
+    let (last_known_good, is_previous) = (is(started.last_known_good), is(started.previous));
+    chain.retain(|fallback| match fallback.rank {
+        Rank::LastKnownGood => !last_known_good,
+        Rank::Assigned | Rank::Previous => !is_previous,
+    });
+    let role = Role { assigned: true, downloaded, last_known_good, proven: last_known_good || is_previous };
+    chain.insert(0, Candidate { config, content, role, rank: Rank::Assigned });
+    run_first(steps, facts, parsed, started, chain)
 }
 
-/// The last-known-good: its record, and its content or why it is unavailable.
-type Fallback = (ConfigRecord, Result<Content, String>);
-
-/// Reads the last-known-good's content, unless it is the assigned config itself, and warns if it is unusable.
-fn load_fallback(
+/// (4) and (5): last-known-good and the one before it, each with its content or why that is unavailable.
+fn fallbacks(
     steps: &mut Steps,
     facts: &Facts,
     started: &mut Started,
-    assigned: &ConfigRecord,
-    content: Option<&Content>,
-) -> Suspendable<Option<Fallback>> {
-    let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
-    // by payload: one object may hold several configs, each under a key of its own, and several objects the same one
-    let same = match (config.payload(), assigned.payload()) {
-        (Some(good), Some(assigned)) => good == assigned,
-        _ => config == *assigned,
-    };
-    let loaded = match content {
-        Some(content) if same => Ok(content.clone()),
-        _ => load(steps, &config, &facts.overrides)?,
-    };
-    note_last_known_good(started, &config, &loaded);
-    if let (false, Err(why)) = (same, &loaded) {
-        // reported while all is well: when it is needed it is too late
-        let finding = format!("last-known-good (UID: {}) could not be fallen back to: {why}", config.uid);
-        started.findings.push(finding);
+    assigned: Option<(&ConfigRecord, &Result<Content, String>)>,
+) -> Suspendable<Vec<Candidate>> {
+    let ranks = [(Rank::LastKnownGood, started.disk.fallback()), (Rank::Previous, started.disk.previous())];
+    let records = ranks.map(|(rank, config)| (rank, config.cloned()));
+    let mut found = Vec::new();
+    for (rank, config) in records {
+        let Some(config) = config else { continue };
+        let content = match assigned {
+            // by payload: one object may hold several configs, each under a key of its own, and several objects the same one
+            Some((other, Ok(content))) if config.is_same_payload(other) => Ok(content.clone()),
+            _ => load(steps, &config, &facts.overrides)?,
+        };
+        let is = content.as_ref().ok().map(|content| content.is);
+        if let Some(is) = &is {
+            started.disk.take_over_ids(&config.uid, is);
+        }
+        match rank {
+            Rank::Previous => started.previous = is,
+            Rank::Assigned | Rank::LastKnownGood => started.last_known_good = is,
+        }
+        if let (Rank::LastKnownGood, Some((other, _)), Err(why)) = (rank, assigned, &content)
+            && !config.is_same_payload(other)
+        {
+            // reported while all is well: when it is needed it is too late
+            let finding = format!("last-known-good (UID: {}) could not be fallen back to: {why}", config.uid);
+            started.findings.push(finding);
+        }
+        let role = Role {
+            assigned: false,
+            downloaded: true,
+            last_known_good: rank == Rank::LastKnownGood,
+            proven: true,
+        };
+        found.push(Candidate { config, content, role, rank });
     }
-    Ok(Some((config, loaded)))
+    Ok(found)
 }
 
-fn note_last_known_good(started: &mut Started, config: &ConfigRecord, loaded: &Result<Content, String>) {
-    started.last_known_good = loaded.as_ref().ok().map(|content| content.is);
-    if let Some(is) = &started.last_known_good {
-        started.disk.take_over_ids(&config.uid, is);
-    }
-}
-
-/// (4) and (5): last-known-good if it is another config and usable, else local.
-fn fall_back(
+/// Runs the first of the chain that is usable, else local (6). If that crash-loops too, as the last resort, all that wait are tried
+/// again, in the same order.
+fn run_first(
     steps: &mut Steps,
     facts: &Facts,
     parsed: &mut Parsed,
     mut started: Started,
-    fallback: Option<Fallback>,
-    may_write: bool,
+    chain: Vec<Candidate>,
 ) -> Suspendable<Started> {
-    let fallback = match (fallback, &started.obstacle) {
-        (None, Some(Obstacle::AssignmentUnknown(_))) => match started.disk.fallback().cloned() {
-            Some(config) => {
-                let content = load(steps, &config, &facts.overrides)?;
-                note_last_known_good(&mut started, &config, &content);
-                Some((config, content))
-            }
-            None => None,
-        },
-        (fallback, _) => fallback,
-    };
-    if let Some((config, content)) = fallback {
-        let role = Role { assigned: false, downloaded: true, last_known_good: true };
-        let candidate = Candidate { config, content, role, what: "last-known-good" };
-        match try_to_run(steps, facts, parsed, &mut started, candidate, may_write)? {
-            Ok(in_use) => return Ok(Started { in_use, ..started }),
-            Err(obstacle) => {
-                let is_proven_by_counts = matches!(obstacle, Obstacle::Marked { recorded: false, .. });
-                started.fallback_obstacle = Some(obstacle);
-                if is_proven_by_counts {
-                    return Ok(started);
+    let obstacle = started.obstacle.clone();
+    for _ in 0..2 {
+        // false while the records must stay as they are because they prove something
+        let mut may_write = true;
+        started.obstacle.clone_from(&obstacle);
+        started.fallback_obstacles.clear();
+        for candidate in &chain {
+            match try_to_run(steps, facts, parsed, &mut started, candidate, may_write)? {
+                Ok(in_use) => return Ok(Started { in_use, ..started }),
+                Err(obstacle) => {
+                    may_write &= match &obstacle {
+                        // the counts on disk prove the verdict that could not be written; counts that could not be written stay as well
+                        Obstacle::Marked { recorded, .. } => *recorded,
+                        Obstacle::NotRecorded(_) => false,
+                        _ => true,
+                    };
+                    match candidate.rank {
+                        Rank::Assigned => started.obstacle = Some(obstacle),
+                        rank => {
+                            started.fallback_obstacles.push((rank, candidate.config.uid.clone(), obstacle))
+                        }
+                    }
                 }
             }
         }
-    } else if let Some(why) = started.disk.last_known_good.unknown() {
-        started.fallback_obstacle = Some(Obstacle::Missing(format!("the record of it is unreadable: {why}")));
+        if let Some(why) = started.disk.last_known_good.unknown() {
+            let obstacle = Obstacle::Missing(format!("the record of it is unreadable: {why}"));
+            started.fallback_obstacles.push((Rank::LastKnownGood, "unknown".into(), obstacle));
+        }
+        let startups = counts(facts, &mut started, RanAs::Local);
+        started.in_use.terms = terms_of(&started.in_use.effective);
+        let is_last_resort = judge::held_by_counts(&startups, started.in_use.terms).is_none();
+        if !(may_write && is_last_resort && end_waits(steps, &mut started, &chain)?) {
+            return use_local(steps, started, startups, may_write);
+        }
     }
-    if may_write {
-        close_startups(steps, &mut started)?;
+    let startups = counts(facts, &mut started, RanAs::Local);
+    use_local(steps, started, startups, true)
+}
+
+/// (6) Local runs instead of what is assigned, and its starts are counted like those of any other.
+fn use_local(
+    steps: &mut Steps,
+    mut started: Started,
+    startups: Startups,
+    may_write: bool,
+) -> Suspendable<Started> {
+    let weighed = judge::held_by_counts(&startups, started.in_use.terms);
+    // nothing waits that could be tried instead: it goes on
+    let weighed = weighed.unwrap_or_else(|| judge::emptied(&startups));
+    note_hold(&mut started, &startups, &weighed, "the local config");
+    let startups = weighed;
+    if may_write && started.disk.put_startups(steps, startups.clone())?.is_err() {
+        started.evidence_unrecorded = true;
     }
+    started.in_use.startups = startups;
     Ok(started)
+}
+
+/// The last resort crash-loops: every config of the chain that waits may be tried again. Says whether there was one, and that it is
+/// recorded.
+fn end_waits(steps: &mut Steps, started: &mut Started, chain: &[Candidate]) -> Suspendable<bool> {
+    let Some(mut bad) = started.disk.bad_configs.known().cloned() else { return Ok(false) };
+    let in_use = started.disk.uids_in_use();
+    let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
+    let mut any = false;
+    for candidate in chain {
+        let Ok(content) = &candidate.content else { continue };
+        let uid = &candidate.config.uid;
+        let verdict = started.disk.verdict(uid, Some(content.is.id), candidate.role.proven);
+        let waits = |verdict: &Verdict| !verdict.retry && judge::wait_ms(verdict, Terms::default()).is_some();
+        if let Some(verdict) = verdict.filter(waits) {
+            bad.mark(uid, content.is.id, Verdict { retry: true, ..verdict }, &in_use);
+            any = true;
+        }
+    }
+    // pods are held for what comes next only if that crash-loops, too
+    started.is_released = any && started.disk.put_bad_configs(steps, bad)?.is_ok();
+    Ok(started.is_released)
+}
+
+/// The place of a config in the order in which they are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rank {
+    Assigned,
+    LastKnownGood,
+    /// The last-known-good before it.
+    Previous,
+}
+
+impl Rank {
+    /// As the condition calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Assigned => "current",
+            Self::LastKnownGood => "last-known-good",
+            Self::Previous => "the last-known-good before it",
+        }
+    }
+
+    fn active(self) -> Active {
+        match self {
+            Self::Assigned => Active::Assigned,
+            Self::LastKnownGood => Active::LastKnownGood,
+            Self::Previous => Active::Previous,
+        }
+    }
 }
 
 struct Candidate {
     config: ConfigRecord,
     content: Result<Content, String>,
     role: Role,
-    what: &'static str,
+    rank: Rank,
 }
 
 /// Rules a to f, first match, with the start recorded between rules d and e. `may_write` is false while the records must stay
@@ -334,19 +415,18 @@ fn try_to_run(
     facts: &Facts,
     parsed: &mut Parsed,
     started: &mut Started,
-    candidate: Candidate,
+    candidate: &Candidate,
     may_write: bool,
 ) -> Suspendable<Result<InUse, Obstacle>> {
-    let Candidate { config, content, role, what } = candidate;
+    let Candidate { config, content, role, rank } = candidate;
+    let (role, what) = (*role, rank.name());
     let id = content.as_ref().ok().map(|content| content.is.id);
     let entry = match &started.disk.bad_configs {
-        Known::Is(bad) => bad.verdict(&config.uid, id),
-        Known::Absent => None,
         // it may be in the list that cannot be read; a last-known-good was proven, and something must run
         Known::Unknown { why, .. } if role.assigned && !role.last_known_good => {
             return Ok(Err(Obstacle::VerdictsUnknown(why.clone())));
         }
-        Known::Unknown { .. } => None,
+        _ => started.disk.verdict(&config.uid, id, role.proven),
     };
     // rule a: banned
     if let Some(verdict) = entry.as_ref().filter(|verdict| !verdict.retry) {
@@ -355,34 +435,34 @@ fn try_to_run(
     // rule b: missing
     let content = match content {
         Ok(content) => content,
-        Err(why) => return Ok(Err(Obstacle::Missing(why))),
+        Err(why) => return Ok(Err(Obstacle::Missing(why.clone()))),
     };
-    let startups = counts(facts, started, content.is.id);
+    let startups = counts(facts, started, RanAs::Config(content.is.id));
     if role.assigned {
         let recorded = started.disk.startups.known();
-        let first =
-            recorded.is_some_and(|recorded| *recorded == Startups::fresh(RanAs::Config(content.is.id)));
+        let ran_as = RanAs::Config(content.is.id);
+        let next = Startups::of_next(recorded, ran_as);
+        let fresh = Startups { hold: next.hold, held: next.held, ..Startups::fresh(ran_as) };
+        let first = recorded == Some(&fresh);
         started.changed = first.then(|| format!("kedge restarted to use {}", config.describe()));
         started.assigned_counts = Some(startups.clone());
     }
-    let mut start_verdict = StartVerdict {
-        facts,
-        config: &config,
-        id: content.is.id,
-        what,
-        entry,
-        detail: String::new(),
-        opened: None,
-    };
+    let mut start_verdict =
+        StartVerdict { facts, config, id: content.is.id, what, entry, detail: String::new(), opened: None };
     // rule c: crash loop, and rule d: cuts, with the terms recorded when it was last parsed
-    if let Some(kind) = judge::condemned_by_counts(&startups, Terms::remembered(&startups)) {
-        return start_verdict.condemn(steps, started, kind).map(Err);
-    }
+    let terms = Terms::remembered(&startups);
+    let startups = match judge::by_counts(&startups, terms, role) {
+        Ok(weighed) => {
+            note_hold(started, &startups, &weighed, &format!("{what} (UID: {})", config.uid));
+            weighed
+        }
+        Err(kind) => return start_verdict.condemn(steps, started, kind).map(Err),
+    };
     // recorded before the payload is parsed: a payload that kills its parser must be counted. A start on trial that cannot be
     // recorded is not made, for nothing would end its crash loop; a proven config runs even unrecorded
     if may_write && let Err(why) = started.disk.put_startups(steps, startups.clone())? {
         started.evidence_unrecorded = true;
-        let in_trial = startups.ran_ms < Terms::remembered(&startups).settled_after_ms();
+        let in_trial = startups.ran_ms < terms.settled_after_ms();
         if role.assigned && !role.last_known_good && in_trial {
             return Ok(Err(Obstacle::NotRecorded(why)));
         }
@@ -390,7 +470,7 @@ fn try_to_run(
         start_verdict.opened = Some(startups.clone());
     }
     // rule e: invalid
-    let effective = match parsed.effective(&content, &facts.local, role.last_known_good) {
+    let effective = match parsed.effective(content, &facts.local, role.proven) {
         Ok(effective) => effective,
         Err(error) => {
             if role.assigned {
@@ -404,27 +484,42 @@ fn try_to_run(
             return start_verdict.condemn(steps, started, kind).map(Err);
         }
     };
-    let trial = &effective.config.trial;
-    let terms = Terms {
-        trial_ms: u64::try_from(trial.duration.as_millis()).unwrap_or(u64::MAX),
-        threshold: trial.crash_loop_threshold,
-    };
+    let terms = terms_of(&effective);
     // rules c and d again, with the terms it sets itself; rule f: contact
     let patience_ms = judge::patience_ms(terms, start_verdict.entry.as_ref());
     let lost = || judge::lost_contact(&startups, patience_ms, role).then_some(BadKind::Contact);
-    if let Some(kind) = judge::condemned_by_counts(&startups, terms).or_else(lost) {
+    if let Some(kind) = judge::by_counts(&startups, terms, role).err().or_else(lost) {
         return start_verdict.condemn(steps, started, kind).map(Err);
     }
     let startups = Startups { threshold: Some(terms.threshold), trial_ms: Some(terms.trial_ms), ..startups };
-    let active = if role.assigned { Active::Assigned } else { Active::LastKnownGood };
-    Ok(Ok(InUse { active, effective, config: Some((config, content.is)), startups, terms }))
+    let config = Some((config.clone(), content.is));
+    Ok(Ok(InUse { active: rank.active(), effective, config, startups, terms }))
+}
+
+fn terms_of(effective: &Effective) -> Terms {
+    let trial = &effective.config.trial;
+    Terms {
+        trial_ms: u64::try_from(trial.duration.as_millis()).unwrap_or(u64::MAX),
+        threshold: trial.crash_loop_threshold,
+    }
+}
+
+/// Notes that pods are held from now on: what crashes is proven, so it goes on with no counts.
+fn note_hold(started: &mut Started, before: &Startups, after: &Startups, what: &str) {
+    if after.hold && !before.hold {
+        started.held = Some(format!(
+            "{what} ended {} times by a crash and {} times by a power cut without a whole trial between them; it is \
+             proven and goes on, its counts begin anew",
+            before.startups.len(),
+            before.cuts
+        ));
+    }
 }
 
 /// The counts of a config brought up to date; those of another config say nothing about it.
-fn counts(facts: &Facts, started: &mut Started, id: ConfigId) -> Startups {
-    let ran_as = RanAs::Config(id);
-    let startups = started.disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();
-    let startups = startups.unwrap_or_else(|| Startups::fresh(ran_as));
+fn counts(facts: &Facts, started: &mut Started, ran_as: RanAs) -> Startups {
+    let mut startups = Startups::of_next(started.disk.startups.known(), ran_as);
+    startups.hold &= !started.is_released;
     let ended = Ended::read(&startups, &facts.boot_id, &facts.previous);
     if started.ended.is_none() {
         started.ended = match &ended {

@@ -162,8 +162,9 @@ impl Simulation {
     /// The record of this version of a ConfigMap, as the agent read or wrote it.
     fn record_of(&self, uid: &str, version: &str) -> Option<Value> {
         let told = ["current", "last-known-good"].map(|path| self.model.told.get(path)?.as_deref());
-        let mut records =
+        let records =
             told.into_iter().flatten().filter_map(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+        let mut records = records.flat_map(|record| [record["previous"].clone(), record]);
         records.find(|record| text(record, "/uid") == uid && text(record, "/resourceVersion") == version)
     }
 
@@ -326,6 +327,7 @@ impl Simulation {
                 "parse" => "e parse",
                 "validate" => "e validate",
                 "contact" => "f",
+                "proven" => "proven",
                 _ => "verdicts lost",
             };
             self.hit("rule", rule);
