@@ -292,7 +292,11 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 
 /// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely set aside for a while.
 pub(crate) fn final_verdicts(bad: &Value) -> Vec<Judged> {
-    verdicts(bad, |verdict| !["contact", "proven"].contains(&text(verdict, "/kind")))
+    verdicts(bad, |verdict| match text(verdict, "/kind") {
+        "contact" | "proven" => false,
+        "cuts" => verdict["tries"].as_u64() >= Some(2),
+        _ => true,
+    })
 }
 
 /// Contents that are banned now, suspicions included.

@@ -23,11 +23,13 @@ pub(crate) const LONGEST_WAIT_MS: u64 = 24 * 3600 * 1000;
 const PROVEN_THRESHOLD: usize = STARTUPS - 1;
 
 /// How long a fallback must run well before a config with this verdict is tried again; None if it is not. After the first loss
-/// of contact not at all, then for the fallback's trial, and twice as long after each further time.
+/// of contact not at all, then for the fallback's trial, and twice as long after each further time. After cuts, once, for as long
+/// as it takes to save progress: then the power holds, and a second such verdict is the config's doing.
 pub(crate) fn wait_ms(verdict: &Verdict, terms: Terms) -> Option<u64> {
     match (verdict.kind, verdict.tries) {
         (BadKind::Contact, 0 | 1) => Some(0),
         (BadKind::Contact, tries) => Some(doubled_ms(terms, tries - 2)),
+        (BadKind::Cuts, 0 | 1) => Some(terms.save_every_ms(0)),
         (BadKind::Proven, tries) => Some(doubled_ms(terms, tries.saturating_sub(1))),
         _ => None,
     }
@@ -300,7 +302,7 @@ pub(crate) fn verdict(
     before: Option<&Verdict>,
 ) -> Verdict {
     let before_of_kind = before.filter(|entry| entry.kind == kind).map_or(0, |entry| entry.tries);
-    let waits = matches!(kind, BadKind::Contact | BadKind::Proven);
+    let waits = matches!(kind, BadKind::Contact | BadKind::Cuts | BadKind::Proven);
     Verdict {
         time: wall,
         reason: reason(kind, what, uid),
@@ -576,6 +578,8 @@ mod tests {
         let minutes = waits_of(BadKind::Contact, [1, 2, 3, 4, 9, 10, 255]);
         assert_eq!(minutes, [0, 10, 20, 40, 1280, 1440, 1440].map(Some));
         assert_eq!(waits_of(BadKind::Proven, [0, 1, 2, 3, 255]), [10, 10, 20, 40, 1440].map(Some));
+        let seconds = waits_of(BadKind::Cuts, [0, 1, 2, 3]);
+        assert_eq!(seconds, [Some(2), Some(2), None, None], "a save is due after 150 s");
         for kind in [BadKind::Parse, BadKind::Validate, BadKind::CrashLoop, BadKind::Unknown] {
             assert_eq!(waits_of(kind, [1, 2]), [None, None], "{kind:?} is final");
         }
