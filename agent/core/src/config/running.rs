@@ -107,6 +107,13 @@ struct Job {
 /// The transitions that a running agent makes (ARCHITECTURE.md, "Durable writes").
 #[derive(Debug, Clone, PartialEq)]
 enum Transition {
+    /// Adopts a config with this verdict while the one runs that the start would choose.
+    AdoptBad {
+        checkpoint: Option<Vec<u8>>,
+        current: Current,
+        is: Identity,
+        verdict: Verdict,
+    },
     Adopt {
         checkpoint: Option<Vec<u8>>,
         current: Current,
@@ -160,7 +167,7 @@ enum Transition {
 impl Transition {
     fn name(&self) -> &'static str {
         match self {
-            Self::Adopt { .. } => "adopt",
+            Self::Adopt { .. } | Self::AdoptBad { .. } => "adopt",
             Self::NoteSource { .. } => "note-source",
             Self::Unassign { .. } => "unassign",
             Self::TrialProgress { .. } => "trial-progress",
@@ -624,7 +631,10 @@ impl Configuration {
             _ => None,
         };
         let adopted = match &self.job {
-            Some(Job { kind: Transition::Adopt { current, .. }, .. }) => current.assigned.clone(),
+            Some(Job {
+                kind: Transition::Adopt { current, .. } | Transition::AdoptBad { current, .. },
+                ..
+            }) => current.assigned.clone(),
             _ => None,
         };
         let adopted = adopted.map(|assigned| assigned.config.checkpoint);
@@ -741,6 +751,14 @@ impl Configuration {
                     let config = config.map(ConfigRecord::describe);
                     exit = Some(format!("restarting to use {}", config.unwrap_or_default()));
                 }
+                Transition::AdoptBad { checkpoint, current, .. } => {
+                    let config = current.assigned.as_ref().map(|assigned| &assigned.config);
+                    if let (Some(config), Some(checkpoint)) = (config, checkpoint) {
+                        let file = StateFile::Checkpoint(config.checkpoint.clone());
+                        durable!(steps.write(file, checkpoint.clone()));
+                    }
+                    durable!(disk.put_current(steps, current.clone()));
+                }
                 Transition::NoteSource { current } => durable!(disk.put_current(steps, current.clone())),
                 Transition::Unassign { node_uid, why } => {
                     durable!(disk.put_current(steps, Current::local(node_uid)));
@@ -852,7 +870,11 @@ impl Configuration {
     /// Of an adoption that failed after its first write the checkpoint is on disk: the next try need not write it again, and
     /// another adoption leaves it to a sweep.
     fn note_unnamed(&mut self, kind: &Transition, written: usize) {
-        let Transition::Adopt { checkpoint, current, .. } = kind else { return };
+        let (Transition::Adopt { checkpoint, current, .. }
+        | Transition::AdoptBad { checkpoint, current, .. }) = kind
+        else {
+            return;
+        };
         let name = current.assigned.as_ref().map(|assigned| &assigned.config.checkpoint);
         if checkpoint.is_some() && written > 0 && self.disk.current.known() != Some(current) {
             self.must_sweep |= self.unnamed.is_some();
@@ -897,6 +919,18 @@ impl Configuration {
                 self.saved(startups);
                 None
             }
+            Transition::AdoptBad { is, verdict, .. } => {
+                self.begin_wait(now);
+                self.assigned = Some(*is);
+                self.obstacle = Some(Obstacle::Marked { verdict: verdict.clone(), recorded: true });
+                (self.counts, self.edited, self.unnamed) = (None, None, None);
+                if self.in_use.active == Active::Assigned {
+                    self.now_runs_as_fallback();
+                }
+                self.must_sweep = true;
+                let message = format!("{}; what runs goes on", verdict.reason);
+                Some(Notice { warning: true, reason: "ConfigKnownBad", message })
+            }
             Transition::NoteSource { current } => {
                 let before = before.current.known().and_then(|current| current.assigned.as_ref());
                 let uid = before.map(|assigned| assigned.config.uid.as_str()).unwrap_or_default();
@@ -927,6 +961,27 @@ impl Configuration {
         }
     }
 
+    /// What runs becomes a fallback, with the counts that a restart would find: the running time that is worth recording, and no
+    /// silence of before the wait.
+    fn begin_wait(&mut self, now: Now) {
+        let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
+        (self.in_use.startups.ran_ms, self.counted_since) = (ran_ms, now.mono);
+        self.in_use.startups.worst_silence_ms = 0;
+        self.saved_ran_ms = self.saved_ran_ms.min(ran_ms);
+    }
+
+    /// What runs was assigned, and is one of the fallbacks of what is assigned now.
+    fn now_runs_as_fallback(&mut self) {
+        let payload = self.in_use.config.as_ref().map(|(_, is)| is.payload);
+        let is_good = payload == self.last_known_good.map(|is| is.payload);
+        let (active, config, is) = if is_good {
+            (Active::LastKnownGood, self.disk.fallback(), self.last_known_good)
+        } else {
+            (Active::Previous, self.disk.previous(), self.previous)
+        };
+        (self.in_use.active, self.in_use.config) = (active, config.cloned().zip(is));
+    }
+
     fn failed(&mut self, now: Now, kind: &Transition, why: String) -> Option<Next> {
         let what = kind.name();
         let next = match kind {
@@ -938,7 +993,7 @@ impl Configuration {
                 self.sync =
                     Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
             }
-            Transition::Adopt { .. } | Transition::Unassign { .. } => {
+            Transition::Adopt { .. } | Transition::AdoptBad { .. } | Transition::Unassign { .. } => {
                 self.sync =
                     Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
                 self.half_assigned(kind, &why);
@@ -1144,12 +1199,16 @@ impl Configuration {
                     let why = "the Node asks for no config, restarting to use the local one".to_owned();
                     return (None, Some(Transition::Unassign { node_uid: self.node_uid.clone(), why }));
                 }
+                // another Node's source was invalid: this one asks for nothing, so the assigned config may run again
+                let valid = known.filter(|current| current.invalid_source.is_some());
+                let valid = valid.map(|current| Current { invalid_source: None, ..current.clone() });
                 let why = format!(
                     "{} is empty on a Node that is not the one that assigned {} (UID: {}); \
                      set a source, or run kedge config reset on the node",
                     self.place, config.source, config.uid
                 );
-                (Some(SyncProblem::Failed(why)), None)
+                let transition = valid.map(|current| Transition::NoteSource { current });
+                (Some(SyncProblem::Failed(why)), transition)
             }
             AssignedNow::Unknown(why) => (
                 Some(SyncProblem::Failed(format!(
@@ -1308,7 +1367,41 @@ impl Configuration {
             node_uid: self.node_uid.clone(),
             invalid_source: None,
         };
-        (None, Some(Transition::Adopt { checkpoint, current, is }))
+        let transition = match self.known_to_be_bad(uid, &is) {
+            Some(verdict) => Transition::AdoptBad { checkpoint, current, is, verdict },
+            None => Transition::Adopt { checkpoint, current, is },
+        };
+        (None, Some(transition))
+    }
+
+    /// The verdict that keeps this content from running, if a start with it assigned would choose what runs already: a restart would
+    /// change nothing.
+    fn known_to_be_bad(&self, uid: &str, is: &Identity) -> Option<Verdict> {
+        let verdict = self.verdict_against(uid, is)?;
+        let is_banned = |config: Option<&ConfigRecord>, is: Option<Identity>| match (config, is) {
+            (Some(config), Some(is)) => self.verdict_against(&config.uid, &is).is_some(),
+            // nothing to fall back to, or its content is not at hand
+            _ => true,
+        };
+        let (good, previous) = (self.last_known_good, self.previous);
+        let first = if !is_banned(self.disk.fallback(), good) {
+            good
+        } else if !is_banned(self.disk.previous(), previous) {
+            previous
+        } else {
+            None
+        };
+        let runs = self.in_use.config.as_ref().map(|(_, is)| is.payload);
+        let is_counted = self.in_use.startups.open.is_some();
+        (is_counted && first.map(|is| is.payload) == runs && first.map(|is| is.payload) != Some(is.payload))
+            .then_some(verdict)
+    }
+
+    /// The verdict that keeps a content from running now.
+    fn verdict_against(&self, uid: &str, is: &Identity) -> Option<Verdict> {
+        let proven = [self.last_known_good, self.previous];
+        let is_proven = proven.iter().flatten().any(|proven| proven.payload == is.payload);
+        self.disk.verdict(uid, Some(is.id), is_proven).filter(|verdict| !verdict.retry)
     }
 
     /// The source names the recorded config: only the note about an invalid source, or the Node's UID, may have to change.
@@ -1517,12 +1610,10 @@ impl Configuration {
             Active::Previous => 2,
             Active::Local => 3,
         };
-        let proven = [self.last_known_good, self.previous].map(|is| is.map(|is| is.payload));
         let mut waiting: Vec<Waiting> = Vec::new();
         for (config, is) in chain.into_iter().take(before) {
             let (Some(config), Some(is)) = (config, is) else { continue };
-            let verdict = self.disk.verdict(&config.uid, Some(is.id), proven.contains(&Some(is.payload)));
-            let Some(verdict) = verdict.filter(|verdict| !verdict.retry) else { continue };
+            let Some(verdict) = self.verdict_against(&config.uid, &is) else { continue };
             if let Some(wait_ms) = judge::wait_ms(&verdict, self.in_use.terms) {
                 waiting.push(Waiting { uid: config.uid, id: is.id, verdict, wait_ms });
             }
@@ -1563,11 +1654,11 @@ impl Configuration {
             return;
         }
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return };
-        let id = self.assigned.as_ref().map(|content| content.id);
-        let payload = self.assigned.map(|content| content.payload);
-        let is_proven = payload.is_some()
-            && [self.last_known_good, self.previous].iter().any(|is| is.map(|is| is.payload) == payload);
-        let marked = self.disk.verdict(&config.uid, id, is_proven).filter(|verdict| !verdict.retry);
+        let marked = match &self.assigned {
+            Some(is) => self.verdict_against(&config.uid, is),
+            // one without contents bans what was not downloaded yet, too
+            None => self.disk.verdict(&config.uid, None, false).filter(|verdict| !verdict.retry),
+        };
         match (marked, &self.obstacle) {
             (Some(verdict), _) => self.obstacle = Some(Obstacle::Marked { verdict, recorded: true }),
             (None, Some(Obstacle::Marked { recorded: true, .. })) => self.drop_verdict(),
