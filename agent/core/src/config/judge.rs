@@ -311,6 +311,7 @@ pub(crate) fn verdict(
         tries: if waits { before_of_kind.saturating_add(1) } else { 0 },
         retry: false,
         patience_ms: before.map_or(0, |entry| entry.patience_ms),
+        order: 0,
     }
 }
 

@@ -325,6 +325,9 @@ pub struct Verdict {
     /// How long it may be silent then: longer than the outage that its fallback went through.
     #[serde(default, skip_serializing_if = "is_default")]
     pub patience_ms: u64,
+    /// Counts the verdicts of a list: the lowest is the oldest, whatever the clock said. 0 in what earlier releases wrote.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub order: u64,
 }
 
 /// Everything known against one ConfigMap.
@@ -334,6 +337,13 @@ struct BadConfigMap {
     reason: String,
     /// None: every content of the UID is bad (the proposal's form, written by hand).
     contents: Option<BTreeMap<ConfigId, Verdict>>,
+}
+
+impl BadConfigMap {
+    /// The order of its newest verdict; 0 of an entry without contents.
+    fn newest(&self) -> u64 {
+        self.contents.iter().flat_map(BTreeMap::values).map(|verdict| verdict.order).max().unwrap_or_default()
+    }
 }
 
 /// `bad-configs.json`: what is not tried again until its entry is removed.
@@ -353,6 +363,7 @@ impl BadConfigs {
                 tries: 0,
                 retry: false,
                 patience_ms: 0,
+                order: 0,
             }),
             (Some(contents), Some(id)) => contents.get(&id).cloned(),
             (Some(_), None) => None,
@@ -362,7 +373,8 @@ impl BadConfigs {
     /// Records a verdict; keeps the bounds by dropping the oldest, never a UID of `keep`.
     pub fn mark(&mut self, uid: &str, id: ConfigId, verdict: Verdict, keep: &[&str]) {
         let (reason, detail) = (shortened(&verdict.reason), shortened_detail(&verdict.detail));
-        let verdict = Verdict { reason, detail, ..verdict };
+        let newest = self.0.values().map(BadConfigMap::newest).max().unwrap_or_default();
+        let verdict = Verdict { reason, detail, order: newest.saturating_add(1), ..verdict };
         let entry = self.0.entry(uid.to_owned()).or_insert_with(|| BadConfigMap {
             time: verdict.time,
             reason: String::new(),
@@ -373,7 +385,7 @@ impl BadConfigs {
         if let Some(contents) = &mut entry.contents {
             contents.insert(id, verdict);
             while contents.len() > BAD_CONTENTS {
-                let oldest = contents.iter().filter(|(other, _)| **other != id).min_by_key(|(_, v)| v.time);
+                let oldest = contents.iter().filter(|(other, _)| **other != id).min_by_key(|(_, v)| v.order);
                 let Some(oldest) = oldest.map(|(other, _)| *other) else { break };
                 contents.remove(&oldest);
             }
@@ -381,7 +393,9 @@ impl BadConfigs {
         while self.0.len() > BAD_UIDS {
             let old =
                 |(other, _): &(&String, &BadConfigMap)| *other != uid && !keep.contains(&other.as_str());
-            let Some(oldest) = self.0.iter().filter(old).min_by_key(|(_, entry)| entry.time) else { break };
+            let Some(oldest) = self.0.iter().filter(old).min_by_key(|(_, entry)| entry.newest()) else {
+                break;
+            };
             let oldest = oldest.0.clone();
             self.0.remove(&oldest);
         }
@@ -973,6 +987,7 @@ mod tests {
             tries: 0,
             retry: false,
             patience_ms: 0,
+            order: 0,
         }
     }
 
@@ -1020,21 +1035,25 @@ mod tests {
     }
 
     #[test]
-    fn newest_verdict_stays_when_the_clock_went_back() {
+    fn oldest_verdict_goes_first_when_the_clock_went_back() {
         let mut bad = BadConfigs::default();
         let id = |n: u8| ConfigId::of(&[n], b"");
-        for n in 0..8 {
-            bad.mark("u", id(n), verdict(100 + i64::from(n)), &[]);
+        for n in 0..10 {
+            bad.mark("u", id(n), verdict(100 - i64::from(n)), &[]);
         }
-        bad.mark("u", id(8), verdict(0), &[]);
-        assert_eq!([0, 1, 8].map(|n| bad.verdict("u", Some(id(n))).is_some()), [false, true, true]);
+        assert_eq!([0, 1, 2, 9].map(|n| bad.verdict("u", Some(id(n))).is_some()), [false, false, true, true]);
         let mut bad = BadConfigs::default();
-        for n in 0..32 {
-            bad.mark(&format!("u-{n}"), id(n), verdict(100 + i64::from(n)), &[]);
+        for n in 0..34 {
+            bad.mark(&format!("u-{n}"), id(n), verdict(100 - i64::from(n)), &[]);
         }
-        bad.mark("late", id(32), verdict(0), &[]);
         let known = |wanted: &str| bad.entries().any(|(uid, ..)| uid == wanted);
-        assert_eq!(["u-0", "u-1", "late"].map(known), [false, true, true]);
+        assert_eq!(["u-0", "u-1", "u-2", "u-33"].map(known), [false, false, true, true]);
+        // a verdict that is given again is the newest
+        bad.mark("u-2", id(2), verdict(0), &[]);
+        bad.mark("late", id(99), verdict(0), &[]);
+        let known = |wanted: &str| bad.entries().any(|(uid, ..)| uid == wanted);
+        assert_eq!(["u-2", "u-3", "late"].map(known), [true, false, true]);
+        assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
     }
 
     #[test]
