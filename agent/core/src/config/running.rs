@@ -551,6 +551,12 @@ impl Configuration {
             // the list was never read, so this is not an edit
             return;
         }
+        if let Known::Unknown { why, .. } = &bad {
+            let message = format!(
+                "bad-configs.json was edited and cannot be read ({why}); the list as it was stays in force"
+            );
+            self.notices.push(Notice { warning: true, reason: "BadConfigsUnreadable", message });
+        }
         if bad.known().is_none() || self.disk.bad_configs == bad {
             return;
         }
