@@ -73,7 +73,7 @@ pub(crate) struct Model {
     /// Ends that count, of whatever ran.
     ends: u64,
     /// Startups that were counted, as last acknowledged or read, and the ends there had been by then.
-    counted: BTreeMap<ConfigId, (u64, u64)>,
+    counted: BTreeMap<Option<ConfigId>, (u64, u64)>,
     /// Contents that somebody asked to forgive.
     pub(crate) forgiving: BTreeSet<Judged>,
     /// Those whose verdicts are gone from the disk, and that had no chance to fail since.
@@ -210,11 +210,10 @@ impl Model {
         }
     }
 
-    /// Startups of a config are durable, this many. Says how many there can be at most, each end counted once.
+    /// Startups of a config (None: the local one) are durable, this many. Says how many there can be at most, each end counted once.
     pub(crate) fn startups_written(&mut self, id: Option<ConfigId>, count: u64) -> u64 {
-        let before = id.and_then(|id| self.counted.get(&id).copied());
+        let before = self.counted.get(&id).copied();
         self.startups_of(id);
-        let Some(id) = id else { return 0 };
         self.counted.insert(id, (count, self.ends));
         before.map_or(count, |(count, ends)| count + self.ends - ends)
     }
@@ -222,14 +221,12 @@ impl Model {
     /// Startups of a config were read, this many. Unacknowledged writes do not change which counts are possible.
     pub(crate) fn startups_read(&mut self, id: Option<ConfigId>, count: u64) {
         self.startups_of(id);
-        if let Some(id) = id {
-            // the last end may not be among them
-            self.counted.entry(id).or_insert((count, self.ends.saturating_sub(1)));
-        }
+        // the last end may not be among them
+        self.counted.entry(id).or_insert((count, self.ends.saturating_sub(1)));
     }
 
     fn startups_of(&mut self, id: Option<ConfigId>) {
-        self.counted.retain(|other, _| Some(*other) == id);
+        self.counted.retain(|other, _| *other == id);
     }
 
     /// Evidence that was believed already may be believed once more.
