@@ -699,14 +699,13 @@ impl Configuration {
                 deadlines.push(at(terms.settled_after_ms()));
             }
             if self.in_trial() {
-                deadlines.push(at(self.save_due_ms()));
                 let left = self.patience_ms().saturating_sub(self.in_use.startups.silent_ms);
                 deadlines.push(self.silent_since + Duration::from_millis(left));
             }
             for waiting in self.waiting() {
                 deadlines.push(at(waiting.wait_ms));
             }
-            if self.saved_ran_ms < self.counts_up_to_ms() {
+            if !self.is_settled() {
                 deadlines.push(at(self.save_due_ms()));
             }
         }
@@ -1504,8 +1503,9 @@ impl Configuration {
 
     /// The list without the verdict on a config that was tried again and runs well; None if there is none.
     fn without_retried(&self, uid: &str, id: ConfigId) -> Option<BadConfigs> {
-        let mut bad = self.disk.bad_configs.known()?.clone();
+        let bad = self.disk.bad_configs.known()?;
         bad.verdict(uid, Some(id)).filter(|verdict| verdict.retry)?;
+        let mut bad = bad.clone();
         bad.clear(uid, id).then_some(bad)
     }
 
@@ -1530,9 +1530,19 @@ impl Configuration {
         due.then_some(Transition::SilentTrial { startups: Startups { open: None, ..startups } })
     }
 
+    /// Whether more running time changes nothing: all that is recorded of it is on disk, no trial is under way, pods are not held, and
+    /// no verdict on the config in use is left that its running well removes.
+    fn is_settled(&self) -> bool {
+        let retried =
+            self.in_use.config.as_ref().and_then(|(config, is)| self.without_retried(&config.uid, is.id));
+        self.saved_ran_ms >= self.counts_up_to_ms()
+            && !self.in_trial()
+            && !self.in_use.startups.hold
+            && retried.is_none()
+    }
+
     fn progress(&mut self, now: Now) -> Option<Transition> {
-        let is_settled = self.saved_ran_ms >= self.counts_up_to_ms() && !self.in_trial();
-        let due = self.counts_running() && !is_settled && self.ran_ms(now) >= self.save_due_ms();
+        let due = self.counts_running() && !self.is_settled() && self.ran_ms(now) >= self.save_due_ms();
         if !due {
             return None;
         }
@@ -1634,9 +1644,15 @@ impl Configuration {
     }
 
     fn wait_over(&self, now: Now) -> Option<Transition> {
-        let heard = self.in_use.startups.contact;
+        let InUse { startups: Startups { contact: heard, hold, .. }, .. } = &self.in_use;
         let is_over = |waiting: &Waiting| {
-            self.ran_ms(now) >= waiting.wait_ms && (heard || waiting.verdict.kind != BadKind::Contact)
+            let may_end = match waiting.verdict.kind {
+                BadKind::Contact => *heard,
+                // what runs must run well with its pods
+                BadKind::Proven => !hold,
+                _ => true,
+            };
+            may_end && self.ran_ms(now) >= waiting.wait_ms
         };
         let waiting = self.counts_running().then(|| self.waiting())?;
         let Waiting { uid, id, verdict, .. } = waiting.into_iter().find(is_over)?;

@@ -112,8 +112,6 @@ pub(crate) struct Started {
     pub(crate) condemned: Vec<Verdict>,
     /// Pods are held since this start; why.
     pub(crate) held: Option<String>,
-    /// The last resort crash-looped, and pods are not held any more.
-    is_released: bool,
     /// The counts of the assigned config brought up to date, recorded or not.
     pub(crate) assigned_counts: Option<Startups>,
     /// The end of the previous run proved something that could not be recorded: the evidence must stay.
@@ -171,7 +169,6 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         changed: None,
         condemned: Vec::new(),
         held: None,
-        is_released: false,
         assigned_counts: None,
         // with dynamic config off, evidence is not counted, so it is not consumed
         evidence_unrecorded: !facts.dynamic,
@@ -368,9 +365,7 @@ fn end_waits(steps: &mut Steps, started: &mut Started, chain: &[Candidate]) -> S
             any = true;
         }
     }
-    // pods are held for what comes next only if that crash-loops, too
-    started.is_released = any && started.disk.put_bad_configs(steps, bad)?.is_ok();
-    Ok(started.is_released)
+    Ok(any && started.disk.put_bad_configs(steps, bad)?.is_ok())
 }
 
 /// The place of a config in the order in which they are tried.
@@ -518,8 +513,7 @@ fn note_hold(started: &mut Started, before: &Startups, after: &Startups, what: &
 
 /// The counts of a config brought up to date; those of another config say nothing about it.
 fn counts(facts: &Facts, started: &mut Started, ran_as: RanAs) -> Startups {
-    let mut startups = Startups::of_next(started.disk.startups.known(), ran_as);
-    startups.hold &= !started.is_released;
+    let startups = Startups::of_next(started.disk.startups.known(), ran_as);
     let ended = Ended::read(&startups, &facts.boot_id, &facts.previous);
     if started.ended.is_none() {
         started.ended = match &ended {
