@@ -32,35 +32,12 @@ const ENOUGH: usize = 150;
 /// Promises that do not hold yet, by scenario. A search of [`ENOUGH`] states breaks exactly these: who mends one takes its line
 /// out.
 const OPEN: &[(&str, Invariant)] = &[
-    ("A crashes", Invariant::ProvenIsNeverBanned),
     ("A crashes, drop-ins change at every start", Invariant::HeartbeatResumes),
     ("A resets the board, drop-ins change at every start", Invariant::HeartbeatResumes),
     ("A cuts itself off, drop-ins change at every start", Invariant::HeartbeatResumes),
     ("A invalid, G crashes, drop-ins change at every start", Invariant::HeartbeatResumes),
-    ("proven G, crashes from outside", Invariant::GoodConfigWins),
-    ("proven G, crashes from outside", Invariant::ProvenIsNeverBanned),
-    ("proven G, crashes from outside", Invariant::ProvenRunsInShortPowerOns),
-    ("proven G, crashes from outside, H before it", Invariant::ProvenIsNeverBanned),
-    ("proven G, crashes from outside, H before it", Invariant::ProvenRunsInShortPowerOns),
-    ("proven G crashes by itself, H before it", Invariant::ProvenIsNeverBanned),
-    ("proven G and H crash, local good", Invariant::ProvenIsNeverBanned),
-    ("A and G crash, H good", Invariant::ProvenIsNeverBanned),
-    ("crashes from outside, local crashes late, G good", Invariant::ProvenIsNeverBanned),
-    ("crashes from outside, local crashes late, G good", Invariant::ProvenRunsInShortPowerOns),
-    ("everything crashes, H good", Invariant::ProvenIsNeverBanned),
-    ("proven G panics the machine by itself", Invariant::ProvenIsNeverBanned),
-    ("the machine panics under proven G", Invariant::GoodConfigWins),
-    ("the machine panics under proven G", Invariant::ProvenIsNeverBanned),
-    ("the machine panics under proven G", Invariant::ProvenRunsInShortPowerOns),
-    ("G crashes under drop-ins that are taken away", Invariant::BannedStaysBanned),
-    ("G crashes under drop-ins that are taken away", Invariant::ProvenIsNeverBanned),
     ("G unproven under drop-ins, A crashes", Invariant::BannedStaysBanned),
-    ("G unproven under drop-ins, A crashes", Invariant::ProvenIsNeverBanned),
     ("banned, proven by another version, and back", Invariant::GoodConfigWins),
-    ("banned, proven by another version, and back", Invariant::ProvenIsNeverBanned),
-    ("banned, proven by another version, and back", Invariant::ProvenRunsInShortPowerOns),
-    ("bad-configs.json becomes unreadable", Invariant::BannedStaysBanned),
-    ("bad-configs.json becomes unreadable", Invariant::ProvenIsNeverBanned),
 ];
 
 /// What a search of one scenario came to.

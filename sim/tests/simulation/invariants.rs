@@ -110,7 +110,7 @@ impl Simulation {
     }
 
     /// It has been last-known-good, now or just before: nothing bans it.
-    fn is_proven(&self, config: Config) -> bool {
+    pub(crate) fn is_proven(&self, config: Config) -> bool {
         let good = self.world.file("last-known-good").unwrap_or_default();
         [&good, &good["previous"]]
             .iter()

@@ -193,6 +193,7 @@ impl Simulation {
 
     /// What the config in use does to the agent at once.
     pub(super) fn apply_nature(&mut self) {
+        self.spared = false;
         match self.nature() {
             Nature::Good | Nature::LosesContact | Nature::Unparsable | Nature::Invalid => {}
             Nature::CrashesAtOnce => {
@@ -211,6 +212,8 @@ impl Simulation {
             Nature::Panics => self.crash("kernel panic"),
             Nature::RebootsSilently => {
                 self.hit("end", "silent reboot");
+                let config = self.model.run.as_ref().and_then(|run| run.config);
+                self.spared = self.settling && config.is_some_and(|config| self.is_proven(config));
                 self.cut_power();
                 self.trace(|| "END: a silent reboot".into());
             }
