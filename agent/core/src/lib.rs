@@ -12,6 +12,7 @@ pub mod kubelet;
 mod node;
 mod options;
 mod pace;
+pub mod pods;
 mod report;
 mod requests;
 mod watching;

@@ -1,0 +1,568 @@
+//! The events that the pods' actor takes and the actions it gives: the contract with the runtime, the images, the disk and the
+//! API server.
+//!
+//! Always holds: an action is complete and performing it needs no decision. A performer that cannot carry out a part of an order
+//! fails it and names the part; it leaves nothing out. Each command (`PreparePod`,
+//! `PullImage`, `CreateContainer`, `StartContainer`, `StopContainer`, `RemoveContainer`, `RemovePod`) is answered exactly once, as
+//! late as the performer likes: by the event its doc names, or by `Failed`. Per pod and container at most one command is under
+//! way, except that `StopContainer` may be given again with a shorter grace. What the performer sees without being asked (a
+//! process that ends, a shim that is gone) is `Observed` too. A crash of the agent loses commands and answers: the next start
+//! begins with `Event::Inventory`, and no action comes before it. Leaves to others: what the events mean (`pods`), how actions are
+//! performed (the crate `kedge`, the simulation).
+
+use crate::config::source::is_file_name;
+use crate::event::Level;
+use kedge_api::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// The UID of a pod; safe as a file name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct PodUid(String);
+
+impl PodUid {
+    /// None unless it matches `[A-Za-z0-9-]{1,64}`.
+    #[must_use]
+    pub fn new(uid: &str) -> Option<Self> {
+        is_file_name(uid).then(|| Self(uid.to_owned()))
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One run of one container of one pod. No two runs have the same key, also across starts of the agent and of the machine.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContainerKey {
+    pub pod: PodUid,
+    /// A DNS label: safe as a file name.
+    pub container: String,
+    /// From 0: the number of restarts before it.
+    pub attempt: u32,
+}
+
+impl ContainerKey {
+    /// The container's ID where Kubernetes shows one, after `kedge://`.
+    #[must_use]
+    pub fn id(&self) -> String {
+        format!("{}.{}.{}", self.pod, self.container, self.attempt)
+    }
+}
+
+impl fmt::Display for ContainerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.id())
+    }
+}
+
+/// Everything that can happen to the pods of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PodEvent {
+    /// The desired set as it lies on disk, at the start of the agent: each file that is there, with its content or why it cannot be
+    /// read. `Err`: not even the directory could be read, which does not mean that it is empty.
+    DesiredRead(Result<Vec<(DesiredFile, Result<Vec<u8>, String>)>, String>),
+    /// Everything the runtime has, at the start of the agent, before any other event of the runtime; again whenever the runtime
+    /// may have lost events. A runtime that cannot answer yet sends nothing: unknown is not empty.
+    Inventory(Inventory),
+    /// A run of a container has come into this state.
+    Observed(Observation),
+    /// The answer to `PreparePod`.
+    PodPrepared { pod: PodUid, network: PodNetwork },
+    /// The answer to `RemovePod`.
+    PodRemoved { pod: PodUid },
+    /// The answer to `RemoveContainer`.
+    ContainerRemoved(ContainerKey),
+    /// `PullImage` found that the image must be fetched and began. No answer yet.
+    ImagePulling { pod: PodUid, container: String },
+    /// The answer to `PullImage`: every layer of it is unpacked, durable and vouched for.
+    ImageReady { pod: PodUid, container: String, image: Image },
+    /// The answer to a command that failed and left nothing half done, or as little as the next try repairs.
+    Failed { command: Command, failure: Failure },
+    /// Time passed.
+    Tick,
+    /// What the node is and has. Without it no pod is admitted; at the start it may be what the last run knew.
+    Node(Box<NodeFacts>),
+    /// Whether the pods are held (a crash loop under a proven config): while they are, nothing is started or stopped.
+    Held(bool),
+    /// All pods that the API server binds to this node, read at once, and the UID of the Node they are bound to. Only a list that
+    /// was read to its end is one; a failed or partial read sends nothing.
+    PodsListed { node_uid: String, pods: Vec<Value> },
+    /// A pod bound to this node was added or changed.
+    PodSeen(Value),
+    /// A pod is no longer in the API: its last state.
+    PodGone(Value),
+    /// The answer to `ReadObject`.
+    ObjectRead { name: ObjectName, read: ObjectRead },
+    /// Every file in `staticPodPath`, with its content or why it cannot be read; sorted by path. `Err`: the directory could not be
+    /// read, and its pods go on.
+    StaticPods(Result<Vec<StaticFile>, String>),
+    /// `kedge pods release`, or the Node annotation `kedge.dev/release-pods`: the orphaned pods end, or the one of this
+    /// namespace and name.
+    Release(Option<(String, String)>),
+    /// The answer to `SaveDesired`: whether it is durable.
+    DesiredSaved { file: DesiredFile, done: Result<(), String> },
+    /// The answer to `PatchPodStatus`, `DeletePod`, `CreateMirrorPod`.
+    Answered { request: PodRequest, answer: crate::event::Answer },
+}
+
+/// Everything that is done for the pods of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PodAction {
+    /// Directories, volumes, cgroup, namespaces and network of a pod; what is there already stays. Answered by `PodPrepared`.
+    PreparePod(Box<PodSandbox>),
+    /// See that the image is there, by its policy. Answered by `ImageReady`.
+    PullImage(Box<ImageOrder>),
+    /// Make the container, with its first process not started. Answered by `Observed` (created).
+    CreateContainer(Box<ContainerOrder>),
+    /// Start it. Answered by `Observed` (running, or exited if that was quick).
+    StartContainer(ContainerKey),
+    /// Send the signal, after `grace` KILL to every process of it. Grace zero: KILL at once. Answered by `Observed` (exited or
+    /// lost). A container that does not run any more is observed as it ended.
+    StopContainer {
+        container: ContainerKey,
+        /// None: the signal it was created with.
+        signal: Option<String>,
+        grace: Duration,
+    },
+    /// Remove what is left of a run that does not run: its root, its state. Its log stays. Answered by `ContainerRemoved`.
+    RemoveContainer(ContainerKey),
+    /// Remove the rest of the pod, whose containers are all removed: network, volumes, cgroup, directories. Answered by
+    /// `PodRemoved`.
+    RemovePod {
+        pod: PodUid,
+        /// The pod is finished, but its object is not deleted yet.
+        keep_logs: bool,
+    },
+    /// Write this durably, mode 0600, or remove it durably (None). Writes of one file are performed in order. Answered by
+    /// `DesiredSaved`.
+    SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
+    /// GET a ConfigMap or a Secret. Answered by `ObjectRead`.
+    ReadObject(ObjectName),
+    /// Strategic-merge-patch `status` of a pod. `patch` has the UID in `metadata.uid`, so that it meets no namesake.
+    PatchPodStatus { pod: PodRef, patch: Value },
+    /// DELETE with grace period 0 and this UID as precondition: the node's last word on a pod.
+    DeletePod(PodRef),
+    /// POST the mirror of a static pod.
+    CreateMirrorPod { namespace: String, name: String, pod: Value },
+    /// Record an Event about a pod. No answer.
+    RecordEvent(PodNews),
+    /// Log a line.
+    Log(Level, String),
+}
+
+/// A file of the desired set.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DesiredFile {
+    /// One pod.
+    Pod(PodUid),
+    /// One ConfigMap or Secret that pods refer to; named by the digest of its kind, namespace and name.
+    Object(String),
+}
+
+impl DesiredFile {
+    /// Where it lies below `--root-dir`.
+    #[must_use]
+    pub fn path(&self) -> String {
+        match self {
+            Self::Pod(uid) => format!("pods/desired/{uid}.json"),
+            Self::Object(digest) => format!("pods/objects/{digest}.json"),
+        }
+    }
+
+    /// The inverse; None for any other file.
+    #[must_use]
+    pub fn from_path(path: &str) -> Option<Self> {
+        let (folder, name) = path.strip_prefix("pods/")?.split_once('/')?;
+        let name = name.strip_suffix(".json").filter(|name| is_file_name(name))?;
+        match folder {
+            "desired" => Some(Self::Pod(PodUid(name.to_owned()))),
+            "objects" => Some(Self::Object(name.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+/// What the runtime has.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Inventory {
+    /// Pods that were prepared, wholly or not, and are not removed.
+    pub pods: Vec<PodFound>,
+    /// Runs that were created, wholly or not, and are not removed. A half-created one that never ran is `Lost` or left out.
+    pub containers: Vec<Observation>,
+    /// The highest attempt that has a log, by pod and container, also of earlier boots.
+    pub logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+}
+
+/// A pod that the runtime has, as `PodSandbox` described it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodFound {
+    pub uid: PodUid,
+    pub namespace: String,
+    pub name: String,
+    /// The Node it was prepared for; empty for a static pod.
+    pub node_uid: String,
+    /// None: half prepared; `PreparePod` is given again.
+    pub network: Option<PodNetwork>,
+}
+
+/// The state of one run of a container.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Observation {
+    pub container: ContainerKey,
+    pub state: ContainerState,
+    /// The image it was created from: the reference by digest. Empty if unknown.
+    pub image_id: String,
+}
+
+/// What a run of a container is doing.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ContainerState {
+    /// Made, its first process not started.
+    Created,
+    /// Running.
+    Running { pid: u32, started: Timestamp },
+    /// Ended, and the end was seen.
+    Exited(Exit),
+    /// It does not run (now ended for certain), but nobody saw how it ended.
+    Lost,
+    /// It cannot be told whether it runs. It is neither started again nor counted as ended.
+    Unknown(String),
+}
+
+/// How a run of a container ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Exit {
+    /// 128 + signal if a signal ended it.
+    pub code: i32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// The kernel killed it because its cgroup had no memory left.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub oom_killed: bool,
+    /// None: it never ran, or that was not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished: Option<Timestamp>,
+}
+
+/// The addresses of a pod, best first; empty on the host's network.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodNetwork {
+    pub addresses: Vec<String>,
+}
+
+/// A command, for its failure.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Command {
+    PreparePod(PodUid),
+    PullImage { pod: PodUid, container: String },
+    CreateContainer(ContainerKey),
+    StartContainer(ContainerKey),
+    StopContainer(ContainerKey),
+    RemoveContainer(ContainerKey),
+    RemovePod(PodUid),
+}
+
+/// Why a command failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub reason: FailureReason,
+    /// What was tried, expected and found.
+    pub message: String,
+}
+
+/// The sorts of failure that Kubernetes shows by different words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureReason {
+    /// Any other: the word follows from the command.
+    Other,
+    /// The image's name is no reference: `InvalidImageName`.
+    InvalidImageName,
+    /// Not there, and the policy forbids to fetch it: `ErrImageNeverPull`.
+    ImageNeverPull,
+    /// There, but it cannot be read: `ImageInspectError`.
+    ImageInspect,
+    /// A volume could not be set up: event `FailedMount`.
+    Volume,
+    /// The network could not be set up: event `FailedCreatePodSandBox`; no plugin at all: `NetworkNotReady`.
+    Network,
+    /// The order cannot be carried out as it is written (no such user, no command): `CreateContainerConfigError`.
+    Config,
+}
+
+/// An image that is wholly there.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Image {
+    /// The digest of its configuration: what the runtime mounts by.
+    pub id: String,
+    /// `name@sha256:...`, as `imageID` shows it.
+    pub reference: String,
+    pub config: ImageConfig,
+    /// It was fetched for this: how long that took, and its bytes.
+    pub pulled: Option<(Duration, u64)>,
+}
+
+/// What an image says about its containers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ImageConfig {
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+    /// `user`, `uid`, `user:group`, ...; empty: root.
+    pub user: String,
+    pub working_dir: String,
+    /// `SIGTERM`, `15`, ...; empty: TERM.
+    pub stop_signal: String,
+}
+
+/// An image to see to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageOrder {
+    pub pod: PodUid,
+    pub container: String,
+    /// As the pod has it.
+    pub image: String,
+    pub policy: PullPolicy,
+    /// The contents of the pod's `imagePullSecrets`, `.dockerconfigjson` or `.dockercfg` (then wrapped in `auths`), in order.
+    pub credentials: Vec<Vec<u8>>,
+}
+
+/// `imagePullPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+/// What `PreparePod` makes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodSandbox {
+    pub uid: PodUid,
+    pub namespace: String,
+    pub name: String,
+    /// Kept with the pod and told again by `PodFound`.
+    pub node_uid: String,
+    pub hostname: String,
+    pub host_network: bool,
+    pub host_pid: bool,
+    pub host_ipc: bool,
+    pub share_process_namespace: bool,
+    pub qos: QosClass,
+    /// The pod's cgroup: the sums over its containers, as kubelet's.
+    pub resources: Resources,
+    pub volumes: Vec<Volume>,
+    /// `containers[].ports` that have a `hostPort`.
+    pub host_ports: Vec<HostPort>,
+    pub dns: Dns,
+    /// `hostAliases`: address and names.
+    pub host_aliases: Vec<(String, Vec<String>)>,
+}
+
+/// `dnsPolicy` and `dnsConfig`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Dns {
+    /// `ClusterFirst`, `ClusterFirstWithHostNet`, `Default`, `None`.
+    pub policy: String,
+    pub nameservers: Vec<String>,
+    pub searches: Vec<String>,
+    /// Name and value.
+    pub options: Vec<(String, Option<String>)>,
+}
+
+/// A port of the host that leads to one of the pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPort {
+    pub host_ip: String,
+    pub host_port: u16,
+    pub container_port: u16,
+    /// TCP, UDP or SCTP.
+    pub protocol: String,
+}
+
+/// A volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    pub name: String,
+    pub source: VolumeSource,
+}
+
+/// What a volume is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeSource {
+    /// An empty directory, mode 0777.
+    EmptyDir {
+        /// In memory: a tmpfs.
+        memory: bool,
+        size_limit: Option<u64>,
+    },
+    /// A path of the host; `kind` as upstream: empty, `DirectoryOrCreate`, `Directory`, `FileOrCreate`, `File`, `Socket`,
+    /// `CharDevice`, `BlockDevice`.
+    HostPath { path: String, kind: String },
+    /// These files, read only, in a tmpfs if they are `secret`.
+    Files { files: Vec<VolumeFile>, secret: bool },
+}
+
+/// A file of a ConfigMap's or a Secret's volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeFile {
+    /// Relative, without `..`.
+    pub path: String,
+    pub mode: u32,
+    pub content: Vec<u8>,
+}
+
+/// What `CreateContainer` makes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ContainerOrder {
+    pub key: ContainerKey,
+    pub namespace: String,
+    pub pod_name: String,
+    pub image: Image,
+    /// Program and arguments; never empty.
+    pub argv: Vec<String>,
+    /// In order, each name once; the image's first. `HOSTNAME` and `PATH` of a container without one are the runtime's to add.
+    pub env: Vec<(String, String)>,
+    /// Empty: `/`.
+    pub working_dir: String,
+    pub mounts: Vec<Mount>,
+    pub resources: Resources,
+    pub qos: QosClass,
+    /// What `StopContainer` without a signal sends: as the image has it, else `SIGTERM`.
+    pub stop_signal: String,
+}
+
+/// A volume in a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Name of a volume of the pod.
+    pub volume: String,
+    /// Absolute, in the container.
+    pub path: String,
+    pub read_only: bool,
+}
+
+/// Requests and limits, None where none was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Resources {
+    pub cpu_request_milli: Option<u64>,
+    pub cpu_limit_milli: Option<u64>,
+    pub memory_request_bytes: Option<u64>,
+    pub memory_limit_bytes: Option<u64>,
+}
+
+/// A pod's class of service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QosClass {
+    Guaranteed,
+    Burstable,
+    BestEffort,
+}
+
+impl QosClass {
+    /// As `status.qosClass` has it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Guaranteed => "Guaranteed",
+            Self::Burstable => "Burstable",
+            Self::BestEffort => "BestEffort",
+        }
+    }
+}
+
+/// What the node is and has, as far as pods are admitted by it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeFacts {
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
+    /// `status.hostIP`, best first.
+    pub addresses: Vec<String>,
+    /// Allocatable.
+    pub cpu_milli: u64,
+    pub memory_bytes: u64,
+    pub pods: u64,
+    /// False: only pods on the host's network are started.
+    pub network_ready: bool,
+}
+
+/// A ConfigMap or a Secret.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ObjectName {
+    pub kind: ObjectKind,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// The kinds that a pod may refer to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ObjectKind {
+    ConfigMap,
+    Secret,
+}
+
+/// What reading an object gave.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ObjectRead {
+    /// The object.
+    Found(Value),
+    /// The API server answered that there is none.
+    Missing,
+    /// The API server will not show it.
+    Refused(String),
+    /// No answer: what was known stays.
+    Failed(String),
+}
+
+/// A file of `staticPodPath`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticFile {
+    /// As an operator sees it.
+    pub path: String,
+    /// At most `kubelet::yaml::MAX_TEXT_BYTES`.
+    pub content: Result<Vec<u8>, String>,
+}
+
+/// A pod in the API.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodRef {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+/// A request about a pod, for its answer. One of each sort and pod is under way.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PodRequest {
+    PatchStatus(PodRef),
+    Delete(PodRef),
+    CreateMirror { namespace: String, name: String },
+}
+
+/// Something that happened to a pod, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodNews {
+    pub pod: PodRef,
+    /// `spec.containers{name}`; empty: the pod as a whole.
+    pub field_path: String,
+    /// Warning; else Normal.
+    pub is_warning: bool,
+    /// Upstream's reason.
+    pub reason: &'static str,
+    pub message: String,
+}
