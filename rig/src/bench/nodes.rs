@@ -246,19 +246,15 @@ fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
                 &format!("hub: memory per node, {nodes} nodes"),
                 *with_watch,
                 "KiB",
-                "RSS, one renewing connection and one watch together, beside the objects",
-            )
-            .with_goal(Goal::AtMost(WITH_WATCH_KIB)),
+                "RSS, one renewing connection and one watch together, beside the objects; of the nodes added last",
+            ),
         );
-        figures.push(
-            Figure::new(
-                &format!("hub: of it without the watch, {nodes} nodes"),
-                *without_watch,
-                "KiB",
-                "RSS, before the watch was opened",
-            )
-            .with_goal(Goal::AtMost(WITHOUT_WATCH_KIB)),
-        );
+        figures.push(Figure::new(
+            &format!("hub: of it without the watch, {nodes} nodes"),
+            *without_watch,
+            "KiB",
+            "RSS, before the watch was opened",
+        ));
         figures.push(
             Figure::new(
                 &format!("hub: CPU per 1,000 renewals, {nodes} nodes"),
@@ -275,10 +271,6 @@ fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
         figures.push(
             Figure::new("hub: growth of CPU per renewal", ratio, "times", how.clone())
                 .with_goal(Goal::AtMost(FLAT)),
-        );
-        let ratio = last.with_watch / few.with_watch;
-        figures.push(
-            Figure::new("hub: growth of memory per node", ratio, "times", how).with_goal(Goal::AtMost(FLAT)),
         );
     }
     if last.nodes < FLEET {
@@ -297,7 +289,8 @@ fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
     figures
 }
 
-/// What one more node costs, and what the first ones cost beside that: code that runs for the first time, threads' own heaps.
+/// What one more node costs, and what the first ones cost beside that: code that runs for the first time, threads' own heaps, less
+/// the pages that were free. Goals are for one more node: what the first ones take depends on what ran before.
 fn slope(stages: &[Stage]) -> Vec<Figure> {
     let Some((few, later)) = stages.split_first().filter(|(_, later)| !later.is_empty()) else {
         return Vec::new();
@@ -306,6 +299,8 @@ fn slope(stages: &[Stage]) -> Vec<Figure> {
     let each =
         |of: fn(&Stage) -> f64| later.iter().map(|stage| of(stage) * stage.added as f64).sum::<f64>() / added;
     let (with, without) = (each(|stage| stage.with_watch), each(|stage| stage.without_watch));
+    // of the first nodes, pages that were there already take a part, so growth is that from the second stage to the last
+    let growth = later.last().map_or(1.0, |last| last.with_watch / later[0].with_watch);
     let how = format!("RSS, of the {added} after the first {}", few.nodes);
     vec![
         Figure::new("hub: memory of one more node", with, "KiB", format!("{how}; with its watch"))
@@ -316,8 +311,15 @@ fn slope(stages: &[Stage]) -> Vec<Figure> {
             "hub: memory that connections take once",
             (few.with_watch - with) * few.added as f64,
             "KiB",
-            format!("what the first {} took beyond one more node each", few.nodes),
+            format!("what the first {} took beyond one more node each; negative: pages were free", few.nodes),
         ),
+        Figure::new(
+            "hub: growth of memory per node",
+            growth,
+            "times",
+            "of the last nodes added, of the second ones",
+        )
+        .with_goal(Goal::AtMost(FLAT)),
     ]
 }
 
