@@ -8,6 +8,7 @@ mod agent;
 pub mod config;
 mod contact;
 mod event;
+pub mod images;
 pub mod kubelet;
 mod node;
 mod options;

@@ -1,0 +1,29 @@
+//! Images, as far as they can be decided: which reference names what, which of an index's images fits this node, what a
+//! registry's answer means, what is missing, what may go.
+//!
+//! Always holds: every text from a registry, a Secret or a disk is bounded before it is read and checked before it is used; a
+//! digest that is not 64 lower case hexadecimal digits never becomes a file's name; nothing in use is ever chosen for removal.
+//!
+//! Leaves to others: connections and files (`agent/src/images`), unpacking (`platform/src/images`), when a pod needs an image
+//! (`pods`).
+
+pub mod backoff;
+pub mod challenge;
+pub mod collect;
+pub mod credentials;
+pub mod digest;
+pub mod manifest;
+pub mod platform;
+pub mod policy;
+pub mod record;
+pub mod reference;
+pub mod room;
+pub mod settings;
+pub mod throttle;
+
+pub use digest::BlobDigest;
+pub use manifest::{ImageConfig, Manifest};
+pub use platform::Platform;
+pub use policy::PullPolicy;
+pub use record::Record;
+pub use reference::Reference;

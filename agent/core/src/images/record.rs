@@ -1,0 +1,303 @@
+//! The record of an image on this node, and what follows from all of them: which image a reference means, which layers and
+//! blobs are kept.
+//!
+//! Always holds: a record is written after every layer it names is durable, so an image that is found can be run; of two
+//! records with one name (a cut between two writes) the later one has it; while any record cannot be read nothing counts as
+//! unused. A record of a newer agent is unknown, never empty.
+//! Leaves to others: files (`agent/src/images/store.rs`), when to remove (`collect`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kedge_api::excerpt;
+use serde::{Deserialize, Serialize};
+
+use super::digest::BlobDigest;
+use super::manifest::ImageConfig;
+use super::platform::Platform;
+use super::reference::Reference;
+use crate::pods;
+
+/// The form of records that this version reads and writes.
+pub const API_VERSION: &str = "kedge.dev/v1";
+/// Longest record: a config's words (2 MiB) and names.
+pub const MAX_RECORD_BYTES: usize = 5 << 20;
+/// Most names of one image; of more the alphabetically last are not recorded. A tag for each build would grow without end.
+const MAX_NAMES: usize = 256;
+
+/// One layer on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Which layers lie below it, and itself.
+    pub chain: BlobDigest,
+    /// What it unpacks to.
+    pub diff: BlobDigest,
+}
+
+/// An image that can be run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    pub api_version: String,
+    /// The digest of its config: the image's ID.
+    pub id: BlobDigest,
+    /// `registry/repository:tag`.
+    pub names: BTreeSet<String>,
+    /// `registry/repository@digest`.
+    pub digests: BTreeSet<String>,
+    pub platform: Platform,
+    /// The base first.
+    pub layers: Vec<Layer>,
+    /// Compressed, as the manifest says.
+    pub size_bytes: u64,
+    pub config: ImageConfig,
+    /// Later records have higher numbers.
+    pub sequence: u64,
+    /// By the node's wall clock; shown to people, decides nothing.
+    pub pulled_unix_secs: u64,
+}
+
+impl Record {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// It is none that this version understands.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Version {
+            api_version: String,
+        }
+        let unreadable =
+            |error: serde_json::Error| format!("not an image's record: {}", excerpt(&error.to_string()));
+        let version: Version = serde_json::from_slice(bytes).map_err(unreadable)?;
+        if version.api_version != API_VERSION {
+            return Err(format!(
+                "apiVersion is {:?}, expected {API_VERSION:?}",
+                excerpt(&version.api_version)
+            ));
+        }
+        serde_json::from_slice(bytes).map_err(unreadable)
+    }
+
+    /// Its text on disk.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings and numbers are JSON")
+    }
+
+    /// What a container's `imageID` shows: a name with the digest, or the ID.
+    #[must_use]
+    pub fn image_id(&self) -> String {
+        self.digests.first().cloned().unwrap_or_else(|| self.id.to_string())
+    }
+
+    /// As a pod's container takes it; `pulled` is how long the fetching took, and its bytes.
+    #[must_use]
+    pub fn for_container(&self, pulled: Option<(Duration, u64)>) -> pods::Image {
+        let ImageConfig { env, entrypoint, cmd, user, working_dir, stop_signal, .. } = self.config.clone();
+        pods::Image {
+            id: self.id.to_string(),
+            reference: self.image_id(),
+            config: pods::ImageConfig { env, entrypoint, cmd, user, working_dir, stop_signal },
+            pulled,
+        }
+    }
+
+    /// Adds the names by which it was pulled or imported.
+    pub fn add_names(&mut self, reference: &Reference, manifest: &BlobDigest) {
+        self.names.extend(reference.tagged());
+        self.digests.insert(reference.with_digest(manifest));
+        for names in [&mut self.names, &mut self.digests] {
+            while names.len() > MAX_NAMES {
+                names.pop_last();
+            }
+        }
+    }
+}
+
+/// All images of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Records {
+    all: BTreeMap<BlobDigest, Record>,
+    /// Files that should be records and cannot be read.
+    unreadable: Vec<String>,
+}
+
+impl Records {
+    /// Adds what a file holds.
+    pub fn add(&mut self, file: &str, read: Result<Record, String>) {
+        match read {
+            Ok(record) if file == format!("{}.json", record.id.hex()) => {
+                self.all.insert(record.id, record);
+            }
+            Ok(record) => self.unreadable.push(format!("{file}: holds the record of {}", record.id)),
+            Err(why) => self.unreadable.push(format!("{file}: {why}")),
+        }
+    }
+
+    /// All that could be read, by ID.
+    pub fn iter(&self) -> impl Iterator<Item = &Record> {
+        self.all.values()
+    }
+
+    /// What could not be read, and why.
+    #[must_use]
+    pub fn unreadable(&self) -> &[String] {
+        &self.unreadable
+    }
+
+    /// The image of this ID.
+    #[must_use]
+    pub fn get(&self, id: &BlobDigest) -> Option<&Record> {
+        self.all.get(id)
+    }
+
+    /// The image that a reference means. With a digest the repository has to be the same: another one's credentials may
+    /// differ.
+    #[must_use]
+    pub fn find(&self, reference: &Reference) -> Option<&Record> {
+        match &reference.digest {
+            Some(digest) => {
+                let name = reference.with_digest(digest);
+                self.all.values().find(|record| record.digests.contains(&name))
+            }
+            None => self.holder_of(&reference.tagged()?),
+        }
+    }
+
+    /// The image that has this `registry/repository:tag`: of two the later.
+    fn holder_of(&self, name: &str) -> Option<&Record> {
+        let named = self.all.values().filter(|record| record.names.contains(name));
+        named.max_by_key(|record| record.sequence)
+    }
+
+    /// The number of the next record.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        self.all.values().map(|record| record.sequence).max().map_or(1, |last| last.saturating_add(1))
+    }
+
+    /// What to write for a new image: its own record first, then those of images that lose a name to it.
+    #[must_use]
+    pub fn with_new(&self, mut new: Record) -> Vec<Record> {
+        new.sequence = self.next_sequence();
+        if let Some(earlier) = self.all.get(&new.id) {
+            new.digests.extend(earlier.digests.iter().cloned());
+            let kept = earlier.names.iter().filter(|name| self.holder_of(name) == Some(earlier));
+            new.names.extend(kept.cloned());
+        }
+        let losers =
+            self.all.values().filter(|record| record.id != new.id && !record.names.is_disjoint(&new.names));
+        let losers: Vec<Record> =
+            losers.map(|record| Record { names: &record.names - &new.names, ..record.clone() }).collect();
+        std::iter::once(new).chain(losers).collect()
+    }
+
+    /// Whether a new record says nothing that is not recorded: then nothing is written.
+    #[must_use]
+    pub fn is_news(&self, new: &Record) -> bool {
+        self.all.get(&new.id).is_none_or(|earlier| {
+            !new.digests.is_subset(&earlier.digests)
+                || new.names.iter().any(|name| self.holder_of(name) != Some(earlier))
+                || new.layers != earlier.layers
+        })
+    }
+
+    /// The layers that images need. `None` while a record cannot be read: any layer could be one of its.
+    #[must_use]
+    pub fn layers(&self) -> Option<BTreeSet<BlobDigest>> {
+        self.unreadable.is_empty().then(|| {
+            self.all.values().flat_map(|record| record.layers.iter().map(|layer| layer.chain)).collect()
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(crate) fn record(n: u8, names: &[&str], layers: &[u8], sequence: u64) -> Record {
+        let digest = |n: u8| BlobDigest::of(&[n]);
+        let mut record = Record {
+            api_version: API_VERSION.to_owned(),
+            id: digest(n),
+            names: BTreeSet::new(),
+            digests: BTreeSet::new(),
+            platform: Platform::of_processor("x86_64", None),
+            layers: layers.iter().map(|n| Layer { chain: digest(*n), diff: digest(*n) }).collect(),
+            size_bytes: 10,
+            config: ImageConfig::default(),
+            sequence,
+            pulled_unix_secs: 0,
+        };
+        for name in names {
+            record.add_names(&Reference::parse(name).unwrap(), &digest(n));
+        }
+        record
+    }
+
+    pub(crate) fn records(all: &[Record]) -> Records {
+        let mut records = Records::default();
+        for record in all {
+            records.add(&format!("{}.json", record.id.hex()), Record::parse(&record.to_bytes()));
+        }
+        assert_eq!(records.unreadable(), [""; 0]);
+        records
+    }
+
+    #[test]
+    fn moved_tag_belongs_to_the_later_image() {
+        let old = record(1, &["r.lan/a:v1", "r.lan/a:old"], &[10], 1);
+        let present = records(std::slice::from_ref(&old));
+        let writes = present.with_new(record(2, &["r.lan/a:v1"], &[10, 11], 0));
+        let ids: Vec<_> = writes.iter().map(|record| record.id).collect();
+        assert_eq!(ids, [BlobDigest::of(&[2]), old.id], "its own record is written first");
+        assert_eq!(writes[0].sequence, 2);
+        assert_eq!(writes[1].names, BTreeSet::from(["r.lan/a:old".to_owned()]));
+        // every prefix of these writes is a state that a start can take
+        let find = |records: &Records, name: &str| {
+            records.find(&Reference::parse(name).unwrap()).map(|found| found.id)
+        };
+        for taken in 1..=2 {
+            let after = records(&[&[old.clone()][..], &writes[..taken]].concat());
+            assert_eq!(find(&after, "r.lan/a:v1"), Some(writes[0].id), "{taken}");
+            assert_eq!(find(&after, "r.lan/a:old"), Some(old.id), "{taken}");
+            let by_digest = format!("r.lan/a@{}", BlobDigest::of(&[1]));
+            assert_eq!(find(&after, &by_digest), Some(old.id));
+            assert_eq!(find(&after, &by_digest.replace("r.lan/a", "r.lan/b")), None, "another repository");
+        }
+    }
+
+    #[test]
+    fn known_image_is_no_news() {
+        let present = records(&[record(1, &["r.lan/a:v1"], &[10], 1), record(2, &["r.lan/b:v1"], &[10], 2)]);
+        assert!(!present.is_news(&record(1, &["r.lan/a:v1"], &[10], 0)));
+        assert!(present.is_news(&record(1, &["r.lan/a:v2"], &[10], 0)));
+        assert!(present.is_news(&record(3, &["r.lan/a:v1"], &[10], 0)));
+        assert!(present.is_news(&record(1, &["r.lan/b:v1"], &[10], 0)));
+    }
+
+    #[test]
+    fn unreadable_record_keeps_all_layers() {
+        let mut present = records(&[record(1, &["r.lan/a:v1"], &[10, 11], 1)]);
+        assert_eq!(present.layers().unwrap().len(), 2);
+        let newer = String::from_utf8(record(2, &[], &[], 1).to_bytes()).unwrap().replace("dev/v1", "dev/v9");
+        present.add("x.json", Record::parse(newer.as_bytes()));
+        assert!(present.unreadable()[0].contains("kedge.dev/v9"), "{:?}", present.unreadable());
+        assert_eq!(present.layers(), None);
+        let mut misplaced = Records::default();
+        misplaced.add("y.json", Ok(record(1, &[], &[], 1)));
+        assert_eq!((misplaced.layers(), misplaced.iter().count()), (None, 0));
+    }
+
+    #[test]
+    fn names_of_one_image_are_bounded() {
+        let mut record = record(1, &[], &[], 1);
+        for n in 0..MAX_NAMES + 5 {
+            record.add_names(&Reference::parse(&format!("r.lan/a:{n}")).unwrap(), &BlobDigest::of(b"m"));
+        }
+        assert_eq!((record.names.len(), record.digests.len()), (MAX_NAMES, 1));
+        assert!(record.to_bytes().len() < MAX_RECORD_BYTES);
+    }
+}
