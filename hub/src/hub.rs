@@ -26,7 +26,7 @@ use crate::audit::Audit;
 use crate::fresh::fresh;
 use crate::guard::Loops;
 use crate::locks::KeyedLocks;
-use crate::memory::{Memory, Watch};
+use crate::memory::{Memory, News, Watch};
 use crate::pki::Tokens;
 use crate::store::disk::DiskStore;
 use crate::store::writer::{Outcome, Writer};
@@ -272,6 +272,11 @@ impl Subscription {
     /// The next change; `None` when the subscriber fell behind or the hub closes: then subscribe again (or end).
     /// Safe to cancel.
     pub async fn next(&mut self) -> Option<Arc<Event>> {
-        self.watch.as_mut()?.receiver.recv().await.map(|waiting| waiting.event)
+        let receiver = &mut self.watch.as_mut()?.receiver;
+        loop {
+            if let News::Change(waiting) = receiver.recv().await? {
+                return Some(waiting.event);
+            }
+        }
     }
 }

@@ -93,16 +93,26 @@ pub struct Waiting {
     _held: Held,
 }
 
+/// What a watcher receives.
+#[derive(Debug)]
+pub enum News {
+    Change(Waiting),
+    /// Its client has heard of a change of this revision, and waits for the watch to come to it.
+    Named(u64),
+    /// The hub closes: every change up to this revision was received.
+    Last(u64),
+}
+
 /// The sending side of a watch.
 #[derive(Debug)]
 pub struct Sender {
-    queue: mpsc::Sender<Waiting>,
+    queue: mpsc::Sender<News>,
     backlog: Arc<Backlog>,
 }
 
 impl Sink for Sender {
     fn take(&self, event: &Arc<Event>) -> bool {
-        let waiting = |held| Waiting { event: event.clone(), _held: held };
+        let waiting = |held| News::Change(Waiting { event: event.clone(), _held: held });
         self.backlog
             .hold(event, WATCH_BACKLOG_BYTES)
             .is_some_and(|held| self.queue.try_send(waiting(held)).is_ok())
@@ -110,6 +120,29 @@ impl Sink for Sender {
 
     fn takes_renewals(&self) -> bool {
         self.backlog.budget.is_some()
+    }
+
+    fn close(&self, revision: u64) {
+        // a client that is behind by a whole queue goes on at the last change that it has read
+        let _ = self.queue.try_send(News::Last(revision));
+    }
+}
+
+/// Tells a watch what its client has heard of. It does not keep the watch.
+#[derive(Debug)]
+pub struct Reminder(mpsc::WeakSender<News>);
+
+impl Reminder {
+    pub fn is_open(&self) -> bool {
+        self.0.upgrade().is_some_and(|queue| !queue.is_closed())
+    }
+
+    /// Tells it of this revision. `false`: it has ended.
+    pub fn name(&self, revision: u64) -> bool {
+        let Some(queue) = self.0.upgrade() else { return false };
+        // a client that is behind by a whole queue sees more than this one change before it catches up
+        let _ = queue.try_send(News::Named(revision));
+        !queue.is_closed()
     }
 }
 
@@ -343,13 +376,18 @@ impl Memory {
     ) -> Result<(Start, u64, Watch), WatchRefused> {
         let (queue, receiver) = mpsc::channel(WATCH_BACKLOG);
         let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
+        let reminder = queue.downgrade();
         let sender = Sender { queue, backlog: Arc::clone(&backlog) };
         let (start, revision, id) = if kind.is_renewed() {
             self.leases_mut().watch(kind, selection.clone(), from, sender)?
         } else {
             self.write().watch(kind, selection.clone(), from, sender)?
         };
-        Ok((start, revision, Watch { memory: self.clone(), kind, id, selection, receiver, backlog }))
+        Ok((
+            start,
+            revision,
+            Watch { memory: self.clone(), kind, id, selection, receiver, reminder, backlog },
+        ))
     }
 
     /// Makes durable changes visible, of all kinds but Leases: the writer's last step.
@@ -408,7 +446,8 @@ pub struct Watch {
     /// What it asked for.
     pub selection: Selection,
     /// Changes that concern it, in order. It ends when the watcher was too slow or the hub closes.
-    pub receiver: mpsc::Receiver<Waiting>,
+    pub receiver: mpsc::Receiver<News>,
+    reminder: mpsc::WeakSender<News>,
     backlog: Arc<Backlog>,
 }
 
@@ -423,6 +462,10 @@ impl Watch {
             Some(Waiting { event, _held: held })
         };
         events.into_iter().map(wait).collect()
+    }
+
+    pub fn reminder(&self) -> Reminder {
+        Reminder(self.reminder.clone())
     }
 
     /// A revision up to which every change is in the receiver or was taken from it.

@@ -53,7 +53,7 @@ pub(super) async fn handle(
     let outcome = steps::in_turn(slot, answer).await;
     let mut response = outcome.unwrap_or_else(|error| respond::error(&error));
     if body.renews() && response.status() == StatusCode::NO_CONTENT {
-        renewals::add_desired(server, (*caller).as_ref(), &mut response);
+        renewals::add_desired(server, (*caller).as_ref(), slot, &mut response);
     }
     trail.name(&mut response, &parts.headers);
     let response =
@@ -365,6 +365,10 @@ fn watch_collection(
     };
     if let Some(standing) = context.presented.standing() {
         stream = stream.while_standing(standing);
+    }
+    // versions of Leases count apart, and no answer names one
+    if let Some(node) = context.author().filter(|_| !target.kind.stored().is_renewed()) {
+        stream.follow(context.slot.own_watches(), || memory.desired(node));
     }
     let mut response = respond::bytes(200, "application/json", Bytes::new());
     *response.body_mut() = Body::Watch(Box::new(stream));

@@ -22,6 +22,7 @@ use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
 use tokio::sync::Semaphore;
 
+use super::own_watches::OwnWatches;
 use super::steps::Steps;
 use crate::bucket::{Bucket, Rate};
 use crate::capacity::Capacity;
@@ -275,6 +276,8 @@ pub(crate) struct Slot {
     /// One large body of a caller is worked on at a time.
     turn: Arc<Semaphore>,
     steps: Steps,
+    /// Of a node.
+    own_watches: OwnWatches,
 }
 
 /// The rate that a request was counted against.
@@ -353,6 +356,7 @@ impl Slot {
             renewals: Mutex::new(Bucket::full(RENEWALS, now)),
             turn: Arc::new(Semaphore::new(1)),
             steps: Steps::default(),
+            own_watches: OwnWatches::default(),
         }
     }
 
@@ -384,6 +388,11 @@ impl Slot {
     /// The turns of its requests, if it has a rate.
     pub(super) fn steps(&self) -> Option<&Steps> {
         self.is_paced().then_some(&self.steps)
+    }
+
+    /// The watches of a node.
+    pub(super) fn own_watches(&self) -> &OwnWatches {
+        &self.own_watches
     }
 
     fn is_paced(&self) -> bool {

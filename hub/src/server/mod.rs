@@ -24,6 +24,7 @@ mod link;
 mod node_access;
 mod node_streams;
 mod openapi;
+mod own_watches;
 mod pieces;
 mod renewals;
 mod request;
@@ -48,6 +49,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch as signal;
+use tokio::time::timeout;
 
 use crate::Hub;
 use crate::capacity::{Capacity, Machine};
@@ -55,11 +57,16 @@ use kedge_hub_core::identity::Identity;
 
 use connection::{Caller, serve_requests};
 pub use large::STACK_BYTES;
+use limits::Resource;
 use link::Link;
 use shared::Server;
 
 /// Time for requests in flight after a stop was requested.
 const DRAIN: Duration = Duration::from_secs(10);
+/// Time for the last bytes of watches after that. Both together, and the last writes, fit in what systemd allows a stop.
+const LAST_BYTES: Duration = Duration::from_secs(5);
+/// Between two looks at what is still connected.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Why serving ended without a stop request.
 #[derive(Debug)]
@@ -83,8 +90,9 @@ impl fmt::Display for ServeError {
 
 impl std::error::Error for ServeError {}
 
-/// Serves until `shutdown` resolves, then stops accepting, ends all watches, lets requests in flight finish, writes what is
-/// only in memory and closes the store. Starts no controllers: see [`crate::controllers::start`].
+/// Serves until `shutdown` resolves, then stops accepting, lets requests in flight finish, writes what is only in memory, closes the
+/// store, and ends all watches. In this order: a watch ends with a bookmark of the last revision, where the next start begins, so
+/// that its client goes on there and lists nothing. Starts no controllers: see [`crate::controllers::start`].
 ///
 /// # Errors
 /// Only when the store's thread has ended by itself.
@@ -106,21 +114,38 @@ pub async fn serve(
     };
     log::info!("stopping: {} connections", server.counters.connections.load(Ordering::Relaxed));
     // the listener is gone with the accepting future
-    hub.memory().close();
     let _ = stop.send(true);
-    let drained = async {
-        while server.counters.connections.load(Ordering::Acquire) > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    drain(&server, DRAIN, || server.limits.level(Resource::Watches).0).await;
+    let of_closing = Arc::clone(&hub);
+    let mut closing = tokio::task::spawn_blocking(move || of_closing.writer().close());
+    // a disk that stalls keeps no watch open
+    let closed = timeout(DRAIN, &mut closing).await;
+    hub.memory().close();
+    drain(&server, LAST_BYTES, || 0).await;
+    let closed = match closed {
+        Ok(closed) => closed,
+        Err(_) => closing.await,
     };
-    if tokio::time::timeout(DRAIN, drained).await.is_err() {
-        log::warn!("{} connections did not finish", server.counters.connections.load(Ordering::Relaxed));
-    }
-    let closed = tokio::task::spawn_blocking(move || hub.close()).await;
     if closed.is_err() {
         log::error!("closing the store failed");
     }
+    if tokio::task::spawn_blocking(move || hub.close()).await.is_err() {
+        log::error!("closing the audit log failed");
+    }
     outcome
+}
+
+/// Waits until no more connections than this are left, for so long.
+async fn drain(server: &Server, time: Duration, left: impl Fn() -> usize) {
+    let connections = || server.counters.connections.load(Ordering::Acquire);
+    let drained = async {
+        while connections() > left() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    if timeout(time, drained).await.is_err() {
+        log::warn!("{} connections did not finish", connections().saturating_sub(left()));
+    }
 }
 
 /// Serves one caller over any stream of this process, as a connection is served after TLS, without sockets and certificates. Ends

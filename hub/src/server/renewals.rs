@@ -19,7 +19,7 @@ use kedge_hub_core::requests::Renewal;
 
 use super::authentication;
 use super::connection::{Caller, LEASES};
-use super::limits::Work;
+use super::limits::{Slot, Work};
 use super::request::prefers_minimal;
 use super::respond::Body;
 use super::shared::Server;
@@ -79,7 +79,7 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
     caller.slot.charge(Work::Parsed(body_bytes), now);
     server.counters.answers[2].fetch_add(1, Ordering::Relaxed);
     log::debug!("PATCH {LEASES}{node} 204");
-    Answer::new(server.hub.memory().desired(node))
+    Answer::new(named(server, node, &caller.slot))
 }
 
 /// Reads a renewal in its plain form: of this node's Lease, with no parameters, for itself, on a connection that goes on, and asking for
@@ -128,10 +128,22 @@ fn may_renew(server: &Server, identity: &Identity, node: &str) -> bool {
     !identity.is_admin() && identity::authorize(Some(identity), &attributes, &*server.hub).is_ok()
 }
 
+/// The latest change that concerns a node, for an answer that names it.
+fn named(server: &Server, node: &str, slot: &Slot) -> u64 {
+    let desired = server.hub.memory().desired(node);
+    slot.own_watches().name(desired);
+    desired
+}
+
 /// Adds the latest change that concerns the node to an answer of the general way, so that the node need not ask and needs no watch.
-pub(super) fn add_desired(server: &Server, caller: Option<&Identity>, response: &mut Response<Body>) {
+pub(super) fn add_desired(
+    server: &Server,
+    caller: Option<&Identity>,
+    slot: &Slot,
+    response: &mut Response<Body>,
+) {
     if let Some(node) = caller.and_then(Identity::node) {
-        let desired = server.hub.memory().desired(node);
+        let desired = named(server, node, slot);
         response.headers_mut().insert(HeaderName::from_static(DESIRED_HEADER), HeaderValue::from(desired));
     }
 }

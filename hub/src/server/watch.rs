@@ -2,7 +2,8 @@
 //!
 //! Events wait in the watch's own bounded queue and are written when the connection takes them; a watcher that is too slow is
 //! dropped and its stream ends, so that the client resumes from the last version it saw. A bookmark never names a
-//! version before every change up to it was sent.
+//! version before every change up to it was sent. There is one each minute, at the end, and on a node's own watch when the node has heard
+//! of a later change than the watch has shown (`own_watches`).
 //!
 //! One parameter is our own: `omitHeartbeats=true` leaves out changes of nothing but conditions' `lastHeartbeatTime`. A node that
 //! reports every five minutes asks for it on the watch of its own Node: its own reports need not come back over its link. Other API
@@ -20,9 +21,10 @@ use tokio::time::{Instant, Sleep};
 
 use super::authentication::Standing;
 use super::limits::{Taken, Work};
+use super::own_watches::OwnWatches;
 use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
-use crate::memory::{Budget, Memory, Waiting, Watch};
+use crate::memory::{Budget, Memory, News, Waiting, Watch};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::kinds::Kind;
@@ -47,8 +49,8 @@ pub(super) struct WatchStream {
     queue: VecDeque<Queued>,
     bookmarks: bool,
     omit_heartbeats: bool,
-    /// Every change up to this version was sent or does not concern this watch.
-    sent: u64,
+    /// The version that the client knows it has come to.
+    shown: u64,
     titles_sent: bool,
     next_bookmark: Pin<Box<Sleep>>,
     deadline: Pin<Box<Sleep>>,
@@ -66,6 +68,20 @@ enum Queued {
     /// The end of the initial events.
     Initial(u64),
     Bookmark(u64),
+    /// The client has heard of a change of this version.
+    Named(u64),
+    /// The hub closes at this version.
+    Last(u64),
+}
+
+impl Queued {
+    fn new(news: News) -> Queued {
+        match news {
+            News::Change(waiting) => Queued::Change(waiting),
+            News::Named(revision) => Queued::Named(revision),
+            News::Last(revision) => Queued::Last(revision),
+        }
+    }
 }
 
 /// Starts a watch by its parameters.
@@ -115,7 +131,7 @@ pub(super) fn start(
         queue,
         bookmarks,
         omit_heartbeats,
-        sent: revision,
+        shown: from.after.unwrap_or(0),
         titles_sent: false,
         next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK.mul_f64(0.75 + spread / 2.0))),
         deadline: Box::pin(tokio::time::sleep(lasting)),
@@ -187,6 +203,13 @@ impl WatchStream {
         self
     }
 
+    /// It is one of a node's own watches, which come to each change that the node's renewals name. `desired`: the latest.
+    pub(super) fn follow(&mut self, own: &OwnWatches, desired: impl FnOnce() -> u64) {
+        own.add(self.watch.reminder());
+        // looked up when it is added: what is named later reminds it. The changes that it begins with may bring it there.
+        self.queue.push_back(Queued::Named(desired()));
+    }
+
     /// When its time is over.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline.deadline()
@@ -222,8 +245,8 @@ impl WatchStream {
                 continue;
             }
             match self.watch.receiver.poll_recv(context) {
-                Poll::Ready(Some(waiting)) => {
-                    self.queue.push_back(Queued::Change(waiting));
+                Poll::Ready(Some(news)) => {
+                    self.queue.push_back(Queued::new(news));
                     continue;
                 }
                 Poll::Ready(None) => self.ended = true,
@@ -246,29 +269,57 @@ impl WatchStream {
             return;
         }
         // read first: everything up to this version is in the receiver already
-        let mut upto = self.watch.progress().max(self.sent);
-        while let Ok(waiting) = self.watch.receiver.try_recv() {
-            upto = upto.max(waiting.event.revision);
-            self.queue.push_back(Queued::Change(waiting));
+        let mut upto = self.watch.progress().max(self.shown);
+        let mut named = 0;
+        while let Ok(news) = self.watch.receiver.try_recv() {
+            match &news {
+                News::Change(waiting) => upto = upto.max(waiting.event.revision),
+                // what was named until now, the bookmark comes to
+                News::Named(revision) => {
+                    named = named.max(*revision);
+                    continue;
+                }
+                News::Last(_) => {}
+            }
+            self.queue.push_back(Queued::new(news));
         }
         self.queue.push_back(Queued::Bookmark(upto));
+        if named > upto {
+            self.queue.push_back(Queued::Named(named));
+        }
     }
 
     fn write(&mut self, queued: Queued) -> Option<Bytes> {
         match queued {
             Queued::Present(object) => Some(self.line("ADDED", &object)),
-            Queued::Change(waiting) => self.change(&waiting.event),
-            Queued::Initial(revision) => Some(self.bookmark(revision, true)),
+            Queued::Change(waiting) => {
+                let line = self.change(&waiting.event)?;
+                self.shown = waiting.event.revision;
+                Some(line)
+            }
+            Queued::Initial(revision) => {
+                self.shown = revision;
+                Some(self.bookmark(revision, true))
+            }
             Queued::Bookmark(revision) => {
-                self.sent = revision;
+                self.shown = revision;
+                self.next_bookmark.as_mut().reset(Instant::now() + BOOKMARK);
                 Some(self.bookmark(revision, false))
+            }
+            Queued::Named(revision) => {
+                if self.shown < revision {
+                    self.queue_bookmark();
+                }
+                None
+            }
+            Queued::Last(revision) => {
+                (self.bookmarks && self.shown < revision).then(|| self.bookmark(revision, false))
             }
         }
     }
 
     /// An object that begins to match a selector is added for this watcher, one that ceases to is deleted.
     fn change(&mut self, event: &Event) -> Option<Bytes> {
-        self.sent = event.revision;
         let selects = |object: &Option<Arc<Object>>| {
             object.as_ref().filter(|object| self.watch.selection.selects(object)).cloned()
         };
@@ -330,7 +381,7 @@ impl WatchStream {
     }
 
     fn bookmark(&mut self, revision: u64, initial: bool) -> Bytes {
-        let mut meta = json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+        let mut meta = json!({"resourceVersion": revision.to_string()});
         if initial {
             meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
@@ -362,7 +413,148 @@ fn is_heartbeat(old: &Object, new: &Object) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_hub_core::kinds::CONFIG_MAP;
     use kedge_hub_core::kinds::node::NODE;
+    use kedge_hub_core::state::Changed;
+    use std::task::Waker;
+
+    #[derive(Debug)]
+    struct Unlimited;
+
+    impl Budget for Unlimited {
+        fn take(&self, _: usize) -> bool {
+            true
+        }
+
+        fn give_back(&self, _: usize) {}
+    }
+
+    /// For timers: no task of it runs, so nothing that is polled has to yield.
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
+    }
+
+    /// A node's watch of one ConfigMap, after version 1 or later.
+    struct Stage {
+        memory: Arc<Memory>,
+        own: OwnWatches,
+        stream: WatchStream,
+    }
+
+    impl Stage {
+        fn new() -> Stage {
+            let (memory, own) = (Arc::new(Memory::empty()), OwnWatches::default());
+            let stream = Stage::open(&memory, &own, 1, 0);
+            Stage { memory, own, stream }
+        }
+
+        /// The latest change that concerns the node is `desired`.
+        fn open(memory: &Arc<Memory>, own: &OwnWatches, after: u64, desired: u64) -> WatchStream {
+            let selection = Selection::parse(&CONFIG_MAP, "n", "", "metadata.name=mine").unwrap();
+            let query = format!("allowWatchBookmarks=true&resourceVersion={after}");
+            let parameters = Parameters::parse(&query).unwrap();
+            let mut stream =
+                start(memory, &CONFIG_MAP, selection, &parameters, Form::Whole, Arc::new(Unlimited)).unwrap();
+            stream.follow(own, || desired);
+            stream
+        }
+
+        /// A change of the ConfigMap of this name.
+        fn put(&self, name: &str) -> u64 {
+            let revision = self.memory.revision(&CONFIG_MAP) + 1;
+            let value = json!({"metadata": {"name": name, "namespace": "n"}});
+            let new = Object::new(&CONFIG_MAP, &value, revision).map(Arc::new);
+            let event = Event { revision, old: None, new, last: None };
+            self.memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event), author: None }]);
+            revision
+        }
+
+        /// What is written now: the types of events, with the versions of bookmarks. `END` if it has ended.
+        fn written(&mut self) -> Vec<String> {
+            let mut written = Vec::new();
+            loop {
+                match self.stream.poll_next(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Pending => return written,
+                    Poll::Ready(None) => {
+                        written.push("END".to_owned());
+                        return written;
+                    }
+                    Poll::Ready(Some(line)) => {
+                        let event: Value = serde_json::from_slice(&line).unwrap();
+                        let kind = event["type"].as_str().unwrap().to_owned();
+                        let version = event["object"]["metadata"]["resourceVersion"].as_str();
+                        let version = version.filter(|_| kind == "BOOKMARK").unwrap_or_default();
+                        written.push(format!("{kind}{version}"));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn named_change_is_come_to_once() {
+        let runtime = runtime();
+        let _entered = runtime.enter();
+        let mut stage = Stage::new();
+        let other = stage.put("other");
+        assert!(stage.written().is_empty(), "nobody waits for it");
+        stage.own.name(other);
+        stage.own.name(other);
+        assert_eq!(stage.written(), [format!("BOOKMARK{other}")]);
+        // by the change itself
+        let mine = stage.put("mine");
+        stage.own.name(mine);
+        assert_eq!(stage.written(), ["ADDED"]);
+        // several before it is written
+        let first = stage.put("other");
+        stage.own.name(first);
+        stage.put("mine");
+        let last = stage.put("other");
+        stage.own.name(last);
+        assert_eq!(stage.written(), ["ADDED".to_owned(), format!("BOOKMARK{last}")]);
+        stage.own.name(first);
+        assert!(stage.written().is_empty());
+    }
+
+    #[test]
+    fn watch_that_goes_on_comes_to_what_was_named_before() {
+        let runtime = runtime();
+        let _entered = runtime.enter();
+        let mut stage = Stage::new();
+        let (mine, other) = (stage.put("mine"), stage.put("other"));
+        for (after, desired, expect) in [
+            (1, other, vec!["ADDED".to_owned(), format!("BOOKMARK{other}")]),
+            (1, mine, vec!["ADDED".to_owned()]),
+            (mine, other, vec![format!("BOOKMARK{other}")]),
+            (other, other, vec![]),
+        ] {
+            stage.stream = Stage::open(&stage.memory, &stage.own, after, desired);
+            assert_eq!(stage.written(), expect, "after {after}, named {desired}");
+        }
+    }
+
+    #[test]
+    fn closing_hub_tells_its_last_version_but_not_to_the_slow() {
+        let runtime = runtime();
+        let _entered = runtime.enter();
+        let mut stage = Stage::new();
+        let mut slow = Stage::open(&stage.memory, &stage.own, 1, 0);
+        stage.put("mine");
+        assert_eq!(stage.written(), ["ADDED"]);
+        for _ in 0..crate::memory::WATCH_BACKLOG - 1 {
+            stage.put("mine");
+            stage.written();
+        }
+        // one more than wait: the slow one is dropped, and a bookmark would skip what it has not got
+        stage.put("mine");
+        stage.written();
+        let last = stage.put("other");
+        stage.memory.close();
+        assert_eq!(stage.written(), [format!("BOOKMARK{last}"), "END".to_owned()]);
+        std::mem::swap(&mut stage.stream, &mut slow);
+        let end = stage.written().split_off(crate::memory::WATCH_BACKLOG);
+        assert_eq!(end, ["END"]);
+    }
 
     #[test]
     fn heartbeat_changes_only_its_time() {

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::server::{Client, Hub};
+use super::server::{Client, Hub, Watch};
 use super::{JSON, LEASES, MAPS, NODES, PODS};
 
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
@@ -11,7 +11,7 @@ const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 const MERGE: (&str, &str) = ("content-type", "application/merge-patch+json");
 const MINIMAL: (&str, &str) = ("prefer", "return=minimal");
 
-/// The one connection of a node.
+/// A connection of a node, on which it renews.
 struct Node {
     name: &'static str,
     connection: Client,
@@ -69,6 +69,34 @@ impl Node {
             list["items"].as_array().unwrap().iter().map(|pod| pod["metadata"]["name"].as_str().unwrap());
         names.map(str::to_owned).collect()
     }
+}
+
+/// A node with a config, and the version from which it watches its Node and its ConfigMap.
+fn with_config(hub: &Hub, admin: &mut Client) -> (Node, u64) {
+    let node = Node::join(hub, "one");
+    admin.post(MAPS, &json!({"metadata": {"name": "config"}, "data": {"kubelet": "1"}})).expect(201);
+    let source =
+        json!({"configMap": {"namespace": "default", "name": "config", "kubeletConfigKey": "kubelet"}});
+    let assigned = admin.patch("merge", &format!("{NODES}/one"), &json!({"spec": {"configSource": source}}));
+    let version = revision(&assigned.expect(200));
+    (node, version)
+}
+
+/// The watches of an agent: its Node, its ConfigMap.
+fn watches(node: &Node, from: [u64; 2]) -> [Watch; 2] {
+    let watch = |collection: &str, name: &str, from: u64| {
+        let query = format!("watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3D{name}");
+        node.connection.watch(&format!("{collection}?{query}&resourceVersion={from}"))
+    };
+    [watch(NODES, node.name, from[0]), watch(MAPS, "config", from[1])]
+}
+
+/// The version of the bookmark that comes next.
+#[track_caller]
+fn bookmark(watch: &mut Watch) -> u64 {
+    let event = watch.next().expect("the watch goes on");
+    assert_eq!(event["type"], "BOOKMARK", "{event}");
+    revision(&event["object"])
 }
 
 fn revision(object: &Value) -> u64 {
@@ -167,4 +195,95 @@ fn node_with_one_connection_learns_of_each_change() {
     let after = node.renew();
     assert!(after >= gone);
     assert_eq!(node.renew(), after);
+}
+
+/// A node that is named a change lists what its watches do not come to.
+#[test]
+fn watches_come_to_each_change_that_a_renewal_names() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    let (mut node, version) = with_config(&hub, &mut admin);
+    let [mut own, mut map] = watches(&node, [version; 2]);
+    assert_eq!(node.renew(), version);
+    // of what neither watches
+    let pod = json!({"metadata": {"name": "pod"},
+        "spec": {"nodeName": "one", "containers": [{"name": "c", "image": "i"}]}});
+    let bound = admin.post(PODS, &pod).expect(201);
+    node.learns_of(&bound);
+    for watch in [&mut own, &mut map] {
+        assert!(bookmark(watch) >= revision(&bound));
+    }
+    // of what one of them watches: that one needs no bookmark, and the next event of each is of the next change
+    let edited =
+        admin.patch("merge", &format!("{MAPS}/config"), &json!({"data": {"kubelet": "2"}})).expect(200);
+    node.learns_of(&edited);
+    assert_eq!(map.event(), "MODIFIED config");
+    assert!(bookmark(&mut own) >= revision(&edited));
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    let labelled = admin.patch("merge", &format!("{NODES}/one"), &labels).expect(200);
+    node.learns_of(&labelled);
+    assert_eq!(own.event(), "MODIFIED one");
+    assert!(bookmark(&mut map) >= revision(&labelled));
+    // a watch that broke off before a change goes on after it
+    drop((own, map));
+    admin.delete(&format!("{PODS}/pod?gracePeriodSeconds=0")).expect(200);
+    let gone = node.renew();
+    assert!(gone > revision(&labelled));
+    for mut watch in watches(&node, [revision(&labelled); 2]) {
+        assert!(bookmark(&mut watch) >= gone);
+    }
+}
+
+/// What the hub remembers of old versions is shared by all who change objects of a kind.
+#[test]
+fn changes_of_others_cost_a_node_no_list() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    let (mut node, _) = with_config(&hub, &mut admin);
+    let version = node.renew();
+    // more than 16 MiB of them
+    for number in 0..20 {
+        let large =
+            json!({"metadata": {"name": format!("large-{number}")}, "data": {"a": "x".repeat(1_000_000)}});
+        admin.post(MAPS, &large).expect(201);
+    }
+    let all = admin.watch(&format!("{MAPS}?watch=true&resourceVersion={version}")).next().unwrap();
+    assert_eq!((&all["type"], &all["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    let [_own, mut map] = watches(&node, [version; 2]);
+    let edited =
+        admin.patch("merge", &format!("{MAPS}/config"), &json!({"data": {"kubelet": "2"}})).expect(200);
+    assert_eq!(map.event(), "MODIFIED config");
+    node.learns_of(&edited);
+}
+
+/// Ten thousand nodes would list their Node and their ConfigMap at once.
+#[test]
+fn node_lists_nothing_after_a_stop_of_the_hub() {
+    let mut hub = Hub::new();
+    let mut admin = hub.admin();
+    let (node, version) = with_config(&hub, &mut admin);
+    let mut standing = watches(&node, [version; 2]);
+    // the watches show nothing of this, and nothing of it concerns the node
+    admin.post(MAPS, &json!({"metadata": {"name": "unrelated"}})).expect(201);
+    hub.restart("TERM");
+    let last = standing.each_mut().map(bookmark);
+    assert!(standing.iter_mut().all(|watch| watch.next().is_none()));
+    let mut node = Node { connection: hub.node("one"), ..node };
+    let [mut own, mut map] = watches(&node, last);
+    let named = node.renew();
+    assert!(last.iter().all(|last| *last >= named), "{last:?}, named {named}");
+    let edited =
+        hub.admin().patch("merge", &format!("{MAPS}/config"), &json!({"data": {"kubelet": "2"}})).expect(200);
+    assert_eq!(map.event(), "MODIFIED config");
+    node.learns_of(&edited);
+    assert!(bookmark(&mut own) >= revision(&edited));
+    // a kill leaves no last version: the watches are refused, and a list, once, comes to all that is named
+    hub.restart("KILL");
+    let mut node = Node { connection: hub.node("one"), ..node };
+    for mut watch in watches(&node, [revision(&edited); 2]) {
+        let refused = watch.next().unwrap();
+        assert_eq!((&refused["type"], &refused["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    }
+    let listed = node.connection.get(&format!("{NODES}?fieldSelector=metadata.name%3Done")).expect(200);
+    assert!(revision(&listed) >= node.renew());
 }

@@ -2,7 +2,8 @@
 //!
 //! Always holds: changes come in through [`Index::publish`] alone, in the order of their revisions, so a watcher that registers
 //! between two of them misses none and gets none twice. Changes of each kind are kept in a bounded ring: a watch or a page
-//! that starts before the ring is refused, and the client lists again. Left to others: how many watchers there may be, how an event
+//! that starts before the ring is refused, and the client lists again; but not the watch of one object that has not changed since,
+//! so that nobody who changes other objects all the time costs it a list. Left to others: how many watchers there may be, how an event
 //! reaches one ([`Sink`]), locks, and what becomes durable (`order`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,6 +38,9 @@ pub trait Sink {
     fn takes_renewals(&self) -> bool {
         true
     }
+
+    /// The hub closes: every change up to this revision was queued, and nothing follows.
+    fn close(&self, _revision: u64) {}
 }
 
 /// See the module. `S` takes the events of one watcher.
@@ -62,6 +66,8 @@ struct OfKind<S> {
     ring_bytes: usize,
     /// Changes up to this revision are not in the ring.
     forgotten: u64,
+    /// Nothing is known of changes up to this revision: they may be of another history.
+    begun: u64,
     watchers: BTreeMap<u64, Watcher<S>>,
     /// Watchers by the only objects that can concern them, so that a change visits no others.
     waiting: BTreeMap<Shard, Vec<u64>>,
@@ -154,6 +160,7 @@ impl<S: Sink> Index<S> {
             ring: VecDeque::new(),
             ring_bytes: 0,
             forgotten: revision,
+            begun: revision,
             watchers: BTreeMap::new(),
             waiting: BTreeMap::new(),
         };
@@ -333,7 +340,7 @@ impl<S: Sink> Index<S> {
         for of_kind in &mut self.kinds {
             of_kind.ring.clear();
             of_kind.ring_bytes = 0;
-            of_kind.forgotten = revision;
+            (of_kind.forgotten, of_kind.begun) = (revision, revision);
         }
     }
 
@@ -342,11 +349,12 @@ impl<S: Sink> Index<S> {
         self.closed
     }
 
-    /// Ends all watches and refuses new ones.
+    /// Ends all watches, each with the revision up to which it has everything, and refuses new ones.
     pub fn close(&mut self) {
         self.closed = true;
         self.watches = 0;
         for of_kind in &mut self.kinds {
+            of_kind.watchers.values().for_each(|watcher| watcher.sink.close(self.revision));
             of_kind.watchers.clear();
             of_kind.waiting.clear();
         }
@@ -407,7 +415,7 @@ impl<S: Sink> OfKind<S> {
                 Ok(Start::Objects(selected.map(|(_, object)| object.clone()).collect()))
             }
             Some(from) if from > revision => Err(WatchRefused::TooLarge(revision)),
-            Some(from) if from < self.forgotten => {
+            Some(from) if from < self.forgotten && !self.is_unchanged(selection, from) => {
                 Err(WatchRefused::TooOld(TooOld { oldest: self.forgotten }))
             }
             Some(from) => {
@@ -416,6 +424,15 @@ impl<S: Sink> OfKind<S> {
                 Ok(Start::Changes(concerned.cloned().collect()))
             }
         }
+    }
+
+    /// Whether a selection is of one object, which is there and was not changed after a revision.
+    fn is_unchanged(&self, selection: &Selection, revision: u64) -> bool {
+        let is_one = !self.kind.namespaced || !selection.namespace.is_empty();
+        let name = selection.name.as_ref().filter(|_| is_one && revision >= self.begun);
+        let found = name.and_then(|name| self.objects.get(&key(&selection.namespace, name)));
+        // made anew, it would have a later one
+        found.is_some_and(|object| object.revision <= revision)
     }
 
     /// Candidates of a selection by key: the objects that it names, those with the value that it asks for of an indexed field, or all
@@ -748,6 +765,34 @@ mod tests {
         let (start, _, _) = world.index.watch(&CONFIG_MAP, selection, Some(first), Taken::default()).unwrap();
         let Start::Changes(replayed) = start else { panic!("expected changes") };
         assert_eq!(replayed.iter().map(|event| event.revision).collect::<Vec<_>>(), received);
+    }
+
+    #[test]
+    fn watch_of_an_unchanged_object_goes_on_whatever_was_forgotten() {
+        let mut world = World::new();
+        let made = world.put("a", "mine", "x");
+        for _ in 0..=RING_EVENTS {
+            world.put("a", "other", "x");
+        }
+        let mut check = |namespace: &str, fields: &str, from: u64, expect: bool| {
+            let selection = Selection::parse(&CONFIG_MAP, namespace, "", fields).unwrap();
+            let started = world.index.watch(&CONFIG_MAP, selection, Some(from), Taken::default());
+            let goes_on = matches!(&started, Ok((Start::Changes(changes), ..)) if changes.is_empty());
+            assert_eq!(goes_on, expect, "{namespace} {fields} {from}: {started:?}");
+        };
+        check("a", "metadata.name=mine", made, true);
+        // there was none of it before
+        check("a", "metadata.name=mine", made - 1, false);
+        check("a", "metadata.name=other", made, false);
+        // one that is not there may have been
+        check("a", "metadata.name=gone", made, false);
+        check("", "metadata.name=mine", made, false);
+        check("a", "", made, false);
+        let last = world.revision;
+        world.index.skip_to(last + 5);
+        let selection = Selection::parse(&CONFIG_MAP, "a", "", "metadata.name=mine").unwrap();
+        let refused = world.index.watch(&CONFIG_MAP, selection, Some(last), Taken::default());
+        assert_eq!(refused.unwrap_err(), WatchRefused::TooOld(TooOld { oldest: last + 5 }));
     }
 
     #[test]
