@@ -221,6 +221,11 @@ impl Connection {
         self.answer()
     }
 
+    /// The connection stays open, and nothing is kept of its session: what it takes is the hub's.
+    pub fn into_socket(self) -> TcpStream {
+        self.stream.into_inner().into_parts().1
+    }
+
     /// Reads the next answer.
     pub fn answer(&mut self) -> io::Result<Answer> {
         let (status, head) = self.head()?;

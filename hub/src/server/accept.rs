@@ -18,7 +18,7 @@ use tokio::time::{timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::connection::{Caller, ConnectionError, DecrementOnDrop, serve_requests};
+use super::connection::{Caller, ConnectionError, serve_requests};
 use super::handshakes::{Exchange, Handshake, Network};
 use super::link::Link;
 use super::shared::Server;
@@ -63,13 +63,18 @@ pub(super) async fn accept(
                     continue;
                 };
                 let (tls, server, stopped) = (tls.clone(), server.clone(), stopped.clone());
+                let counted = Counted::new(&server);
                 tokio::spawn(async move {
-                    server.counters.connections.fetch_add(1, Ordering::AcqRel);
-                    let _guard = DecrementOnDrop(&server.counters.connections);
-                    if let Err(error) = connection(socket, peer.ip(), handshake, tls, &server, stopped).await
-                    {
-                        log::debug!("connection from {peer}: {error}");
-                    }
+                    let tell = move |error| log::debug!("connection from {peer}: {error}");
+                    let (link, caller) = match connected(socket, peer.ip(), handshake, tls, &server).await {
+                        Ok(connected) => connected,
+                        Err(error) => return tell(error),
+                    };
+                    // a task of its own, which keeps no room for what the handshake took
+                    tokio::spawn(async move {
+                        let _counted = counted;
+                        serve_requests(link, &server, caller, stopped).await.unwrap_or_else(tell);
+                    });
                 });
             }
             Err(error) => {
@@ -83,26 +88,40 @@ pub(super) async fn accept(
     }
 }
 
-async fn connection(
+/// A connection, as long as it stands.
+struct Counted(Arc<Server>);
+
+impl Counted {
+    fn new(server: &Arc<Server>) -> Counted {
+        server.counters.connections.fetch_add(1, Ordering::AcqRel);
+        Counted(Arc::clone(server))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.counters.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A connection after its handshake, and its client.
+async fn connected(
     socket: TcpStream,
     from: IpAddr,
     handshake: Handshake,
     tls: Arc<ServerConfig>,
-    server: &Arc<Server>,
-    stopped: signal::Receiver<bool>,
-) -> Result<(), ConnectionError> {
+    server: &Server,
+) -> Result<(Link<Tls>, Caller), ConnectionError> {
     // answers are small and complete: do not delay them to fill packets
     socket.set_nodelay(true)?;
     let network = handshake.network();
-    // boxed: the handshake's state is not kept with the connection
-    let link = Box::pin(handshaken(socket, from, handshake, tls, server)).await?;
+    let link = handshaken(socket, from, handshake, tls, server).await?;
     let certificate = link.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = certificate.and_then(|der| Identity::from_client_certificate(der));
     if let Some(node) = server.credentials.valid(identity.as_ref()).and_then(Identity::node) {
         server.handshakes.trust(node, network);
     }
-    let caller = Caller::new(server, identity, from);
-    serve_requests(link, server, caller, stopped).await
+    Ok((link, Caller::new(server, identity, from)))
 }
 
 /// The handshake, until it must make room for others. The key exchange is what costs: it is paid for once the client's hello is complete,

@@ -1,10 +1,12 @@
-//! A test: what a request on a kept-alive TLS connection takes from the allocator, beside what its client does; and what the table takes
-//! by which an answer names the latest change.
+//! Tests: what a request on a kept-alive TLS connection takes from the allocator, beside what its client does; what the table takes by
+//! which an answer names the latest change; and what a node's connection keeps while it is idle.
 //!
-//! Always holds: the real code serves a connection of real TLS, over a pipe in memory; the allocator counts for all threads, so the test
-//! runs alone in a process of its own.
+//! Always holds: the real code serves a connection of real TLS; the allocator counts for all threads, so each test runs alone in a
+//! process of its own.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -20,12 +22,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::watch as signal;
 use tokio_rustls::TlsAcceptor;
 
+use super::accept::accept;
 use super::connection::{Caller, serve_requests};
 use super::link::Link;
 use super::shared::Server;
 use crate::Hub;
 use crate::capacity::{Capacity, Machine};
-use crate::pki::Pki;
+use crate::pki::{self, Pki};
 
 /// Set in the process that runs the test alone.
 const ALONE: &str = "KEDGE_TEST_ALLOCATIONS";
@@ -39,6 +42,11 @@ const MOST: f64 = 12.0;
 const NODES: usize = 500;
 const PODS: usize = 4;
 const MOST_NODE_BYTES: usize = 512;
+/// Nodes that connect before their bytes are counted, and counted ones; and the most bytes of an idle connection that has renewed, with
+/// what is kept of its node: of these TLS takes 4 KiB for its next record.
+const CONNECTED: usize = 20;
+const COUNTED_NODES: usize = 100;
+const MOST_CONNECTION_BYTES: usize = 12 * 1024;
 /// The same of a request that the HTTP library reads and answers.
 const MOST_OF_OTHERS: f64 = 40.0;
 
@@ -101,6 +109,34 @@ impl Client {
     }
 }
 
+/// Runs the test of this name alone in a process of its own. `true`: this is that process.
+fn is_alone(test: &str) -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let name = format!("server::allocations::{test}");
+    let mut alone = Command::new(std::env::current_exe().unwrap());
+    alone.args(["--exact", &name, "--nocapture"]).env(ALONE, "1");
+    assert!(alone.status().unwrap().success());
+    false
+}
+
+/// A hub with its authority, in a directory of its own.
+fn open(data_dir: &Path) -> (Arc<Server>, Pki) {
+    let hub = Hub::open(data_dir).unwrap();
+    let pki = Pki::open(data_dir, &["localhost".to_owned()], OffsetDateTime::now_utc()).unwrap();
+    let machine = Machine { memory_bytes: 1 << 30, descriptors: 65_536, processors: 2 };
+    (Arc::new(Server::new(hub, Capacity::of(&machine))), pki)
+}
+
+/// A node with its Lease.
+async fn join(hub: &Hub, name: &str) {
+    hub.create(&NODE, json!({"metadata": {"name": name}})).await.unwrap();
+    let lease = json!({"metadata": {"name": name, "namespace": "kube-node-lease"}, "spec": {"holderIdentity": name,
+        "leaseDurationSeconds": 40, "renewTime": "2026-11-21T00:00:00.000000Z"}});
+    hub.create(&LEASE, lease).await.unwrap();
+}
+
 fn bytes() -> isize {
     let stats = INSTRUMENTED_SYSTEM.stats();
     let [allocated, freed] = [stats.bytes_allocated, stats.bytes_deallocated].map(usize::cast_signed);
@@ -148,14 +184,8 @@ impl Drop for Stage {
 impl Stage {
     async fn new() -> Stage {
         let data_dir = kedge_rig::Scratch::new("hub-allocations").unwrap();
-        let hub = Hub::open(&data_dir).unwrap();
-        let pki = Pki::open(&data_dir, &["localhost".to_owned()], OffsetDateTime::now_utc()).unwrap();
-        hub.create(&NODE, json!({"metadata": {"name": "n"}})).await.unwrap();
-        let lease = json!({"metadata": {"name": "n", "namespace": "kube-node-lease"}, "spec": {"holderIdentity": "n",
-            "leaseDurationSeconds": 40, "renewTime": "2026-11-21T00:00:00.000000Z"}});
-        hub.create(&LEASE, lease).await.unwrap();
-        let machine = Machine { memory_bytes: 1 << 30, descriptors: 65_536, processors: 2 };
-        let server = Arc::new(Server::new(hub, Capacity::of(&machine)));
+        let (server, pki) = open(&data_dir);
+        join(&server.hub, "n").await;
         let (stop, stopped) = signal::channel(false);
         let node = Identity::new("system:node:n", &["system:nodes"]);
         let caller = Caller::new(&server, Some(node), [127, 0, 0, 1].into());
@@ -205,12 +235,7 @@ fn renewal(micros: usize) -> Vec<String> {
 
 #[test]
 fn renewal_takes_few_allocations() {
-    if std::env::var_os(ALONE).is_none() {
-        let this = std::env::current_exe().unwrap();
-        let name = "server::allocations::renewal_takes_few_allocations";
-        let mut alone = Command::new(this);
-        alone.args(["--exact", name, "--nocapture"]).env(ALONE, "1");
-        assert!(alone.status().unwrap().success());
+    if !is_alone("renewal_takes_few_allocations") {
         return;
     }
     let each = desired_bytes();
@@ -230,4 +255,52 @@ fn renewal_takes_few_allocations() {
         );
         assert!(other <= MOST_OF_OTHERS, "{other:.1} for GET /livez, expected {MOST_OF_OTHERS}");
     });
+}
+
+/// A node connects and renews; its end of the connection.
+fn connect(data_dir: &Path, url: &str, name: &str) -> TcpStream {
+    let now = OffsetDateTime::now_utc();
+    let kubeconfig = pki::node_kubeconfig(data_dir, name, Some(url.to_owned()), now).unwrap();
+    let mut connection = kedge_rig::client::Identity::read(&kubeconfig).unwrap().connect().unwrap();
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}");
+    let fields = "content-type: application/merge-patch+json\r\nprefer: return=minimal\r\n";
+    let renewal = json!({"spec": {"renewTime": "2026-11-21T00:00:01.000000Z"}}).to_string();
+    let answer = connection.request("PATCH", &path, fields, renewal.as_bytes()).unwrap();
+    assert_eq!(answer.status, 204);
+    connection.into_socket()
+}
+
+#[test]
+fn idle_connection_keeps_few_bytes() {
+    if !is_alone("idle_connection_keeps_few_bytes") {
+        return;
+    }
+    let data_dir = kedge_rig::Scratch::new("hub-idle").unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (server, _) = open(&data_dir);
+    let pki = Pki::open(&data_dir, &["127.0.0.1".to_owned()], OffsetDateTime::now_utc()).unwrap();
+    let names: Vec<String> =
+        (0..CONNECTED + COUNTED_NODES).map(|number| format!("node-{number:05}")).collect();
+    let (_stop, stopped) = signal::channel(false);
+    let url = runtime.block_on(async {
+        for name in &names {
+            join(&server.hub, name).await;
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        tokio::spawn(accept(listener, pki.server_config().unwrap(), Arc::clone(&server), stopped));
+        url
+    });
+    let mut sockets = Vec::with_capacity(names.len());
+    let mut before = 0;
+    for (number, name) in names.iter().enumerate() {
+        if number == CONNECTED {
+            before = bytes();
+        }
+        sockets.push(connect(&data_dir, &url, name));
+    }
+    let each = usize::try_from(bytes() - before).unwrap() / COUNTED_NODES;
+    println!("bytes: {each} of an idle connection");
+    assert!(each <= MOST_CONNECTION_BYTES, "{each} bytes, expected {MOST_CONNECTION_BYTES}");
+    server.hub.close();
 }

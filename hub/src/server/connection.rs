@@ -83,7 +83,7 @@ impl Caller {
 }
 
 /// Counts down when dropped, also by a panic.
-pub(super) struct DecrementOnDrop<'a>(pub(super) &'a AtomicUsize);
+struct DecrementOnDrop<'a>(&'a AtomicUsize);
 
 impl Drop for DecrementOnDrop<'_> {
     fn drop(&mut self) {
@@ -140,14 +140,17 @@ where
             Served::Ended => return Ok(()),
             Served::Answered(link) => link,
             Served::Watch(mut link, answer) => {
-                let goes_on = tokio::select! {
-                    goes_on = link.write_watch(answer) => goes_on?,
+                // boxed as well: a connection that renews has no watch
+                let watching = Box::pin(async move {
+                    let goes_on = link.write_watch(answer).await?;
+                    Ok::<_, ConnectionError>(goes_on.then_some(link))
+                });
+                let left = tokio::select! {
+                    left = watching => left?,
                     // without the end of the answer: it is cut off
-                    () = ended.as_mut() => false,
+                    () = ended.as_mut() => None,
                 };
-                if !goes_on {
-                    return Ok(());
-                }
+                let Some(link) = left else { return Ok(()) };
                 link
             }
         };
