@@ -182,6 +182,32 @@ mod tests {
     }
 
     #[test]
+    fn fold_lasts_a_minute_and_keeps_what_it_counts() {
+        let (mut folds, start) = (Folds::default(), Instant::now());
+        let within = PERIOD - Duration::from_nanos(1);
+        (0..WRITTEN).for_each(|_| assert!(!take(&mut folds, |_| {}, start)));
+        assert!(!take(&mut folds, |_| {}, start + PERIOD), "another minute");
+        for after in [Duration::ZERO, within].into_iter().cycle().take(WRITTEN as usize - 1) {
+            assert!(!take(&mut folds, |_| {}, start + PERIOD + after));
+        }
+        assert!(take(&mut folds, |_| {}, start + PERIOD + within));
+        // one that waits with its number is not lost, whenever it is asked for
+        assert!(take(&mut folds, |_| {}, start + 3 * PERIOD));
+        assert_eq!(folds.lines().iter().map(|line| line.repeats).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn kept_lines_use_all_their_room() {
+        let (user, now) = (Identity::new("a", &[]), Instant::now());
+        for (bytes, expect) in [(KEPT_BYTES, true), (KEPT_BYTES + 1, false)] {
+            let (mut folds, line) = (Folds::default(), "x".repeat(bytes));
+            let entry = Entry::own(&user, "patch", OffsetDateTime::UNIX_EPOCH);
+            let folded = (0..=WRITTEN).map(|_| folds.take(&entry, "a", &line, now)).last();
+            assert_eq!(folded, Some(expect), "{bytes}");
+        }
+    }
+
+    #[test]
     fn memory_of_folds_is_bounded() {
         let (mut folds, now, user) = (Folds::default(), Instant::now(), Identity::new("a", &[]));
         let line = format!("{{\"requestURI\": \"{}\"}}\n", "x".repeat(500));

@@ -111,7 +111,7 @@ impl Quotas {
             if omitted > 0 {
                 of.push((omitted, user.clone()));
             }
-            !is_whole || omitted > 0
+            !is_whole
         });
         of.sort_unstable_by(|one, other| other.cmp(one));
         let all = of.iter().map(|(count, _)| count).sum();
@@ -308,6 +308,46 @@ mod tests {
     }
 
     #[test]
+    fn identity_leaves_as_much_as_it_has_taken() {
+        let rate = |burst: f64| crate::bucket::Rate { burst, per_sec: 0.0 };
+        let budget = Budget { quota: rate(1000.0), all: Some(rate(1000.0)), ..*BUDGET };
+        let (mut quotas, now) = (Quotas::default(), Instant::now());
+        let lines = ["a", "b", "c", "d", "e"].map(|whose| {
+            let line = Wanted { bytes: 100, ..line(whose, "x") };
+            (0..20).take_while(|_| quotas.take(&budget, &line, now)).count()
+        });
+        // of 10, 5, 3, 2 and 1
+        assert_eq!(lines, [5, 2, 1, 1, 0]);
+    }
+
+    #[test]
+    fn used_quota_is_kept_over_the_minutes() {
+        let (mut quotas, now) = (Quotas::default(), Instant::now());
+        assert_eq!(written(&mut quotas, "a", BURST_LINES, now), BURST_LINES);
+        assert_eq!(quotas.omitted(BUDGET, now), None);
+        assert_eq!(written(&mut quotas, "a", 1, now), 0);
+    }
+
+    #[test]
+    fn what_is_not_listed_is_numbered() {
+        let now = Instant::now();
+        for (identities, acts) in [(LISTED, ACTS_LISTED), (LISTED + 2, ACTS_LISTED + 1)] {
+            let mut quotas = Quotas::default();
+            for user in 0..identities {
+                let user = user.to_string();
+                written(&mut quotas, &user, BURST_LINES, now);
+                (0..acts)
+                    .for_each(|act| assert!(!quotas.take(BUDGET, &line(&user, &format!("act-{act}")), now)));
+            }
+            let (_, whose) = quotas.omitted(BUDGET, now).unwrap();
+            let more = identities > LISTED;
+            assert_eq!(whose.ends_with(", and of 2 more"), more, "{whose}");
+            assert_eq!(whose.contains(", and of"), more, "{whose}");
+            assert_eq!(whose.matches(", ...)").count(), if more { LISTED } else { 0 }, "{whose}");
+        }
+    }
+
+    #[test]
     fn acts_beyond_a_quota_are_named() {
         let now = Instant::now();
         let mut quotas = Quotas::default();
@@ -363,10 +403,16 @@ mod tests {
             let from = IpAddr::from(number.to_be_bytes());
             (0..3).for_each(|_| counts.add(Source::new(from, "", 401)));
         }
+        assert_eq!(counts.of.len(), COUNTED_ANONYMOUS);
         counts.add(Source::new(IpAddr::from([192, 0, 2, 1]), "admin", 401));
+        // one that is known is counted on
+        let known = Source::new(IpAddr::from([0, 0, 0, 1]), "", 401);
+        let before = counts.of[&known];
+        counts.add(known.clone());
+        assert_eq!(counts.of[&known], before + 1);
         let (listed, rest) = counts.take();
         assert_eq!((&*listed[0].0.user, listed[0].1), ("admin", 1));
-        assert_eq!(listed.iter().map(|(_, count)| count).sum::<u64>() + rest, 6 * COUNTED as u64 + 1);
+        assert_eq!(listed.iter().map(|(_, count)| count).sum::<u64>() + rest, 6 * COUNTED as u64 + 2);
     }
 
     #[test]

@@ -210,8 +210,7 @@ pub fn merged_with_old(
             base.extend(meta.map(|meta| ("metadata".to_owned(), meta)));
             fields = base;
         }
-        Part::Main if kind.status => keep(&mut fields, &base, "status"),
-        Part::Main => {}
+        Part::Main => keep(&mut fields, &base, "status"),
         Part::Approval => {
             fields = match certificate_request::approved(old, &Value::Object(fields), now) {
                 Value::Object(fields) => fields,
@@ -347,7 +346,7 @@ mod tests {
     use super::super::types::Propagation;
     use super::*;
     use crate::apply::Manager;
-    use crate::kinds::{CONFIG_MAP, DAEMON_SET, KINDS, LEASE, NAMESPACE, NODE};
+    use crate::kinds::{CONFIG_MAP, DAEMON_SET, KINDS, LEASE, NAMESPACE, NODE, POD};
     use crate::state::Index;
     use serde_json::json;
 
@@ -374,6 +373,126 @@ mod tests {
         assert_eq!(old["spec"]["unschedulable"], true);
         check(Part::Status, old["spec"].clone(), "b");
         check(Part::All, json!({}), "b");
+    }
+
+    /// A pod of which `prepare` has more to say at its next change: it lacks a default.
+    fn pod() -> Value {
+        let spec = json!({"containers": [{"name": "c", "image": "i"}]});
+        let mut pod =
+            new_object(&POD, json!({"metadata": {"name": "p", "namespace": "d"}, "spec": spec}), &FRESH)
+                .unwrap();
+        pod["spec"].as_object_mut().unwrap().remove("tolerations");
+        pod
+    }
+
+    #[test]
+    fn status_write_prepares_nothing() {
+        for (part, expect) in [(Part::Main, 2), (Part::Status, 0)] {
+            let new = merged_with_old(&POD, part, &pod(), pod(), NOW).unwrap();
+            let tolerations = new["spec"]["tolerations"].as_array().map_or(0, Vec::len);
+            assert_eq!(tolerations, expect, "{part:?}");
+        }
+    }
+
+    #[test]
+    fn binding_alone_sets_the_node_and_counts_no_generation() {
+        let mut wanted = pod();
+        wanted["spec"]["nodeName"] = json!("n");
+        let bound = merged_with_old(&POD, Part::Binding, &pod(), wanted.clone(), NOW).unwrap();
+        assert_eq!((&bound["spec"]["nodeName"], &bound["metadata"]["generation"]), (&json!("n"), &json!(1)));
+        let refused = merged_with_old(&POD, Part::Main, &pod(), wanted, NOW).unwrap_err();
+        assert_eq!(refused.code, 422);
+        let mut wanted = pod();
+        wanted["spec"]["containers"][0]["image"] = json!("j");
+        let changed = merged_with_old(&POD, Part::Main, &pod(), wanted, NOW).unwrap();
+        assert_eq!(changed["metadata"]["generation"], 2);
+    }
+
+    #[test]
+    fn certificate_request_is_approved_and_reported_apart() {
+        let condition = |sort: &str| json!({"type": sort, "status": "True", "reason": "x", "message": "y"});
+        let request =
+            |conditions: Value| json!({"metadata": {"name": "r"}, "status": {"conditions": conditions}});
+        let both = request(json!([condition("Approved"), condition("Failed")]));
+        let listed = |new: &Value| -> Vec<String> {
+            let types = new["status"]["conditions"].as_array().unwrap().iter();
+            types.map(|condition| text(condition, &["type"]).to_owned()).collect()
+        };
+        for (part, old, expect) in [
+            (Part::Approval, request(json!([])), vec!["Approved", "Failed"]),
+            (Part::Status, request(json!([])), vec!["Failed"]),
+            (Part::Status, request(json!([condition("Denied")])), vec!["Denied", "Failed"]),
+        ] {
+            let new = merged_with_old(&CERTIFICATE_REQUEST, part, &old, both.clone(), NOW);
+            let new = new.unwrap_or_else(|error| panic!("{part:?}: {error:?}"));
+            assert_eq!(listed(&new), expect, "{part:?}");
+        }
+    }
+
+    #[test]
+    fn finalizing_changes_finalizers_and_metadata_only() {
+        let of = |finalizer: &str, label: &str, phase: &str| json!({"metadata": {"name": "n", "labels": {"l": label}}, "spec": {"finalizers": [finalizer]}, "status": {"phase": phase}});
+        let (old, wanted) = (of("kubernetes", "1", "Active"), of("x.dev/y", "2", "Terminating"));
+        let new = merged_with_old(&NAMESPACE, Part::Finalize, &old, wanted, NOW).unwrap();
+        assert_eq!(new["spec"]["finalizers"], json!(["x.dev/y"]));
+        assert_eq!(
+            (&new["metadata"]["labels"]["l"], &new["status"]["phase"]),
+            (&json!("2"), &json!("Active"))
+        );
+    }
+
+    /// The write that a change of a stored object leads to.
+    fn written(kind: &'static Kind, mut old: Value, owner: Owner<'_>, change: fn(&mut Value)) -> Write {
+        (old["apiVersion"], old["kind"]) = (kind.api_version().into(), kind.kind.into());
+        let name = text(&old, &["metadata", "name"]).to_owned();
+        let namespace = text(&old, &["metadata", "namespace"]).to_owned();
+        let (objects, place) = (stored(&[(kind, old)]), Place { kind, namespace: &namespace, name: &name });
+        let options = WriteOptions { owner, ..WriteOptions::internal() };
+        let compute = |_: &Object, mut value: Value| {
+            change(&mut value);
+            Ok(value)
+        };
+        match edit(&objects, &place, Part::Main, &options, &FRESH, compute) {
+            Ok(Decision::Write(write, _)) => write,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn manager_is_noted_unless_it_renews() {
+        let manager = Manager { name: "t".to_owned(), subresource: String::new() };
+        let lease = |entry: Value| {
+            json!({"metadata": {"namespace": "d", "name": "l", "managedFields": [entry]},
+                "spec": {"holderIdentity": "a", "renewTime": "2026-11-21T00:00:00.000000Z"}})
+        };
+        let entry = json!({"manager": "t", "operation": "Update", "apiVersion": "coordination.k8s.io/v1",
+            "time": "2026-01-01T00:00:00Z", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:spec": {"f:holderIdentity": {}, "f:renewTime": {}}}});
+        let time_after = |change: fn(&mut Value)| {
+            let write = written(&LEASE, lease(entry.clone()), Owner::Updates(&manager), change);
+            let entries = write.new.unwrap()["metadata"]["managedFields"].take();
+            assert_eq!(entries[0]["manager"], "t", "{entries}");
+            entries[0]["time"].as_str().unwrap().to_owned()
+        };
+        let renewed = time_after(|lease| lease["spec"]["renewTime"] = json!("2026-11-21T00:00:01.000000Z"));
+        assert_eq!(renewed, "2026-01-01T00:00:00Z");
+        assert_eq!(time_after(|lease| lease["spec"]["holderIdentity"] = json!("b")), NOW);
+    }
+
+    #[test]
+    fn renewal_is_durable_if_it_ends_the_object() {
+        let lease = || json!({"metadata": {"namespace": "d", "name": "l"}, "spec": {"renewTime": "2026-11-21T00:00:00.000000Z"}});
+        let renew: fn(&mut Value) = |lease| lease["spec"]["renewTime"] = json!("2026-11-21T00:00:01.000000Z");
+        assert!(written(&LEASE, lease(), Owner::Nobody, renew).volatile);
+        assert!(
+            !written(&LEASE, lease(), Owner::Nobody, |lease| lease["spec"]["holderIdentity"] = json!("b"))
+                .volatile
+        );
+        // marked, and nothing holds it any more
+        let mut ending = lease();
+        ending["metadata"]["deletionTimestamp"] = json!(NOW);
+        let write = written(&LEASE, ending, Owner::Nobody, renew);
+        assert_eq!((write.new, write.volatile), (None, false));
     }
 
     /// The code of a refusal; 201 of a creation, 200 of a change.

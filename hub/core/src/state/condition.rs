@@ -321,6 +321,35 @@ mod tests {
     }
 
     #[test]
+    fn pause_goes_on_doubling_for_two_minutes() {
+        for (after, pause) in [(FORGOTTEN, secs(2)), (FORGOTTEN + secs(1), secs(1))] {
+            let mut condition = Condition::default();
+            condition.failed(Sort::Io, String::new(), secs(1000));
+            let now = secs(1000) + after;
+            condition.failed(Sort::Io, String::new(), now);
+            assert_eq!(condition.retry_at(), Some(now + pause), "{after:?}");
+        }
+    }
+
+    #[test]
+    fn log_says_what_goes_on_meanwhile() {
+        for sort in Sort::ALL {
+            let text = sort.consequence();
+            assert_eq!(text.contains("deletions"), sort == Sort::Full, "{sort:?}");
+            assert_eq!(text.contains("backup"), sort == Sort::Damaged, "{sort:?}");
+            // a flush that fails ends the process
+            assert_eq!(text.contains("go on"), sort != Sort::Flush, "{sort:?}");
+            let mut condition = Condition::default();
+            condition.failed(sort, String::new(), secs(1));
+            assert_eq!(condition.failing().map(Failing::consequence), Some(text));
+        }
+        let mut condition = Condition::default();
+        condition.too_large(300_000, String::new(), secs(1));
+        let text = condition.shown(secs(1)).map(Failing::consequence);
+        assert_eq!(text, Some("changes of large objects are refused, all others are made"));
+    }
+
+    #[test]
     fn full_store_takes_what_frees_room_and_nothing_else() {
         let mut condition = Condition::default();
         assert_eq!(condition.refusal(false, secs(9)), None);

@@ -136,7 +136,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::kinds::{CONFIG_MAP, EVENT, NODE};
+    use crate::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
     use crate::object::Event;
     use crate::state::{Expect, Leases, Order, Restored, Spaces, Write, restore};
 
@@ -220,6 +220,26 @@ mod tests {
         state.put(&CONFIG_MAP, map("b"), &alive("u")).unwrap();
     }
 
+    #[test]
+    fn other_object_must_be_unchanged() {
+        let mut state = State::new();
+        state.put(&NODE, json!({"metadata": {"name": "a"}}), &[]).unwrap();
+        let revision = state.batch.get(&state.index, &NODE, "", "a").unwrap().revision;
+        let mut check = |kind: &'static Kind, name: &str, revision: Option<u64>, expect: bool| {
+            let (namespace, name) = (String::new(), name.to_owned());
+            let require = [Require::Unchanged { kind, namespace, name: name.clone(), revision }];
+            let made = state.put(&CONFIG_MAP, json!({"metadata": {"namespace": "n", "name": "c"}}), &require);
+            assert_eq!(made.is_ok(), expect, "{name} {revision:?}");
+        };
+        check(&NODE, "a", Some(revision), true);
+        check(&NODE, "a", Some(revision + 1), false);
+        check(&NODE, "a", None, false);
+        check(&NODE, "b", None, true);
+        check(&NODE, "b", Some(revision), false);
+        // Leases are not here: the writer judges them
+        check(&LEASE, "l", Some(7), true);
+    }
+
     fn event(node: &str, name: &str, text: usize) -> Value {
         let about = json!({"kind": "Node", "name": node});
         json!({"metadata": {"namespace": "default", "name": name}, "involvedObject": about, "message": "x".repeat(text)})
@@ -255,5 +275,16 @@ mod tests {
         let quota = [Require::Quota(Quota { objects: 1, bytes: 100 })];
         state.put(&EVENT, event("a", "1", 900), &quota).unwrap();
         state.put(&EVENT, event("a", "1", 901), &quota).unwrap_err();
+        state.put(&EVENT, event("a", "1", 900), &quota).unwrap();
+    }
+
+    #[test]
+    fn quota_is_used_to_the_last_byte() {
+        let mut state = State::new();
+        state.put(&EVENT, event("a", "1", 10), &[]).unwrap();
+        let bytes = state.batch.get(&state.index, &EVENT, "default", "1").unwrap().json.len();
+        let quota = [Require::Quota(Quota { objects: 1, bytes: bytes + 1 })];
+        state.put(&EVENT, event("a", "1", 12), &quota).unwrap_err();
+        state.put(&EVENT, event("a", "1", 11), &quota).unwrap();
     }
 }
