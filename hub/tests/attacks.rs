@@ -409,6 +409,27 @@ fn ambiguous_requests_are_refused() {
         assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{request:?}: {answer}");
         assert!(answer.contains("\"kind\":\"Status\""), "{answer}");
     }
+    // of which a proxy might see another end than the hub: what follows is no second request
+    for fields in [
+        "content-length: 5\r\ncontent-length: 0\r\n",
+        "transfer-encoding: xchunked\r\n",
+        "transfer-encoding : chunked\r\n",
+        "transfer-encoding: chunked, identity\r\n",
+        "transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+        "x: y\r\n transfer-encoding: chunked\r\n",
+        "content-length: 0x5\r\n",
+    ] {
+        let mut client = hub.admin();
+        let second = "GET /livez HTTP/1.1\r\nhost: h\r\n\r\n";
+        client
+            .write_raw(
+                format!("POST /version HTTP/1.1\r\nhost: h\r\n{fields}\r\n0\r\n\r\n{second}").as_bytes(),
+            )
+            .unwrap();
+        let answer = client.read_to_end();
+        assert!(answer.starts_with("HTTP/1.1 4"), "{fields:?}: {answer}");
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{fields:?}: {answer}");
+    }
 }
 
 /// The most memory that the hub ever had.

@@ -43,7 +43,12 @@ const PROOFS: &[(&str, &str)] = &[
     ),
     ("body of a refused request", "tests/api/objects.rs: large_body_is_drained_so_the_refusal_arrives"),
     ("store", "src/store/sqlite.rs: store_at_its_limit_takes_deletions_then_other_changes"),
+    // gigabytes
     ("store", "src/store/sqlite.rs: limit_follows_memory"),
+    (
+        "growth of objects that are being deleted while the store is full",
+        "tests/bad_disk.rs: ending_objects_cannot_use_up_the_room_for_deletions",
+    ),
     (
         "growth of objects that are being deleted while the store is full",
         "core/src/state/condition.rs: ending_objects_grow_within_limits_of_their_own",
@@ -58,8 +63,13 @@ const PROOFS: &[(&str, &str)] = &[
     ),
     (
         "changes of one Lease that its renewals overtake",
+        "tests/limits.rs: change_of_a_lease_is_made_between_its_renewals",
+    ),
+    (
+        "changes of one Lease that its renewals overtake",
         "src/store/writer.rs: change_of_a_lease_wins_against_a_flood_of_renewals",
     ),
+    // what waits for one commit depends on the disk's pace
     ("changes in one commit", "src/store/writer.rs: flush_is_written_in_pieces"),
     ("changes that wait for the disk", "tests/bad_disk.rs: stalled_disk_refuses_changes_and_loses_nothing"),
     ("object", "tests/limits.rs: objects_have_their_limits"),
@@ -118,6 +128,10 @@ const PROOFS: &[(&str, &str)] = &[
         "tests/api/answers.rs: reader_that_stops_holds_nothing_that_others_need",
     ),
     ("changes that wait for slow watches", "tests/attacks.rs: watch_that_is_not_read_keeps_little"),
+    (
+        "old versions for watches and continued lists",
+        "tests/api/desired.rs: changes_of_others_cost_a_node_no_list",
+    ),
     ("old versions for watches and continued lists", "tests/attacks.rs: watch_that_is_not_read_keeps_little"),
     ("events", "tests/limits.rs: full_hub_lists_in_pages_and_deletes_the_oldest_events"),
     ("events", "tests/api/lifecycles.rs: node_fills_its_own_quota_only"),
@@ -128,6 +142,7 @@ const PROOFS: &[(&str, &str)] = &[
     ("written by such a caller", "tests/api/lifecycles.rs: node_fills_its_own_quota_only"),
     ("written by such a caller", "tests/limits.rs: one_node_has_its_limits"),
     ("entries of the deny list (`kube-system/kedge-denied`)", "tests/limits.rs: objects_have_their_limits"),
+    ("certificate requests", "tests/limits.rs: old_certificate_requests_are_deleted"),
     ("certificate requests", "core/src/controllers/certificates.rs: requests_are_removed_when_over"),
     (
         "lines in the audit log of one identity without the admin group",
@@ -136,6 +151,10 @@ const PROOFS: &[(&str, &str)] = &[
     (
         "lines in the audit log of one identity without the admin group",
         "src/audit/quota.rs: identity_writes_its_quota_and_the_rest_is_counted",
+    ),
+    (
+        "lines of an administrator from one network",
+        "tests/api/audit.rs: one_network_of_an_administrator_leaves_the_log_to_others",
     ),
     (
         "lines of an administrator from one network",
@@ -482,4 +501,97 @@ fn full_hub_lists_in_pages_and_deletes_the_oldest_events() {
     while left() > 19_000 {
         std::thread::yield_now();
     }
+}
+
+/// Pending for a day, and answered for an hour: those that are older go, the others stay.
+#[test]
+fn old_certificate_requests_are_deleted() {
+    const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+    let mut hub = Hub::new();
+    let mut admin = hub.admin();
+    for name in ["pending", "denied", "older", "answered"] {
+        // of a signer that is not the hub's: nothing else happens to it
+        let key = rcgen::KeyPair::generate().unwrap();
+        let asked = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+        let spec = json!({"request": STANDARD.encode(asked), "signerName": "example.com/own", "usages": ["client auth"]});
+        admin.post(REQUESTS, &json!({"metadata": {"name": name}, "spec": spec})).expect(201);
+    }
+    for name in ["denied", "answered"] {
+        let condition = json!({"type": "Denied", "status": "True", "reason": "R", "message": "m"});
+        let denial = json!({"status": {"conditions": [condition]}});
+        admin.patch("merge", &format!("{REQUESTS}/{name}/approval"), &denial).expect(200);
+    }
+    let stored = |admin: &mut Client, name: &str| admin.get(&format!("{REQUESTS}/{name}")).expect(200);
+    let ages = [("pending", 23 * 60), ("older", 24 * 60 + 1), ("denied", 59), ("answered", 61)];
+    let texts = ages.map(|(name, minutes)| {
+        let mut object = stored(&mut admin, name);
+        let then = time::OffsetDateTime::now_utc() - time::Duration::minutes(minutes);
+        let then = Value::from(kedge_hub_core::value::rfc3339(then));
+        object["metadata"]["creationTimestamp"] = then.clone();
+        for condition in object["status"]["conditions"].as_array_mut().into_iter().flatten() {
+            condition["lastTransitionTime"] = then.clone();
+        }
+        (name, object.to_string())
+    });
+    hub.stop("TERM");
+    let store = rusqlite::Connection::open(hub.data_dir.join("state.db")).unwrap();
+    for (name, text) in texts {
+        let row =
+            "UPDATE objects SET json = ?2 WHERE resource LIKE 'certificatesigningrequests%' AND name = ?1";
+        assert_eq!(store.execute(row, (name, text.into_bytes())).unwrap(), 1, "{name}");
+    }
+    drop(store);
+    hub.restart("TERM");
+    let mut admin = hub.admin();
+    for name in ["older", "answered"] {
+        while admin.get(&format!("{REQUESTS}/{name}")).code != 404 {
+            std::thread::yield_now();
+        }
+    }
+    // judged in the same pass
+    for name in ["pending", "denied"] {
+        stored(&mut admin, name);
+    }
+}
+
+/// An administrator changes a Lease that its node renews all the time.
+#[test]
+fn change_of_a_lease_is_made_between_its_renewals() {
+    let hub = Hub::new();
+    let (mut admin, mut node) = (hub.admin(), hub.node("a"));
+    node.post("/api/v1/nodes", &json!({"metadata": {"name": "a"}})).expect(201);
+    node.post(LEASES, &json!({"metadata": {"name": "a"}, "spec": {"holderIdentity": "a"}})).expect(201);
+    let lease = format!("{LEASES}/a");
+    let (done, begun) = (std::sync::atomic::AtomicBool::new(false), std::sync::Barrier::new(4));
+    let codes = std::thread::scope(|scope| {
+        // administrators have no rate that would end the flood
+        let floods = [0, 1, 2].map(|flood| {
+            let (mut client, lease, done, begun) = (admin.another(), &lease, &done, &begun);
+            scope.spawn(move || {
+                begun.wait();
+                let mut number = 0;
+                let mut codes = std::collections::BTreeSet::new();
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    number += 1;
+                    let time = format!("2026-11-22T17:{flood:02}:00.{number:06}Z");
+                    codes.insert(client.patch("merge", lease, &json!({"spec": {"renewTime": time}})).code);
+                }
+                codes
+            })
+        });
+        begun.wait();
+        for number in 0..10 {
+            let labels = json!({"metadata": {"labels": {"l": number.to_string()}}});
+            let reply = admin.patch("merge", &lease, &labels);
+            if reply.code != 200 {
+                done.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+            reply.expect(200);
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        floods.map(|flood| flood.join().unwrap())
+    });
+    // a renewal that has to wait longer than a second is refused
+    assert!(codes.iter().flatten().all(|code| matches!(code, 200 | 429)), "{codes:?}");
+    assert_eq!(admin.get(&lease).expect(200)["metadata"]["labels"]["l"], "9");
 }

@@ -72,10 +72,10 @@ impl Client {
         let mut config = match &self.kubeconfig {
             None => builder.with_no_client_auth(),
             Some(text) => {
-                let certificate =
-                    CertificateDer::from_pem_slice(&embedded(text, "client-certificate-data")).unwrap();
+                let chain = embedded(text, "client-certificate-data");
+                let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&chain).collect();
                 let key = PrivateKeyDer::from_pem_slice(&embedded(text, "client-key-data")).unwrap();
-                builder.with_client_auth_cert(vec![certificate], key).unwrap()
+                builder.with_client_auth_cert(chain.unwrap(), key).unwrap()
             }
         };
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -186,6 +186,26 @@ fn serving_certificate_is_not_a_client_credential() {
     let (pki, server, client) = hub("usage");
     let serving = Credential::load(&pki.data_dir.join("pki/serving.pem")).unwrap();
     let text = kubeconfig::text("https://x:1", "", "x", &serving.certificate_pem(), &serving.key_pem());
+    let error =
+        connect(&server, &Client { kubeconfig: Some(text), ..client }.config(), "localhost").unwrap_err();
+    assert!(error.starts_with("server: invalid peer certificate"), "{error}");
+}
+
+/// A thief signs with the key of a node, as if that were an authority.
+#[test]
+fn certificate_below_a_nodes_is_refused() {
+    let (_pki, server, client) = hub("chain");
+    let text = |field| String::from_utf8(embedded(client.kubeconfig.as_ref().unwrap(), field)).unwrap();
+    let (node, key) = (text("client-certificate-data"), text("client-key-data"));
+    let issuer = rcgen::Issuer::from_ca_cert_pem(&node, rcgen::KeyPair::from_pem(&key).unwrap()).unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:masters");
+    params.distinguished_name.push(rcgen::DnType::CommonName, "admin");
+    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let own = rcgen::KeyPair::generate().unwrap();
+    let forged = params.signed_by(&own, &issuer).unwrap();
+    let chain = forged.pem() + &node;
+    let text = kubeconfig::text("https://x:1", "", "x", &chain, &own.serialize_pem());
     let error =
         connect(&server, &Client { kubeconfig: Some(text), ..client }.config(), "localhost").unwrap_err();
     assert!(error.starts_with("server: invalid peer certificate"), "{error}");

@@ -179,3 +179,57 @@ pub(super) fn keys(context: &RequestContext<'_>) -> Result<Response<Body>, ApiEr
     let tokens = context.server.hub.tokens().ok_or_else(ApiError::path_not_found)?;
     Ok(respond::bytes(200, "application/jwk-set+json", tokens.verifier.key_set().to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::sync::Arc;
+
+    use kedge_hub_core::kinds::{CONFIG_MAP, SERVICE_ACCOUNT};
+
+    use super::super::audited::Trail;
+    use super::super::authentication::Presented;
+    use super::super::connection::Caller;
+    use super::super::request::Parameters;
+    use super::super::shared::Server;
+    use super::*;
+    use crate::capacity::{Capacity, Machine};
+    use crate::pki::Pki;
+
+    /// Between the body of a request and its token it waits for its turn; a credential that is revoked meanwhile gets none.
+    #[tokio::test]
+    async fn token_is_issued_by_the_credential_of_the_moment() {
+        const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let data_dir = kedge_rig::Scratch::new("hub-tokens").unwrap();
+        let hub = Hub::open(&data_dir).unwrap();
+        let pki = Pki::open(&data_dir, &["localhost".to_owned()], OffsetDateTime::now_utc()).unwrap();
+        hub.use_tokens(pki.tokens("https://localhost").unwrap());
+        let account = json!({"metadata": {"namespace": "default", "name": "a"}});
+        hub.create(&SERVICE_ACCOUNT, account).await.unwrap();
+        let machine = Machine { memory_bytes: 1 << 30, descriptors: 65_536, processors: 2 };
+        let server = Arc::new(Server::new(Arc::clone(&hub), Capacity::of(&machine)));
+        let credential = "X509SHA256=0a".into();
+        let boss = Identity { credential, ..Identity::new("boss", &["system:masters"]) };
+        let caller = Caller::new(&server, Some(boss.clone()), HERE);
+        let (parts, ()) = http::Request::new(()).into_parts();
+        let context = RequestContext {
+            server: &server,
+            caller: Arc::clone(&caller.identity),
+            presented: Arc::new(Presented::new(Arc::clone(&server), caller.clone(), &parts)),
+            slot: &caller.slot,
+            trail: &Trail::new(HERE),
+            identity: Some(boss),
+            parts: &parts,
+            parameters: Parameters::default(),
+        };
+        let (namespace, name) = ("default".to_owned(), "a".to_owned());
+        let target = Target { kind: &SERVICE_ACCOUNT, namespace, name, subresource: "token".to_owned() };
+        let issue = || issue(&context, &target, json!({"spec": {}})).map(|answer| answer.status().as_u16());
+        assert_eq!(issue().map_err(|error| error.code), Ok(201));
+        let denied = json!({"data": {"certificate.0A": ""},
+            "metadata": {"name": "kedge-denied", "namespace": "kube-system"}});
+        hub.create(&CONFIG_MAP, denied).await.unwrap();
+        assert_eq!(issue().map_err(|error| error.code), Err(401));
+        hub.close();
+    }
+}

@@ -241,6 +241,45 @@ fn noise_leaves_an_administrators_line_where_it_is() {
     assert_eq!(kept.len(), 1 + 2, "and two node-kubeconfigs: {kept:?}");
 }
 
+/// A program with an administrator's credential reads without end.
+#[test]
+fn one_network_of_an_administrator_leaves_the_log_to_others() {
+    // what a network may write of reads, and what it may write in a minute beside that
+    const QUOTA_BYTES: u64 = 2 << 20;
+    const SLACK_BYTES: u64 = 16 << 10;
+    let mut hub = Hub::new();
+    let mut admin = hub.admin();
+    // no two lines are equal, and each is long
+    let long = "x".repeat(200);
+    let mut asked = 0;
+    let path = |number: usize| format!("{SECRETS}/{long}-{number}?pad={}", long.repeat(8));
+    let files = ["audit-reads.log.1", "audit-reads.log"].map(|file| hub.data_dir.join(file));
+    let written =
+        || -> u64 { files.iter().map(|file| std::fs::metadata(file).map_or(0, |found| found.len())).sum() };
+    while written() < QUOTA_BYTES - SLACK_BYTES {
+        admin.get(&path(asked)).expect(404);
+        asked += 1;
+        assert!(asked < 3000, "{} bytes of {asked} lines", written());
+    }
+    for more in 0..50 {
+        admin.get(&path(asked + more)).expect(404);
+    }
+    // another person, from another network
+    admin.from(7).get(&format!("{SECRETS}/other")).expect(404);
+    hub.stop("TERM");
+    let texts = files.each_ref().map(|file| std::fs::read_to_string(file).unwrap_or_default());
+    let lines: Vec<Value> =
+        texts.iter().flat_map(|text| text.lines()).map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_others: Vec<_> = lines.iter().filter(|line| line["sourceIPs"] == json!(["127.0.1.7"])).collect();
+    assert_eq!(of_others.len(), 1, "{of_others:?}");
+    assert!(written() <= QUOTA_BYTES + SLACK_BYTES, "{}", written());
+    let omitted = |line: &Value| line["annotations"]["kedge.dev/omitted"].as_str()?.parse::<usize>().ok();
+    let omitted: usize = lines.iter().filter_map(omitted).sum();
+    let own = lines.iter().filter(|line| line["sourceIPs"] == json!(["127.0.0.1"])).count();
+    assert!(omitted > 0, "nothing was left out");
+    assert_eq!(own + omitted, asked + 50, "every read is there or counted");
+}
+
 #[test]
 fn full_log_pushes_out_its_oldest_file() {
     const FILE_BYTES: usize = 8 << 20;

@@ -16,6 +16,7 @@ mod refusals;
 mod revocation;
 #[path = "../server/mod.rs"]
 mod server;
+mod stolen;
 mod watchdog;
 
 const NAMESPACES: &str = "/api/v1/namespaces";
