@@ -309,6 +309,10 @@ pub trait Files: Send + Sync {
     /// [`SET_ASIDE_KEPT`] are kept per name, the oldest is removed first.
     fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError>;
 
+    /// The same, but a file stays in its place, too, until a write replaces it: there is no moment without it. Where the file system
+    /// has no hard links it is renamed.
+    fn keep_aside(&self, path: &Path) -> Result<PathBuf, WriteError>;
+
     /// The names in a directory (`""` is the root), without our own temporary files and the reserve.
     fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError>;
 
@@ -328,6 +332,19 @@ pub trait Files: Send + Sync {
 
     /// Frees the reserve's space; returns whether there was any.
     fn free_reserve(&self) -> Result<bool, WriteError>;
+}
+
+/// How a file is set aside.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Aside {
+    Moved,
+    /// It stays in its place, too.
+    Linked,
+}
+
+/// Whether a file system refused a hard link because it knows none (`EPERM` on vfat), or none to a directory.
+fn has_no_links(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }
 
 /// What a disk can do, one system call each: what a power cut falls between. Paths are below the root, already
@@ -354,6 +371,8 @@ pub trait Operations: Send + Sync {
     fn read_back(&self, handle: &mut Self::Handle, limit: usize) -> io::Result<Vec<u8>>;
     /// Renames, replacing a file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives a file a second name; an error when that is taken.
+    fn link(&self, file: &Path, to: &Path) -> io::Result<()>;
     /// Makes a directory's names durable.
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
     /// Removes anything but a directory.
@@ -508,7 +527,7 @@ impl<D: Operations> DurableFiles<D> {
         match self.disk.kind(path) {
             Ok(Kind::Directory) => return Ok(()),
             Ok(kind) => {
-                let aside = self.move_aside(state, path)?;
+                let aside = self.move_aside(state, path, Aside::Moved)?;
                 log::warn!(
                     "{} was a {kind}, expected a directory; renamed to {}",
                     path.display(),
@@ -590,7 +609,7 @@ impl<D: Operations> DurableFiles<D> {
         if !matches!(self.disk.kind(path), Ok(Kind::Directory)) {
             return Err(WriteError::from_io("rename into place", path, error));
         }
-        let aside = self.move_aside(state, path)?;
+        let aside = self.move_aside(state, path, Aside::Moved)?;
         log::warn!("{} was a directory, expected a file; renamed to {}", path.display(), aside.display());
         self.attempt("rename into place", path, || self.disk.rename(temporary, path))
     }
@@ -602,9 +621,9 @@ impl<D: Operations> DurableFiles<D> {
         }
     }
 
-    /// Renames `path` to the free name of a ring of `SET_ASIDE_KEPT + 1`. One name of the ring is always free, and
+    /// Gives `path` the free name of a ring of `SET_ASIDE_KEPT + 1`. One name of the ring is always free, and
     /// what follows it is the oldest: an order without clocks, counters or listing.
-    fn move_aside(&self, state: &mut State, path: &Path) -> Result<PathBuf, WriteError> {
+    fn move_aside(&self, state: &mut State, path: &Path, how: Aside) -> Result<PathBuf, WriteError> {
         const RING: u32 = SET_ASIDE_KEPT + 1;
         let slot = |number: u32| aside_name(path, number % RING + 1);
         let taken = |number: u32| match self.disk.kind(&slot(number)) {
@@ -631,7 +650,13 @@ impl<D: Operations> DurableFiles<D> {
             }
         };
         let aside = slot(number);
-        self.attempt("set aside", path, || self.disk.rename(path, &aside))?;
+        self.attempt("set aside", path, || match how {
+            Aside::Moved => self.disk.rename(path, &aside),
+            Aside::Linked => match self.disk.link(path, &aside) {
+                Err(error) if has_no_links(&error) => self.disk.rename(path, &aside),
+                done => done,
+            },
+        })?;
         if let Err(error) = self.remove_any(&slot(number + 1)) {
             log::warn!("cannot remove the oldest file that was set aside: {error}");
         }
@@ -799,7 +824,12 @@ impl<D: Operations> Files for DurableFiles<D> {
 
     fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError> {
         let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
-        self.doubt(self.move_aside(&mut self.state(), path))
+        self.doubt(self.move_aside(&mut self.state(), path, Aside::Moved))
+    }
+
+    fn keep_aside(&self, path: &Path) -> Result<PathBuf, WriteError> {
+        let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
+        self.doubt(self.move_aside(&mut self.state(), path, Aside::Linked))
     }
 
     fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError> {

@@ -182,7 +182,10 @@ impl DiskLoop {
                 self.health.note_write(&path, &done);
                 Outcome::Done(done)
             }
-            Step::SetAside(file) => Outcome::Done(self.set_aside(Path::new(&file.path(&self.version)))),
+            Step::SetAside(file) => {
+                let stays = file == StateFile::BadConfigs;
+                Outcome::Done(self.set_aside(Path::new(&file.path(&self.version)), stays))
+            }
         }
     }
 
@@ -228,15 +231,17 @@ impl DiskLoop {
         })
     }
 
-    /// Renames an unreadable file, or the file in place of its directory if that is the reason.
-    fn set_aside(&self, path: &Path) -> Result<(), String> {
-        let target = match self.displaced_parent(path) {
-            Some((parent, _)) if parent != Path::new("") => parent,
-            _ => path,
+    /// Renames an unreadable file, or gives it a second name if it `stays` until it is replaced; or renames the file in place of its
+    /// directory if that is the reason.
+    fn set_aside(&self, path: &Path, stays: bool) -> Result<(), String> {
+        let (target, done) = match self.displaced_parent(path) {
+            Some((parent, _)) if parent != Path::new("") => (parent, self.files.set_aside(parent)),
+            _ if stays => (path, self.files.keep_aside(path)),
+            _ => (path, self.files.set_aside(path)),
         };
-        match self.files.set_aside(target) {
+        match done {
             Ok(aside) => {
-                log::info!("{} renamed to {}", target.display(), aside.display());
+                log::info!("{} set aside as {}", target.display(), aside.display());
                 Ok(())
             }
             Err(error) => Err(crate::errors::chain(&error)),
@@ -258,7 +263,8 @@ impl DiskLoop {
         }
         self.bad_configs = now;
         log::info!("bad-configs.json was edited");
-        Some(Event::BadConfigsRead(if read == Read::Absent { Read::Content(b"{}".to_vec()) } else { read }))
+        let is_gone = matches!(read, Read::Absent | Read::SetAside);
+        Some(Event::BadConfigsRead(if is_gone { Read::Content(b"{}".to_vec()) } else { read }))
     }
 
     fn sweep(&self, keep: Option<&[CheckpointName]>) {
@@ -437,6 +443,9 @@ mod tests {
         }
         fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError> {
             self.count().set_aside(path)
+        }
+        fn keep_aside(&self, path: &Path) -> Result<PathBuf, WriteError> {
+            self.count().keep_aside(path)
         }
         fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError> {
             self.count().list(directory, limit)

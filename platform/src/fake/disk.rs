@@ -76,6 +76,8 @@ pub enum Operation {
     Sync,
     /// A name is moved.
     Rename,
+    /// A file gets a second name.
+    Link,
     /// Names are made durable.
     SyncDirectory,
     /// A name is removed.
@@ -829,6 +831,22 @@ impl Operations for FakeDisk {
             to: (to_directory, to_name.to_os_string()),
             node,
         });
+        if whole { Ok(()) } else { errno(Errno::EIO) }
+    }
+
+    fn link(&self, file: &Path, to: &Path) -> io::Result<()> {
+        let mut inner = self.inner();
+        let whole = inner.begin(Operation::Link, file)?;
+        let (directory, name) = inner.locate(to)?;
+        let node = inner.find(file)?;
+        if inner.kind_of(node) == Kind::Directory {
+            return errno(Errno::EPERM);
+        }
+        if inner.names(directory).contains_key(name) {
+            return errno(Errno::EEXIST);
+        }
+        inner.names(directory).insert(name.to_os_string(), node);
+        inner.changes.push(NameChange::Add { directory, name: name.to_os_string(), node });
         if whole { Ok(()) } else { errno(Errno::EIO) }
     }
 

@@ -20,7 +20,7 @@ use nix::fcntl::{
     AtFlags, FallocateFlags, OFlag, PosixFadviseAdvice, fallocate, open, openat, posix_fadvise, renameat,
 };
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
 use crate::files::{Entry, Kind, Listing, Operations, ReadOutcome};
 
@@ -231,6 +231,12 @@ impl Operations for LinuxDisk {
         let (from_directory, from_name) = self.locate(from)?;
         let (to_directory, to_name) = self.locate(to)?;
         Ok(renameat(&from_directory, from_name, &to_directory, to_name)?)
+    }
+
+    fn link(&self, file: &Path, to: &Path) -> io::Result<()> {
+        let (from_directory, from_name) = self.locate(file)?;
+        let (to_directory, to_name) = self.locate(to)?;
+        Ok(linkat(&from_directory, from_name, &to_directory, to_name, AtFlags::empty())?)
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
