@@ -159,9 +159,14 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
         let path = format!("{name}/bad-configs.json");
         let Ok(bytes) = files.read(Path::new(&path), RECORD_BYTES) else { continue };
         match BadConfigs::read(&Read::Content(bytes)) {
-            Known::Is(list) => bad.extend(list.entries().map(
-                |(uid, time, reason)| json!({"version": name, "uid": uid, "time": time, "reason": reason}),
-            )),
+            Known::Is(list) => {
+                bad.extend(list.entries().map(
+                    |(uid, time, reason)| json!({"version": name, "uid": uid, "time": time, "reason": reason}),
+                ));
+                if let Some(payload) = list.doubted {
+                    aside.push(format!("{path}: an earlier list was lost; payload {payload} may be in it"));
+                }
+            }
             other => aside.push(format!("{path}: {}", other.unknown().unwrap_or("unreadable"))),
         }
     }
@@ -437,7 +442,15 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
             return Err(failed(format_args!("{}: {why}; nothing was changed", shown.display())));
         }
     };
-    if !bad.forgive(uid) {
+    let is_assigned = || {
+        let path = StateFile::Current.path(VERSION);
+        let current = files.read(Path::new(&path), RECORD_BYTES).ok().map(Read::Content);
+        let current = current.map(|read| Current::read(&read));
+        let assigned = current.as_ref().and_then(Known::known).and_then(|current| current.assigned.as_ref());
+        assigned.is_some_and(|assigned| assigned.config.uid == uid)
+    };
+    let was_doubted = bad.doubted.take_if(|_| is_assigned()).is_some();
+    if !bad.forgive(uid) && !was_doubted {
         return Err(failed(format_args!("{}: there is no verdict on UID {uid}", shown.display())));
     }
     files

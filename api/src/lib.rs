@@ -35,6 +35,9 @@ pub use time::{Timestamp, TimestampError};
 pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
 /// The annotation that mirrors `status.config` where the API server drops that field.
 pub const CONFIG_STATUS_ANNOTATION: &str = "kedge.dev/config-status";
+/// The annotation by which an administrator has a node forget its verdicts on the ConfigMap with this UID. On our hub a node may not
+/// write it.
+pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";
 /// The condition that says which configuration a node uses and whether that is the one asked for.
 pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that says whether the disk of the node's state has stopped answering. A node that never saw that has none.

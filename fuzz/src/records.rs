@@ -2,7 +2,7 @@
 
 use crate::Target;
 use crate::yaml::check_message;
-use kedge_core::ConfigId;
+use kedge_core::Identity;
 use kedge_core::config::records::{
     BAD_CONTENTS, BAD_UIDS, BadConfigs, Current, Known, Read, Startups, Verdict, last_known_good_bytes,
     read_last_known_good,
@@ -39,6 +39,10 @@ const WORDS: &[&str] = &[
     "\"trial_ms\":",
     "\"hold\":true",
     "\"held\":",
+    "\"last\":",
+    "\"records\":",
+    "\"heard\":",
+    "\"payload\":",
     "\"previous\":",
     "\"time\":",
     "\"reason\":",
@@ -73,6 +77,7 @@ fn seeds() -> Vec<Vec<u8>> {
         r#"l{"local":true,"previous":{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u-1"}},"uid":"u-1","resourceVersion":"7","checkpoint":"u-1","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}}"#,
         r#"s{"id":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","ran_ms":5,"contact":true,"startups":["2026-11-21T01:00:00Z"],"cuts":1,"open":"b","threshold":10,"trial_ms":600000}"#,
         r#"s{"id":"local","ran_ms":0,"contact":false,"startups":[],"cuts":0,"open":null,"threshold":null,"trial_ms":null}"#,
+        r#"s{"last":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","hold":true,"held":1,"records":{"local":{"ran_ms":0,"heard":false,"startups":[],"cuts":0,"open":null,"threshold":null,"trial_ms":null},"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855":{"id":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","ran_ms":5,"heard":true,"silent_ms":3,"startups":["2026-11-21T01:00:00Z"],"cuts":1,"open":"b","run":2,"threshold":10,"trial_ms":600000}}}"#,
         r#"b{"u-1":{"time":"2026-11-21T01:00:00Z","reason":"by hand"}}"#,
         r#"b{"u":{"time":"2026-11-21T01:00:00Z","reason":"r","contents":{"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855":{"time":"2026-11-21T01:00:00Z","reason":"r","kind":"contact","lost":1,"retry":true}}}}"#,
     ]
@@ -116,15 +121,15 @@ fn check<T: PartialEq + Debug>(bytes: &[u8], read: fn(&Read) -> Known<T>, write:
 /// A list edited by hand is obeyed, and the next verdict brings it within its bounds.
 fn check_bad_configs(mut bad: BadConfigs) {
     let uids: Vec<String> = bad.entries().map(|(uid, ..)| uid.to_owned()).collect();
-    let id = ConfigId::of(b"payload", b"");
+    let is = Identity::of("marked", b"payload", b"");
     for uid in &uids {
-        bad.verdict(uid, Some(id));
+        bad.verdict(uid, Some(&is));
         bad.verdict(uid, None);
     }
     let verdict = json!({"time": "2026-11-21T01:00:00Z", "reason": "failed to validate", "kind": "validate"});
     let verdict: Verdict = serde_json::from_value(verdict).expect("a verdict as it stands in the file");
-    bad.mark("marked", id, verdict, &[]);
-    assert!(bad.verdict("marked", Some(id)).is_some(), "a verdict that was just recorded");
+    bad.mark("marked", &is, verdict, &[]);
+    assert!(bad.verdict("marked", Some(&is)).is_some(), "a verdict that was just recorded");
     assert!(bad.entries().count() <= BAD_UIDS, "{} UIDs", bad.entries().count());
     let text = bad.to_bytes();
     let json: serde_json::Value = serde_json::from_slice(&text).expect("what was written is JSON");
@@ -132,6 +137,6 @@ fn check_bad_configs(mut bad: BadConfigs) {
     assert!(contents <= BAD_CONTENTS, "{contents} contents");
     for uid in &uids {
         bad.forgive(uid);
-        assert_eq!(bad.verdict(uid, Some(id)), None, "{uid:?} was forgiven");
+        assert_eq!(bad.verdict(uid, Some(&is)), None, "{uid:?} was forgiven");
     }
 }

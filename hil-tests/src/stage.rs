@@ -246,8 +246,9 @@ impl Stage<'_> {
         let text = self.guest("cat /var/lib/kedge/config/*/startups.json")?;
         let record: Value = serde_json::from_str(&text)
             .map_err(|error| HilError::Garbled(format!("startups.json: {error}: {text}")))?;
-        let startups = record["startups"].as_array().map(Vec::len);
-        let cuts = record["cuts"].as_u64();
+        let counts = &record["records"][record["last"].as_str().unwrap_or_default()];
+        let startups = counts["startups"].as_array().map(Vec::len);
+        let cuts = counts["cuts"].as_u64();
         let (Some(startups), Some(cuts)) = (startups, cuts) else {
             return Err(HilError::Garbled(format!("startups.json has no counts: {text}")));
         };

@@ -125,13 +125,16 @@ impl Disk {
         self.fake.end_program();
     }
 
-    pub fn set_aside(&mut self, path: &str) -> Result<(), String> {
+    /// `stays`: it keeps its name, too.
+    pub fn set_aside(&mut self, path: &str, stays: bool) -> Result<(), String> {
         match self.fault {
             WriteFault::All => self.fake.fail_after(0, ENOSPC),
             WriteFault::ReadOnly => self.fake.fail_after(0, EROFS),
             _ => {}
         }
-        self.files.set_aside(Path::new(path)).map(drop).map_err(cause)
+        let path = Path::new(path);
+        let done = if stays { self.files.keep_aside(path) } else { self.files.set_aside(path) };
+        done.map(drop).map_err(cause)
     }
 
     /// Removes leftovers of writes, and what `keep` does not want kept.

@@ -365,7 +365,7 @@ impl Node {
             }
             Step::SetAside(file) => {
                 let path = path(file);
-                Outcome::Done(self.disk.set_aside(&path))
+                Outcome::Done(self.disk.set_aside(&path, *file == StateFile::BadConfigs))
             }
         }
     }
@@ -634,6 +634,12 @@ impl Node {
 
     pub fn startups(&self) -> Value {
         self.file(&StateFile::Startups.path(&self.version)).unwrap_or(Value::Null)
+    }
+
+    /// The counts of what ran last.
+    pub fn counts(&self) -> Value {
+        let startups = self.startups();
+        startups["records"][startups["last"].as_str().unwrap_or_default()].clone()
     }
 
     pub fn bad_configs(&self) -> Value {

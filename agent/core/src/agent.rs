@@ -789,6 +789,8 @@ impl Running {
         let annotation = node.metadata.annotations.get(api::CONFIG_SOURCE_ANNOTATION).map(String::as_str);
         let requested = requested_source(node.spec.config_source.as_ref(), annotation, is_hub);
         self.configuration.node_seen(&node.metadata.uid, requested, source::place(is_hub));
+        let asked = node.metadata.annotations.get(api::FORGIVE_ANNOTATION).map(String::as_str);
+        self.configuration.asked_to_forgive(asked);
         self.is_source_of_this_server = true;
     }
 

@@ -234,7 +234,8 @@ pub enum Step {
     Read(StateFile),
     /// Write it durably: temp file, fsync, rename, fsync of the directory.
     Write(StateFile, Vec<u8>),
-    /// Rename it to `<name>.corrupt-<n>`.
+    /// Rename it to `<name>.corrupt-<n>`. The list of bad configs stays in its place, too, until it is replaced: that it is missing
+    /// says that somebody removed it.
     SetAside(StateFile),
 }
 

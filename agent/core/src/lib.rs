@@ -21,7 +21,7 @@ mod writes;
 
 pub use agent::{Core, is_hub_version};
 pub use config::condition::ConfigOk;
-pub use config::digest::{ConfigId, Digest};
+pub use config::digest::{ConfigId, Digest, Identity};
 pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
 pub use config::running::Forgiveness;
 pub use config::start::Active;

@@ -75,16 +75,16 @@ impl ConfigReport {
             (Active::Assigned, None) => "known-good",
             (Active::Local | Active::LastKnownGood | Active::Previous | Active::Superseded, _) => "fallback",
         };
-        let startups = &view.in_use.startups;
+        let counts = &view.in_use.counts;
         let bad = view.disk.bad_configs.known().into_iter().flat_map(|bad| bad.entries());
         Self {
             state,
             trial_remaining_seconds: trial_left.map(|left| left.as_secs_f64().ceil() as u64),
             ran_seconds: configuration.ran_ms(now) / 1000,
-            startups: startups.startups.len(),
+            startups: counts.startups.len(),
             crash_loop_threshold: view.in_use.terms.threshold,
-            cuts: startups.cuts,
-            contact: startups.contact,
+            cuts: counts.cuts,
+            contact: counts.contact,
             condition: ConditionReport {
                 status: condition.status,
                 reason: condition.reason,

@@ -255,10 +255,14 @@ impl Records {
         Self::config(self.last_known_good.as_ref())
     }
 
-    /// The verdicts on a UID: (content, reason).
+    /// The verdicts on a UID: (payload, reason).
     fn verdicts(&self, uid: &str) -> Vec<(String, String)> {
         let contents = self.bad_configs.as_ref().and_then(|bad| bad.get(uid)?.get("contents")?.as_object());
-        contents.into_iter().flatten().map(|(id, verdict)| (id.clone(), text(&verdict["reason"]))).collect()
+        contents
+            .into_iter()
+            .flatten()
+            .map(|(_, verdict)| (text(&verdict["payload"]), text(&verdict["reason"])))
+            .collect()
     }
 
     fn bad(&self) -> Vec<String> {
@@ -285,8 +289,9 @@ impl Found {
         for config in [assigned, active, last_known_good].into_iter().flatten() {
             self.has_checkpoint(config, history)?;
         }
-        let startups = self.records.startups.as_ref();
-        let ran_as = startups.map(|startups| text(&startups["id"]));
+        let record = self.records.startups.as_ref();
+        let ran_as = record.map(|record| text(&record["last"]));
+        let startups = record.zip(ran_as.as_ref()).map(|(record, last)| &record["records"][last]);
         match active {
             Some(_) => {
                 let startups = startups.ok_or("a pushed config runs, and its start is not recorded")?;
@@ -306,7 +311,7 @@ impl Found {
                 equal("the reason is that of a recorded verdict", &true, &recorded)
             }
             "True" => {
-                let condemned = verdicts.iter().any(|(id, _)| Some(id) == ran_as.as_ref());
+                let condemned = verdicts.iter().any(|(payload, _)| Some(payload) == ran_as.as_ref());
                 equal("what runs is condemned", &false, &condemned)
             }
             _ => Ok(()),

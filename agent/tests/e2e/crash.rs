@@ -7,7 +7,7 @@ use kedge_rig::babysitter::ServiceResult;
 use kedge_rig::babysitter::{Babysitter, Phase, Signal, Unit};
 use serde_json::json;
 
-use crate::setup::{NODE, STARTUPS, Setup, faulty, payload, plain};
+use crate::setup::{NODE, Setup, faulty, payload, plain};
 
 const CRASH_AT_ONCE: &str = "kedge:\n  faultInjection:\n    crashAfter: 0s\n";
 const CRASH_SOON: &str = "kedge:\n  faultInjection:\n    crashAfter: 500ms\n";
@@ -182,10 +182,10 @@ fn check_cut(purpose: &str, change: impl Fn(&Setup), startups: usize, cuts: u64)
 }
 
 fn as_of_another_boot(setup: &Setup) {
-    let mut startups = setup.startups();
-    assert!(startups["open"].is_string(), "{startups}");
-    startups["open"] = "a-boot-that-is-over".into();
-    setup.write_record(STARTUPS, &startups);
+    setup.edit_startups(|startups| {
+        assert!(startups["open"].is_string(), "{startups}");
+        startups["open"] = "a-boot-that-is-over".into();
+    });
 }
 
 #[test]
@@ -206,9 +206,7 @@ fn cuts_29_in_a_row_roll_back() {
     setup.runs(&uid);
     // 27 that were, and two more; the agent that starts between them goes on with the trial
     setup.agent_mut().cut();
-    let mut startups = setup.startups();
-    startups["cuts"] = 27.into();
-    setup.write_record(STARTUPS, &startups);
+    setup.edit_startups(|startups| startups["cuts"] = 27.into());
     as_of_another_boot(&setup);
     setup.agent_mut().start().unwrap();
     assert_eq!(setup.counted_cuts(), 28, "{}", setup.agent().log_text());

@@ -17,7 +17,7 @@ pub(crate) const NODE: &str = "edge-1";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The counts of this version of the agent.
-pub(crate) const STARTUPS: &str = concat!(env!("CARGO_PKG_VERSION"), "/startups.json");
+const STARTUPS: &str = concat!(env!("CARGO_PKG_VERSION"), "/startups.json");
 
 /// A hub, the node, and what the API shows.
 pub(crate) struct Setup {
@@ -160,9 +160,18 @@ impl Setup {
         serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// The counts kept about the configuration that runs.
+    /// The counts kept about the configuration that ran last.
     pub(crate) fn startups(&self) -> Value {
-        self.record(STARTUPS)
+        let record = self.record(STARTUPS);
+        record["records"][record["last"].as_str().expect("something ran last")].clone()
+    }
+
+    /// Changes them by hand, while the agent does not run.
+    pub(crate) fn edit_startups(&self, edit: impl FnOnce(&mut Value)) {
+        let mut record = self.record(STARTUPS);
+        let last = record["last"].as_str().expect("something ran last").to_owned();
+        edit(&mut record["records"][last]);
+        self.write_record(STARTUPS, &record);
     }
 
     /// Writes a record of the agent's by hand, while it does not run.

@@ -158,3 +158,98 @@ fn dynamic_off_refuses_requests_and_ignores_file_edits() {
     world.check_written(&[]);
     assert!(world.bad_configs().get(&uid).is_some());
 }
+
+/// The annotation of an administrator is obeyed once, however long it stays; withdrawn, it can be made again.
+#[test]
+fn request_on_the_node_forgives_once() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", &payload(A + 1, "crashLoopThreshold: 0"));
+    let crash = |world: &mut World| {
+        world.crash();
+        world.start();
+        assert_eq!((world.used(), world.state()), (A, "fallback"));
+    };
+    crash(&mut world);
+    let asks = |world: &mut World, value: &str| {
+        world.hub.edit_node(|node| node["metadata"]["annotations"]["kedge.dev/forgive"] = json!(value));
+        world.turn();
+        world.exited()
+    };
+    assert!(!asks(&mut world, "another-uid"), "there is no verdict on it");
+    assert!(asks(&mut world, &uid));
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A + 1, "trial"));
+    world.disk.take_written();
+    world.run_for(2 * MINUTE);
+    crash(&mut world);
+    world.run_for(MINUTE);
+    assert!(!world.exited(), "it was obeyed already");
+    assert!(asks(&mut world, &format!("{uid} again")), "another request");
+    world.restart();
+    crash(&mut world);
+    assert!(!asks(&mut world, ""), "withdrawn");
+    assert_eq!(world.bad_configs()["forgiven"], Value::Null);
+    assert!(asks(&mut world, &uid));
+}
+
+/// It is the first fallback, and may run again at once.
+#[test]
+fn forgiven_last_known_good_replaces_local() {
+    let (mut world, good) = World::known_good();
+    world.adopt("b", "broken: [");
+    let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
+    world.stop();
+    let mut bad = world.bad_configs();
+    bad[&good] = entry;
+    world.disk.put("0.1.0/bad-configs.json", bad.to_string().as_bytes());
+    world.start();
+    assert_eq!((world.used(), world.state()), (kedge_sim::DEFAULT_PODS, "fallback"));
+    world.handle(Event::Forgive(good.clone()));
+    world.turn();
+    assert!(world.exited());
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A, "fallback"));
+    world.run_for(2 * MINUTE);
+    assert!(!world.exited());
+}
+
+/// The list says that an earlier one was lost: only what was assigned then is doubted, until somebody says otherwise.
+#[test]
+fn doubted_config_runs_when_it_is_forgiven() {
+    for by_hand in [None, Some(&b"{}"[..]), Some(b"")] {
+        let (mut world, _) = World::known_good();
+        let uid = world.adopt("b", &payload(A + 1, ""));
+        world.stop();
+        world.disk.put("0.1.0/bad-configs.json", b"\0");
+        world.start();
+        assert_eq!((world.used(), world.report().config.obstacle), (A, Some("verdicts-unknown")));
+        assert!(world.bad_configs()["unknown"].is_string());
+        assert!(world.disk.content("0.1.0/bad-configs.json.corrupt-1").is_some());
+        world.stop();
+        world.start();
+        assert_eq!((world.used(), world.report().config.condition.status), (A, "Unknown"));
+        match by_hand {
+            None => world.handle(Event::Forgive(uid)),
+            Some([]) => {
+                world.disk.remove("0.1.0/bad-configs.json");
+                world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+            }
+            Some(bytes) => {
+                world.disk.put("0.1.0/bad-configs.json", bytes);
+                world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+            }
+        }
+        world.turn();
+        assert!(world.exited(), "{by_hand:?}");
+        world.restart();
+        assert_eq!((world.used(), world.state()), (A + 1, "trial"), "{by_hand:?}");
+    }
+    // and what is assigned next is not doubted, nor is the one before it any more
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &payload(A + 1, ""));
+    world.stop();
+    world.disk.put("0.1.0/bad-configs.json", b"\0");
+    world.start();
+    world.adopt("c", &payload(A + 2, ""));
+    assert_eq!((world.used(), world.bad_configs()), (A + 2, json!({})));
+}

@@ -1,6 +1,6 @@
 //! What a start reads and in which order it acts. What it decides: `start.txt` and `previous-run.txt`.
 
-use crate::{A, B, HOUR, TRIAL_AND_A_RENEWAL, payload};
+use crate::{A, B, HOUR, MINUTE, TRIAL, TRIAL_AND_A_RENEWAL, payload};
 use kedge_core::config::records::StateFile;
 use kedge_core::{Action, Step};
 use kedge_sim::{Seen, World};
@@ -95,4 +95,37 @@ fn local_file_beyond_the_bounds_starts_and_is_named() {
     // a pushed one with the same is refused
     let pushed = world.adopt("b", &payload(B, "nodeLeaseDurationSeconds: 300"));
     assert!(world.bad_configs().get(&pushed).is_some(), "refused");
+}
+
+/// A drop-in that something rewrites at each boot must not switch the crash protection off.
+#[test]
+fn crash_loop_ends_though_drop_ins_change_at_each_start() {
+    let (mut world, _) = World::in_trial("a", &payload(A, "crashLoopThreshold: 3"));
+    for crash in 1..=4 {
+        world.crash();
+        world.local.drop_ins.clear();
+        world.drop_in(&format!("registryPullQPS: {crash}\n"));
+        world.start();
+        let expect = if crash == 4 { "fallback" } else { "trial" };
+        assert_eq!(world.state(), expect, "{crash} crashes");
+    }
+    assert_eq!(world.entry("a")["kind"], "crashLoop");
+    world.stop();
+    world.local.drop_ins.clear();
+    world.start();
+    assert_eq!(world.state(), "fallback", "another drop-in lifts no ban");
+}
+
+/// What it ran with other drop-ins is no part of the trial.
+#[test]
+fn other_drop_ins_begin_the_trial_anew() {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.run_for(TRIAL - MINUTE);
+    world.stop();
+    world.drop_in("registryPullQPS: 7\n");
+    world.start();
+    world.run_for(2 * MINUTE);
+    assert_eq!(world.state(), "trial");
+    world.run_for(TRIAL);
+    assert_eq!(world.state(), "known-good");
 }

@@ -1,7 +1,8 @@
 //! What a node did, as the lines of a scenario.
 //!
 //! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2` its second
-//! version (a checkpoint has the name of the version that it was made of), and `startups a'` are the counts under the second content or drop-in of `a`. Always holds: every write, exit,
+//! version (a checkpoint has the name of the version that it was made of), and `startups a'` are the counts of the second payload of `a`; those
+//! of what did not run last are shown behind a `|`, if there are any. Always holds: every write, exit,
 //! log line, event and change of the reported condition is a line, and so is an event that is not posted at once. Left out:
 //! reads, requests, renewals, contact, what a command says already (how `stop`, `crash` and `cut` end a run), the event of an
 //! adoption, and the config in use while it stays the same.
@@ -38,6 +39,8 @@ pub(crate) struct Observer {
     lines: Vec<String>,
     /// Texts that differ from world to world, and the names shown for them.
     names: BTreeMap<String, String>,
+    /// Names of payloads.
+    payloads: BTreeMap<String, String>,
     /// The checkpoints that were on disk.
     checkpoints: BTreeSet<String>,
     /// The ConfigMap that `current` names.
@@ -145,6 +148,9 @@ impl Observer {
             } else {
                 text = text.replace(raw.as_str(), name);
             }
+        }
+        for (payload, name) in &self.payloads {
+            text = text.replace(payload, &format!("payload of {name}"));
         }
         short_source(text).trim_end().replace('\n', "\n    ")
     }
@@ -323,42 +329,40 @@ impl Observer {
     }
 
     fn counts(&mut self, record: &Value) -> String {
-        let text = |member: &str| record[member].as_str().unwrap_or_default().to_owned();
-        let number = |member: &str| record[member].as_u64().unwrap_or_default();
-        let mut words = vec![format!("ran {}", text_of(Duration::from_millis(number("ran_ms"))))];
-        let startups = record["startups"].as_array().map_or(0, Vec::len);
-        let counted = [(startups as u64, "crashes"), (number("cuts"), "cuts")];
-        words.extend(counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{what} {n}")));
-        if record["contact"] == json!(true) {
-            words.push("contact".into());
-        }
-        if record["hold"] == json!(true) {
-            words.push("pods held".into());
-        }
-        match (record["trial_ms"].as_u64(), record["threshold"].as_u64()) {
-            (Some(600_000), Some(10)) => {}
-            (Some(trial), Some(threshold)) => {
-                words.push(format!("terms {}/{threshold}", text_of(Duration::from_millis(trial))));
+        let last = record["last"].as_str().unwrap_or_default().to_owned();
+        let name = self.payload(&last);
+        let mut shown = format!(
+            "startups {name}: {}",
+            counts_of(&record["records"][&last], record["hold"] == json!(true))
+        );
+        for (other, counts) in
+            record["records"].as_object().into_iter().flatten().filter(|(other, _)| **other != last)
+        {
+            let words = counted(counts);
+            if !words.is_empty() {
+                let name = self.payload(other);
+                shown.push_str(&format!(" | {name}: {}", words.join(", ")));
             }
-            _ if words == ["ran 0s"] => words = vec!["new".into()],
-            _ => words.push("terms unknown".into()),
         }
-        words.push(match record["open"].as_str() {
-            Some(boot) => {
-                let number = boot.rsplit('-').next().unwrap_or_default();
-                format!("open in boot-{}", number.trim_start_matches('0'))
-            }
-            None => "closed".into(),
-        });
-        let id = text("id");
-        let whose =
-            if id == "local" { id } else { self.name(&id, &format!("startups {}", self.current), "'") };
-        format!("{whose}: {}", words.join(", ")).replacen("local:", "startups local:", 1)
+        shown
+    }
+
+    /// The name of a payload: that of the ConfigMap that was assigned when it was first seen.
+    fn payload(&mut self, digest: &str) -> String {
+        if digest == "local" {
+            return digest.to_owned();
+        }
+        let mut name = self.current.clone();
+        while self.payloads.iter().any(|(other, taken)| *taken == name && other != digest) {
+            name.push('\'');
+        }
+        self.payloads.entry(digest.to_owned()).or_insert(name).clone()
     }
 
     fn verdicts(&self, record: &Value) -> String {
         let entries = record.as_object().into_iter().flatten();
         let entries = entries.map(|(uid, entry)| match entry["contents"].as_object() {
+            None if entry.is_string() => format!("{uid}: {}", self.named(entry.as_str().unwrap_or_default())),
             None => format!("{} (every content)", self.named(uid)),
             Some(contents) => format!("{} {}", self.named(uid), kinds(contents)),
         });
@@ -454,6 +458,44 @@ fn kinds(contents: &Map<String, Value>) -> String {
         format!("{kind}{}{retry}", tries.unwrap_or_default())
     };
     contents.values().map(kind).collect::<Vec<_>>().join(", ")
+}
+
+/// What is counted against a config.
+fn counted(record: &Value) -> Vec<String> {
+    let startups = record["startups"].as_array().map_or(0, Vec::len) as u64;
+    let counted = [(startups, "crashes"), (record["cuts"].as_u64().unwrap_or_default(), "cuts")];
+    let mut words: Vec<String> =
+        counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{what} {n}")).collect();
+    if let Some(boot) = record["open"].as_str() {
+        let number = boot.rsplit('-').next().unwrap_or_default();
+        words.push(format!("open in boot-{}", number.trim_start_matches('0')));
+    }
+    words
+}
+
+/// All there is about what ran last.
+fn counts_of(record: &Value, is_held: bool) -> String {
+    let number = |member: &str| record[member].as_u64().unwrap_or_default();
+    let mut words = vec![format!("ran {}", text_of(Duration::from_millis(number("ran_ms"))))];
+    let mut counted = counted(record);
+    let end = if record["open"].is_string() { counted.pop() } else { None };
+    words.extend(counted);
+    if record["heard"] == json!(true) {
+        words.push("contact".into());
+    }
+    if is_held {
+        words.push("pods held".into());
+    }
+    match (record["trial_ms"].as_u64(), record["threshold"].as_u64()) {
+        (Some(600_000), Some(10)) => {}
+        (Some(trial), Some(threshold)) => {
+            words.push(format!("terms {}/{threshold}", text_of(Duration::from_millis(trial))));
+        }
+        _ if words == ["ran 0s"] => words = vec!["new".into()],
+        _ => words.push("terms unknown".into()),
+    }
+    words.push(end.unwrap_or_else(|| "closed".into()));
+    words.join(", ")
 }
 
 /// `2h`, `2m30s`, `0s`: whole seconds.

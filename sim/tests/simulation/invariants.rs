@@ -5,11 +5,11 @@
 //! public, to hold it against what is true.
 
 use crate::configs::{Design, Nature, with_pods};
-use crate::model::{Config, banned, checkpoint_path, text, verdicts};
+use crate::model::{Config, banned, checkpoint_path, startups_in, text, verdicts};
 use crate::mutants::Mutant;
 use crate::run::{Check, Mode, Simulation};
-use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, Read, STARTUPS, StateFile};
-use kedge_core::{ConfigId, Digest, Report, Step};
+use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, COUNTED_CONFIGS, Read, STARTUPS, StateFile};
+use kedge_core::{Digest, Report, Step};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -93,9 +93,12 @@ impl Simulation {
 
     /// i3.
     fn invariant_a_bad_config_is_not_tried_again(&self, config: Config) -> Check {
-        let key = (self.world.version.clone(), config.judged());
+        let is_condemned = config
+            .judged()
+            .iter()
+            .any(|judged| self.model.condemned.contains(&(self.world.version.clone(), *judged)));
         hold!(
-            !self.model.condemned.contains(&key) || self.is_proven(config),
+            !is_condemned || self.is_proven(config),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} was condemned, and runs"
         );
         // as the agent read it: it may be that it could not
@@ -103,7 +106,7 @@ impl Simulation {
         let told = self.model.told.get(&path).and_then(Option::as_ref);
         let bad = told.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or(Value::Null);
         hold!(
-            !banned(&bad).contains(&config.judged()),
+            !config.is_among(&banned(&bad)),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} has a bad entry, and runs"
         );
         Ok(())
@@ -114,13 +117,13 @@ impl Simulation {
         let good = self.world.file("last-known-good").unwrap_or_default();
         [&good, &good["previous"]]
             .iter()
-            .any(|record| self.named(record).is_some_and(|good| good.id == config.id))
+            .any(|record| self.named(record).is_some_and(|good| good.payload == config.payload))
     }
 
     /// i4: N + 1 crashes with no whole trial between them, and then no more. Of a proven config eleven, and eleven more while pods
     /// are held.
     fn invariant_a_crash_loop_ends(&self, config: Config, design: &Design) -> Check {
-        let crashes = self.model.past.get(&config.id).map_or(0, |past| past.crashes);
+        let crashes = self.model.past.get(&config.payload).map_or(0, |past| past.crashes);
         let most = if self.is_proven(config) { 2 * STARTUPS as u32 - 1 } else { design.threshold.into() };
         hold!(
             crashes <= most,
@@ -131,8 +134,7 @@ impl Simulation {
 
     fn invariant_a_trial_is_recorded_before_it_begins(&self, config: Config, report: &Report) -> Check {
         let startups = self.world.startups();
-        let recorded =
-            startups["id"] == json!(config.id.to_string()) && startups["open"] == json!(self.world.boot_id());
+        let recorded = self.is_open(&startups, config);
         // one that ran for all of its trial and could not be promoted yet is as good as known
         let survived = self.survived_a_trial(config, report);
         hold!(
@@ -149,7 +151,7 @@ impl Simulation {
 
     /// The agent claims no more running time than there was, and a cut costs no more than the time since the last save.
     fn invariant_running_time_is_real(&self, config: Config, report: &Report) -> Check {
-        let Some(past) = self.model.past.get(&config.id) else { return Ok(()) };
+        let Some(past) = self.model.past.get(&config.payload) else { return Ok(()) };
         let claimed = Duration::from_secs(report.config.ran_seconds);
         hold!(
             claimed <= past.ran,
@@ -191,7 +193,7 @@ impl Simulation {
             );
             return Ok(());
         };
-        let past = self.model.past.get(&config.id).cloned().unwrap_or_default();
+        let past = self.model.past.get(&config.payload).cloned().unwrap_or_default();
         let design = with_pods(&self.designs, config.max_pods).expect("it is no local config");
         hold!(
             past.renewed >= Some(Duration::from_millis(design.trial_ms)),
@@ -269,17 +271,20 @@ impl Simulation {
     }
 
     pub(crate) fn invariant_startups_are_bounded(&self, record: &Value) -> Check {
-        let count = record["startups"].as_array().map_or(0, |startups| startups.len());
-        hold!(count <= STARTUPS, "invariant_records_are_bounded: {count} startups");
+        let counts = startups_in(record);
+        hold!(
+            counts.len() <= COUNTED_CONFIGS && counts.iter().all(|(_, count)| *count <= STARTUPS as u64),
+            "invariant_records_are_bounded: startups {counts:?}"
+        );
         Ok(())
     }
 
     /// When startups are written: no more of them were counted than there were ends that count.
-    pub(crate) fn invariant_an_end_counts_once(&mut self, id: Option<ConfigId>, count: u64) -> Check {
-        let most = self.model.startups_written(id, count);
+    pub(crate) fn invariant_an_end_counts_once(&mut self, record: &Value) -> Check {
+        let wrong = self.model.startups_written(&startups_in(record));
         hold!(
-            count <= most,
-            "invariant_an_end_counts_once: {count} startups are counted against {id:?}, there can be {most}"
+            wrong.is_empty(),
+            "invariant_an_end_counts_once: (config, startups counted, there can be) {wrong:?}"
         );
         Ok(())
     }
@@ -385,7 +390,7 @@ impl Simulation {
         let nature = design.nature(self.drop_in);
         let active = self.model.run.as_ref().and_then(|run| run.config);
         let condition = &report.config.condition;
-        let bad = banned(&self.world.bad_configs()).contains(&assigned.judged());
+        let bad = assigned.is_among(&banned(&self.world.bad_configs()));
         let by_hand = self
             .world
             .bad_configs()
@@ -404,7 +409,7 @@ impl Simulation {
             let good = self.recorded("last-known-good");
             hold!(
                 // it may be on record as another object with the same payload
-                self.model.tampered || good.map(|good| good.id) == Some(assigned.id),
+                self.model.tampered || good.map(|good| good.payload) == Some(assigned.payload),
                 "invariant_a_good_config_wins (i9): {assigned:?} runs, last-known-good is {good:?}"
             );
             return Ok(());

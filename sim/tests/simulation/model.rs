@@ -16,7 +16,10 @@ use std::time::Duration;
 pub(crate) struct Config {
     /// Of the ConfigMap's UID: verdicts are about one object.
     pub(crate) object: Digest,
+    /// With the drop-ins that there are: verdicts of text are about that.
     pub(crate) id: ConfigId,
+    /// Counts, and verdicts of deeds, are about that.
+    pub(crate) payload: Digest,
     pub(crate) max_pods: u32,
 }
 
@@ -47,9 +50,11 @@ pub(crate) struct Run {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Model {
-    pub(crate) past: BTreeMap<ConfigId, Past>,
+    pub(crate) past: BTreeMap<Digest, Past>,
     /// The same under the other agent versions: each judges for itself.
-    elsewhere: BTreeMap<String, BTreeMap<ConfigId, Past>>,
+    elsewhere: BTreeMap<String, BTreeMap<Digest, Past>>,
+    /// What ran last and with which drop-ins, as the start under way read it; None: it could not read that.
+    pub(crate) read_last: Option<(Digest, Option<ConfigId>)>,
     /// Final verdicts that were durable, per agent version.
     pub(crate) condemned: BTreeSet<(String, Judged)>,
     pub(crate) run: Option<Run>,
@@ -66,26 +71,38 @@ pub(crate) struct Model {
     pub(crate) fresh: bool,
     /// The last crash if nothing about it is on disk yet, and what the config had behind it before. The record of an end is
     /// the only proof then, and the next end replaces it: the crash may remain uncounted.
-    last_crash: Option<(ConfigId, Past)>,
+    last_crash: Option<(Digest, Past)>,
     /// Crashes that only a verdict proves, and what the configs had behind them before: the counts on disk do not know of them
     /// yet, and removing the verdict by hand removes the proof.
-    judged: BTreeMap<ConfigId, Past>,
+    judged: BTreeMap<Digest, Past>,
     /// Ends that count, of whatever ran.
     ends: u64,
     /// Startups that were counted, as last acknowledged or read, and the ends there had been by then.
-    counted: BTreeMap<Option<ConfigId>, (u64, u64)>,
+    counted: BTreeMap<Option<Digest>, (u64, u64)>,
     /// Contents that somebody asked to forgive.
     pub(crate) forgiving: BTreeSet<Judged>,
     /// Those whose verdicts are gone from the disk, and that had no chance to fail since.
     pub(crate) forgiven: BTreeSet<Judged>,
 }
 
-/// What a verdict is about: a content of an object, given by the digest of its UID.
-pub(crate) type Judged = (Digest, ConfigId);
+/// What a verdict is about: a content of an object, given by the digest of its UID, or all with this payload.
+pub(crate) type Judged = (Digest, About);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum About {
+    Text(ConfigId),
+    Deeds(Digest),
+}
 
 impl Config {
-    pub(crate) fn judged(self) -> Judged {
-        (self.object, self.id)
+    /// Every verdict that is about it.
+    pub(crate) fn judged(self) -> [Judged; 2] {
+        [(self.object, About::Text(self.id)), (self.object, About::Deeds(self.payload))]
+    }
+
+    /// Whether one of these verdicts is about it.
+    pub(crate) fn is_among(self, verdicts: &[Judged]) -> bool {
+        self.judged().iter().any(|judged| verdicts.contains(judged))
     }
 }
 
@@ -93,11 +110,26 @@ impl Model {
     /// A config begins to run.
     pub(crate) fn begins(&mut self, now: Duration, config: Option<Config>, recorded: bool) {
         if let Some(config) = config {
-            self.past.entry(config.id).or_default();
-            self.forgiven.remove(&config.judged());
+            self.past.entry(config.payload).or_default();
+            for judged in config.judged() {
+                self.forgiven.remove(&judged);
+            }
         }
         self.run = Some(Run { config, since: now, recorded, superseded: false });
         self.fresh = true;
+    }
+
+    /// This config is about to run: with other drop-ins, or if something else ran meanwhile, its time begins anew.
+    pub(crate) fn starts(&mut self, config: Config) {
+        if self.begins_anew(config.payload, Some(config.id)) {
+            let past = self.past.entry(config.payload).or_default();
+            (past.ran, past.renewed, past.saved_ms) = (Duration::ZERO, None, past.saved_ms.map(|_| 0));
+        }
+    }
+
+    /// Whether the running time of a config that starts begins anew, by what the start has read.
+    fn begins_anew(&self, payload: Digest, id: Option<ConfigId>) -> bool {
+        self.read_last != Some((payload, id))
     }
 
     /// Time ran, up to now, under whatever runs.
@@ -106,7 +138,7 @@ impl Model {
         let time = now.saturating_sub(run.since);
         run.since = now;
         let Some(config) = run.config else { return };
-        let past = self.past.entry(config.id).or_default();
+        let past = self.past.entry(config.payload).or_default();
         past.ran += time;
         let design = designs.iter().find(|design| design.max_pods == config.max_pods);
         if design.is_some_and(|design| past.ran >= Duration::from_millis(design.settled_ms())) {
@@ -118,20 +150,20 @@ impl Model {
     pub(crate) fn renewed(&mut self, now: Duration, designs: &[Design]) {
         self.ran(now, designs);
         if let Some(config) = self.run.as_ref().and_then(|run| run.config) {
-            let past = self.past.entry(config.id).or_default();
+            let past = self.past.entry(config.payload).or_default();
             past.renewed = Some(past.ran);
         }
     }
 
-    /// The run is over. `crashed`: in a way that counts, and `open` says whether the disk knows that it ran. `left_open` is the
-    /// config whose record is open on disk, whatever runs.
+    /// The run is over. `crashed`: in a way that counts, and `open` says whether the disk knows that it ran. `left_open` are the
+    /// configs whose records are open on disk, whatever runs.
     pub(crate) fn ends(
         &mut self,
         now: Duration,
         designs: &[Design],
         crashed: bool,
         open: bool,
-        left_open: Option<ConfigId>,
+        left_open: &[Digest],
     ) {
         self.ran(now, designs);
         self.ends += u64::from(crashed);
@@ -151,16 +183,18 @@ impl Model {
             // It died at its start, or what ran could not be recorded: all that is known of this end is its boot, so it is
             // held against the record that is still open there. That of a config which was condemned is, if the disk
             // refused its verdict and the closing of its record.
-            if let Some(past) = left_open.and_then(|id| self.past.get_mut(&id)) {
-                past.saved_ms = None;
+            for payload in left_open {
+                if let Some(past) = self.past.get_mut(payload) {
+                    past.saved_ms = None;
+                }
             }
         }
         let Some(run) = run else { return };
         let Some(config) = run.config else { return };
-        let past = self.past.entry(config.id).or_default();
+        let past = self.past.entry(config.payload).or_default();
         let counts = run.recorded && !run.superseded;
         if crashed && open {
-            self.last_crash = Some((config.id, past.clone()));
+            self.last_crash = Some((config.payload, past.clone()));
             past.ran = Duration::ZERO;
             past.renewed = None;
             past.saved_ms = None;
@@ -175,19 +209,20 @@ impl Model {
         }
     }
 
-    /// Counts are durable: those of any other config are gone with that. What a start writes is what it read, brought up to
-    /// date: it may not say less.
-    pub(crate) fn saved(&mut self, id: Option<ConfigId>, ran_ms: Option<u64>) {
+    /// Counts are durable, and this config is what ran last by them: any other begins its time anew. What a start writes is what
+    /// it read, brought up to date: it may not say less.
+    pub(crate) fn saved(&mut self, last: Option<(Digest, Option<ConfigId>)>, ran_ms: Option<u64>) {
         let starting = self.run.is_none();
-        self.counts_are_of(id);
-        let Some(id) = id else { return };
-        let past = self.past.entry(id).or_default();
-        past.saved_ms = if starting { ran_ms.max(past.saved_ms) } else { ran_ms };
+        self.counts_are_of(last.map(|(payload, _)| payload));
+        let Some((payload, id)) = last else { return };
+        let goes_on = starting && !self.begins_anew(payload, id);
+        let past = self.past.entry(payload).or_default();
+        past.saved_ms = if goes_on { ran_ms.max(past.saved_ms) } else { ran_ms };
     }
 
-    /// The counts on disk are those of this config: what was saved of any other is gone.
-    pub(crate) fn counts_are_of(&mut self, id: Option<ConfigId>) {
-        for (_, past) in self.past.iter_mut().filter(|(other, _)| Some(**other) != id) {
+    /// This config ran last by the counts on disk: the running time that was saved of any other is void.
+    pub(crate) fn counts_are_of(&mut self, last: Option<Digest>) {
+        for (_, past) in self.past.iter_mut().filter(|(other, _)| Some(**other) != last) {
             past.saved_ms = None;
         }
     }
@@ -210,23 +245,32 @@ impl Model {
         }
     }
 
-    /// Startups of a config (None: the local one) are durable, this many. Says how many there can be at most, each end counted once.
-    pub(crate) fn startups_written(&mut self, id: Option<ConfigId>, count: u64) -> u64 {
-        let before = self.counted.get(&id).copied();
-        self.startups_of(id);
-        self.counted.insert(id, (count, self.ends));
-        before.map_or(count, |(count, ends)| count + self.ends - ends)
+    /// Startups of each config (None: the local one) are durable, this many. Says of which there are more than ends, each counted
+    /// once.
+    pub(crate) fn startups_written(
+        &mut self,
+        counts: &[(Option<Digest>, u64)],
+    ) -> Vec<(Option<Digest>, u64, u64)> {
+        let before = std::mem::take(&mut self.counted);
+        let mut wrong = Vec::new();
+        for (of, count) in counts {
+            let most = before.get(of).map_or(*count, |(count, ends)| count + self.ends - ends);
+            if *count > most {
+                wrong.push((*of, *count, most));
+            }
+            self.counted.insert(*of, (*count, self.ends));
+        }
+        wrong
     }
 
-    /// Startups of a config were read, this many. Unacknowledged writes do not change which counts are possible.
-    pub(crate) fn startups_read(&mut self, id: Option<ConfigId>, count: u64) {
-        self.startups_of(id);
-        // the last end may not be among them
-        self.counted.entry(id).or_insert((count, self.ends.saturating_sub(1)));
-    }
-
-    fn startups_of(&mut self, id: Option<ConfigId>) {
-        self.counted.retain(|other, _| *other == id);
+    /// Startups of each config were read, this many. Unacknowledged writes do not change which counts are possible.
+    pub(crate) fn startups_read(&mut self, counts: &[(Option<Digest>, u64)]) {
+        let before = std::mem::take(&mut self.counted);
+        for (of, count) in counts {
+            // the last end may not be among them
+            let known = before.get(of).copied().unwrap_or((*count, self.ends.saturating_sub(1)));
+            self.counted.insert(*of, known);
+        }
     }
 
     /// Evidence that was believed already may be believed once more.
@@ -253,11 +297,12 @@ impl Model {
     }
 
     /// The configs that these verdicts allow to be tried again have no counts.
-    pub(crate) fn begins_anew(&mut self, bad: &Value) {
+    pub(crate) fn tried_again(&mut self, bad: &Value) {
         let contents = bad.as_object().into_iter().flatten();
         let contents = contents.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
-        for (id, _) in contents.filter(|(_, verdict)| verdict["retry"] == true) {
-            if let Some(past) = ConfigId::parse(id).and_then(|id| self.past.get_mut(&id)) {
+        for (_, verdict) in contents.filter(|(_, verdict)| verdict["retry"] == true) {
+            let payload = verdict["payload"].as_str().and_then(Digest::parse);
+            if let Some(past) = payload.and_then(|payload| self.past.get_mut(&payload)) {
                 (past.crashes, past.saved_ms) = (0, None);
             }
         }
@@ -306,9 +351,30 @@ pub(crate) fn verdicts(bad: &Value, wanted: impl Fn(&Value) -> bool) -> Vec<Judg
         let object = Digest::of(uid.as_bytes());
         let contents = entry["contents"].as_object().cloned().unwrap_or_default();
         let wanted = contents.into_iter().filter(|(_, verdict)| verdict["retry"] != true && wanted(verdict));
-        wanted.filter_map(|(id, _)| Some((object, ConfigId::parse(&id)?))).collect::<Vec<_>>()
+        wanted.filter_map(|(id, verdict)| Some((object, about(&id, &verdict)?))).collect::<Vec<_>>()
     };
     bad.as_object().into_iter().flatten().flat_map(of_object).collect()
+}
+
+/// What a verdict under this id is about.
+pub(crate) fn about(id: &str, verdict: &Value) -> Option<About> {
+    match text(verdict, "/kind") {
+        "parse" | "validate" => ConfigId::parse(id).map(About::Text),
+        _ => Digest::parse(text(verdict, "/payload")).map(About::Deeds),
+    }
+}
+
+/// What the counts on disk say ran last, and with which drop-ins.
+pub(crate) fn last_of(startups: &Value) -> Option<(Digest, Option<ConfigId>)> {
+    let last = text(startups, "/last");
+    Some((Digest::parse(last)?, ConfigId::parse(text(&startups["records"][last], "/id"))))
+}
+
+/// How many startups are counted against each config (None: the local one).
+pub(crate) fn startups_in(startups: &Value) -> Vec<(Option<Digest>, u64)> {
+    let records = startups["records"].as_object().into_iter().flatten();
+    let count = |record: &Value| record["startups"].as_array().map_or(0, |startups| startups.len() as u64);
+    records.map(|(name, record)| (Digest::parse(name), count(record))).collect()
 }
 
 /// Where the checkpoint of a record lies.

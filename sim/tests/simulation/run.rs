@@ -12,7 +12,7 @@ mod operator;
 mod steps;
 
 use crate::coverage::Coverage;
-use crate::model::{Config, Model, checkpoint_path, text};
+use crate::model::{About, Config, Model, about as about_of, checkpoint_path, last_of, startups_in, text};
 use crate::mutants::Mutant;
 use kedge_core::config::records::{Read, STARTUPS, StateFile};
 use kedge_core::kubelet::canonical_overrides;
@@ -496,10 +496,6 @@ impl Simulation {
         }
         Err(format!("invariant_everything_comes_to_rest: {how}, still restarting or writing after 240 hours"))
     }
-}
-
-fn startups_in(record: &Value) -> u64 {
-    record["startups"].as_array().map_or(0, |startups| startups.len() as u64)
 }
 
 fn source_of(node: &Value) -> String {

@@ -1,7 +1,8 @@
 //! SHA-256 digests: of a checkpoint's bytes, and the identity of a configuration.
 //!
-//! Always holds: a `ConfigId` names one payload under one set of overrides, whichever object holds the payload. Counts and
-//! verdicts belong to it, never to a time or a file, so that editing a drop-in is like an upgrade: a fresh trial, old verdicts void.
+//! Always holds: a `ConfigId` names one payload under one set of overrides, whichever object holds the payload. Whether a config
+//! is valid belongs to it, so that the edit of a drop-in is like an upgrade: a fresh trial. What a config does belongs to its
+//! payload, or a drop-in that something rewrites at each boot would switch the protection off. Nothing belongs to a time or a file.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
@@ -57,7 +58,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// The content id, to which counts and verdicts belong: SHA-256 over the payload, and the canonical merged drop-ins and flags.
+/// The content id, to which verdicts of text belong: SHA-256 over the payload, and the canonical merged drop-ins and flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ConfigId(Digest);
@@ -91,6 +92,31 @@ impl ConfigId {
 impl fmt::Display for ConfigId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// What tells one content from all others. The payload itself is not kept: it may have a mebibyte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Together with this board's drop-ins and flags.
+    pub id: ConfigId,
+    pub payload: Digest,
+    /// The id under which the first release recorded it.
+    older: ConfigId,
+}
+
+impl Identity {
+    pub fn of(uid: &str, payload: &[u8], overrides: &[u8]) -> Self {
+        Self {
+            id: ConfigId::of(payload, overrides),
+            payload: Digest::of(payload),
+            older: ConfigId::older(uid, payload, overrides),
+        }
+    }
+
+    /// Whether a record under this id is about it.
+    pub(crate) fn is_called(&self, id: ConfigId) -> bool {
+        id == self.id || id == self.older
     }
 }
 

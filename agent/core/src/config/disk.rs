@@ -3,11 +3,11 @@
 //! Always holds: the picture changes only when a write was reported durable, so whatever is composed from it (the
 //! condition, the status) claims nothing that is not on disk; nothing is written that is there already.
 
-use crate::config::digest::{ConfigId, Digest};
+use crate::config::digest::{Digest, Identity};
 use crate::config::judge;
 use crate::config::records::{
-    BadConfigs, ConfigRecord, Current, Known, LastKnownGood, RanAs, Read, Recorded, Startups, StateFile,
-    Verdict, last_known_good_bytes, read_last_known_good, shortened,
+    BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Recorded, Startups, StateFile, Verdict,
+    last_known_good_bytes, read_last_known_good, shortened,
 };
 use crate::config::source::Source;
 use crate::kubelet::{LayerText, Origin};
@@ -84,8 +84,8 @@ impl Disk {
 
     /// The verdict on a config. A proven one is never banned: its crashes and cuts, under whatever agent version they were counted
     /// before it was proven, only set it aside.
-    pub(crate) fn verdict(&self, uid: &str, id: Option<ConfigId>, is_proven: bool) -> Option<Verdict> {
-        let verdict = self.bad_configs.known()?.verdict(uid, id)?;
+    pub(crate) fn verdict(&self, uid: &str, is: Option<&Identity>, is_proven: bool) -> Option<Verdict> {
+        let verdict = self.bad_configs.known()?.verdict(uid, is)?;
         Some(if is_proven { judge::against_proven(verdict) } else { verdict })
     }
 
@@ -94,12 +94,12 @@ impl Disk {
         self.current.known().and_then(|current| current.invalid_source.as_deref())
     }
 
-    /// UIDs whose verdicts are never dropped for space.
-    pub(crate) fn uids_in_use(&self) -> Vec<String> {
+    /// UIDs, and payloads as far as the records say them, whose verdicts are never dropped for space.
+    pub(crate) fn in_use(&self) -> Vec<(String, Option<Digest>)> {
         let current = self.current.known().and_then(|current| current.assigned.as_ref());
-        let current = current.map(|assigned| assigned.config.uid.clone());
-        let good = self.fallback().into_iter().chain(self.previous());
-        current.into_iter().chain(good.map(|config| config.uid.clone())).collect()
+        let named = current.map(|assigned| &assigned.config).into_iter();
+        let named = named.chain(self.fallback()).chain(self.previous());
+        named.map(|config| (config.uid.clone(), config.payload())).collect()
     }
 
     /// Writes `current` unless it says so already. The inner result: is it durable?
@@ -146,11 +146,15 @@ fn record<T>(
     if let Known::Unknown { why, set_aside } = &known {
         let name = file_name(&file);
         if *set_aside {
-            let done = match steps.set_aside(file)? {
+            let done = steps.set_aside(file)?;
+            let said = match &done {
                 Ok(()) => "set aside".to_owned(),
                 Err(error) => format!("could not be set aside: {error}"),
             };
-            findings.push(format!("{name} is unreadable ({why}); {done}"));
+            findings.push(format!("{name} is unreadable ({why}); {said}"));
+            if done.is_err() {
+                return Ok(Known::Unknown { why: why.clone(), set_aside: false });
+            }
         } else {
             findings.push(format!("{name} is unknown: {why}"));
         }
@@ -191,26 +195,6 @@ pub(crate) struct Content {
     pub(crate) is: Identity,
     /// The payload and where it came from.
     pub(crate) payload: Rc<LayerText>,
-}
-
-/// What tells one content from all others. The payload itself is not kept: it may have a mebibyte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity {
-    /// The content id, to which counts and verdicts belong.
-    pub(crate) id: ConfigId,
-    pub(crate) payload: Digest,
-    /// The id under which the first release recorded it.
-    older: ConfigId,
-}
-
-impl Identity {
-    pub(crate) fn of(uid: &str, payload: &[u8], overrides: &[u8]) -> Self {
-        Self {
-            id: ConfigId::of(payload, overrides),
-            payload: Digest::of(payload),
-            older: ConfigId::older(uid, payload, overrides),
-        }
-    }
 }
 
 /// Keys that a message names: enough to see a typing error.
@@ -284,18 +268,43 @@ pub(crate) fn payload(mut object: ConfigMap, source: &Source) -> Result<String, 
     text.ok_or_else(|| format!("it has no text under key {key:?}, {}", keys_of(&object)))
 }
 
-// ---------------------------------------------------------------------------------------------- the first release's ids
-
 impl Disk {
-    /// What the first release recorded about this content belongs to it under its present id.
-    pub(crate) fn take_over_ids(&mut self, uid: &str, is: &Identity) {
-        if let Known::Is(startups) = &mut self.startups
-            && startups.ran_as == RanAs::Config(is.older)
-        {
-            startups.ran_as = RanAs::Config(is.id);
-        }
+    /// Replaces a list of bad configs that could not be read, in one write, by one that says so: only what is assigned may have been
+    /// in it. And whatever else has been assigned since is not doubted.
+    pub(crate) fn settle_verdicts(
+        &mut self,
+        steps: &mut Steps,
+        assigned: &AssignedNow,
+        is: Option<&Identity>,
+    ) -> Suspendable<()> {
+        let payload = match assigned {
+            AssignedNow::Config(config, _) => match config.payload().or(is.map(|is| is.payload)) {
+                // of which content, is seen when it is there again
+                None => return Ok(()),
+                payload => payload,
+            },
+            AssignedNow::Local => None,
+            AssignedNow::Unknown(_) => return Ok(()),
+        };
+        let settled = match &self.bad_configs {
+            Known::Unknown { set_aside: true, .. } => BadConfigs::default().doubting(payload),
+            Known::Is(bad) if bad.doubted.is_some() && bad.doubted != payload => bad.clone().doubting(None),
+            _ => return Ok(()),
+        };
+        // a write that fails here is tried again by the next start: the file is still there
+        let _ = self.put_bad_configs(steps, settled)?;
+        Ok(())
+    }
+
+    /// Whether the verdicts on this payload were lost while it was assigned.
+    pub(crate) fn is_doubted(&self, is: &Identity) -> bool {
+        self.bad_configs.known().is_some_and(|bad| bad.doubted == Some(is.payload))
+    }
+
+    /// Verdicts that earlier releases recorded about this content belong to it under its present id.
+    pub(crate) fn take_over_verdicts(&mut self, uid: &str, is: &Identity) {
         if let Known::Is(bad) = &mut self.bad_configs {
-            bad.rename(uid, is.older, is.id);
+            bad.take_over(uid, is);
         }
     }
 }

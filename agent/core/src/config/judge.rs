@@ -4,7 +4,7 @@
 //! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
 //! after it, because a payload that kills the parser must not loop, and because its threshold and trial are known only after parsing. Running time decides, never wall time.
 
-use crate::config::records::{BadKind, STARTUPS, Startups, Verdict};
+use crate::config::records::{BadKind, Counts, STARTUPS, Verdict};
 use kedge_api::Timestamp;
 
 /// Cuts in a row, without a save of progress between them, that condemn a config (rule d: cuts): each start costs at least a
@@ -83,11 +83,11 @@ impl Default for Terms {
 
 impl Terms {
     /// As remembered from the last time the config was parsed, else the defaults.
-    pub(crate) fn remembered(startups: &Startups) -> Self {
+    pub(crate) fn remembered(counts: &Counts) -> Self {
         let default = Self::default();
         Self {
-            trial_ms: startups.trial_ms.unwrap_or(default.trial_ms),
-            threshold: startups.threshold.unwrap_or(default.threshold),
+            trial_ms: counts.trial_ms.unwrap_or(default.trial_ms),
+            threshold: counts.threshold.unwrap_or(default.threshold),
         }
     }
 
@@ -153,12 +153,11 @@ pub(crate) enum Ended {
 
 impl Ended {
     /// How the run that left this record ended (ARCHITECTURE.md, "How the previous run ended").
-    pub(crate) fn read(startups: &Startups, boot_id: &str, previous: &PreviousRun) -> Self {
-        let Some(open) = startups.open.as_deref() else { return Self::Clean };
+    pub(crate) fn read(counts: &Counts, boot_id: &str, previous: &PreviousRun) -> Self {
+        let Some(open) = counts.open.as_deref() else { return Self::Clean };
         // "fresh evidence": the end of a run before the one that left this record open says nothing about it. Such a record
         // is still there after a cut between the start that made this one and the consumption of the evidence.
-        let exit =
-            previous.exit.as_ref().filter(|exit| exit.boot_id == open && !exit.is_before(startups.run));
+        let exit = previous.exit.as_ref().filter(|exit| exit.boot_id == open && !exit.is_before(counts.run));
         match exit {
             Some(exit) => exit.ended(),
             // two empty boot ids are not the same boot: there may have been a power cut between
@@ -210,69 +209,62 @@ impl Exit {
     }
 }
 
-/// The counts of a config that is about to start: those of `startups.json` brought up to date by how its run ended, and
-/// open in this boot by the run that begins, the boot's `run`th.
-pub(crate) fn counted(
-    mut startups: Startups,
-    ended: &Ended,
-    boot_id: &str,
-    run: u64,
-    wall: Timestamp,
-) -> Startups {
+/// The counts of a config, brought up to date by how its run ended.
+pub(crate) fn counted(mut counts: Counts, ended: &Ended, wall: Timestamp) -> Counts {
     match ended {
         Ended::Clean => {}
         Ended::Counted(_) => {
-            // full means eleven, and eleven always condemns: one more changes nothing
-            let _ = startups.startups.push(wall);
-            startups.ran_ms = 0;
+            // full means eleven, and eleven always condemns or holds: one more changes nothing
+            let _ = counts.startups.push(wall);
+            // what it heard in runs that ended badly does not say that it runs well
+            (counts.ran_ms, counts.contact) = (0, false);
         }
         Ended::Cut => {
-            if startups.ran_ms < Terms::remembered(&startups).settled_after_ms() {
-                startups.cuts = startups.cuts.saturating_add(1);
+            if counts.ran_ms < Terms::remembered(&counts).settled_after_ms() {
+                counts.cuts = counts.cuts.saturating_add(1);
             }
         }
     }
+    counts
+}
+
+/// The same, open in this boot by the run that begins, the boot's `run`th.
+pub(crate) fn opened(counts: Counts, boot_id: &str, run: u64) -> Counts {
     // A clean end whose record could not be closed leaves it as this start would write it, by an older run. There is nothing
     // to write for that, perhaps on a full disk: exits older than that run are older than this one, too.
-    let still_open = *ended == Ended::Clean && startups.open.as_deref() == Some(boot_id);
-    if !still_open {
-        startups.open = Some(boot_id.to_owned());
-        startups.run = run;
+    if counts.open.as_deref() == Some(boot_id) {
+        return counts;
     }
-    startups
+    Counts { open: Some(boot_id.to_owned()), run, ..counts }
 }
 
-/// rule c: crash loop, and rule d: cuts, for a config that is not proven.
-fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind> {
-    if startups.startups.len() > usize::from(terms.threshold) {
-        return Some(BadKind::CrashLoop);
-    }
-    (startups.ran_ms < terms.settled_after_ms() && startups.cuts > CUTS).then_some(BadKind::Cuts)
+/// What rules c and d say of the counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weighed {
+    GoesOn,
+    /// It is proven, and its fault is not certain, for it ran well once: it goes on with pods held, and with no counts.
+    HoldsPods,
+    Bad(BadKind),
 }
 
-/// Rules c and d for a proven config. Its fault is not certain, for it ran well once: too many crashes or cuts hold the pods and
-/// empty its counts. None if it crash-loops although pods are held: then it is set aside.
-pub(crate) fn held_by_counts(startups: &Startups, terms: Terms) -> Option<Startups> {
-    let is_crash_loop = startups.startups.len() > PROVEN_THRESHOLD;
-    let is_cut = startups.ran_ms < terms.settled_after_ms() && startups.cuts > CUTS;
-    match (is_crash_loop, is_cut) {
-        (false, false) => Some(startups.clone()),
-        (true, _) if startups.hold => None,
-        _ => Some(emptied(startups)),
+/// Rules c and d; `hold`: pods are held.
+pub(crate) fn by_counts(counts: &Counts, hold: bool, terms: Terms, is_proven: bool) -> Weighed {
+    let most = if is_proven { PROVEN_THRESHOLD } else { usize::from(terms.threshold) };
+    let is_crash_loop = counts.startups.len() > most;
+    let is_cut = counts.ran_ms < terms.settled_after_ms() && counts.cuts > CUTS;
+    match (is_crash_loop, is_cut, is_proven) {
+        (false, false, _) => Weighed::GoesOn,
+        (true, _, false) => Weighed::Bad(BadKind::CrashLoop),
+        (false, true, false) => Weighed::Bad(BadKind::Cuts),
+        // it crash-loops although pods are held: it is set aside
+        (true, _, true) if hold => Weighed::Bad(BadKind::Proven),
+        (_, _, true) => Weighed::HoldsPods,
     }
 }
 
-/// The same config with no counts, while pods are held.
-pub(crate) fn emptied(startups: &Startups) -> Startups {
-    Startups { hold: true, startups: heapless::Vec::new(), cuts: 0, ..startups.clone() }
-}
-
-/// Rules c and d: the counts to go on with, or the verdict.
-pub(crate) fn by_counts(startups: &Startups, terms: Terms, role: Role) -> Result<Startups, BadKind> {
-    if role.proven {
-        return held_by_counts(startups, terms).ok_or(BadKind::Proven);
-    }
-    condemned_by_counts(startups, terms).map_or_else(|| Ok(startups.clone()), Err)
+/// No startups and no cuts.
+pub(crate) fn emptied(counts: Counts) -> Counts {
+    Counts { startups: heapless::Vec::new(), cuts: 0, ..counts }
 }
 
 /// The role of a config: what the rules need besides the counts.
@@ -289,8 +281,8 @@ pub(crate) struct Role {
 }
 
 /// rule f: contact. Silent for a whole trial of running; a running agent then exits, and the start gives the verdict.
-pub(crate) fn lost_contact(startups: &Startups, patience_ms: u64, role: Role) -> bool {
-    role.assigned && role.downloaded && !role.last_known_good && startups.silent_ms >= patience_ms
+pub(crate) fn lost_contact(counts: &Counts, patience_ms: u64, role: Role) -> bool {
+    role.assigned && role.downloaded && !role.last_known_good && counts.silent_ms >= patience_ms
 }
 
 /// The verdict for a kind, with the reason the condition will show. `before` is the entry there was.
@@ -312,6 +304,7 @@ pub(crate) fn verdict(
         retry: false,
         patience_ms: before.map_or(0, |entry| entry.patience_ms),
         order: 0,
+        payload: None,
     }
 }
 
@@ -335,14 +328,8 @@ pub(crate) fn reason(kind: BadKind, what: &str, uid: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::digest::ConfigId;
-    use crate::config::records::RanAs;
 
     const BOOT: &str = "this-boot";
-
-    fn startups() -> Startups {
-        Startups::fresh(RanAs::Config(ConfigId::of(b"p", b"")))
-    }
 
     fn exit(result: &str) -> Exit {
         Exit { boot_id: BOOT.into(), result: result.into(), was_ready: true, ..Exit::default() }
@@ -352,8 +339,8 @@ mod tests {
         PreviousRun { exit: Some(exit), ..PreviousRun::default() }
     }
 
-    fn left_open(open: Option<&str>, run: u64) -> Startups {
-        Startups { open: open.map(str::to_owned), run, ..startups() }
+    fn left_open(open: Option<&str>, run: u64) -> Counts {
+        Counts { open: open.map(str::to_owned), run, ..Counts::default() }
     }
 
     #[track_caller]
@@ -469,13 +456,13 @@ mod tests {
     #[test]
     fn counted_startup_resets_running_time_and_a_cut_does_not() {
         let wall = Timestamp::from_micros(9);
-        let ran = Startups { ran_ms: 300_000, cuts: 3, ..startups() };
-        let crashed = counted(ran.clone(), &Ended::Counted("x".into()), BOOT, 7, wall);
-        assert_eq!((crashed.ran_ms, crashed.startups.len(), crashed.cuts), (0, 1, 3));
-        let cut = counted(ran.clone(), &Ended::Cut, BOOT, 7, wall);
-        assert_eq!((cut.ran_ms, cut.startups.len(), cut.cuts), (300_000, 0, 4));
-        let clean = counted(ran.clone(), &Ended::Clean, BOOT, 7, wall);
-        assert_eq!(clean, Startups { open: Some(BOOT.into()), run: 7, ..ran });
+        let ran = Counts { ran_ms: 300_000, cuts: 3, contact: true, ..Counts::default() };
+        let crashed = counted(ran.clone(), &Ended::Counted("x".into()), wall);
+        assert_eq!((crashed.ran_ms, crashed.startups.len(), crashed.cuts, crashed.contact), (0, 1, 3, false));
+        let cut = counted(ran.clone(), &Ended::Cut, wall);
+        assert_eq!((cut.ran_ms, cut.startups.len(), cut.cuts, cut.contact), (300_000, 0, 4, true));
+        assert_eq!(counted(ran.clone(), &Ended::Clean, wall), ran);
+        assert_eq!(opened(ran.clone(), BOOT, 7), Counts { open: Some(BOOT.into()), run: 7, ..ran });
     }
 
     #[test]
@@ -504,50 +491,42 @@ mod tests {
     #[test]
     fn record_left_open_by_a_clean_exit_needs_no_write() {
         let open = left_open(Some(BOOT), 3);
-        assert_eq!(counted(open.clone(), &Ended::Clean, BOOT, 4, Timestamp::default()), open);
-        let other_boot = counted(open.clone(), &Ended::Clean, "next-boot", 1, Timestamp::default());
-        assert_eq!(other_boot, Startups { open: Some("next-boot".into()), run: 1, ..open });
+        assert_eq!(opened(open.clone(), BOOT, 4), open);
+        let other_boot = opened(open.clone(), "next-boot", 1);
+        assert_eq!(other_boot, Counts { open: Some("next-boot".into()), run: 1, ..open });
     }
 
     #[test]
     fn cut_counts_only_in_the_trial() {
-        let settled = Startups { ran_ms: 600_000, ..startups() };
-        assert_eq!(counted(settled, &Ended::Cut, BOOT, 7, Timestamp::default()).cuts, 0);
-        let short = Startups { ran_ms: 20_000, trial_ms: Some(0), ..startups() };
-        assert_eq!(
-            counted(short, &Ended::Cut, BOOT, 7, Timestamp::default()).cuts,
-            1,
-            "a trial of 0 protects for a minute"
-        );
+        let cuts = |counts| counted(counts, &Ended::Cut, Timestamp::default()).cuts;
+        assert_eq!(cuts(Counts { ran_ms: 600_000, ..Counts::default() }), 0);
+        let short = Counts { ran_ms: 20_000, trial_ms: Some(0), ..Counts::default() };
+        assert_eq!(cuts(short), 1, "a trial of 0 protects for a minute");
     }
 
-    fn with(startups_count: usize, cuts: u32, ran_ms: u64) -> Startups {
-        let stamps = (0..startups_count).map(|n| Timestamp::from_micros(n as i64));
-        Startups { startups: stamps.collect(), cuts, ran_ms, ..startups() }
+    fn with(startups: usize, cuts: u32, ran_ms: u64) -> Counts {
+        let stamps = (0..startups).map(|n| Timestamp::from_micros(n as i64));
+        Counts { startups: stamps.collect(), cuts, ran_ms, ..Counts::default() }
     }
 
     #[test]
     fn rule_c_needs_one_startup_more_than_the_threshold() {
         for threshold in 0..=10 {
             let terms = Terms { trial_ms: 0, threshold };
-            assert_eq!(condemned_by_counts(&with(threshold.into(), 0, 0), terms), None);
-            assert_eq!(
-                condemned_by_counts(&with(usize::from(threshold) + 1, 0, 0), terms),
-                Some(BadKind::CrashLoop)
-            );
+            let weighed = |more| by_counts(&with(usize::from(threshold) + more, 0, 0), false, terms, false);
+            assert_eq!([0, 1].map(weighed), [Weighed::GoesOn, Weighed::Bad(BadKind::CrashLoop)]);
         }
     }
 
     #[test]
     fn rule_d_needs_more_than_28_cuts_within_the_trial() {
         let terms = Terms::default();
-        assert_eq!(condemned_by_counts(&with(0, 28, 0), terms), None);
-        assert_eq!(condemned_by_counts(&with(0, 29, 599_999), terms), Some(BadKind::Cuts));
-        assert_eq!(condemned_by_counts(&with(0, 29, 600_000), terms), None);
-        assert_eq!(
-            condemned_by_counts(&with(0, 29, 30_000), Terms { trial_ms: 0, ..terms }),
-            Some(BadKind::Cuts)
-        );
+        let short = Terms { trial_ms: 0, ..terms };
+        let weighed = |cuts, ran_ms, terms| by_counts(&with(0, cuts, ran_ms), false, terms, false);
+        assert_eq!(weighed(28, 0, terms), Weighed::GoesOn);
+        assert_eq!(weighed(29, 599_999, terms), Weighed::Bad(BadKind::Cuts));
+        assert_eq!(weighed(29, 600_000, terms), Weighed::GoesOn);
+        assert_eq!(weighed(29, 30_000, short), Weighed::Bad(BadKind::Cuts));
     }
 
     #[test]
@@ -566,8 +545,8 @@ mod tests {
         assert!(lost_contact(&silent_for(60_000), patience, role));
     }
 
-    fn silent_for(silent_ms: u64) -> Startups {
-        Startups { silent_ms, ..with(0, 0, silent_ms) }
+    fn silent_for(silent_ms: u64) -> Counts {
+        Counts { silent_ms, ..with(0, 0, silent_ms) }
     }
 
     #[test]
@@ -596,14 +575,14 @@ mod tests {
     #[test]
     fn proven_config_is_held_before_it_is_set_aside() {
         let terms = Terms { threshold: 0, ..Terms::default() };
-        assert_eq!(held_by_counts(&with(10, 28, 0), terms), Some(with(10, 28, 0)));
-        let held = held_by_counts(&with(11, 5, 7), terms).expect("eleven hold the pods");
-        assert_eq!(held, Startups { hold: true, ..with(0, 0, 7) });
-        assert_eq!(held_by_counts(&Startups { hold: true, ..with(11, 0, 0) }, terms), None);
+        let weighed = |startups, cuts, hold| by_counts(&with(startups, cuts, 7), hold, terms, true);
+        assert_eq!(weighed(10, 28, false), Weighed::GoesOn);
+        assert_eq!(weighed(11, 5, false), Weighed::HoldsPods);
+        assert_eq!(weighed(11, 0, true), Weighed::Bad(BadKind::Proven));
         for hold in [false, true] {
-            let cut = held_by_counts(&Startups { hold, ..with(1, 29, 7) }, terms);
-            assert_eq!(cut, Some(Startups { hold: true, ..with(0, 0, 7) }), "cuts set nothing aside");
+            assert_eq!(weighed(1, 29, hold), Weighed::HoldsPods, "cuts set nothing aside");
         }
+        assert_eq!(emptied(with(11, 29, 7)), with(0, 0, 7));
         assert_eq!([0, 1, 2, 255].map(|held| hold_ms(held, terms) / 60_000), [10, 20, 40, 1440]);
     }
 

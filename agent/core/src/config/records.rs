@@ -4,7 +4,7 @@
 //! says nothing and never means "nothing"; a record of a newer agent is unknown and left alone. Writing is exact: what
 //! was written is read back equal. Leaves to others: when to write (`start`, `running`) and how (`platform`).
 
-use crate::config::digest::{ConfigId, Digest};
+use crate::config::digest::{ConfigId, Digest, Identity};
 use crate::config::source::{Source, is_file_name};
 use kedge_api::{Timestamp, excerpt};
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,9 @@ const FIRST_API_VERSION: &str = "kedge.dev/v1";
 
 /// `crashLoopThreshold` is at most 10, so an eleventh startup condemns: there is no twelfth.
 pub const STARTUPS: usize = 11;
+
+/// Records in `startups.json`: of what is assigned, of last-known-good, of the one before it, and of local.
+pub const COUNTED_CONFIGS: usize = 4;
 
 /// UIDs in `bad-configs.json`: the file must stay small enough to write on a nearly full disk.
 pub const BAD_UIDS: usize = 32;
@@ -45,7 +48,7 @@ pub enum StateFile {
     LastKnownGood,
     /// Verdicts, per agent version.
     BadConfigs,
-    /// Counts of the running config, per agent version.
+    /// Counts of the configs that may run, per agent version.
     Startups,
     /// A whole ConfigMap.
     Checkpoint(CheckpointName),
@@ -216,18 +219,113 @@ pub struct LastKnownGood {
     pub previous: Option<ConfigRecord>,
 }
 
-/// What `startups.json` is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whose counts: those of the local config, or of a payload, whichever object holds it and whatever drop-ins are beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RanAs {
     Local,
     /// A pushed one.
-    Config(ConfigId),
+    Payload(Digest),
 }
 
-/// `startups.json`: the counts of the config that runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `startups.json`: the counts of every config that may run, and whether pods are held.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Startups {
-    pub ran_as: RanAs,
+    /// What ran last; None: not known.
+    pub last: Option<RanAs>,
+    /// A proven config crashed too often: pods are held. This belongs to the node, and goes with whatever config starts next.
+    pub hold: bool,
+    /// How often they were held without a whole trial of running between.
+    pub held: u8,
+    /// At most [`COUNTED_CONFIGS`].
+    pub records: BTreeMap<RanAs, Counts>,
+    /// As earlier releases wrote it: counts of the one config that ran, by its content id. A start finds out whose they are; they
+    /// are not written again.
+    pub older: Option<Counts>,
+}
+
+impl Startups {
+    /// The local config ran last and alone, and ended cleanly.
+    pub(crate) fn local() -> Self {
+        let records = [(RanAs::Local, Counts::default())].into();
+        Self { last: Some(RanAs::Local), records, ..Self::default() }
+    }
+
+    /// The counts of a config that starts next, with these drop-ins. Other drop-ins are a fresh trial, and a config that did not
+    /// run last begins its time anew: what was counted against it stays.
+    pub(crate) fn of_next(&self, ran_as: RanAs, id: ConfigId) -> Counts {
+        let mut counts = self.records.get(&ran_as).cloned().unwrap_or_default();
+        if counts.id != Some(id) {
+            counts = Counts { id: Some(id), ran_ms: 0, contact: false, ..counts };
+        }
+        if self.last.is_some_and(|last| last != ran_as) {
+            counts = Counts { ran_ms: 0, contact: false, silent_ms: 0, worst_silence_ms: 0, ..counts };
+        }
+        counts
+    }
+
+    /// Whether this config never ran since it was assigned, or was allowed to be tried again.
+    pub(crate) fn is_new(&self, ran_as: RanAs) -> bool {
+        self.records.get(&ran_as).is_none_or(|counts| counts.is_empty() && counts.run == 0)
+    }
+
+    /// Whether anything is counted for this config.
+    pub(crate) fn counts_for(&self, ran_as: RanAs) -> bool {
+        self.records.get(&ran_as).is_some_and(|counts| !counts.is_empty())
+    }
+
+    /// These are the counts of this config. The bound holds even of a list that somebody else wrote.
+    pub(crate) fn set(&mut self, ran_as: RanAs, counts: Counts) {
+        self.records.insert(ran_as, counts);
+        let last = self.last;
+        while self.records.len() > COUNTED_CONFIGS {
+            let spare = |other: &&RanAs| ![Some(RanAs::Local), Some(ran_as), last].contains(&Some(**other));
+            let Some(other) = self.records.keys().find(spare).copied() else { return };
+            self.records.remove(&other);
+        }
+    }
+
+    /// This config runs from now on, and no other.
+    pub(crate) fn begin(&mut self, ran_as: RanAs, counts: Counts) {
+        let open = (counts.open.clone(), counts.run);
+        self.close();
+        self.last = Some(ran_as);
+        self.set(ran_as, Counts { open: open.0, run: open.1, ..counts });
+    }
+
+    /// What ran ended cleanly.
+    pub(crate) fn close(&mut self) {
+        self.records.values_mut().for_each(|counts| counts.open = None);
+    }
+
+    /// The same after a clean end.
+    pub(crate) fn closed(mut self) -> Self {
+        self.close();
+        self
+    }
+
+    /// Nothing is counted against this config any more: it is tried again. What it said about its trial stays.
+    pub(crate) fn forgive(&mut self, ran_as: RanAs) {
+        if let Some(counts) = self.records.get_mut(&ran_as) {
+            let Counts { id, threshold, trial_ms, .. } = *counts;
+            *counts = Counts { id, threshold, trial_ms, ..Counts::default() };
+        }
+    }
+
+    /// The counts in the form of earlier releases belong to this content.
+    pub(crate) fn take_over(&mut self, is: &Identity) {
+        if let Some(counts) = self.older.take_if(|counts| counts.id.is_some_and(|id| is.is_called(id))) {
+            let ran_as = RanAs::Payload(is.payload);
+            self.last = Some(ran_as);
+            self.set(ran_as, Counts { id: Some(is.id), ..counts });
+        }
+    }
+}
+
+/// The counts of one config.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// With which drop-ins it ran last.
+    pub id: Option<ConfigId>,
     /// Running time since the last counted startup, up to the end of the trial.
     pub ran_ms: u64,
     /// It had contact with an API server: an accepted renewal or status.
@@ -248,39 +346,13 @@ pub struct Startups {
     pub threshold: Option<u8>,
     /// `configTrialDuration` of the config in ms, as last parsed.
     pub trial_ms: Option<u64>,
-    /// A proven config crashed too often: pods are held. This belongs to the node, and goes with whatever config starts next.
-    pub hold: bool,
-    /// How often they were held without a whole trial of running between.
-    pub held: u8,
 }
 
-impl Startups {
-    /// The counts of a config that starts next: those on disk if they are its own, else none; pods that are held stay held.
-    pub(crate) fn of_next(on_disk: Option<&Self>, ran_as: RanAs) -> Self {
-        match on_disk {
-            Some(own) if own.ran_as == ran_as => own.clone(),
-            Some(other) => Self { hold: other.hold, held: other.held, ..Self::fresh(ran_as) },
-            None => Self::fresh(ran_as),
-        }
-    }
-
-    /// All counts zero, ended cleanly.
-    pub fn fresh(ran_as: RanAs) -> Self {
-        Self {
-            ran_as,
-            ran_ms: 0,
-            contact: false,
-            silent_ms: 0,
-            worst_silence_ms: 0,
-            startups: heapless::Vec::new(),
-            cuts: 0,
-            open: None,
-            run: 0,
-            threshold: None,
-            trial_ms: None,
-            hold: false,
-            held: 0,
-        }
+impl Counts {
+    /// Nothing is counted.
+    fn is_empty(&self) -> bool {
+        let Self { id, run, threshold, trial_ms, .. } = *self;
+        *self == Self { id, run, threshold, trial_ms, ..Self::default() }
     }
 }
 
@@ -300,8 +372,15 @@ pub enum BadKind {
     Contact,
     /// It crashed too often although it is proven: set aside for a while, never banned.
     Proven,
-    /// Verdicts were lost while it was assigned.
+    /// Verdicts were lost while it was assigned: written by earlier releases.
     Unknown,
+}
+
+impl BadKind {
+    /// Whether it is about what a config says; all others are about what it does.
+    pub(crate) fn is_of_text(self) -> bool {
+        matches!(self, Self::Parse | Self::Validate)
+    }
 }
 
 /// One verdict.
@@ -328,6 +407,20 @@ pub struct Verdict {
     /// Counts the verdicts of a list: the lowest is the oldest, whatever the clock said. 0 in what earlier releases wrote.
     #[serde(default, skip_serializing_if = "is_default")]
     pub order: u64,
+    /// What it is about; None in what earlier releases wrote, until a start finds its content.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Digest>,
+}
+
+impl Verdict {
+    /// Whether it is about this content, which has its verdicts under `id`. What a config says is judged together with the
+    /// drop-ins; what it does, whatever they are.
+    fn is_about(&self, id: ConfigId, is: &Identity) -> bool {
+        match self.kind {
+            BadKind::Parse | BadKind::Validate => id == is.id,
+            _ => self.payload.map_or(id == is.id, |payload| payload == is.payload),
+        }
+    }
 }
 
 /// Everything known against one ConfigMap.
@@ -348,14 +441,24 @@ impl BadConfigMap {
 
 /// `bad-configs.json`: what is not tried again until its entry is removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct BadConfigs(BTreeMap<String, BadConfigMap>);
+pub struct BadConfigs {
+    by_uid: BTreeMap<String, BadConfigMap>,
+    /// An earlier list could not be read while this payload was assigned: it may have been in it.
+    pub doubted: Option<Digest>,
+    /// What the Node asked to forgive, and was: it is forgiven once, however long the Node goes on asking.
+    pub forgiven: Option<String>,
+}
+
+/// Under which names these two stand beside the UIDs: as texts, where verdicts are objects.
+const DOUBTED: &str = "unknown";
+const FORGIVEN: &str = "forgiven";
 
 impl BadConfigs {
-    /// The verdict on one content; an entry without contents bans all of its UID.
-    pub fn verdict(&self, uid: &str, id: Option<ConfigId>) -> Option<Verdict> {
-        let entry = self.0.get(uid)?;
-        match (&entry.contents, id) {
-            (None, _) => Some(Verdict {
+    /// The verdict on one content: what it says first, then what it does. An entry without contents bans all of its UID.
+    pub fn verdict(&self, uid: &str, is: Option<&Identity>) -> Option<Verdict> {
+        let entry = self.by_uid.get(uid)?;
+        let Some(contents) = &entry.contents else {
+            return Some(Verdict {
                 time: entry.time,
                 reason: entry.reason.clone(),
                 kind: BadKind::Validate,
@@ -364,18 +467,22 @@ impl BadConfigs {
                 retry: false,
                 patience_ms: 0,
                 order: 0,
-            }),
-            (Some(contents), Some(id)) => contents.get(&id).cloned(),
-            (Some(_), None) => None,
-        }
+                payload: None,
+            });
+        };
+        let is = is?;
+        let about = contents.iter().filter(|(id, verdict)| verdict.is_about(**id, is));
+        about.map(|(_, verdict)| verdict).max_by_key(|verdict| verdict.kind.is_of_text()).cloned()
     }
 
-    /// Records a verdict; keeps the bounds by dropping the oldest, never a UID of `keep`.
-    pub fn mark(&mut self, uid: &str, id: ConfigId, verdict: Verdict, keep: &[&str]) {
+    /// Records a verdict in the place of an earlier one of its sort; keeps the bounds by dropping the oldest, never what is in use:
+    /// `keep` has the UIDs and payloads of that.
+    pub fn mark(&mut self, uid: &str, is: &Identity, verdict: Verdict, keep: &[(String, Option<Digest>)]) {
         let (reason, detail) = (shortened(&verdict.reason), shortened_detail(&verdict.detail));
-        let newest = self.0.values().map(BadConfigMap::newest).max().unwrap_or_default();
-        let verdict = Verdict { reason, detail, order: newest.saturating_add(1), ..verdict };
-        let entry = self.0.entry(uid.to_owned()).or_insert_with(|| BadConfigMap {
+        let newest = self.by_uid.values().map(BadConfigMap::newest).max().unwrap_or_default();
+        let order = newest.saturating_add(1);
+        let verdict = Verdict { reason, detail, order, payload: Some(is.payload), ..verdict };
+        let entry = self.by_uid.entry(uid.to_owned()).or_insert_with(|| BadConfigMap {
             time: verdict.time,
             reason: String::new(),
             contents: Some(BTreeMap::new()),
@@ -383,57 +490,80 @@ impl BadConfigs {
         entry.time = verdict.time;
         entry.reason.clone_from(&verdict.reason);
         if let Some(contents) = &mut entry.contents {
-            contents.insert(id, verdict);
+            if !verdict.kind.is_of_text() {
+                contents.retain(|id, other| other.kind.is_of_text() || !other.is_about(*id, is));
+            }
+            contents.insert(is.id, verdict);
             while contents.len() > BAD_CONTENTS {
-                let oldest = contents.iter().filter(|(other, _)| **other != id).min_by_key(|(_, v)| v.order);
+                let is_used = |verdict: &Verdict| {
+                    let payload = |(other, payload): &(String, Option<Digest>)| {
+                        other == uid && payload.is_some() && *payload == verdict.payload
+                    };
+                    keep.iter().any(payload)
+                };
+                let old = contents.iter().filter(|(other, _)| **other != is.id);
+                // eight verdicts of text on what is in use: the oldest of them has to go
+                let oldest = old.min_by_key(|(_, verdict)| (is_used(verdict), verdict.order));
                 let Some(oldest) = oldest.map(|(other, _)| *other) else { break };
                 contents.remove(&oldest);
             }
         }
-        while self.0.len() > BAD_UIDS {
-            let old =
-                |(other, _): &(&String, &BadConfigMap)| *other != uid && !keep.contains(&other.as_str());
-            let Some(oldest) = self.0.iter().filter(old).min_by_key(|(_, entry)| entry.newest()) else {
+        while self.by_uid.len() > BAD_UIDS {
+            let old = |(other, _): &(&String, &BadConfigMap)| {
+                *other != uid && !keep.iter().any(|(kept, _)| kept == *other)
+            };
+            let Some(oldest) = self.by_uid.iter().filter(old).min_by_key(|(_, entry)| entry.newest()) else {
                 break;
             };
             let oldest = oldest.0.clone();
-            self.0.remove(&oldest);
+            self.by_uid.remove(&oldest);
         }
     }
 
-    /// The verdict on a content is on record under another id.
-    pub(crate) fn rename(&mut self, uid: &str, from: ConfigId, to: ConfigId) {
-        let contents = self.0.get_mut(uid).and_then(|entry| entry.contents.as_mut());
-        if let Some(contents) = contents
-            && let Some(verdict) = contents.remove(&from)
-        {
-            contents.insert(to, verdict);
+    /// What earlier releases recorded about this content belongs to it under its present id, and to its payload.
+    pub(crate) fn take_over(&mut self, uid: &str, is: &Identity) {
+        let Some(contents) = self.by_uid.get_mut(uid).and_then(|entry| entry.contents.as_mut()) else {
+            return;
+        };
+        let older = contents.iter().filter(|(id, verdict)| verdict.payload.is_none() && is.is_called(**id));
+        for id in older.map(|(id, _)| *id).collect::<Vec<_>>() {
+            if let Some(verdict) = contents.remove(&id) {
+                contents.insert(is.id, Verdict { payload: Some(is.payload), ..verdict });
+            }
         }
     }
 
-    /// Removes one verdict; says whether there was one.
-    pub fn clear(&mut self, uid: &str, id: ConfigId) -> bool {
-        let Some(entry) = self.0.get_mut(uid) else { return false };
-        let removed = entry.contents.as_mut().is_some_and(|contents| contents.remove(&id).is_some());
-        if entry.contents.as_ref().is_some_and(BTreeMap::is_empty) {
-            self.0.remove(uid);
+    /// Removes what is known of what a config does; says whether there was anything.
+    pub(crate) fn clear(&mut self, uid: &str, is: &Identity) -> bool {
+        let Some(entry) = self.by_uid.get_mut(uid) else { return false };
+        let Some(contents) = &mut entry.contents else { return false };
+        let before = contents.len();
+        contents.retain(|id, verdict| verdict.kind.is_of_text() || !verdict.is_about(*id, is));
+        let removed = contents.len() < before;
+        if contents.is_empty() {
+            self.by_uid.remove(uid);
         }
         removed
     }
 
     /// Removes everything about a UID (`kedge config forgive`); says whether there was anything.
     pub fn forgive(&mut self, uid: &str) -> bool {
-        self.0.remove(uid).is_some()
+        self.by_uid.remove(uid).is_some()
     }
 
-    /// Nothing is banned.
+    /// The same list, which doubts this payload, or none.
+    pub(crate) fn doubting(self, doubted: Option<Digest>) -> Self {
+        Self { doubted, ..self }
+    }
+
+    /// There are no verdicts.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.by_uid.is_empty()
     }
 
     /// UID, time and reason of every entry, for people.
     pub fn entries(&self) -> impl Iterator<Item = (&str, Timestamp, &str)> {
-        self.0.iter().map(|(uid, entry)| (uid.as_str(), entry.time, entry.reason.as_str()))
+        self.by_uid.iter().map(|(uid, entry)| (uid.as_str(), entry.time, entry.reason.as_str()))
     }
 }
 
@@ -633,11 +763,24 @@ pub fn last_known_good_bytes(good: &LastKnownGood) -> Vec<u8> {
     text_of(&json)
 }
 
+/// The present form.
 #[derive(Serialize, Deserialize)]
 struct StartupsJson {
-    id: String,
+    last: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    hold: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    held: u8,
+    records: BTreeMap<String, CountsJson>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct CountsJson {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<ConfigId>,
     ran_ms: u64,
-    contact: bool,
+    #[serde(alias = "contact")]
+    heard: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     silent_ms: u64,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -645,15 +788,68 @@ struct StartupsJson {
     startups: heapless::Vec<Timestamp, STARTUPS>,
     cuts: u32,
     open: Option<String>,
-    // older agents do not write it, and ignore it
     #[serde(default, skip_serializing_if = "is_default")]
     run: u64,
     threshold: Option<u8>,
     trial_ms: Option<u64>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    hold: bool,
-    #[serde(default, skip_serializing_if = "is_default")]
-    held: u8,
+}
+
+impl RanAs {
+    fn name(self) -> String {
+        match self {
+            Self::Local => "local".into(),
+            Self::Payload(digest) => digest.to_string(),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "local" => Ok(Self::Local),
+            digest => Digest::parse(digest)
+                .map(Self::Payload)
+                .ok_or_else(|| format!("{:?} is neither \"local\" nor 64 hex digits", excerpt(digest))),
+        }
+    }
+}
+
+impl From<CountsJson> for Counts {
+    fn from(json: CountsJson) -> Self {
+        let CountsJson { id, ran_ms, heard: contact, silent_ms, worst_silence_ms, startups, .. } = json;
+        let CountsJson { cuts, open, run, threshold, trial_ms, .. } = json;
+        Self {
+            id,
+            ran_ms,
+            contact,
+            silent_ms,
+            worst_silence_ms,
+            startups,
+            cuts,
+            open,
+            run,
+            threshold,
+            trial_ms,
+        }
+    }
+}
+
+impl From<&Counts> for CountsJson {
+    fn from(counts: &Counts) -> Self {
+        let Counts { id, ran_ms, contact: heard, silent_ms, worst_silence_ms, startups, .. } = counts.clone();
+        let Counts { cuts, open, run, threshold, trial_ms, .. } = counts.clone();
+        Self {
+            id,
+            ran_ms,
+            heard,
+            silent_ms,
+            worst_silence_ms,
+            startups,
+            cuts,
+            open,
+            run,
+            threshold,
+            trial_ms,
+        }
+    }
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -678,48 +874,58 @@ impl Startups {
     /// Reads `startups.json`.
     pub fn read(read: &Read) -> Known<Self> {
         own_record(read, |bytes| {
-            let json: StartupsJson = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-            let ran_as = match json.id.as_str() {
-                "local" => RanAs::Local,
-                id => RanAs::Config(ConfigId::parse(id).ok_or("id is neither \"local\" nor 64 hex digits")?),
-            };
-            Ok(Self {
-                ran_as,
-                ran_ms: json.ran_ms,
-                contact: json.contact,
-                silent_ms: json.silent_ms,
-                worst_silence_ms: json.worst_silence_ms,
-                startups: json.startups,
-                cuts: json.cuts,
-                open: json.open,
-                run: json.run,
-                threshold: json.threshold,
-                trial_ms: json.trial_ms,
-                hold: json.hold,
-                held: json.held,
-            })
+            let json: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+            let is_older = json.get("records").is_none() && json.get("id").is_some();
+            if is_older { Self::of_older(json) } else { Self::of(json) }
+        })
+    }
+
+    fn of(json: Value) -> Result<Self, String> {
+        let json: StartupsJson = serde_json::from_value(json).map_err(|error| error.to_string())?;
+        if json.records.len() > COUNTED_CONFIGS {
+            return Err(format!("it has {} records, expected at most {COUNTED_CONFIGS}", json.records.len()));
+        }
+        let records =
+            json.records.into_iter().map(|(name, counts)| Ok((RanAs::parse(&name)?, counts.into())));
+        Ok(Self {
+            last: json.last.as_deref().map(RanAs::parse).transpose()?,
+            hold: json.hold,
+            held: json.held,
+            records: records.collect::<Result<_, String>>()?,
+            older: None,
+        })
+    }
+
+    fn of_older(mut json: Value) -> Result<Self, String> {
+        let id = json["id"].as_str().and_then(ConfigId::parse);
+        let is_local = json["id"] == "local";
+        if id.is_none() && !is_local {
+            return Err("id is neither \"local\" nor 64 hex digits".into());
+        }
+        let part = |json: &Value, name: &str| json.get(name).cloned().unwrap_or_default();
+        let (hold, held) = (part(&json, "hold"), part(&json, "held"));
+        json["id"] = Value::Null;
+        let counts: CountsJson = serde_json::from_value(json).map_err(|error| error.to_string())?;
+        let counts = Counts { id, ..counts.into() };
+        let base = Self {
+            hold: hold == true,
+            held: held.as_u64().and_then(|held| u8::try_from(held).ok()).unwrap_or_default(),
+            ..Self::default()
+        };
+        Ok(match is_local {
+            true => Self { last: Some(RanAs::Local), records: [(RanAs::Local, counts)].into(), ..base },
+            false => Self { older: Some(counts), ..base },
         })
     }
 
     /// The text of the file.
     pub fn to_bytes(&self) -> Vec<u8> {
+        let records = self.records.iter().map(|(ran_as, counts)| (ran_as.name(), counts.into()));
         text_of(&StartupsJson {
-            id: match self.ran_as {
-                RanAs::Local => "local".into(),
-                RanAs::Config(id) => id.to_string(),
-            },
-            ran_ms: self.ran_ms,
-            contact: self.contact,
-            silent_ms: self.silent_ms,
-            worst_silence_ms: self.worst_silence_ms,
-            startups: self.startups.clone(),
-            cuts: self.cuts,
-            open: self.open.clone(),
-            run: self.run,
-            threshold: self.threshold,
-            trial_ms: self.trial_ms,
+            last: self.last.map(RanAs::name),
             hold: self.hold,
             held: self.held,
+            records: records.collect(),
         })
     }
 }
@@ -733,34 +939,54 @@ struct BadConfigMapJson {
 }
 
 impl BadConfigs {
-    /// Reads `bad-configs.json`; one that is absent bans nothing.
+    /// Reads `bad-configs.json`; one that is absent bans nothing. One that is set aside stays in its place until it is replaced, so
+    /// one that is not there was removed by somebody.
     pub fn read(read: &Read) -> Known<Self> {
+        if *read == Read::SetAside {
+            return Known::Absent;
+        }
         own_record(read, |bytes| {
             // as in the proposal: an empty file lists nothing
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 return Ok(Self::default());
             }
-            let json: BTreeMap<String, BadConfigMapJson> =
+            let json: BTreeMap<String, Value> =
                 serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-            json.into_iter()
-                .map(|(uid, entry)| Ok((uid, entry.checked()?)))
-                .collect::<Result<_, String>>()
-                .map(Self)
+            let doubted = json.get(DOUBTED).and_then(Value::as_str);
+            let doubted = doubted
+                .map(|text| {
+                    Digest::parse(text)
+                        .ok_or_else(|| format!("{DOUBTED} {:?} is not 64 hex digits", excerpt(text)))
+                })
+                .transpose()?;
+            let forgiven = json.get(FORGIVEN).and_then(Value::as_str).map(shortened);
+            let is_text = |uid: &str, entry: &Value| [DOUBTED, FORGIVEN].contains(&uid) && entry.is_string();
+            let entries = json.into_iter().filter(|(uid, entry)| !is_text(uid, entry));
+            let entries = entries.map(|(uid, entry)| {
+                let entry: BadConfigMapJson =
+                    serde_json::from_value(entry).map_err(|error| error.to_string())?;
+                Ok((uid, entry.checked()?))
+            });
+            Ok(Self { by_uid: entries.collect::<Result<_, String>>()?, doubted, forgiven })
         })
     }
 
     /// The text of the file, laid out for a person who may edit it.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let json: BTreeMap<&str, BadConfigMapJson> = self
-            .0
-            .iter()
-            .map(|(uid, entry)| {
-                let contents = entry.contents.as_ref();
-                let contents =
-                    contents.map(|all| all.iter().map(|(id, v)| (id.to_string(), v.clone())).collect());
-                (uid.as_str(), BadConfigMapJson { time: entry.time, reason: entry.reason.clone(), contents })
-            })
-            .collect();
+        let value = |json: BadConfigMapJson| serde_json::to_value(json).expect("maps with string keys");
+        let entries = self.by_uid.iter().map(|(uid, entry)| {
+            let contents = entry.contents.as_ref();
+            let contents =
+                contents.map(|all| all.iter().map(|(id, v)| (id.to_string(), v.clone())).collect());
+            (
+                uid.as_str(),
+                value(BadConfigMapJson { time: entry.time, reason: entry.reason.clone(), contents }),
+            )
+        });
+        let doubted = self.doubted.map(|payload| (DOUBTED, Value::from(payload.to_string())));
+        let forgiven = self.forgiven.as_ref().map(|asked| (FORGIVEN, Value::from(asked.as_str())));
+        // the verdicts on an object with such a UID would come last, and count
+        let json: BTreeMap<&str, Value> = doubted.into_iter().chain(forgiven).chain(entries).collect();
         let mut text = serde_json::to_vec_pretty(&json).expect("records are maps with string keys");
         text.push(b'\n');
         text
@@ -835,14 +1061,91 @@ mod tests {
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&alone))), Known::Is(alone));
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&good))), Known::Is(good));
         }
-        let mut startups = Startups::fresh(RanAs::Config(ConfigId::of(b"p", b"")));
-        startups.startups.push(Timestamp::from_micros(5_000_000)).unwrap();
-        startups.open = Some("boot".into());
-        startups.run = 3;
-        startups.trial_ms = Some(600_000);
-        for startups in [startups, Startups::fresh(RanAs::Local)] {
+        for startups in [startups(), Startups::local(), Startups::default()] {
             assert_eq!(Startups::read(&content(&startups.to_bytes())), Known::Is(startups));
         }
+    }
+
+    fn payload(text: &str) -> RanAs {
+        RanAs::Payload(Digest::of(text.as_bytes()))
+    }
+
+    /// Of a payload that ran last and crashed once, and of local.
+    fn startups() -> Startups {
+        let mut counts = Counts {
+            id: Some(ConfigId::of(b"p", b"")),
+            open: Some("boot".into()),
+            run: 3,
+            ran_ms: 7,
+            silent_ms: 5,
+            worst_silence_ms: 6,
+            contact: true,
+            trial_ms: Some(600_000),
+            ..Counts::default()
+        };
+        counts.startups.push(Timestamp::from_micros(5_000_000)).expect("there is room");
+        let mut startups = Startups { hold: true, held: 2, ..Startups::local() };
+        startups.begin(payload("p"), counts);
+        startups
+    }
+
+    #[test]
+    fn counts_survive_other_drop_ins_and_running_time_does_not() {
+        let mut startups = startups();
+        let before = startups.records[&payload("p")].clone();
+        assert_eq!(startups.of_next(payload("p"), ConfigId::of(b"p", b"")), before);
+        let other = ConfigId::of(b"p", b"drop-in");
+        let next = startups.of_next(payload("p"), other);
+        let expect = Counts { id: Some(other), ran_ms: 0, contact: false, ..before.clone() };
+        assert_eq!(next, expect, "silence and startups stay");
+        startups.begin(RanAs::Local, Counts::default());
+        let next = startups.of_next(payload("p"), ConfigId::of(b"p", b""));
+        let expect =
+            Counts { ran_ms: 0, contact: false, silent_ms: 0, worst_silence_ms: 0, open: None, ..before };
+        assert_eq!(next, expect, "it did not run last");
+    }
+
+    #[test]
+    fn five_configs_leave_four_records() {
+        let mut startups = startups();
+        for text in ["a", "b", "c", "d"] {
+            startups.set(payload(text), Counts::default());
+        }
+        assert_eq!(startups.records.len(), COUNTED_CONFIGS);
+        for kept in [RanAs::Local, payload("p"), payload("d")] {
+            assert!(startups.records.contains_key(&kept), "{kept:?}");
+        }
+        let mut json: Value = serde_json::from_slice(&startups.to_bytes()).expect("JSON");
+        json["records"][Digest::of(b"e").to_string()] = json["records"]["local"].clone();
+        assert!(Startups::read(&content(json.to_string().as_bytes())).unknown().is_some());
+    }
+
+    /// Written by earlier releases: the counts of one config under its content id.
+    #[test]
+    fn older_startups_belong_to_the_content_with_that_id() {
+        let older = |id: &str| {
+            let text = format!(
+                r#"{{"id":"{id}","ran_ms":7,"contact":true,"startups":["2026-11-21T01:00:00Z"],"cuts":1,"open":"b","run":2,"threshold":3,"trial_ms":9,"hold":true,"held":1}}"#
+            );
+            let Known::Is(startups) = Startups::read(&content(text.as_bytes())) else { panic!("{text}") };
+            startups
+        };
+        let is = Identity::of("u", b"p", b"o");
+        for id in [is.id, ConfigId::older("u", b"p", b"o")] {
+            let mut startups = older(&id.to_string());
+            startups.take_over(&Identity::of("u", b"q", b"o"));
+            assert!(startups.older.is_some(), "of another content");
+            startups.take_over(&is);
+            let counts = &startups.records[&payload("p")];
+            assert_eq!((counts.ran_ms, counts.contact, counts.startups.len(), counts.run), (7, true, 1, 2));
+            assert_eq!(
+                (counts.id, startups.last, startups.hold, startups.held),
+                (Some(is.id), Some(payload("p")), true, 1)
+            );
+            assert_eq!(Startups::read(&content(&startups.to_bytes())), Known::Is(startups));
+        }
+        let local = older("local");
+        assert_eq!((local.last, local.records[&RanAs::Local].cuts), (Some(RanAs::Local), 1));
     }
 
     /// The first release reads v1 alone, and takes the uid and resourceVersion in it for the name of the checkpoint.
@@ -884,16 +1187,19 @@ mod tests {
     }
 
     #[test]
-    fn startups_text_is_readable_by_every_version() {
-        let mut startups = Startups::fresh(RanAs::Local);
-        let text = |startups: &Startups| String::from_utf8(startups.to_bytes()).expect("JSON");
+    fn startups_text_names_payloads() {
+        let text = String::from_utf8(Startups::local().to_bytes()).expect("JSON");
         assert_eq!(
-            text(&startups),
-            "{\"id\":\"local\",\"ran_ms\":0,\"contact\":false,\"startups\":[],\"cuts\":0,\"open\":null,\
-             \"threshold\":null,\"trial_ms\":null}\n"
+            text,
+            "{\"last\":\"local\",\"records\":{\"local\":{\"ran_ms\":0,\"heard\":false,\"startups\":[],\"cuts\":0,\
+             \"open\":null,\"threshold\":null,\"trial_ms\":null}}}\n"
         );
-        startups.run = 1;
-        assert!(text(&startups).contains("\"run\":1,"), "{}", text(&startups));
+        let json: Value = serde_json::from_slice(&startups().to_bytes()).expect("JSON");
+        let digest = Digest::of(b"p").to_string();
+        assert_eq!(
+            (&json["last"], &json["records"][&digest]["run"]),
+            (&Value::from(digest.clone()), &3.into())
+        );
     }
 
     #[test]
@@ -944,7 +1250,7 @@ mod tests {
             }
         }
         assert_eq!(BadConfigs::read(&content(b" \n")), Known::Is(BadConfigs::default()), "an empty list");
-        assert!(BadConfigs::read(&Read::SetAside).unknown().is_some());
+        assert_eq!(BadConfigs::read(&Read::SetAside), Known::Absent, "somebody removed it");
         assert!(Current::read(&Read::Unreadable("i/o error".into())).unknown().is_some());
         let outside = br#"{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u"}},"uid":"..","resourceVersion":"/x","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#;
         assert!(
@@ -970,10 +1276,15 @@ mod tests {
     #[test]
     fn twelve_startups_are_a_damaged_record() {
         let stamps = ["\"2026-11-21T01:00:00Z\""; 12].join(",");
-        let text = format!(
-            r#"{{"id":"local","ran_ms":0,"contact":false,"startups":[{stamps}],"cuts":0,"open":null,"threshold":null,"trial_ms":null}}"#
+        let counts = format!(
+            r#""ran_ms":0,"heard":false,"startups":[{stamps}],"cuts":0,"open":null,"threshold":null,"trial_ms":null"#
         );
-        assert!(Startups::read(&content(text.as_bytes())).unknown().is_some());
+        for text in [
+            format!(r#"{{"last":"local","records":{{"local":{{{counts}}}}}}}"#),
+            format!(r#"{{"id":"local",{counts}}}"#),
+        ] {
+            assert!(Startups::read(&content(text.as_bytes())).unknown().is_some(), "{text}");
+        }
     }
 
     fn verdict(second: i64) -> Verdict {
@@ -986,39 +1297,84 @@ mod tests {
             retry: false,
             patience_ms: 0,
             order: 0,
+            payload: None,
         }
+    }
+
+    fn is(text: &str) -> Identity {
+        Identity::of("u", text.as_bytes(), b"")
     }
 
     #[test]
     fn entry_without_contents_bans_the_whole_uid() {
         let text = br#"{"u-1": {"time": "2026-11-21T01:00:00Z", "reason": "by hand"}}"#;
         let Known::Is(bad) = BadConfigs::read(&content(text)) else { panic!("unknown") };
-        for id in [None, Some(ConfigId::of(b"a", b"")), Some(ConfigId::of(b"b", b""))] {
-            assert_eq!(bad.verdict("u-1", id).unwrap().reason, "by hand");
+        for is in [None, Some(&is("a")), Some(&is("b"))] {
+            assert_eq!(bad.verdict("u-1", is).unwrap().reason, "by hand");
         }
         assert_eq!(bad.verdict("u-2", None), None);
         assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
     }
 
     #[test]
-    fn verdict_is_about_one_content_until_cleared() {
-        let (a, b) = (ConfigId::of(b"a", b""), ConfigId::of(b"b", b""));
+    fn verdict_of_text_is_about_one_content() {
+        let (a, b, edited) = (is("a"), is("b"), Identity::of("u", b"a", b"drop-in"));
         let mut bad = BadConfigs::default();
-        bad.mark("u", a, verdict(1), &[]);
-        assert!(bad.verdict("u", Some(a)).is_some() && !bad.is_empty());
-        assert_eq!(bad.verdict("u", Some(b)), None);
+        bad.mark("u", &a, verdict(1), &[]);
+        assert!(bad.verdict("u", Some(&a)).is_some() && !bad.is_empty());
+        assert_eq!([bad.verdict("u", Some(&b)), bad.verdict("u", Some(&edited))], [None, None]);
         assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad.clone()));
-        assert!(bad.clear("u", a) && bad.is_empty() && !bad.clear("u", a));
-        bad.mark("u", a, verdict(1), &[]);
+        assert!(!bad.clear("u", &a), "it does not go with what the config does");
         assert!(bad.forgive("u") && bad.is_empty() && !bad.forgive("u"));
+    }
+
+    #[test]
+    fn verdict_of_deeds_is_about_a_payload() {
+        let (a, b, edited) = (is("a"), is("b"), Identity::of("u", b"a", b"drop-in"));
+        let crashed = |second| Verdict { kind: BadKind::CrashLoop, ..verdict(second) };
+        let mut bad = BadConfigs::default();
+        bad.mark("u", &a, crashed(1), &[]);
+        assert!(bad.verdict("u", Some(&edited)).is_some());
+        assert_eq!((bad.verdict("u", Some(&b)), bad.verdict("v", Some(&a))), (None, None));
+        bad.mark("u", &edited, verdict(2), &[]);
+        bad.mark("u", &b, verdict(3), &[]);
+        let kinds = [a, edited, b].map(|is| bad.verdict("u", Some(&is)).map(|verdict| verdict.kind));
+        let text = Some(BadKind::Validate);
+        assert_eq!(kinds, [Some(BadKind::CrashLoop), text, text], "what it says comes first");
+        bad.mark(
+            "u",
+            &Identity::of("u", b"a", b"another"),
+            Verdict { kind: BadKind::Contact, ..verdict(4) },
+            &[],
+        );
+        let kind = bad.verdict("u", Some(&a)).map(|verdict| verdict.kind);
+        assert_eq!(kind, Some(BadKind::Contact), "the last one counts");
+        assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad.clone()));
+        assert!(bad.clear("u", &edited) && !bad.clear("u", &a));
+        assert!(bad.verdict("u", Some(&edited)).is_some(), "it is invalid as before");
+    }
+
+    #[test]
+    fn older_verdict_is_taken_over_by_its_id() {
+        let older = ConfigId::older("u", b"a", b"").to_string();
+        let text = format!(
+            r#"{{"u":{{"time":"2026-11-21T01:00:00Z","reason":"r","contents":{{"{older}":{{"time":"2026-11-21T01:00:00Z","reason":"r","kind":"crashLoop","lost":0,"retry":false}}}}}}}}"#
+        );
+        let Known::Is(mut bad) = BadConfigs::read(&content(text.as_bytes())) else { panic!("{text}") };
+        assert_eq!(bad.verdict("u", Some(&is("a"))), None);
+        bad.take_over("u", &is("b"));
+        bad.take_over("u", &is("a"));
+        assert!(bad.verdict("u", Some(&Identity::of("u", b"a", b"drop-in"))).is_some());
+        assert_eq!(bad.verdict("u", Some(&is("b"))), None);
     }
 
     #[test]
     fn oldest_verdicts_go_first_except_those_in_use() {
         let mut bad = BadConfigs::default();
-        let id = |n: u8| ConfigId::of(&[n], b"");
+        let of = |n: u8| Identity::of("u", &[n], b"");
+        let used = |uid: &str, n: u8| (uid.to_owned(), Some(Digest::of(&[n])));
         for n in 0..40 {
-            bad.mark(&format!("u-{n}"), id(n), verdict(n.into()), &["u-0", "u-3"]);
+            bad.mark(&format!("u-{n}"), &of(n), verdict(n.into()), &[used("u-0", 0), ("u-3".into(), None)]);
         }
         assert_eq!(bad.entries().count(), BAD_UIDS);
         for kept in ["u-0", "u-3", "u-39"] {
@@ -1026,39 +1382,53 @@ mod tests {
         }
         assert!(!bad.entries().any(|(uid, ..)| uid == "u-1"));
         for n in 0..20 {
-            bad.mark("u-0", id(n), verdict(100 + i64::from(n)), &[]);
+            bad.mark("u-0", &of(n), verdict(100 + i64::from(n)), &[used("u-0", 2), used("u-1", 5)]);
         }
-        assert!((12..20).all(|n| bad.verdict("u-0", Some(id(n))).is_some()));
-        assert!((0..12).all(|n| bad.verdict("u-0", Some(id(n))).is_none()));
+        let known: Vec<u8> = (0..20).filter(|n| bad.verdict("u-0", Some(&of(*n))).is_some()).collect();
+        assert_eq!(known, [2, 13, 14, 15, 16, 17, 18, 19]);
     }
 
     #[test]
     fn oldest_verdict_goes_first_when_the_clock_went_back() {
         let mut bad = BadConfigs::default();
-        let id = |n: u8| ConfigId::of(&[n], b"");
+        let of = |n: u8| Identity::of("u", &[n], b"");
         for n in 0..10 {
-            bad.mark("u", id(n), verdict(100 - i64::from(n)), &[]);
+            bad.mark("u", &of(n), verdict(100 - i64::from(n)), &[]);
         }
-        assert_eq!([0, 1, 2, 9].map(|n| bad.verdict("u", Some(id(n))).is_some()), [false, false, true, true]);
+        let known = [0, 1, 2, 9].map(|n| bad.verdict("u", Some(&of(n))).is_some());
+        assert_eq!(known, [false, false, true, true]);
         let mut bad = BadConfigs::default();
         for n in 0..34 {
-            bad.mark(&format!("u-{n}"), id(n), verdict(100 - i64::from(n)), &[]);
+            bad.mark(&format!("u-{n}"), &of(n), verdict(100 - i64::from(n)), &[]);
         }
         let known = |wanted: &str| bad.entries().any(|(uid, ..)| uid == wanted);
         assert_eq!(["u-0", "u-1", "u-2", "u-33"].map(known), [false, false, true, true]);
         // a verdict that is given again is the newest
-        bad.mark("u-2", id(2), verdict(0), &[]);
-        bad.mark("late", id(99), verdict(0), &[]);
+        bad.mark("u-2", &of(2), verdict(0), &[]);
+        bad.mark("late", &of(99), verdict(0), &[]);
         let known = |wanted: &str| bad.entries().any(|(uid, ..)| uid == wanted);
         assert_eq!(["u-2", "u-3", "late"].map(known), [true, false, true]);
         assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
     }
 
     #[test]
+    fn doubted_payload_stands_beside_the_verdicts() {
+        let mut bad = BadConfigs { doubted: Some(Digest::of(b"p")), ..BadConfigs::default() };
+        let text = format!("{{\n  \"unknown\": \"{}\"\n}}\n", Digest::of(b"p"));
+        assert_eq!(bad.to_bytes(), text.as_bytes());
+        bad.mark("u", &is("a"), verdict(1), &[]);
+        bad.forgiven = Some("u again".into());
+        assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
+        for wrong in [r#"{"unknown":"7f"}"#, r#"{"unknown":{}}"#, r#"{"u":"7f"}"#] {
+            assert!(BadConfigs::read(&content(wrong.as_bytes())).unknown().is_some(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn long_reason_and_detail_are_cut() {
         let mut bad = BadConfigs::default();
         let long = Verdict { reason: "é".repeat(100_000), detail: "é".repeat(100_000), ..verdict(1) };
-        bad.mark("u", ConfigId::of(b"", b""), long, &[]);
+        bad.mark("u", &is(""), long, &[]);
         assert!(bad.to_bytes().len() < 4096);
     }
 }

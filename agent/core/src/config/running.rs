@@ -6,11 +6,11 @@
 //! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
 //! parsed here; a failed write changes nothing but the time of the next try.
 
-use crate::config::digest::ConfigId;
-use crate::config::disk::{AssignedNow, Disk, Identity, payload};
+use crate::config::digest::Identity;
+use crate::config::disk::{AssignedNow, Disk, payload};
 use crate::config::judge::{self, Role};
 use crate::config::records::{
-    Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known,
+    Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Counts, Current, Known,
     LastKnownGood, RanAs, Recorded, Startups, StateFile, Verdict, shortened,
 };
 use crate::config::source::{self, RequestedSource, Source};
@@ -30,6 +30,9 @@ const RETRY_WRITE: Duration = Duration::from_secs(60);
 
 /// UIDs that wait to be forgiven: each is a request by a person at the node, and a stalled disk must not let them pile up.
 const WAITING_TO_BE_FORGIVEN: usize = 8;
+
+/// Longest annotation that asks to forgive: a UID of 64 bytes, and as much again to tell one request from another.
+const LONGEST_ASKED_BYTES: usize = 128;
 
 /// The ConfigMap that the source names, as last read.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,6 +107,14 @@ struct Job {
     outcomes: Vec<Outcome>,
 }
 
+/// All counts without those that led to verdicts.
+#[derive(Debug, Clone, PartialEq)]
+struct Emptied {
+    startups: Startups,
+    /// Whether there were any.
+    is_due: bool,
+}
+
 /// The transitions that a running agent makes (ARCHITECTURE.md, "Durable writes").
 #[derive(Debug, Clone, PartialEq)]
 enum Transition {
@@ -118,6 +129,7 @@ enum Transition {
         checkpoint: Option<Vec<u8>>,
         current: Current,
         is: Identity,
+        startups: Startups,
     },
     NoteSource {
         current: Current,
@@ -141,11 +153,12 @@ enum Transition {
     },
     WaitOver {
         why: String,
-        counts: Option<Startups>,
+        emptied: Emptied,
         bad: BadConfigs,
-        progress: Option<Startups>,
+        closed: Startups,
     },
     TryAssigned {
+        why: String,
         startups: Startups,
     },
     RecordVerdict {
@@ -154,11 +167,11 @@ enum Transition {
     Forgive {
         uid: String,
         bad: BadConfigs,
-        counts: Option<Startups>,
+        emptied: Emptied,
     },
     CleanExit {
         why: String,
-        progress: Option<Startups>,
+        closed: Option<Startups>,
         verdict: Option<BadConfigs>,
     },
 }
@@ -244,7 +257,7 @@ pub(crate) struct Notice {
 /// A config that is set aside, and tried again after a wait.
 struct Waiting {
     uid: String,
-    id: ConfigId,
+    is: Identity,
     verdict: Verdict,
     /// How long what runs must run well before.
     wait_ms: u64,
@@ -266,6 +279,8 @@ pub(crate) struct Configuration {
     facts: Facts,
     disk: Disk,
     in_use: InUse,
+    /// The counts of all configs, of what runs as last saved, whether or not they could be recorded.
+    startups: Startups,
     /// When this run began, in monotonic time.
     run_began: Duration,
     /// Since when running time is counted: since then, or since pods were held no more.
@@ -281,9 +296,8 @@ pub(crate) struct Configuration {
     previous: Option<Identity>,
     obstacle: Option<Obstacle>,
     fallback_obstacles: Vec<(Rank, String, Obstacle)>,
-    /// Counts to try the assigned config with, if not those on disk: of a start that could not be recorded (never lost by
-    /// a later try), or none after it was forgiven.
-    counts: Option<Startups>,
+    /// UID of a fallback that ranks above what runs, and has no verdict any more.
+    freed: Option<String>,
     node_uid: String,
     /// The Node that asked for something, valid or not, since this agent runs.
     asked_by: String,
@@ -306,6 +320,8 @@ pub(crate) struct Configuration {
     edited_bad: Option<Known<BadConfigs>>,
     stop: Option<String>,
     forgive: Vec<String>,
+    /// What the Node asks to forgive: a UID, and perhaps more words; None before a Node was read.
+    asked_to_forgive: Option<String>,
     reset: bool,
     job: Option<Job>,
     /// The end of the previous run proved something that is not on disk yet.
@@ -333,11 +349,7 @@ pub(crate) struct View<'a> {
 
 impl Configuration {
     pub(crate) fn new(started: Started, facts: Facts, now: Now) -> Self {
-        let counts = match &started.obstacle {
-            Some(Obstacle::NotRecorded(_)) => started.assigned_counts,
-            _ => None,
-        };
-        let saved_ran_ms = started.in_use.startups.ran_ms;
+        let saved_ran_ms = started.in_use.counts.ran_ms;
         let disk_refused = matches!(
             started.obstacle,
             Some(Obstacle::NotRecorded(_) | Obstacle::Marked { recorded: false, .. })
@@ -346,6 +358,7 @@ impl Configuration {
             facts,
             disk: started.disk,
             in_use: started.in_use,
+            startups: started.startups,
             run_began: now.mono,
             counted_since: now.mono,
             saved_ran_ms,
@@ -356,7 +369,7 @@ impl Configuration {
             previous: started.previous,
             obstacle: started.obstacle,
             fallback_obstacles: started.fallback_obstacles,
-            counts,
+            freed: None,
             node_uid: String::new(),
             asked_by: String::new(),
             place: source::place(true),
@@ -370,6 +383,7 @@ impl Configuration {
             edited_bad: None,
             stop: None,
             forgive: Vec::new(),
+            asked_to_forgive: None,
             reset: false,
             job: None,
             evidence_unrecorded: started.evidence_unrecorded,
@@ -406,9 +420,15 @@ impl Configuration {
         self.requested = Some(requested);
     }
 
+    /// What the Node's annotation `kedge.dev/forgive` says, if there is one.
+    pub(crate) fn asked_to_forgive(&mut self, asked: Option<&str>) {
+        let asked = asked.filter(|asked| asked.len() <= LONGEST_ASKED_BYTES).unwrap_or_default();
+        self.asked_to_forgive = Some(asked.to_owned());
+    }
+
     /// Another API server answers from now on: nothing that the old one said may be compared with its objects.
     pub(crate) fn server_changed(&mut self) {
-        self.requested = None;
+        (self.requested, self.asked_to_forgive) = (None, None);
         (self.object, self.must_read) = (Object::Unread, true);
         self.node_uid.clear();
         self.asked_by.clear();
@@ -453,9 +473,9 @@ impl Configuration {
     /// An API server accepted a renewal or a status under the config in use: contact.
     pub(crate) fn contact(&mut self, now: Now) {
         let silence = self.silent_ms(now);
-        let startups = &mut self.in_use.startups;
-        startups.worst_silence_ms = startups.worst_silence_ms.max(silence);
-        (startups.contact, startups.silent_ms) = (true, 0);
+        let counts = &mut self.in_use.counts;
+        counts.worst_silence_ms = counts.worst_silence_ms.max(silence);
+        (counts.contact, counts.silent_ms) = (true, 0);
         self.silent_since = now.mono;
     }
 
@@ -473,7 +493,7 @@ impl Configuration {
     /// Running time since the last contact, or since the config began.
     fn silent_ms(&self, now: Now) -> u64 {
         let since = now.mono.saturating_sub(self.silent_since).as_millis();
-        self.in_use.startups.silent_ms.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+        self.in_use.counts.silent_ms.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
     /// The agent was asked to stop.
@@ -499,12 +519,7 @@ impl Configuration {
         if !self.facts.dynamic {
             return Forgiveness::SwitchedOff;
         }
-        let known = match &self.disk.bad_configs {
-            Known::Is(bad) => bad.entries().any(|(other, ..)| other == uid),
-            Known::Absent => false,
-            Known::Unknown { .. } => true,
-        };
-        if !known {
+        if !self.has_verdict(uid) {
             return Forgiveness::NothingKnown;
         }
         if self.is_exiting() {
@@ -514,6 +529,17 @@ impl Configuration {
             return Forgiveness::TooMany;
         }
         Forgiveness::Taken
+    }
+
+    /// Whether there is anything to forgive, as far as the list can be read.
+    fn has_verdict(&self, uid: &str) -> bool {
+        match &self.disk.bad_configs {
+            Known::Is(bad) => {
+                bad.entries().any(|(other, ..)| other == uid) || self.is_assigned(uid) && self.is_doubted()
+            }
+            Known::Absent => false,
+            Known::Unknown { .. } => true,
+        }
     }
 
     fn waits_to_be_forgiven(&self, uid: &str) -> bool {
@@ -551,6 +577,7 @@ impl Configuration {
             // the list was never read, so this is not an edit
             return;
         }
+        let bad = if bad == Known::Absent { Known::Is(BadConfigs::default()) } else { bad };
         if let Known::Unknown { why, .. } = &bad {
             let message = format!(
                 "bad-configs.json was edited and cannot be read ({why}); the list as it was stays in force"
@@ -571,16 +598,8 @@ impl Configuration {
     /// The list is on disk as somebody else wrote it.
     fn take_bad_configs(&mut self, bad: Known<BadConfigs>) {
         self.disk.bad_configs = bad;
-        if let (AssignedNow::Config(config, _), Some(is)) = (self.disk.assigned(), self.assigned) {
-            self.disk.take_over_ids(&config.uid, &is);
-        }
-        for (config, is) in [
-            (self.disk.fallback().cloned(), self.last_known_good),
-            (self.disk.previous().cloned(), self.previous),
-        ] {
-            if let (Some(config), Some(is)) = (config, is) {
-                self.disk.take_over_ids(&config.uid, &is);
-            }
+        for (config, is) in self.chain().into_iter().map(|(_, config, is)| (config, is)) {
+            self.disk.take_over_verdicts(&config.uid, &is);
         }
         self.rejudge();
     }
@@ -588,7 +607,7 @@ impl Configuration {
     /// Running time of the config in use since its last counted startup.
     pub(crate) fn ran_ms(&self, now: Now) -> u64 {
         let run = now.mono.saturating_sub(self.counted_since).as_millis();
-        self.in_use.startups.ran_ms.saturating_add(u64::try_from(run).unwrap_or(u64::MAX))
+        self.in_use.counts.ran_ms.saturating_add(u64::try_from(run).unwrap_or(u64::MAX))
     }
 
     /// The rest of the trial, if one is under way.
@@ -689,7 +708,7 @@ impl Configuration {
             return None;
         }
         let at = |ms: u64| {
-            self.counted_since + Duration::from_millis(ms.saturating_sub(self.in_use.startups.ran_ms))
+            self.counted_since + Duration::from_millis(ms.saturating_sub(self.in_use.counts.ran_ms))
         };
         let mut deadlines = Vec::with_capacity(4);
         if self.counts_running() && self.ran_ms(now) < u64::MAX {
@@ -699,7 +718,7 @@ impl Configuration {
                 deadlines.push(at(terms.settled_after_ms()));
             }
             if self.in_trial() {
-                let left = self.patience_ms().saturating_sub(self.in_use.startups.silent_ms);
+                let left = self.patience_ms().saturating_sub(self.in_use.counts.silent_ms);
                 deadlines.push(self.silent_since + Duration::from_millis(left));
             }
             for waiting in self.waiting() {
@@ -741,18 +760,18 @@ impl Configuration {
                 };
             }
             match &job.kind {
-                Transition::Adopt { checkpoint, current, is } => {
+                Transition::Adopt { checkpoint, current, startups, .. } => {
                     let config = current.assigned.as_ref().map(|assigned| &assigned.config);
                     if let (Some(config), Some(checkpoint)) = (config, checkpoint) {
                         let file = StateFile::Checkpoint(config.checkpoint.clone());
                         durable!(steps.write(file, checkpoint.clone()));
                     }
                     if matches!(disk.bad_configs, Known::Unknown { .. }) {
-                        // re-assigned: the list begins anew, and bans the one config that may have had a verdict in it
-                        durable!(disk.put_bad_configs(steps, self.verdicts_anew()));
+                        // re-assigned: the list begins anew, and doubts the one config that may have had a verdict in it
+                        durable!(disk.put_bad_configs(steps, self.verdicts_lost()));
                     }
                     durable!(disk.put_current(steps, current.clone()));
-                    durable!(disk.put_startups(steps, closed_startups(&disk, is.id)));
+                    durable!(disk.put_startups(steps, startups.clone()));
                     let config = config.map(ConfigRecord::describe);
                     exit = Some(format!("restarting to use {}", config.unwrap_or_default()));
                 }
@@ -789,34 +808,36 @@ impl Configuration {
                         "no contact with the API server for a whole trial, restarting for the verdict".into(),
                     );
                 }
-                Transition::WaitOver { why, counts, bad, progress } => {
+                Transition::WaitOver { why, emptied, bad, closed } => {
                     // before the verdict, as in forgive
-                    if let Some(counts) = counts {
-                        durable!(disk.put_startups(steps, counts.clone()));
+                    if emptied.is_due {
+                        durable!(disk.put_startups(steps, emptied.startups.clone()));
                     }
                     durable!(disk.put_bad_configs(steps, bad.clone()));
-                    self.close(progress.as_ref(), &mut disk, steps)?;
+                    close(closed, &mut disk, steps)?;
                     exit = Some(why.clone());
                 }
-                Transition::TryAssigned { startups } => {
+                Transition::TryAssigned { why, startups } => {
                     // written even if it is there already: only a write that succeeds says that the disk works
                     durable!(disk.rewrite_startups(steps, startups.clone()));
-                    exit = Some("the assigned config can be tried now, restarting".into());
+                    exit = Some(why.clone());
                 }
                 Transition::RecordVerdict { bad } => durable!(disk.put_bad_configs(steps, bad.clone())),
-                Transition::Forgive { bad, counts, .. } => {
+                Transition::Forgive { bad, emptied, .. } => {
                     // before the verdict, or a cut in between would leave what led to it, and the next start would judge by it
-                    if let Some(counts) = counts {
-                        durable!(disk.put_startups(steps, counts.clone()));
+                    if emptied.is_due {
+                        durable!(disk.put_startups(steps, emptied.startups.clone()));
                     }
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                 }
-                Transition::CleanExit { why, progress, verdict } => {
+                Transition::CleanExit { why, closed, verdict } => {
                     // the record of this end takes the place of the one that proves it
                     if let Some(bad) = verdict {
                         let _ = disk.put_bad_configs(steps, bad.clone())?;
                     }
-                    self.close(progress.as_ref(), &mut disk, steps)?;
+                    if let Some(startups) = closed {
+                        close(startups, &mut disk, steps)?;
+                    }
                     exit = Some(why.clone());
                 }
             }
@@ -826,28 +847,20 @@ impl Configuration {
         Ok(Ended { disk, failed, exit, written })
     }
 
-    /// A clean exit closes the record of the config that ran, and saves its running time. An exit does not wait for a disk that
-    /// refuses this: the next start will count one startup too many, not one too few.
-    fn close(&self, progress: Option<&Startups>, disk: &mut Disk, steps: &mut Steps) -> Suspendable<()> {
-        let ours =
-            |startups: &Startups| startups.ran_as == self.in_use.startups.ran_as && startups.open.is_some();
-        if let Some(startups) = disk.startups.known().filter(|startups| ours(startups)).cloned() {
-            let startups = match progress {
-                // rule d: cuts. An exit before the config settled is not progress, so the cuts before it stay counted
-                Some(now) if now.ran_ms < self.in_use.terms.settled_after_ms() => {
-                    Startups { cuts: startups.cuts, ..now.clone() }
-                }
-                Some(now) => now.clone(),
-                None => startups,
-            };
-            let _ = disk.put_startups(steps, Startups { open: None, ..startups })?;
+    /// All counts as a clean exit leaves them.
+    fn closed(&self, now: Now) -> Startups {
+        if !self.counts_running() {
+            return self.startups.clone().closed();
         }
-        Ok(())
-    }
-
-    /// The counts that a clean exit saves, unless those on disk must stay because they prove a verdict.
-    fn progress_at_exit(&self, now: Now) -> Option<Startups> {
-        self.counts_running().then(|| self.progressed(now))
+        let mut startups = self.progressed(now).closed();
+        let settled = self.in_use.terms.settled_after_ms();
+        if let Some(counts) = startups.records.get_mut(&self.in_use.ran_as())
+            && counts.ran_ms < settled
+        {
+            // rule d: cuts. An exit before the config settled is not progress, so the cuts before it stay counted
+            counts.cuts = self.in_use.counts.cuts;
+        }
+        startups
     }
 
     fn end(&mut self, now: Now, kind: Transition, ended: Ended) -> Option<Next> {
@@ -899,7 +912,7 @@ impl Configuration {
         match kind {
             Transition::Promote { startups, config, .. } => {
                 self.is_promotable = false;
-                self.saved_ran_ms = startups.ran_ms.max(self.ran_ms(now));
+                self.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
                 self.previous = self.last_known_good;
                 self.last_known_good = self.in_use.config.as_ref().map(|(_, is)| *is);
@@ -916,11 +929,11 @@ impl Configuration {
                 )
             }
             Transition::TrialProgress { startups, .. } => {
-                if self.in_use.startups.hold && !startups.hold {
+                if self.startups.hold && !startups.hold {
                     // whether it runs well while pods are not held is seen from now on
-                    (self.in_use.startups.ran_ms, self.counted_since) = (0, now.mono);
+                    (self.in_use.counts.ran_ms, self.counted_since) = (0, now.mono);
                 }
-                self.saved_ran_ms = startups.ran_ms.max(self.ran_ms(now));
+                self.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
                 None
             }
@@ -928,7 +941,7 @@ impl Configuration {
                 self.begin_wait(now);
                 self.assigned = Some(*is);
                 self.obstacle = Some(Obstacle::Marked { verdict: verdict.clone(), recorded: true });
-                (self.counts, self.edited, self.unnamed) = (None, None, None);
+                (self.edited, self.unnamed) = (None, None);
                 if self.in_use.active == Active::Assigned {
                     self.now_runs_as_fallback();
                 }
@@ -949,17 +962,17 @@ impl Configuration {
                 }
                 None
             }
-            Transition::Forgive { uid, .. } => {
+            Transition::Forgive { uid, emptied, .. } => {
                 self.forgive.retain(|other| other != uid);
-                let is_assigned =
-                    matches!(self.disk.assigned(), AssignedNow::Config(config, _) if config.uid == *uid);
-                match &self.obstacle {
-                    Some(Obstacle::Marked { .. }) if is_assigned => self.drop_verdict(),
-                    // the list that could not be read is gone
-                    Some(Obstacle::VerdictsUnknown(_)) => self.drop_verdict(),
-                    _ => {}
+                self.startups.clone_from(&emptied.startups);
+                if self.is_assigned(uid) && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
+                    self.obstacle = None;
                 }
                 self.rejudge();
+                if uid.is_empty() {
+                    // the Node's request was withdrawn
+                    return None;
+                }
                 normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
             }
             _ => None,
@@ -970,8 +983,8 @@ impl Configuration {
     /// silence of before the wait.
     fn begin_wait(&mut self, now: Now) {
         let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
-        (self.in_use.startups.ran_ms, self.counted_since) = (ran_ms, now.mono);
-        self.in_use.startups.worst_silence_ms = 0;
+        (self.in_use.counts.ran_ms, self.counted_since) = (ran_ms, now.mono);
+        self.in_use.counts.worst_silence_ms = 0;
         self.saved_ran_ms = self.saved_ran_ms.min(ran_ms);
     }
 
@@ -1029,7 +1042,7 @@ impl Configuration {
                 self.assigned = Some(*is);
                 self.obstacle = Some(Obstacle::NotRecorded(why.to_owned()));
                 self.fallback_obstacles.clear();
-                (self.counts, self.edited) = (None, None);
+                self.edited = None;
                 // what runs is no longer the assigned config: it is last-known-good, or was on trial and is superseded
                 let trusted = !self.in_trial();
                 if self.in_use.active == Active::Assigned {
@@ -1040,17 +1053,23 @@ impl Configuration {
         }
     }
 
+    /// The counts of what runs.
+    fn ours(&self, startups: &Startups) -> Counts {
+        startups.records.get(&self.in_use.ran_as()).cloned().unwrap_or_default()
+    }
+
     /// Takes over the saved counts. Running time and silence are still counted from the start of this run, and contact made
     /// meanwhile is kept.
     fn saved(&mut self, startups: &Startups) {
-        let InUse { startups: ours, .. } = &mut self.in_use;
-        let heard = ours.contact;
-        *ours = Startups {
+        let saved = self.ours(startups);
+        self.startups.clone_from(startups);
+        let ours = &mut self.in_use.counts;
+        *ours = Counts {
             ran_ms: ours.ran_ms,
             silent_ms: ours.silent_ms,
             worst_silence_ms: ours.worst_silence_ms,
-            contact: startups.contact || heard,
-            ..startups.clone()
+            contact: saved.contact || ours.contact,
+            ..saved
         };
     }
 
@@ -1063,7 +1082,7 @@ impl Configuration {
             self.in_use.config = Some((config, is));
         } else if is_another && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
             // the verdict is about another object with this payload
-            self.drop_verdict();
+            self.obstacle = None;
             self.rejudge();
         }
     }
@@ -1081,8 +1100,12 @@ impl Configuration {
     /// The transition that is due, first match.
     fn due(&mut self, now: Now) -> Option<Transition> {
         if let Some(why) = &self.stop {
-            let (progress, verdict) = (self.progress_at_exit(now), self.unrecorded_verdict());
-            return Some(Transition::CleanExit { why: why.clone(), progress, verdict });
+            let closed = self.counts_running().then(|| self.closed(now));
+            return Some(Transition::CleanExit {
+                why: why.clone(),
+                closed,
+                verdict: self.unrecorded_verdict(),
+            });
         }
         if !self.facts.dynamic {
             return None;
@@ -1107,34 +1130,58 @@ impl Configuration {
 
     fn asked_for(&self, now: Now) -> Option<Transition> {
         let Some(uid) = self.forgive.first().cloned() else {
+            if let Some(kind) = self.asked_from_afar(now) {
+                return Some(kind);
+            }
             let why = "reset to the local config on request, restarting to use it".to_owned();
             // until it is done: it was promised
             return (self.reset && now.mono >= self.not_before)
                 .then(|| Transition::Unassign { node_uid: self.node_uid_or_recorded(), why });
         };
-        let mut bad = match &self.disk.bad_configs {
-            Known::Is(bad) => bad.clone(),
-            _ => BadConfigs::default(),
-        };
-        bad.forgive(&uid);
-        let AssignedNow::Config(config, _) = self.disk.assigned() else {
-            return Some(Transition::Forgive { uid, bad, counts: None });
-        };
-        let is_assigned = config.uid == uid && self.in_use.active != Active::Assigned;
-        let counts = self.assigned.filter(|_| is_assigned).and_then(|is| self.counts_anew(is.id));
-        Some(Transition::Forgive { uid, bad, counts })
+        Some(self.forgiving(uid))
     }
 
-    /// The counts to replace those that led to a verdict on this content, if these are still on disk: the start of the fallback
-    /// could not be recorded.
-    fn counts_anew(&self, id: ConfigId) -> Option<Startups> {
-        let recorded = self.disk.startups.known()?;
-        let anew = Startups::fresh(RanAs::Config(id));
-        (recorded.ran_as == anew.ran_as).then_some(Startups {
-            hold: recorded.hold,
-            held: recorded.held,
-            ..anew
-        })
+    /// Acts once on what the Node asks to forgive, and notes it; a request that is withdrawn may be made again.
+    fn asked_from_afar(&self, now: Now) -> Option<Transition> {
+        let asked = self.asked_to_forgive.as_ref().filter(|_| now.mono >= self.not_before)?;
+        let noted = self.disk.bad_configs.known()?.forgiven.as_ref();
+        if noted == Some(asked) || noted.is_none() && asked.is_empty() {
+            return None;
+        }
+        let uid = asked.split_whitespace().next().unwrap_or_default().to_owned();
+        if !uid.is_empty() && !self.has_verdict(&uid) {
+            return None;
+        }
+        let mut kind = self.forgiving(uid);
+        if let Transition::Forgive { bad, .. } = &mut kind {
+            bad.forgiven = Some(asked.clone()).filter(|asked| !asked.is_empty());
+        }
+        Some(kind)
+    }
+
+    fn forgiving(&self, uid: String) -> Transition {
+        let mut bad = match &self.disk.bad_configs {
+            Known::Is(bad) => bad.clone(),
+            Known::Absent => BadConfigs::default(),
+            Known::Unknown { .. } => self.verdicts_lost(),
+        };
+        bad.forgive(&uid);
+        if self.is_assigned(&uid) {
+            bad.doubted = None;
+        }
+        let forgiven = self.chain().into_iter().filter(|(_, config, _)| config.uid == uid);
+        let emptied = self.without_counts(forgiven.map(|(.., is)| is));
+        Transition::Forgive { uid, bad, emptied }
+    }
+
+    /// All counts without those of these configs, what runs excepted.
+    fn without_counts(&self, of: impl Iterator<Item = Identity>) -> Emptied {
+        let mut emptied = Emptied { startups: self.startups.clone(), is_due: false };
+        for ran_as in of.map(|is| RanAs::Payload(is.payload)).filter(|other| *other != self.in_use.ran_as()) {
+            emptied.is_due |= self.startups.counts_for(ran_as);
+            emptied.startups.forgive(ran_as);
+        }
+        emptied
     }
 
     fn node_uid_or_recorded(&self) -> String {
@@ -1351,7 +1398,10 @@ impl Configuration {
         let good = self.disk.fallback().filter(|_| has_it(self.last_known_good));
         let good = good.or_else(|| self.disk.previous().filter(|_| has_it(self.previous)));
         let own = CheckpointName::of(uid, is.payload).expect("the UID was checked");
-        let name = good.map_or(own, |good| good.checkpoint.clone());
+        // one that is damaged or lost is made whole by this download
+        let named = self.disk.fallback().into_iter().chain(self.disk.previous());
+        let lost = named.into_iter().find(|good| good.payload() == Some(is.payload));
+        let name = good.or(lost).map_or(own, |good| good.checkpoint.clone());
         let is_there = good.is_some() || self.unnamed.as_ref() == Some(&name);
         let checkpoint =
             (!is_there).then(|| serde_json::to_vec(object).expect("a JSON value is written as it was read"));
@@ -1374,7 +1424,7 @@ impl Configuration {
         };
         let transition = match self.known_to_be_bad(uid, &is) {
             Some(verdict) => Transition::AdoptBad { checkpoint, current, is, verdict },
-            None => Transition::Adopt { checkpoint, current, is },
+            None => Transition::Adopt { checkpoint, current, is, startups: self.closed(now) },
         };
         (None, Some(transition))
     }
@@ -1397,7 +1447,7 @@ impl Configuration {
             None
         };
         let runs = self.in_use.config.as_ref().map(|(_, is)| is.payload);
-        let is_counted = self.in_use.startups.open.is_some();
+        let is_counted = self.in_use.counts.open.is_some();
         (is_counted && first.map(|is| is.payload) == runs && first.map(|is| is.payload) != Some(is.payload))
             .then_some(verdict)
     }
@@ -1406,7 +1456,7 @@ impl Configuration {
     fn verdict_against(&self, uid: &str, is: &Identity) -> Option<Verdict> {
         let proven = [self.last_known_good, self.previous];
         let is_proven = proven.iter().flatten().any(|proven| proven.payload == is.payload);
-        self.disk.verdict(uid, Some(is.id), is_proven).filter(|verdict| !verdict.retry)
+        self.disk.verdict(uid, Some(is), is_proven).filter(|verdict| !verdict.retry)
     }
 
     /// The source names the recorded config: only the note about an invalid source, or the Node's UID, may have to change.
@@ -1416,28 +1466,24 @@ impl Configuration {
         (self.disk.current.known() != Some(&current)).then_some(Transition::NoteSource { current })
     }
 
-    fn verdicts_anew(&self) -> BadConfigs {
-        let mut bad = BadConfigs::default();
-        if let (AssignedNow::Config(config, _), Some(content)) = (self.disk.assigned(), &self.assigned) {
-            let verdict = judge::verdict(BadKind::Unknown, "current", &config.uid, self.facts.wall, None);
-            bad.mark(&config.uid, content.id, verdict, &[]);
-        }
-        bad
+    /// In the place of a list that cannot be read: what is assigned may have been in it.
+    fn verdicts_lost(&self) -> BadConfigs {
+        BadConfigs::default().doubting(self.assigned.map(|is| is.payload))
+    }
+
+    /// Whether the assigned config is of the object with this UID.
+    fn is_assigned(&self, uid: &str) -> bool {
+        matches!(self.disk.assigned(), AssignedNow::Config(config, _) if config.uid == uid)
     }
 
     // ------------------------------------------------------------------------------------------ trial
 
-    /// Whether running time counts: not of the local config where nothing is assigned, and counts that prove an unwritten verdict
-    /// must stay.
+    /// Whether running time counts: not of the local config where nothing is assigned.
     fn counts_running(&self) -> bool {
-        let proof = matches!(
-            self.obstacle,
-            Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_))
-        );
-        self.facts.dynamic && self.in_use.startups.open.is_some() && !proof
+        self.facts.dynamic && self.in_use.counts.open.is_some()
     }
 
-    /// The counts as of now: running time, silence where it matters, and after a whole trial no startups.
+    /// The counts as of now: of what runs the running time, silence where it matters, and after a whole trial no startups.
     fn progressed(&self, now: Now) -> Startups {
         let settled = self.in_use.terms.settled_after_ms();
         let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
@@ -1447,30 +1493,31 @@ impl Configuration {
         // less than the time between two saves is worth no write of its own
         let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.saved_ran_ms);
         let silent_ms = if is_long { silent_ms } else { 0 };
-        let worst_silence_ms = if waited_for { self.in_use.startups.worst_silence_ms } else { 0 };
+        let worst_silence_ms = if waited_for { self.in_use.counts.worst_silence_ms } else { 0 };
         // no judgement asks for more
         let silent_ms = silent_ms.min(self.patience_ms().max(judge::LONGEST_WAIT_MS));
-        let mut startups =
-            Startups { ran_ms, silent_ms, worst_silence_ms, cuts: 0, ..self.in_use.startups.clone() };
+        let mut startups = self.startups.clone();
+        let mut counts =
+            Counts { ran_ms, silent_ms, worst_silence_ms, cuts: 0, ..self.in_use.counts.clone() };
         if ran_ms >= settled {
-            startups.startups.clear();
+            counts.startups.clear();
         }
         match self.hold_ms() {
             // it never ends in a trial before the promotion: what a config on trial does to the agent must show while pods are held
             Some(hold_ms) if ran_ms >= hold_ms && !self.in_trial() => {
                 (startups.hold, startups.held) = (false, startups.held.saturating_add(1));
-                startups.ran_ms = 0;
+                counts.ran_ms = 0;
             }
             None if ran_ms >= settled => startups.held = 0,
             _ => {}
         }
+        startups.set(self.in_use.ran_as(), counts);
         startups
     }
 
     /// How long pods are held, if they are.
     fn hold_ms(&self) -> Option<u64> {
-        let startups = &self.in_use.startups;
-        startups.hold.then(|| judge::hold_ms(startups.held, self.in_use.terms))
+        self.startups.hold.then(|| judge::hold_ms(self.startups.held, self.in_use.terms))
     }
 
     /// The running time that is recorded at most: nothing asks for more.
@@ -1493,7 +1540,7 @@ impl Configuration {
         let due = self.counts_running() && self.in_trial() && self.is_promotable;
         let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
         // it was tried again, and was heard: the suspicion is over
-        let bad = self.without_retried(&config.uid, is.id);
+        let bad = self.without_retried(&config.uid, is);
         // the payload that it had, whatever form its record has
         let previous = self.disk.fallback().zip(self.last_known_good);
         let previous =
@@ -1502,17 +1549,17 @@ impl Configuration {
     }
 
     /// The list without the verdict on a config that was tried again and runs well; None if there is none.
-    fn without_retried(&self, uid: &str, id: ConfigId) -> Option<BadConfigs> {
+    fn without_retried(&self, uid: &str, is: &Identity) -> Option<BadConfigs> {
         let bad = self.disk.bad_configs.known()?;
-        bad.verdict(uid, Some(id)).filter(|verdict| verdict.retry)?;
+        bad.verdict(uid, Some(is)).filter(|verdict| verdict.retry)?;
         let mut bad = bad.clone();
-        bad.clear(uid, id).then_some(bad)
+        bad.clear(uid, is).then_some(bad)
     }
 
     /// How long the config in use may be silent in its trial.
     fn patience_ms(&self) -> u64 {
         let entry = self.in_use.config.as_ref().and_then(|(config, is)| {
-            self.disk.bad_configs.known()?.verdict(&config.uid, Some(is.id)).filter(|verdict| verdict.retry)
+            self.disk.bad_configs.known()?.verdict(&config.uid, Some(is)).filter(|verdict| verdict.retry)
         });
         judge::patience_ms(self.in_use.terms, entry.as_ref())
     }
@@ -1526,18 +1573,19 @@ impl Configuration {
             proven: !self.in_trial(),
         };
         let startups = self.progressed(now);
-        let due = self.counts_running() && judge::lost_contact(&startups, self.patience_ms(), role);
-        due.then_some(Transition::SilentTrial { startups: Startups { open: None, ..startups } })
+        let due =
+            self.counts_running() && judge::lost_contact(&self.ours(&startups), self.patience_ms(), role);
+        due.then(|| Transition::SilentTrial { startups: startups.closed() })
     }
 
     /// Whether more running time changes nothing: all that is recorded of it is on disk, no trial is under way, pods are not held, and
     /// no verdict on the config in use is left that its running well removes.
     fn is_settled(&self) -> bool {
         let retried =
-            self.in_use.config.as_ref().and_then(|(config, is)| self.without_retried(&config.uid, is.id));
+            self.in_use.config.as_ref().and_then(|(config, is)| self.without_retried(&config.uid, is));
         self.saved_ran_ms >= self.counts_up_to_ms()
             && !self.in_trial()
-            && !self.in_use.startups.hold
+            && !self.startups.hold
             && retried.is_none()
     }
 
@@ -1548,10 +1596,11 @@ impl Configuration {
         }
         let startups = self.progressed(now);
         // a proven config that was tried again is promoted by no trial: it ran well with pods, and that is enough
-        let has_run_well =
-            !self.in_trial() && !startups.hold && startups.ran_ms >= self.in_use.terms.settled_after_ms();
+        let has_run_well = !self.in_trial()
+            && !startups.hold
+            && self.ours(&startups).ran_ms >= self.in_use.terms.settled_after_ms();
         let config = self.in_use.config.as_ref().filter(|_| has_run_well);
-        let bad = config.and_then(|(config, is)| self.without_retried(&config.uid, is.id));
+        let bad = config.and_then(|(config, is)| self.without_retried(&config.uid, is));
         if bad.is_none() && self.disk.startups.known() == Some(&startups) {
             // the trial is over and waits for a renewal
             self.saved_ran_ms = self.ran_ms(now);
@@ -1570,6 +1619,10 @@ impl Configuration {
         if let Some(over) = self.wait_over(now) {
             return Some(over);
         }
+        if let Some(uid) = &self.freed {
+            let why = format!("the config with UID {uid} can be fallen back to again, restarting");
+            return Some(Transition::TryAssigned { why, startups: self.closed(now) });
+        }
         if !matches!(self.disk.assigned(), AssignedNow::Config(..)) {
             return None;
         }
@@ -1577,14 +1630,9 @@ impl Configuration {
             (Some(Obstacle::Marked { recorded: false, .. }), _) => {
                 self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad })
             }
-            (None | Some(Obstacle::NotRecorded(_)), Some(content)) => {
-                let kept =
-                    self.counts.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
-                let startups = kept.map_or_else(
-                    || closed_startups(&self.disk, content.id),
-                    |startups| Startups { open: None, hold: self.in_use.startups.hold, ..startups },
-                );
-                Some(Transition::TryAssigned { startups })
+            (None | Some(Obstacle::NotRecorded(_)), Some(_)) => {
+                let why = "the assigned config can be tried now, restarting".into();
+                Some(Transition::TryAssigned { why, startups: self.closed(now) })
             }
             _ => None,
         }
@@ -1599,42 +1647,53 @@ impl Configuration {
             Known::Absent => BadConfigs::default(),
             Known::Unknown { .. } => return None,
         };
-        let in_use = self.disk.uids_in_use();
-        let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
-        bad.mark(&config.uid, self.assigned.as_ref()?.id, verdict.clone(), &in_use);
+        bad.mark(&config.uid, self.assigned.as_ref()?, verdict.clone(), &self.disk.in_use());
         Some(bad)
+    }
+
+    /// What a start would try, in this order, as far as its content is at hand.
+    fn chain(&self) -> Vec<(Rank, ConfigRecord, Identity)> {
+        let assigned = match self.disk.assigned() {
+            AssignedNow::Config(config, _) => Some(config),
+            _ => None,
+        };
+        let chain = [
+            (Rank::Assigned, assigned, self.assigned),
+            (Rank::LastKnownGood, self.disk.fallback().cloned(), self.last_known_good),
+            (Rank::Previous, self.disk.previous().cloned(), self.previous),
+        ];
+        chain.into_iter().filter_map(|(rank, config, is)| Some((rank, config?, is?))).collect()
+    }
+
+    /// Those of them that come before what runs.
+    fn before_in_use(&self) -> Vec<(Rank, ConfigRecord, Identity)> {
+        let is_before = |rank: Rank| match self.in_use.active {
+            Active::Assigned => false,
+            Active::LastKnownGood | Active::Superseded => rank == Rank::Assigned,
+            Active::Previous => rank != Rank::Previous,
+            Active::Local => true,
+        };
+        self.chain().into_iter().filter(|(rank, ..)| is_before(*rank)).collect()
     }
 
     /// The configs that would run before the one in use, and are tried again after a wait.
     fn waiting(&self) -> Vec<Waiting> {
-        if self.disk.bad_configs.known().is_none_or(BadConfigs::is_empty) {
+        let has_verdicts = self.disk.bad_configs.known().is_some_and(|bad| !bad.is_empty());
+        if !has_verdicts || matches!(self.disk.assigned(), AssignedNow::Local) {
             return Vec::new();
         }
-        let assigned = match self.disk.assigned() {
-            AssignedNow::Config(config, _) if self.disk.invalid_source().is_none() => Some(config),
-            AssignedNow::Local => return Vec::new(),
-            _ => None,
+        let is_invalid = self.disk.invalid_source().is_some();
+        let waits = |(rank, config, is): (Rank, ConfigRecord, Identity)| {
+            let verdict = self.verdict_against(&config.uid, &is)?;
+            let wait_ms = judge::wait_ms(&verdict, self.in_use.terms)?;
+            (rank != Rank::Assigned || !is_invalid).then_some(Waiting {
+                uid: config.uid,
+                is,
+                verdict,
+                wait_ms,
+            })
         };
-        let chain = [
-            (assigned, self.assigned),
-            (self.disk.fallback().cloned(), self.last_known_good),
-            (self.disk.previous().cloned(), self.previous),
-        ];
-        let before = match self.in_use.active {
-            Active::Assigned => 0,
-            Active::LastKnownGood | Active::Superseded => 1,
-            Active::Previous => 2,
-            Active::Local => 3,
-        };
-        let mut waiting: Vec<Waiting> = Vec::new();
-        for (config, is) in chain.into_iter().take(before) {
-            let (Some(config), Some(is)) = (config, is) else { continue };
-            let Some(verdict) = self.verdict_against(&config.uid, &is) else { continue };
-            if let Some(wait_ms) = judge::wait_ms(&verdict, self.in_use.terms) {
-                waiting.push(Waiting { uid: config.uid, id: is.id, verdict, wait_ms });
-            }
-        }
-        waiting
+        self.before_in_use().into_iter().filter_map(waits).collect()
     }
 
     /// How long what runs must run well at most before something that waits is tried again, or before pods are held no more.
@@ -1644,30 +1703,31 @@ impl Configuration {
     }
 
     fn wait_over(&self, now: Now) -> Option<Transition> {
-        let InUse { startups: Startups { contact: heard, hold, .. }, .. } = &self.in_use;
         let is_over = |waiting: &Waiting| {
             let may_end = match waiting.verdict.kind {
-                BadKind::Contact => *heard,
+                BadKind::Contact => self.in_use.counts.contact,
                 // what runs must run well with its pods
-                BadKind::Proven => !hold,
+                BadKind::Proven => !self.startups.hold,
                 _ => true,
             };
             may_end && self.ran_ms(now) >= waiting.wait_ms
         };
         let waiting = self.counts_running().then(|| self.waiting())?;
-        let Waiting { uid, id, verdict, .. } = waiting.into_iter().find(is_over)?;
+        let Waiting { uid, is, verdict, .. } = waiting.into_iter().find(is_over)?;
         let (why, patience_ms) = match verdict.kind {
             // the terms of the config that waits are known again when it is parsed; until then those of what runs
             BadKind::Contact => (
                 "the network works again, restarting to try the assigned config once more".to_owned(),
-                judge::patience_after_ms(self.in_use.terms, self.in_use.startups.worst_silence_ms),
+                judge::patience_after_ms(self.in_use.terms, self.in_use.counts.worst_silence_ms),
             ),
             _ => (format!("restarting to try the config with UID {uid} once more"), verdict.patience_ms),
         };
         let mut bad = self.disk.bad_configs.known()?.clone();
-        bad.mark(&uid, id, Verdict { retry: true, patience_ms, ..verdict }, &[&uid]);
-        let (counts, progress) = (self.counts_anew(id), self.progress_at_exit(now));
-        Some(Transition::WaitOver { why, counts, bad, progress })
+        bad.mark(&uid, &is, Verdict { retry: true, patience_ms, ..verdict }, &self.disk.in_use());
+        let mut closed = self.closed(now);
+        closed.forgive(RanAs::Payload(is.payload));
+        let emptied = self.without_counts([is].into_iter());
+        Some(Transition::WaitOver { why, emptied, bad, closed })
     }
 
     /// Judges the assigned config again by what may have changed: verdicts and content.
@@ -1675,6 +1735,7 @@ impl Configuration {
         if self.in_use.active == Active::Assigned {
             return;
         }
+        self.rejudge_fallbacks();
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return };
         let marked = match &self.assigned {
             Some(is) => self.verdict_against(&config.uid, is),
@@ -1683,25 +1744,42 @@ impl Configuration {
         };
         match (marked, &self.obstacle) {
             (Some(verdict), _) => self.obstacle = Some(Obstacle::Marked { verdict, recorded: true }),
-            (None, Some(Obstacle::Marked { recorded: true, .. })) => self.drop_verdict(),
+            (None, Some(Obstacle::Marked { recorded: true, .. })) => self.obstacle = None,
+            (None, Some(Obstacle::VerdictsUnknown(_))) if !self.is_doubted() => self.obstacle = None,
             (None, _) => {}
         }
     }
 
-    /// The verdict on the assigned config is gone, and with it the counts that led to it: they may still be on disk, if the
-    /// start of the fallback could not be recorded.
-    fn drop_verdict(&mut self) {
-        self.obstacle = None;
-        self.counts = self.assigned.as_ref().map(|content| Startups::fresh(RanAs::Config(content.id)));
+    /// Whether the assigned config may have been in a list that could not be read.
+    fn is_doubted(&self) -> bool {
+        let is_lost = self.disk.bad_configs.unknown().is_some();
+        is_lost || self.assigned.is_some_and(|is| self.disk.is_doubted(&is))
+    }
+
+    /// A fallback that has no verdict any more can run in the place of one that ranks below it.
+    fn rejudge_fallbacks(&mut self) {
+        for (rank, config, is) in self.before_in_use() {
+            let is_free = self.verdict_against(&config.uid, &is).is_none();
+            let was_marked = |(other, _, obstacle): &(Rank, String, Obstacle)| {
+                *other == rank && matches!(obstacle, Obstacle::Marked { recorded: true, .. })
+            };
+            if is_free && self.fallback_obstacles.iter().any(was_marked) {
+                self.fallback_obstacles.retain(|obstacle| !was_marked(obstacle));
+                self.freed = Some(config.uid);
+            }
+        }
     }
 
     fn waits_for_disk(&self) -> bool {
         matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_)))
             || self.sync.is_some()
+            || self.freed.is_some()
     }
 }
 
-/// The counts of a config that the next start will run: its own if the file is about it, else none.
-fn closed_startups(disk: &Disk, id: ConfigId) -> Startups {
-    Startups { open: None, ..Startups::of_next(disk.startups.known(), RanAs::Config(id)) }
+/// A clean exit closes the record of the config that ran, and saves its running time. It does not wait for a disk that refuses this:
+/// the next start will count one startup too many, not one too few.
+fn close(closed: &Startups, disk: &mut Disk, steps: &mut Steps) -> Suspendable<()> {
+    let _ = disk.put_startups(steps, closed.clone())?;
+    Ok(())
 }

@@ -1,17 +1,18 @@
 //! The decision at start (ARCHITECTURE.md, "Start"): which config runs, and what is written before it runs.
 //!
 //! Always holds: some config runs, the local one if nothing else can; the start of a config is recorded before its payload
-//! is parsed; a verdict that could not be written leaves the counts that prove it untouched; every prefix of the writes is
+//! is parsed; a verdict that could not be written leaves the counts that prove it in their record; every prefix of the writes is
 //! a state this same program can start from. Nothing here waits for the network.
 
-use crate::config::digest::ConfigId;
-use crate::config::disk::{AssignedNow, Content, Disk, Identity, load};
-use crate::config::judge::{self, Ended, PreviousRun, Role, Terms};
+use crate::config::digest::{ConfigId, Identity};
+use crate::config::disk::{AssignedNow, Content, Disk, load};
+use crate::config::judge::{self, Ended, PreviousRun, Role, Terms, Weighed};
 use crate::config::records::{
-    BadConfigs, BadKind, ConfigRecord, Known, LastKnownGood, RanAs, Startups, Verdict, shortened_detail,
+    BadConfigs, BadKind, ConfigRecord, Counts, Known, LastKnownGood, RanAs, Startups, Verdict,
+    shortened_detail,
 };
 use crate::kubelet::{self, ConfigError, Effective, ErrorKind, LocalLayers};
-use crate::writes::{Steps, Suspendable};
+use crate::writes::{Durable, Steps, Suspendable};
 use kedge_api::Timestamp;
 use std::rc::Rc;
 
@@ -38,6 +39,12 @@ impl Facts {
     /// Whether `--config` or drop-ins were given: the proposal's "init config".
     pub(crate) fn has_init(&self) -> bool {
         self.local.base.is_some() || !self.local.drop_ins.is_empty()
+    }
+
+    /// The content id of the local config.
+    pub(crate) fn local_id(&self) -> ConfigId {
+        let base = self.local.base.as_ref().map_or(&[][..], |base| &base.text);
+        ConfigId::of(base, &self.overrides)
     }
 }
 
@@ -81,8 +88,15 @@ pub(crate) struct InUse {
     /// Its record, and which content it is; None for local.
     pub(crate) config: Option<(ConfigRecord, Identity)>,
     /// Its counts, whether or not they could be recorded.
-    pub(crate) startups: Startups,
+    pub(crate) counts: Counts,
     pub(crate) terms: Terms,
+}
+
+impl InUse {
+    /// Whose its counts are.
+    pub(crate) fn ran_as(&self) -> RanAs {
+        self.config.as_ref().map_or(RanAs::Local, |(_, is)| RanAs::Payload(is.payload))
+    }
 }
 
 /// How a start ended: with some config in use.
@@ -112,8 +126,8 @@ pub(crate) struct Started {
     pub(crate) condemned: Vec<Verdict>,
     /// Pods are held since this start; why.
     pub(crate) held: Option<String>,
-    /// The counts of the assigned config brought up to date, recorded or not.
-    pub(crate) assigned_counts: Option<Startups>,
+    /// All counts brought up to date, recorded or not.
+    pub(crate) startups: Startups,
     /// The end of the previous run proved something that could not be recorded: the evidence must stay.
     pub(crate) evidence_unrecorded: bool,
 }
@@ -152,11 +166,12 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         active: Active::Local,
         effective: facts.local_effective.clone(),
         config: None,
-        startups: Startups::fresh(RanAs::Local),
+        counts: Counts::default(),
         terms: Terms::default(),
     };
     let started = Started {
         in_use: local,
+        startups: disk.startups.known().cloned().unwrap_or_default(),
         disk,
         assigned: None,
         last_known_good: None,
@@ -169,7 +184,6 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         changed: None,
         condemned: Vec::new(),
         held: None,
-        assigned_counts: None,
         // with dynamic config off, evidence is not counted, so it is not consumed
         evidence_unrecorded: !facts.dynamic,
     };
@@ -177,7 +191,11 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         return Ok(started);
     }
     match started.disk.assigned() {
-        AssignedNow::Local => start_local(steps, started),
+        AssignedNow::Local => {
+            let mut started = started;
+            started.disk.settle_verdicts(steps, &AssignedNow::Local, None)?;
+            start_local(steps, started)
+        }
         AssignedNow::Config(config, downloaded) => {
             start_assigned(steps, facts, parsed, started, config, downloaded)
         }
@@ -199,8 +217,9 @@ fn start_local(steps: &mut Steps, mut started: Started) -> Suspendable<Started> 
         started.changed = changed.then(|| "kedge restarted to use local config".to_owned());
     }
     // nothing can be fallen back to, so there is nothing to count: a missing file stays missing
+    started.startups = Startups::local();
     if started.disk.startups != Known::Absent {
-        let _ = started.disk.put_startups(steps, Startups::fresh(RanAs::Local))?;
+        let _ = started.disk.put_startups(steps, Startups::local())?;
     }
     started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
     Ok(started)
@@ -217,9 +236,11 @@ fn start_assigned(
 ) -> Suspendable<Started> {
     let content = load(steps, &config, &facts.overrides)?;
     started.assigned = content.as_ref().ok().map(|content| content.is);
-    if let Some(is) = &started.assigned {
-        started.disk.take_over_ids(&config.uid, is);
+    if let Some(is) = started.assigned {
+        started.take_over(&config.uid, &is);
     }
+    let is = started.assigned;
+    started.disk.settle_verdicts(steps, &AssignedNow::Config(config.clone(), downloaded), is.as_ref())?;
     let mut chain = fallbacks(steps, facts, &mut started, Some((&config, &content)))?;
     if let Some(why) = started.disk.invalid_source() {
         started.obstacle = Some(Obstacle::SourceInvalid(why.to_owned()));
@@ -256,7 +277,7 @@ fn fallbacks(
         };
         let is = content.as_ref().ok().map(|content| content.is);
         if let Some(is) = &is {
-            started.disk.take_over_ids(&config.uid, is);
+            started.take_over(&config.uid, is);
         }
         match rank {
             Rank::Previous => started.previous = is,
@@ -280,6 +301,61 @@ fn fallbacks(
     Ok(found)
 }
 
+impl Started {
+    /// What earlier releases recorded about a content belongs to it.
+    fn take_over(&mut self, uid: &str, is: &Identity) {
+        self.disk.take_over_verdicts(uid, is);
+        self.startups.take_over(is);
+    }
+
+    /// Brings all counts up to date by how the previous run ended, and drops those of configs that no record names.
+    fn account(&mut self, facts: &Facts) {
+        let named = self.named();
+        let startups = &mut self.startups;
+        // whose they are is not known, and no content was found that could be asked
+        startups.older = None;
+        startups.records.retain(|ran_as, _| named.as_ref().is_none_or(|named| named.contains(ran_as)));
+        for counts in startups.records.values_mut() {
+            let ended = Ended::read(counts, &facts.boot_id, &facts.previous);
+            *counts = judge::counted(std::mem::take(counts), &ended, facts.wall);
+            self.ended = self.ended.take().or(match ended {
+                Ended::Clean => continue,
+                Ended::Counted(how) => Some(how),
+                Ended::Cut => Some("the power failed, or the disk stalled".into()),
+            });
+            counts.open = None;
+        }
+    }
+
+    /// The configs that a record names, and local; None while a record cannot be read that may name more.
+    fn named(&self) -> Option<Vec<RanAs>> {
+        if self.disk.current.known().is_none() || self.disk.last_known_good.unknown().is_some() {
+            return None;
+        }
+        let assigned = match self.disk.assigned() {
+            AssignedNow::Config(config, _) => Some(config),
+            _ => None,
+        };
+        let configs = [
+            (assigned.as_ref(), self.assigned),
+            (self.disk.fallback(), self.last_known_good),
+            (self.disk.previous(), self.previous),
+        ];
+        let payload = |(config, is): (Option<&ConfigRecord>, Option<Identity>)| {
+            let payload = is.map(|is| is.payload).or_else(|| config?.payload())?;
+            Some(RanAs::Payload(payload))
+        };
+        Some(configs.into_iter().filter_map(payload).chain([RanAs::Local]).collect())
+    }
+
+    /// Records all counts. A config that runs has them in its record from then on.
+    fn record(&mut self, steps: &mut Steps) -> Suspendable<Durable> {
+        let done = self.disk.put_startups(steps, self.startups.clone())?;
+        self.evidence_unrecorded = done.is_err();
+        Ok(done)
+    }
+}
+
 /// Runs the first of the chain that is usable, else local (6). If that crash-loops too, as the last resort, all that wait are tried
 /// again, in the same order.
 fn run_first(
@@ -289,62 +365,57 @@ fn run_first(
     mut started: Started,
     chain: Vec<Candidate>,
 ) -> Suspendable<Started> {
+    started.account(facts);
+    started.in_use.terms = terms_of(&started.in_use.effective);
     let obstacle = started.obstacle.clone();
-    for _ in 0..2 {
-        // false while the records must stay as they are because they prove something
-        let mut may_write = true;
+    for is_last in [false, true] {
         started.obstacle.clone_from(&obstacle);
         started.fallback_obstacles.clear();
         for candidate in &chain {
-            match try_to_run(steps, facts, parsed, &mut started, candidate, may_write)? {
+            match try_to_run(steps, facts, parsed, &mut started, candidate)? {
                 Ok(in_use) => return Ok(Started { in_use, ..started }),
-                Err(obstacle) => {
-                    may_write &= match &obstacle {
-                        // the counts on disk prove the verdict that could not be written; counts that could not be written stay as well
-                        Obstacle::Marked { recorded, .. } => *recorded,
-                        Obstacle::NotRecorded(_) => false,
-                        _ => true,
-                    };
-                    match candidate.rank {
-                        Rank::Assigned => started.obstacle = Some(obstacle),
-                        rank => {
-                            started.fallback_obstacles.push((rank, candidate.config.uid.clone(), obstacle))
-                        }
-                    }
-                }
+                Err(obstacle) => match candidate.rank {
+                    Rank::Assigned => started.obstacle = Some(obstacle),
+                    rank => started.fallback_obstacles.push((rank, candidate.config.uid.clone(), obstacle)),
+                },
             }
         }
         if let Some(why) = started.disk.last_known_good.unknown() {
             let obstacle = Obstacle::Missing(format!("the record of it is unreadable: {why}"));
             started.fallback_obstacles.push((Rank::LastKnownGood, "unknown".into(), obstacle));
         }
-        let startups = counts(facts, &mut started, RanAs::Local);
-        started.in_use.terms = terms_of(&started.in_use.effective);
-        let is_last_resort = judge::held_by_counts(&startups, started.in_use.terms).is_none();
-        if !(may_write && is_last_resort && end_waits(steps, &mut started, &chain)?) {
-            return use_local(steps, started, startups, may_write);
+        let counts = started.startups.of_next(RanAs::Local, facts.local_id());
+        let weighed = judge::by_counts(&counts, started.startups.hold, started.in_use.terms, true);
+        let is_last_resort = matches!(weighed, Weighed::Bad(_)) && !is_last;
+        if !(is_last_resort && end_waits(steps, &mut started, &chain)?) {
+            return use_local(steps, facts, started, counts, weighed);
         }
+        // it is not what pods do: they are not held any more
+        started.startups.hold = false;
+        started.startups.set(RanAs::Local, judge::emptied(counts));
     }
-    let startups = counts(facts, &mut started, RanAs::Local);
-    use_local(steps, started, startups, true)
+    unreachable!("the second time local runs, if nothing else does")
 }
 
 /// (6) Local runs instead of what is assigned, and its starts are counted like those of any other.
 fn use_local(
     steps: &mut Steps,
+    facts: &Facts,
     mut started: Started,
-    startups: Startups,
-    may_write: bool,
+    counts: Counts,
+    weighed: Weighed,
 ) -> Suspendable<Started> {
-    let weighed = judge::held_by_counts(&startups, started.in_use.terms);
-    // nothing waits that could be tried instead: it goes on
-    let weighed = weighed.unwrap_or_else(|| judge::emptied(&startups));
-    note_hold(&mut started, &startups, &weighed, "the local config");
-    let startups = weighed;
-    if may_write && started.disk.put_startups(steps, startups.clone())?.is_err() {
-        started.evidence_unrecorded = true;
-    }
-    started.in_use.startups = startups;
+    let counts = match weighed {
+        Weighed::GoesOn => counts,
+        Weighed::HoldsPods => started.hold_pods(counts, "the local config"),
+        // nothing waits that could be tried instead: it goes on
+        Weighed::Bad(_) => judge::emptied(counts),
+    };
+    let Terms { trial_ms, threshold } = started.in_use.terms;
+    let counts = Counts { threshold: Some(threshold), trial_ms: Some(trial_ms), ..counts };
+    started.begin(facts, RanAs::Local, counts);
+    started.in_use.counts = started.startups.records[&RanAs::Local].clone();
+    let _ = started.record(steps)?;
     Ok(started)
 }
 
@@ -352,16 +423,15 @@ fn use_local(
 /// recorded.
 fn end_waits(steps: &mut Steps, started: &mut Started, chain: &[Candidate]) -> Suspendable<bool> {
     let Some(mut bad) = started.disk.bad_configs.known().cloned() else { return Ok(false) };
-    let in_use = started.disk.uids_in_use();
-    let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
+    let in_use = started.disk.in_use();
     let mut any = false;
     for candidate in chain {
         let Ok(content) = &candidate.content else { continue };
         let uid = &candidate.config.uid;
-        let verdict = started.disk.verdict(uid, Some(content.is.id), candidate.role.proven);
+        let verdict = started.disk.verdict(uid, Some(&content.is), candidate.role.proven);
         let waits = |verdict: &Verdict| !verdict.retry && judge::wait_ms(verdict, Terms::default()).is_some();
         if let Some(verdict) = verdict.filter(waits) {
-            bad.mark(uid, content.is.id, Verdict { retry: true, ..verdict }, &in_use);
+            bad.mark(uid, &content.is, Verdict { retry: true, ..verdict }, &in_use);
             any = true;
         }
     }
@@ -403,66 +473,62 @@ struct Candidate {
     rank: Rank,
 }
 
-/// Rules a to f, first match, with the start recorded between rules d and e. `may_write` is false while the records must stay
-/// as they are because they prove something.
+/// Rules a to f, first match, with the start recorded between rules d and e.
 fn try_to_run(
     steps: &mut Steps,
     facts: &Facts,
     parsed: &mut Parsed,
     started: &mut Started,
     candidate: &Candidate,
-    may_write: bool,
 ) -> Suspendable<Result<InUse, Obstacle>> {
     let Candidate { config, content, role, rank } = candidate;
     let (role, what) = (*role, rank.name());
-    let id = content.as_ref().ok().map(|content| content.is.id);
+    let is = content.as_ref().ok().map(|content| content.is);
     let entry = match &started.disk.bad_configs {
         // it may be in the list that cannot be read; a last-known-good was proven, and something must run
         Known::Unknown { why, .. } if role.assigned && !role.last_known_good => {
             return Ok(Err(Obstacle::VerdictsUnknown(why.clone())));
         }
-        _ => started.disk.verdict(&config.uid, id, role.proven),
+        _ => started.disk.verdict(&config.uid, is.as_ref(), role.proven),
     };
     // rule a: banned
     if let Some(verdict) = entry.as_ref().filter(|verdict| !verdict.retry) {
         return Ok(Err(Obstacle::Marked { verdict: verdict.clone(), recorded: true }));
+    }
+    if role.assigned && !role.last_known_good && is.is_some_and(|is| started.disk.is_doubted(&is)) {
+        return Ok(Err(Obstacle::VerdictsUnknown("it could not be read, and was set aside".into())));
     }
     // rule b: missing
     let content = match content {
         Ok(content) => content,
         Err(why) => return Ok(Err(Obstacle::Missing(why.clone()))),
     };
-    let startups = counts(facts, started, RanAs::Config(content.is.id));
+    let ran_as = RanAs::Payload(content.is.payload);
     if role.assigned {
-        let recorded = started.disk.startups.known();
-        let ran_as = RanAs::Config(content.is.id);
-        let next = Startups::of_next(recorded, ran_as);
-        let fresh = Startups { hold: next.hold, held: next.held, ..Startups::fresh(ran_as) };
-        let first = recorded == Some(&fresh);
+        let first = started.disk.startups.known().is_some_and(|startups| startups.is_new(ran_as));
         started.changed = first.then(|| format!("kedge restarted to use {}", config.describe()));
-        started.assigned_counts = Some(startups.clone());
     }
+    let counts = started.startups.of_next(ran_as, content.is.id);
+    started.startups.set(ran_as, counts.clone());
     let mut start_verdict =
-        StartVerdict { facts, config, id: content.is.id, what, entry, detail: String::new(), opened: None };
+        StartVerdict { facts, config, is: content.is, what, entry, detail: String::new() };
     // rule c: crash loop, and rule d: cuts, with the terms recorded when it was last parsed
-    let terms = Terms::remembered(&startups);
-    let startups = match judge::by_counts(&startups, terms, role) {
-        Ok(weighed) => {
-            note_hold(started, &startups, &weighed, &format!("{what} (UID: {})", config.uid));
-            weighed
-        }
-        Err(kind) => return start_verdict.condemn(steps, started, kind).map(Err),
+    let terms = Terms::remembered(&counts);
+    let counts = match judge::by_counts(&counts, started.startups.hold, terms, role.proven) {
+        Weighed::GoesOn => counts,
+        Weighed::HoldsPods => started.hold_pods(counts, &format!("{what} (UID: {})", config.uid)),
+        Weighed::Bad(kind) => return start_verdict.condemn(steps, started, kind).map(Err),
     };
     // recorded before the payload is parsed: a payload that kills its parser must be counted. A start on trial that cannot be
     // recorded is not made, for nothing would end its crash loop; a proven config runs even unrecorded
-    if may_write && let Err(why) = started.disk.put_startups(steps, startups.clone())? {
-        started.evidence_unrecorded = true;
-        let in_trial = startups.ran_ms < terms.settled_after_ms();
-        if role.assigned && !role.last_known_good && in_trial {
-            return Ok(Err(Obstacle::NotRecorded(why)));
-        }
-    } else if may_write {
-        start_verdict.opened = Some(startups.clone());
+    let in_trial = role.assigned && !role.last_known_good && counts.ran_ms < terms.settled_after_ms();
+    let before = started.startups.clone();
+    started.begin(facts, ran_as, counts);
+    if let Err(why) = started.record(steps)?
+        && in_trial
+    {
+        started.startups = before;
+        return Ok(Err(Obstacle::NotRecorded(why)));
     }
     // rule e: invalid
     let effective = match parsed.effective(content, &facts.local, role.proven) {
@@ -480,15 +546,20 @@ fn try_to_run(
         }
     };
     let terms = terms_of(&effective);
+    let counts = started.startups.records[&ran_as].clone();
     // rules c and d again, with the terms it sets itself; rule f: contact
     let patience_ms = judge::patience_ms(terms, start_verdict.entry.as_ref());
-    let lost = || judge::lost_contact(&startups, patience_ms, role).then_some(BadKind::Contact);
-    if let Some(kind) = judge::by_counts(&startups, terms, role).err().or_else(lost) {
+    let kind = match judge::by_counts(&counts, started.startups.hold, terms, role.proven) {
+        Weighed::Bad(kind) => Some(kind),
+        _ => judge::lost_contact(&counts, patience_ms, role).then_some(BadKind::Contact),
+    };
+    if let Some(kind) = kind {
         return start_verdict.condemn(steps, started, kind).map(Err);
     }
-    let startups = Startups { threshold: Some(terms.threshold), trial_ms: Some(terms.trial_ms), ..startups };
+    let counts = Counts { threshold: Some(terms.threshold), trial_ms: Some(terms.trial_ms), ..counts };
+    started.startups.set(ran_as, counts.clone());
     let config = Some((config.clone(), content.is));
-    Ok(Ok(InUse { active: rank.active(), effective, config, startups, terms }))
+    Ok(Ok(InUse { active: rank.active(), effective, config, counts, terms }))
 }
 
 fn terms_of(effective: &Effective) -> Terms {
@@ -499,46 +570,43 @@ fn terms_of(effective: &Effective) -> Terms {
     }
 }
 
-/// Notes that pods are held from now on: what crashes is proven, so it goes on with no counts.
-fn note_hold(started: &mut Started, before: &Startups, after: &Startups, what: &str) {
-    if after.hold && !before.hold {
-        started.held = Some(format!(
-            "{what} ended {} times by a crash and {} times by a power cut without a whole trial between them; it is \
-             proven and goes on, its counts begin anew",
-            before.startups.len(),
-            before.cuts
-        ));
+impl Started {
+    /// Pods are held from now on: what crashes is proven, so it goes on with no counts, and the time of the hold begins.
+    fn hold_pods(&mut self, counts: Counts, what: &str) -> Counts {
+        if !self.startups.hold {
+            self.held = Some(format!(
+                "{what} ended {} times by a crash and {} times by a power cut without a whole trial between them; it is \
+                 proven and goes on, its counts begin anew",
+                counts.startups.len(),
+                counts.cuts
+            ));
+        }
+        self.startups.hold = true;
+        Counts { ran_ms: 0, ..judge::emptied(counts) }
     }
-}
 
-/// The counts of a config brought up to date; those of another config say nothing about it.
-fn counts(facts: &Facts, started: &mut Started, ran_as: RanAs) -> Startups {
-    let startups = Startups::of_next(started.disk.startups.known(), ran_as);
-    let ended = Ended::read(&startups, &facts.boot_id, &facts.previous);
-    if started.ended.is_none() {
-        started.ended = match &ended {
-            Ended::Clean => None,
-            Ended::Counted(how) => Some(how.clone()),
-            Ended::Cut => Some("the power failed, or the disk stalled".into()),
-        };
+    /// This config runs from now on.
+    fn begin(&mut self, facts: &Facts, ran_as: RanAs, counts: Counts) {
+        let counts = judge::opened(counts, &facts.boot_id, facts.previous.runs);
+        self.startups.begin(ran_as, counts);
     }
-    judge::counted(startups, &ended, &facts.boot_id, facts.previous.runs, facts.wall)
 }
 
 struct StartVerdict<'a> {
     facts: &'a Facts,
     config: &'a ConfigRecord,
-    id: ConfigId,
+    is: Identity,
     what: &'static str,
     entry: Option<Verdict>,
     detail: String,
-    /// The record of its start, if this start made it.
-    opened: Option<Startups>,
 }
 
 impl StartVerdict<'_> {
-    /// Writes the verdict; whether or not that worked, the config does not run.
+    /// Writes the verdict; whether or not that worked, the config does not run. A verdict that could not be written leaves the
+    /// counts that prove it.
     fn condemn(&mut self, steps: &mut Steps, started: &mut Started, kind: BadKind) -> Suspendable<Obstacle> {
+        // the end of the fallback that runs instead says nothing about it
+        started.startups.close();
         let uid = &self.config.uid;
         let verdict = judge::verdict(kind, self.what, uid, self.facts.wall, self.entry.as_ref());
         let verdict = Verdict { detail: std::mem::take(&mut self.detail), ..verdict };
@@ -547,29 +615,17 @@ impl StartVerdict<'_> {
             Known::Is(bad) => bad.clone(),
             Known::Absent => BadConfigs::default(),
             // writing this verdict alone would drop all those in a list that could not be read
-            Known::Unknown { .. } => {
-                started.evidence_unrecorded = true;
-                self.close_opened(steps, started)?;
-                return Ok(Obstacle::Marked { verdict, recorded: false });
-            }
+            Known::Unknown { .. } => return Ok(Obstacle::Marked { verdict, recorded: false }),
         };
-        let in_use = started.disk.uids_in_use();
-        let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
-        bad.mark(uid, self.id, verdict.clone(), &in_use);
+        bad.mark(uid, &self.is, verdict.clone(), &started.disk.in_use());
         let recorded = started.disk.put_bad_configs(steps, bad)?.is_ok();
-        started.evidence_unrecorded |= !recorded;
-        if !recorded {
-            self.close_opened(steps, started)?;
+        let ran_as = RanAs::Payload(self.is.payload);
+        if recorded
+            && !kind.is_of_text()
+            && let Some(counts) = started.startups.records.get_mut(&ran_as)
+        {
+            *counts = judge::emptied(std::mem::take(counts));
         }
         Ok(Obstacle::Marked { verdict, recorded })
-    }
-
-    /// Closes the record of a start that ended in a verdict which could not be written: left open, the end of the fallback that
-    /// runs instead would be counted against this config. The counts stay, for they prove the verdict.
-    fn close_opened(&mut self, steps: &mut Steps, started: &mut Started) -> Suspendable<()> {
-        if let Some(startups) = self.opened.take() {
-            let _ = started.disk.put_startups(steps, Startups { open: None, ..startups })?;
-        }
-        Ok(())
     }
 }

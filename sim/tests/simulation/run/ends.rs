@@ -10,16 +10,22 @@ impl Simulation {
     /// The board's record says that the config in use runs in this boot. A run that could not be recorded leaves no trace: its
     /// crash counts only if it falls into the boot of the last one that was.
     pub(super) fn open(&self) -> bool {
-        let id = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.id.to_string());
-        let startups = self.world.startups();
-        id.is_some_and(|id| startups["id"] == json!(id)) && startups["open"] == json!(self.world.boot_id())
+        let config = self.model.run.as_ref().and_then(|run| run.config);
+        config.is_some_and(|config| self.is_open(&self.world.startups(), config))
+    }
+
+    /// Whether the counts say that this config runs in this boot.
+    pub(crate) fn is_open(&self, startups: &Value, config: Config) -> bool {
+        startups["records"][config.payload.to_string()]["open"] == json!(self.world.boot_id())
     }
 
     pub(super) fn leave(&mut self, crashed: bool) {
         let open = self.open();
         let startups = self.world.startups();
-        let left_open = ConfigId::parse(text(&startups, "/id")).filter(|_| startups["open"].is_string());
-        self.model.ends(self.world.mono(), &self.designs, crashed, open, left_open);
+        let records = startups["records"].as_object().into_iter().flatten();
+        let left_open = records.filter(|(_, record)| record["open"].is_string());
+        let left_open: Vec<Digest> = left_open.filter_map(|(name, _)| Digest::parse(name)).collect();
+        self.model.ends(self.world.mono(), &self.designs, crashed, open, &left_open);
         self.late = None;
         if let Some(process) = &mut self.world.process {
             self.orphans.append(&mut process.requests);
@@ -92,7 +98,11 @@ impl Simulation {
             Some(Mutant::CutResetsRunning) => {
                 let mut record = self.world.startups();
                 if record.is_object() {
-                    record["ran_ms"] = json!(0);
+                    for counts in
+                        record["records"].as_object_mut().into_iter().flat_map(|all| all.values_mut())
+                    {
+                        counts["ran_ms"] = json!(0);
+                    }
                     let path = StateFile::Startups.path(&self.world.version);
                     self.world.disk.put(&path, record.to_string().as_bytes());
                 }
@@ -146,7 +156,7 @@ impl Simulation {
             other => panic!("no such end: {other}"),
         }
         if self.mutant == Some(Mutant::CrashNotCounted) {
-            let boot = self.world.startups()["open"].as_str().unwrap_or_default().to_owned();
+            let boot = self.world.counts()["open"].as_str().unwrap_or_default().to_owned();
             let exit = Exit { boot_id: boot, stop_asked: true, ..ending(&self.world, "success") };
             self.world.board.record_exit(exit);
         }

@@ -107,8 +107,7 @@ impl Simulation {
             }
         };
         let startups = self.world.startups();
-        let recorded = config.is_some_and(|config| startups["id"] == json!(config.id.to_string()))
-            && startups["open"] == json!(self.world.boot_id());
+        let recorded = config.is_some_and(|config| self.is_open(&startups, config));
         self.trace(|| {
             format!(
                 "  USES {:?}, {}, recorded: {recorded}",
@@ -116,6 +115,9 @@ impl Simulation {
                 report.config.state
             )
         });
+        if let Some(config) = config {
+            self.model.starts(config);
+        }
         self.invariants_of_a_start(config, &report)?;
         self.model.begins(self.world.mono(), config, recorded);
         let obstacle = report.config.obstacle;
@@ -151,7 +153,8 @@ impl Simulation {
         let design = self.designs.iter().find(|design| design.payload == payload)?;
         let id = ConfigId::of(payload.as_bytes(), &self.overrides);
         let object = Digest::of(text(record, "/uid").as_bytes());
-        Some(Config { object, id, max_pods: design.max_pods })
+        let payload = Digest::of(payload.as_bytes());
+        Some(Config { object, id, payload, max_pods: design.max_pods })
     }
 
     /// What a record on disk names.
@@ -188,9 +191,11 @@ impl Simulation {
                 if let (StateFile::Startups, Read::Content(bytes)) = (file, read) {
                     // an unacknowledged write may have been made
                     let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
-                    let id = ConfigId::parse(text(&record, "/id"));
-                    self.model.counts_are_of(id);
-                    self.model.startups_read(id, startups_in(&record));
+                    self.model.read_last = last_of(&record);
+                    self.model.counts_are_of(self.model.read_last.map(|(payload, _)| payload));
+                    self.model.startups_read(&startups_in(&record));
+                } else if *file == StateFile::Startups {
+                    self.model.read_last = None;
                 }
                 match read {
                     Read::Content(bytes) => self.model.told.insert(path(file), Some(bytes.clone())),
@@ -213,7 +218,12 @@ impl Simulation {
             }
             (Step::SetAside(file), Outcome::Done(Ok(()))) => {
                 self.model.forget_all();
-                self.model.told.insert(path(file), None);
+                if *file == StateFile::BadConfigs {
+                    // it stays in its place until it is replaced
+                    self.model.told.remove(&path(file));
+                } else {
+                    self.model.told.insert(path(file), None);
+                }
                 Ok(())
             }
             _ => Ok(()),
@@ -224,14 +234,14 @@ impl Simulation {
         let mut record: Value = serde_json::from_slice(bytes).unwrap_or_default();
         self.damaged.remove(&file.path(&self.world.version));
         if let (Some(Mutant::RecordsGrow), StateFile::Startups) = (self.mutant, file) {
-            record["startups"] = json!(vec!["2026-11-21T01:00:00Z"; STARTUPS + 1]);
+            record["records"]["local"]["startups"] = json!(vec!["2026-11-21T01:00:00Z"; STARTUPS + 1]);
         }
         match file {
             StateFile::BadConfigs => {
                 self.model.proven_by_verdict();
                 if self.under_way == Some("wait-over") {
                     // a config that is tried again begins anew
-                    self.model.begins_anew(&record);
+                    self.model.tried_again(&record);
                 }
                 self.verdict_now = true;
                 self.invariant_a_forgiven_config_is_tried(&record)?;
@@ -239,11 +249,11 @@ impl Simulation {
                 self.invariants_of_verdicts(&record)
             }
             StateFile::Startups => {
-                let id = ConfigId::parse(text(&record, "/id"));
+                let last = last_of(&record);
                 self.model.proven_by_counts();
-                self.model.saved(id, record["ran_ms"].as_u64());
+                self.model.saved(last, record["records"][text(&record, "/last")]["ran_ms"].as_u64());
                 self.invariant_startups_are_bounded(&record)?;
-                self.invariant_an_end_counts_once(id, startups_in(&record))
+                self.invariant_an_end_counts_once(&record)
             }
             StateFile::LastKnownGood => {
                 if self.mutant == Some(Mutant::CheckpointSwept) {
@@ -275,18 +285,18 @@ impl Simulation {
     /// A fallback runs, and what is assigned is another object's payload now, which nothing bans: it is tried next, even if
     /// the fallback crashes before that.
     fn may_try_renamed(&self, record: &Value) -> bool {
-        let assigned = self.named(record).map(Config::judged);
-        let running = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.id);
-        let is_banned = |judged| crate::model::banned(&self.world.bad_configs()).contains(&judged);
+        let assigned = self.named(record);
+        let running = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.payload);
+        let is_banned = |config: Config| config.is_among(&crate::model::banned(&self.world.bad_configs()));
         self.under_way == Some("note-source")
-            && assigned.is_some_and(|judged| running != Some(judged.1) && !is_banned(judged))
+            && assigned.is_some_and(|config| running != Some(config.payload) && !is_banned(config))
     }
 
     /// The same payload under another object: what it went through goes with it, verdicts do not.
     fn renamed(&mut self, record: &Value) {
         let Some(config) = self.named(record) else { return };
         let running = self.model.run.as_mut().and_then(|run| run.config.as_mut());
-        if let Some(running) = running.filter(|running| running.id == config.id) {
+        if let Some(running) = running.filter(|running| running.payload == config.payload) {
             running.object = config.object;
         }
     }
@@ -295,15 +305,23 @@ impl Simulation {
     pub(super) fn forgiven_ids(&mut self, bad: &Value, uid: &str) {
         let object = Digest::of(uid.as_bytes());
         let contents = bad[uid]["contents"].as_object().into_iter().flatten();
-        self.model.forgiving.extend(contents.filter_map(|(id, _)| Some((object, ConfigId::parse(id)?))));
+        self.model
+            .forgiving
+            .extend(contents.filter_map(|(id, verdict)| Some((object, about_of(id, verdict)?))));
         if self.mutant == Some(Mutant::NeverForgiven) {
             // counts that condemn come back from nowhere
-            let Some((_, id)) = self.model.forgiving.iter().next().copied() else { return };
-            let stamps = vec!["2026-11-21T01:00:00Z"; STARTUPS];
-            let record = json!({
-                "id": id.to_string(), "ran_ms": 0, "contact": false, "startups": stamps, "cuts": 0, "open": null,
-                "threshold": 1, "trial_ms": 60_000,
+            let forgiving = self.model.forgiving.iter();
+            let mut payloads = forgiving.filter_map(|(_, about)| match about {
+                About::Deeds(payload) => Some(payload.to_string()),
+                About::Text(_) => None,
             });
+            let Some(payload) = payloads.next() else { return };
+            let stamps = vec!["2026-11-21T01:00:00Z"; STARTUPS];
+            let counts = json!({
+                "ran_ms": 0, "heard": false, "startups": stamps, "cuts": 0, "open": null, "threshold": 1,
+                "trial_ms": 60_000,
+            });
+            let record = json!({"last": payload.clone(), "records": {payload: counts}});
             self.returning = Some(record.to_string().into_bytes());
         }
     }

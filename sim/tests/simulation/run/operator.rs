@@ -204,8 +204,8 @@ impl Simulation {
 
     pub(super) fn edit_drop_in(&mut self) {
         self.drop_in = usize::from(self.mode == Mode::All && self.random.percent(50));
+        // what was counted goes on: a file that is rewritten at each boot must not switch the protection off
         self.mend_local();
-        self.model.forget_crashes();
         let drop_in = self.drop_in;
         self.trace(|| format!("{} drop-in", if drop_in == 1 { "with the" } else { "no" }));
     }

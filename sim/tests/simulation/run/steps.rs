@@ -149,10 +149,15 @@ impl Simulation {
                 Step::Read(StateFile::Startups),
                 Outcome::Read(Read::Content(bytes)),
             ) => {
-                let assigned = self.recorded("current").map(|config| config.id.to_string());
+                let assigned = self.recorded("current");
                 let mut record: Value = serde_json::from_slice(bytes).unwrap_or_default();
-                if let (Some(id), true) = (assigned, record.is_object()) {
-                    record["id"] = json!(id);
+                let last = text(&record, "/last").to_owned();
+                if let (Some(config), true) = (assigned, record["records"][&last].is_object()) {
+                    let mut counts = record["records"][&last].take();
+                    counts["id"] = json!(config.id.to_string());
+                    let payload = config.payload.to_string();
+                    record["records"] = json!({payload.clone(): counts});
+                    record["last"] = json!(payload);
                 }
                 Outcome::Read(Read::Content(record.to_string().into_bytes()))
             }
