@@ -2,7 +2,7 @@
 //! every state.
 //!
 //! Always holds: an invariant looks at files and at what runs, never at the agent's own counts; a case in which nothing can be
-//! demanded is an excuse, and excuses are counted. Not here, because there are no pods yet: that pods which are held are released,
+//! demanded is an excuse; excuses and judgements are counted, and an invariant that is never judged fails the search. Not here, because there are no pods yet: that pods which are held are released,
 //! and that what pods do bans no config.
 
 use crate::acts::{Done, Stage, node_uid};
@@ -72,26 +72,45 @@ pub(crate) struct Judge<'a> {
     pub(crate) futures: Futures,
     powered: HashSet<u64>,
     pub(crate) excuses: BTreeMap<Invariant, u64>,
+    pub(crate) judged: BTreeMap<Invariant, u64>,
 }
 
-type Broken = Option<String>;
+/// None: nothing to judge here. An error says how the promise is broken.
+type Judged = Option<Result<(), String>>;
+
+fn broken_if(is_broken: bool, how: impl FnOnce() -> String) -> Judged {
+    Some(if is_broken { Err(how()) } else { Ok(()) })
+}
 
 impl<'a> Judge<'a> {
     pub(crate) fn new(stage: &'a Stage) -> Self {
-        Self { stage, futures: Futures::default(), powered: HashSet::new(), excuses: BTreeMap::new() }
+        let (excuses, judged) = Default::default();
+        Self { stage, futures: Futures::default(), powered: HashSet::new(), excuses, judged }
     }
 
     fn scenario(&self) -> &'static Scenario {
         self.stage.scenario
     }
 
-    fn excuse(&mut self, invariant: Invariant) -> Broken {
+    /// How the promise is broken, if it is.
+    fn count(&mut self, invariant: Invariant, judged: Judged) -> Option<String> {
+        let judged = judged?;
+        *self.judged.entry(invariant).or_default() += 1;
+        judged.err()
+    }
+
+    fn excuse(&mut self, invariant: Invariant) -> Judged {
         *self.excuses.entry(invariant).or_default() += 1;
         None
     }
 
     /// Of a state.
-    pub(crate) fn state(&mut self, invariant: Invariant, state: &State, records: &Records) -> Broken {
+    pub(crate) fn state(&mut self, invariant: Invariant, state: &State, records: &Records) -> Option<String> {
+        let judged = self.judge_state(invariant, state, records);
+        self.count(invariant, judged)
+    }
+
+    fn judge_state(&mut self, invariant: Invariant, state: &State, records: &Records) -> Judged {
         match invariant {
             Invariant::RunsOnlyWhatIsValid => self.runs_only_what_is_valid(state),
             Invariant::TrueMeansThatTheAssignedRuns => self.true_means_that_the_assigned_runs(state, records),
@@ -110,7 +129,7 @@ impl<'a> Judge<'a> {
             Invariant::ProvenRunsInShortPowerOns => self.proven_runs_in_short_power_ons(state, records),
             Invariant::OutageCondemnsNothing => {
                 let banned = records.banned();
-                (!banned.is_empty()).then(|| format!("{banned:?} is banned for good"))
+                broken_if(!banned.is_empty(), || format!("{banned:?} is banned for good"))
             }
             _ => None,
         }
@@ -123,30 +142,50 @@ impl<'a> Judge<'a> {
         (state, records): (&State, &Records),
         (next, after): (&State, &Records),
         done: &Done,
-    ) -> Broken {
+    ) -> Option<String> {
+        let judged = self.judge_act(invariant, (state, records), (next, after), done);
+        self.count(invariant, judged)
+    }
+
+    fn judge_act(
+        &mut self,
+        invariant: Invariant,
+        (state, records): (&State, &Records),
+        (next, after): (&State, &Records),
+        done: &Done,
+    ) -> Judged {
         let cast = &self.stage.cast;
         let promoted = (records.last_known_good != after.last_known_good && after.last_known_good != LOCAL)
             .then_some(after.last_known_good);
         match invariant {
             Invariant::PromotedOnARenewal => {
                 let quiet = next.ghost.quiet.get(&promoted?).copied().unwrap_or(9);
-                (quiet > RECENT)
-                    .then(|| format!("{promoted:?} is promoted {quiet} ticks after its last renewal"))
+                broken_if(quiet > RECENT, || {
+                    format!("{promoted:?} is promoted {quiet} ticks after its last renewal")
+                })
             }
             Invariant::CutOffIsNotPromoted => {
-                let nature = cast.nature(promoted?, next.layer);
-                matches!(nature, Nature::Lost | Nature::LostLater)
-                    .then(|| format!("{promoted:?} cuts itself off and is promoted"))
+                let promoted = promoted?;
+                self.with_future(next, UP, |_, future| {
+                    let is_heard = future.cycle.steps.iter().any(|step| step.heard);
+                    let runs = |step: &crate::future::Step| step.config == Some(promoted);
+                    let is_cut_off = !is_heard && future.cycle.steps.iter().any(runs);
+                    broken_if(is_cut_off, || {
+                        format!("{promoted} is promoted, runs, and is never heard again")
+                    })
+                })
             }
             Invariant::BannedStaysBanned => {
                 let runs = next.running(cast).filter(|runs| state.running(cast) != Some(*runs))?;
-                state.ghost.banned.contains(&runs).then(|| format!("{runs} was banned, and runs"))
+                broken_if(state.ghost.banned.contains(&runs), || format!("{runs} was banned, and runs"))
             }
             Invariant::ProvenIsNeverBanned => {
                 let proven: BTreeSet<Config> = [after.last_known_good, after.before].into();
                 let banned: BTreeSet<Config> = after.banned().intersection(&proven).copied().collect();
                 let is_new = records.banned().intersection(&banned).next().is_none();
-                (!banned.is_empty() && is_new).then(|| format!("{banned:?} is proven, and banned for good"))
+                broken_if(!banned.is_empty() && is_new, || {
+                    format!("{banned:?} is proven, and banned for good")
+                })
             }
             Invariant::ObeysOnlyItsServer => self.obeys_only_its_server(state, records, after, done),
             _ => None,
@@ -157,31 +196,31 @@ impl<'a> Judge<'a> {
         &mut self,
         state: &State,
         link: &[bool],
-        judge: impl FnOnce(&mut Self, &Future) -> Broken,
-    ) -> Broken {
+        judge: impl FnOnce(&mut Self, &Future) -> Judged,
+    ) -> Judged {
         match self.futures.of(self.stage, state, link) {
             Ok(future) => judge(self, &future),
-            Err(endless) => Some(endless),
+            Err(endless) => Some(Err(endless)),
         }
     }
 
     // ------------------------------------------------------------------------------------------ at any moment
 
-    fn runs_only_what_is_valid(&self, state: &State) -> Broken {
+    fn runs_only_what_is_valid(&self, state: &State) -> Judged {
         let runs = state.running(&self.stage.cast)?;
         let is_valid = runs == LOCAL || self.stage.cast.nature(runs, state.layer).is_valid();
-        (!is_valid).then(|| format!("{runs} runs"))
+        broken_if(!is_valid, || format!("{runs} runs"))
     }
 
-    fn true_means_that_the_assigned_runs(&self, state: &State, records: &Records) -> Broken {
+    fn true_means_that_the_assigned_runs(&self, state: &State, records: &Records) -> Judged {
         let runs = state.running(&self.stage.cast)?;
         let (status, _) = state.condition()?;
         let is_another = records.assigned.is_some_and(|assigned| assigned != runs);
-        (status == "True" && is_another).then(|| format!("ConfigOK is True, and {runs} runs"))
+        broken_if(status == "True" && is_another, || format!("ConfigOK is True, and {runs} runs"))
     }
 
     /// The starts of an unproven config that ends its runs are bounded, from one act of an operator to the next.
-    fn crash_loop_ends(&self, state: &State, records: &Records) -> Broken {
+    fn crash_loop_ends(&self, state: &State, records: &Records) -> Judged {
         let threshold = usize::from(self.scenario().threshold);
         let cuts = usize::from(state.ghost.cuts).min(CUTS + 1);
         for (config, starts) in &state.ghost.starts {
@@ -195,10 +234,10 @@ impl<'a> Judge<'a> {
                 _ => (threshold + 2) * 2 * (cuts + 1),
             };
             if usize::from(*starts) > most {
-                return Some(format!("{config} was started {starts} times (bound {most})"));
+                return Some(Err(format!("{config} was started {starts} times (bound {most})")));
             }
         }
-        None
+        Some(Ok(()))
     }
 
     /// A run acts on nothing but the word of the server it talks to: it assigns only what that server's Node asks for, and a Node
@@ -209,25 +248,26 @@ impl<'a> Judge<'a> {
         records: &Records,
         after: &Records,
         done: &Done,
-    ) -> Broken {
+    ) -> Judged {
         if after.assigned == records.assigned || after.assigned.is_none() || records.assigned.is_none() {
             return None;
         }
         if after.assigned != state.wants() {
-            return Some(format!(
+            return Some(Err(format!(
                 "{:?} is assigned, the Node asks for {}: {}",
                 after.assigned,
                 state.asks(),
                 done.text
-            ));
+            )));
         }
         let is_stranger = !state.ghost.asked.contains(&(state.server as u64));
-        (after.assigned == Some(LOCAL) && is_stranger)
-            .then(|| "a Node that never asked for anything took the config away".to_owned())
+        broken_if(after.assigned == Some(LOCAL) && is_stranger, || {
+            "a Node that never asked for anything took the config away".to_owned()
+        })
     }
 
     /// What runs is what a start would choose, unless the run ends by itself.
-    fn runs_what_a_start_chooses(&mut self, state: &State, records: &Records) -> Broken {
+    fn runs_what_a_start_chooses(&mut self, state: &State, records: &Records) -> Judged {
         let runs = state.running(&self.stage.cast).filter(|_| state.is_old)?;
         let (_, reason) = state.condition()?;
         let is_unknown =
@@ -240,12 +280,13 @@ impl<'a> Judge<'a> {
         }
         let chosen = self.stage.would_start(state)?;
         if chosen == runs {
-            return None;
+            return Some(Ok(()));
         }
         self.with_future(state, UP, |judge, future| {
             let ends_with = future.cycle.state.running(&judge.stage.cast);
-            (future.cycle.runs().is_empty() && ends_with == Some(runs))
-                .then(|| format!("{runs} runs for good, a start would choose {chosen}"))
+            broken_if(future.cycle.runs().is_empty() && ends_with == Some(runs), || {
+                format!("{runs} runs for good, a start would choose {chosen}")
+            })
         })
     }
 
@@ -267,25 +308,27 @@ impl<'a> Judge<'a> {
     }
 
     /// While a config that works is in the chain, renewals go on within a bound of starts and of silent ticks.
-    fn heartbeat_resumes(&mut self, future: &Future) -> Broken {
+    fn heartbeat_resumes(&mut self, future: &Future) -> Judged {
         if self.is_nobodys_to_judge(future) || !self.has_one_that_works(&future.cycle.state) {
             return self.excuse(Invariant::HeartbeatResumes);
         }
         if !future.cycle.steps.iter().any(|step| step.heard) {
-            return Some(format!("it never renews again: {:?}", &future.cycle.runs()));
+            return Some(Err(format!("it never renews again: {:?}", &future.cycle.runs())));
         }
         let threshold = usize::from(self.scenario().threshold);
         let most_starts = 4 * (threshold + 2) + 8 * (PROVEN_STARTS + 1) + 4 * (CUTS + 2) + 6;
         let most_ticks = 3 * DAY_TICKS.max(self.scenario().trial_ticks);
         if usize::from(future.most_starts) > most_starts {
-            return Some(format!("{} starts without a renewal (bound {most_starts})", future.most_starts));
+            let starts = future.most_starts;
+            return Some(Err(format!("{starts} starts without a renewal (bound {most_starts})")));
         }
-        (usize::from(future.most_ticks) > most_ticks)
-            .then(|| format!("{} ticks without a renewal (bound {most_ticks})", future.most_ticks))
+        broken_if(usize::from(future.most_ticks) > most_ticks, || {
+            format!("{} ticks without a renewal (bound {most_ticks})", future.most_ticks)
+        })
     }
 
     /// In the long run a config comes back at most once a day of running.
-    fn changes_are_rare(&mut self, future: &Future) -> Broken {
+    fn changes_are_rare(&mut self, future: &Future) -> Judged {
         let cycle = &future.cycle;
         let records = Records::of(&cycle.state, &self.stage.cast);
         let is_valid = |config: Config, layer: usize| self.stage.cast.nature(config, layer).is_valid();
@@ -299,8 +342,9 @@ impl<'a> Judge<'a> {
         let changes = runs.iter().zip(runs.iter().cycle().skip(1)).filter(|(one, next)| one != next).count();
         let kinds = runs.iter().collect::<BTreeSet<_>>().len();
         let least = (DAY_TICKS - 1) * changes / 2 / kinds.saturating_sub(1).max(1);
-        (changes > 0 && cycle.ticks() < least)
-            .then(|| format!("{changes} changes of config in {} ticks, for ever: {runs:?}", cycle.ticks()))
+        broken_if(changes > 0 && cycle.ticks() < least, || {
+            format!("{changes} changes of config in {} ticks, for ever: {runs:?}", cycle.ticks())
+        })
     }
 
     /// A config that is proven and falls silent, or under which the board resets without a trace, is nobody's to judge: rules d
@@ -323,7 +367,7 @@ impl<'a> Judge<'a> {
         state: &State,
         records: &Records,
         link: &[bool],
-    ) -> Broken {
+    ) -> Judged {
         let wanted = state.wants().filter(|_| state.asks() != INVALID_SOURCE)?;
         // a Node that asks for nothing takes away only what it asked for itself
         let is_strangers = wanted == LOCAL && records.assigned_by != node_uid(state.server);
@@ -344,18 +388,21 @@ impl<'a> Judge<'a> {
         }
         let future = match self.futures.of(self.stage, state, link) {
             Ok(future) => future,
-            Err(endless) => return Some(endless),
+            Err(endless) => return Some(Err(endless)),
         };
         let cycle = &future.cycle;
         let end = Records::of(&cycle.state, &self.stage.cast);
-        let is_banned_fairly = end.banned().contains(&wanted) && !records.is_proven(wanted);
-        if end.doubted == Some(wanted) || is_banned_fairly && records.assigned != Some(wanted) {
+        let is_banned = end.banned().contains(&wanted) && !records.is_proven(wanted);
+        // its run just ended badly, and it tolerates no more of that
+        let is_end_counted = state.node.process.is_none() && state.end != crate::state::End::Clean;
+        let is_banned_fairly = is_banned && (records.assigned != Some(wanted) || is_end_counted);
+        if end.doubted == Some(wanted) || is_banned_fairly {
             return self.excuse(invariant);
         }
         let others: BTreeSet<_> =
             cycle.steps.iter().filter_map(|step| step.config).filter(|config| *config != wanted).collect();
         let is_known_good = end.last_known_good == wanted;
-        (!others.is_empty() || !is_known_good).then(|| {
+        broken_if(!others.is_empty() || !is_known_good, || {
             let reason = cycle.state.condition().map(|(_, reason)| reason).unwrap_or_default();
             format!(
                 "{wanted} is good; it ends with {others:?}, last-known-good {}: {reason}",
@@ -365,7 +412,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Power-ons of one tick each: a proven, working, assigned config runs again after some of them.
-    fn proven_runs_in_short_power_ons(&mut self, state: &State, records: &Records) -> Broken {
+    fn proven_runs_in_short_power_ons(&mut self, state: &State, records: &Records) -> Judged {
         let wanted = state.wants()?;
         let is_asked = records.assigned == Some(wanted) && records.is_proven(wanted) && wanted != LOCAL;
         let is_good = self.stage.cast.nature(wanted, state.layer) == Nature::Good;
@@ -381,11 +428,11 @@ impl<'a> Judge<'a> {
             let key = now.key();
             if now.running(&self.stage.cast) == Some(wanted) || self.powered.contains(&key) {
                 self.powered.extend(mine);
-                return None;
+                return Some(Ok(()));
             }
             mine.push(key);
             self.stage.short_power_on(&mut now);
         }
-        Some(format!("{wanted} is proven and works, and short power-ons keep another one running"))
+        Some(Err(format!("{wanted} is proven and works, and short power-ons keep another one running")))
     }
 }
