@@ -17,6 +17,7 @@ pub mod pods;
 mod report;
 mod requests;
 mod watching;
+pub mod workloads;
 mod writes;
 
 pub use agent::{Core, is_hub_version};

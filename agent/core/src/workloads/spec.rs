@@ -1,0 +1,300 @@
+//! `config.json` of the OCI runtime specification for one run of a container.
+//!
+//! Always holds: what a pod does not say has the value that containerd gives it (capabilities, masked paths, devices, mounts), so an
+//! image that runs there runs here. Namespaces that the pod's containers share are joined by path; those of the machine are left
+//! out. No seccomp profile is set, which is Kubernetes' `Unconfined`, its default: the kubelet's `seccompDefault` is not served yet.
+//! Leaves to others: whether the order can be carried out (`pods`), where its volumes are (handed in).
+
+use super::groups::{self, PERIOD};
+use super::users::User;
+use crate::pods::ContainerOrder;
+use serde_json::{Value, json};
+
+/// What the pod's containers share, and where it is; None: the machine's.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Shared {
+    /// For `HOSTNAME`; what the kernel answers belongs to `uts`.
+    pub hostname: String,
+    /// `hostPID`.
+    pub host_pid: bool,
+    pub network: Option<String>,
+    pub uts: Option<String>,
+    pub ipc: Option<String>,
+    /// None: a PID namespace of its own, unless the pod asks for the machine's.
+    pub pid: Option<String>,
+    /// What `/dev/shm` is.
+    pub shm: String,
+    /// Has `hosts`, `resolv.conf` and `hostname`.
+    pub files: String,
+}
+
+/// What the machine is like.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Machine {
+    /// The group above all pods'.
+    pub pods_group: String,
+    /// One tree for all controllers.
+    pub has_unified_groups: bool,
+    pub memory_bytes: u64,
+}
+
+/// What containerd leaves to a container that is not privileged.
+const CAPABILITIES: [&str; 14] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FSETID",
+    "CAP_FOWNER",
+    "CAP_MKNOD",
+    "CAP_NET_RAW",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETFCAP",
+    "CAP_SETPCAP",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SYS_CHROOT",
+    "CAP_KILL",
+    "CAP_AUDIT_WRITE",
+];
+
+/// `securityContext.procMount: Default`.
+const MASKED: [&str; 13] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+    "/sys/devices/system/cpu/cpu0/thermal_throttle",
+];
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// For a program that is named without a directory, and whose image sets no PATH.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The bytes of `config.json`; `volume` is where a volume of the pod is on the machine.
+///
+/// # Errors
+/// The order names a volume that the pod does not have.
+pub fn config(
+    container: &ContainerOrder,
+    user: &User,
+    shared: &Shared,
+    machine: &Machine,
+    volume: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<u8>, String> {
+    let mut mounts = own_mounts(shared);
+    for mount in &container.mounts {
+        let source = volume(&mount.volume).ok_or_else(|| {
+            format!("container {}: the pod has no volume {:?}", container.key.container, mount.volume)
+        })?;
+        let mode = if mount.read_only { "ro" } else { "rw" };
+        let options = json!(["rbind", "rprivate", mode]);
+        mounts.push(json!({"destination": mount.path, "type": "bind", "source": source, "options": options}));
+    }
+    let cwd = if container.working_dir.is_empty() { "/" } else { &container.working_dir };
+    let request = container.resources.memory_request_bytes.unwrap_or(0);
+    let config = json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": false,
+            "user": {"uid": user.uid, "gid": user.gid, "additionalGids": user.groups},
+            "args": container.argv,
+            "env": environment(shared, container),
+            "cwd": cwd,
+            "capabilities": {"bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES},
+            // Kubernetes' default: `allowPrivilegeEscalation` unset allows it
+            "noNewPrivileges": false,
+            "oomScoreAdj": groups::oom_score(container.qos, request, machine.memory_bytes),
+        },
+        "root": {"path": "rootfs", "readonly": false},
+        "mounts": mounts,
+        "linux": {
+            "cgroupsPath": groups::container_group(&machine.pods_group, container.qos, &container.key),
+            "namespaces": namespaces(shared, machine),
+            "maskedPaths": MASKED,
+            "readonlyPaths": READ_ONLY,
+            "resources": resources(container, machine),
+            "rootfsPropagation": "rprivate",
+        },
+    });
+    Ok(serde_json::to_vec(&config).expect("a JSON value can be written"))
+}
+
+/// The order's, and what a program may count on finding.
+fn environment(shared: &Shared, container: &ContainerOrder) -> Vec<String> {
+    let has = |name: &str| container.env.iter().any(|(other, _)| other == name);
+    let defaults = [("PATH", PATH), ("HOSTNAME", shared.hostname.as_str())];
+    let missing = defaults.into_iter().filter(|(name, _)| !has(name));
+    let own = container.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    missing.chain(own).map(|(name, value)| format!("{name}={value}")).collect()
+}
+
+fn own_mounts(shared: &Shared) -> Vec<Value> {
+    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": source, "options": options});
+    let mut mounts = vec![
+        mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        // a mount of its own, not the machine's bound: below that one there are others, writable
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
+        mount("/dev/shm", "bind", &shared.shm, &["rbind", "rprivate", "rw"]),
+    ];
+    for name in ["hosts", "resolv.conf", "hostname"] {
+        let source = format!("{}/{name}", shared.files);
+        mounts.push(mount(&format!("/etc/{name}"), "bind", &source, &["rbind", "rprivate", "rw"]));
+    }
+    mounts
+}
+
+fn namespaces(shared: &Shared, machine: &Machine) -> Vec<Value> {
+    let mut namespaces = vec![json!({"type": "mount"})];
+    match &shared.pid {
+        Some(path) => namespaces.push(json!({"type": "pid", "path": path})),
+        None if shared.host_pid => {}
+        None => namespaces.push(json!({"type": "pid"})),
+    }
+    for (kind, path) in [("network", &shared.network), ("uts", &shared.uts), ("ipc", &shared.ipc)] {
+        namespaces.extend(path.as_ref().map(|path| json!({"type": kind, "path": path})));
+    }
+    if machine.has_unified_groups {
+        namespaces.push(json!({"type": "cgroup"}));
+    }
+    namespaces
+}
+
+fn resources(container: &ContainerOrder, machine: &Machine) -> Value {
+    let limits = groups::container_limits(&container.resources);
+    // no device but those that every container has, which the runtime adds
+    let mut resources = json!({"devices": [{"allow": false, "access": "rwm"}], "cpu": {}});
+    if let Some(shares) = limits.cpu_shares {
+        resources["cpu"]["shares"] = shares.into();
+    }
+    if let Some(quota) = limits.cpu_quota {
+        resources["cpu"]["quota"] = quota.into();
+        resources["cpu"]["period"] = PERIOD.into();
+    }
+    if let Some(bytes) = limits.memory_bytes {
+        resources["memory"] = json!({"limit": bytes});
+    }
+    if machine.has_unified_groups {
+        // all of a container ends when its memory ends: half a container is no use
+        resources["unified"] = json!({"memory.oom.group": "1"});
+    }
+    resources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::{ContainerKey, Image, Mount, PodUid, QosClass, Resources};
+
+    fn container() -> ContainerOrder {
+        ContainerOrder {
+            key: ContainerKey { pod: PodUid::new("u").unwrap(), container: "web".into(), attempt: 1 },
+            namespace: "prod".into(),
+            pod_name: "web-0".into(),
+            image: Image::default(),
+            argv: vec!["/bin/web".into(), "-v".into()],
+            env: vec![("A".into(), "1=2".into())],
+            working_dir: String::new(),
+            mounts: vec![Mount { volume: "data".into(), path: "/data".into(), read_only: true }],
+            resources: Resources { memory_limit_bytes: Some(1 << 20), ..Resources::default() },
+            qos: QosClass::Burstable,
+            stop_signal: "SIGTERM".into(),
+        }
+    }
+
+    fn shared() -> Shared {
+        let at = |name: &str| Some(format!("/run/p/{name}"));
+        Shared {
+            hostname: "web-0".into(),
+            host_pid: false,
+            network: at("net"),
+            uts: at("uts"),
+            ipc: at("ipc"),
+            pid: None,
+            shm: "/run/p/shm".into(),
+            files: "/run/p/files".into(),
+        }
+    }
+
+    fn made(container: &ContainerOrder, shared: &Shared, unified: bool) -> Value {
+        let machine =
+            Machine { pods_group: "/kedgepods".into(), has_unified_groups: unified, memory_bytes: 1 << 30 };
+        let volume = |name: &str| (name == "data").then(|| "/var/data".to_owned());
+        let bytes = config(container, &User::default(), shared, &machine, &volume).unwrap();
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
+    fn kinds(config: &Value) -> String {
+        let namespaces = config["linux"]["namespaces"].as_array().unwrap();
+        let word = |namespace: &Value| {
+            let joined = if namespace["path"].is_null() { "" } else { "=" };
+            namespace["type"].as_str().unwrap().to_owned() + joined
+        };
+        namespaces.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn shared_namespaces_are_joined_and_the_machine_ones_left_out() {
+        assert_eq!(kinds(&made(&container(), &shared(), false)), "mount pid network= uts= ipc=");
+        assert_eq!(kinds(&made(&container(), &shared(), true)), "mount pid network= uts= ipc= cgroup");
+        let joined = Shared { pid: Some("/run/p/pid".into()), ..shared() };
+        assert_eq!(kinds(&made(&container(), &joined, false)), "mount pid= network= uts= ipc=");
+        let host = Shared { host_pid: true, network: None, uts: None, ipc: None, ..shared() };
+        assert_eq!(kinds(&made(&container(), &host, false)), "mount");
+    }
+
+    #[test]
+    fn unset_fields_have_the_values_of_containerd() {
+        let config = made(&container(), &shared(), true);
+        let process = &config["process"];
+        assert_eq!(process["args"], json!(["/bin/web", "-v"]));
+        assert_eq!(process["env"], json!([format!("PATH={PATH}"), "HOSTNAME=web-0", "A=1=2"]));
+        assert_eq!((&process["cwd"], &process["noNewPrivileges"]), (&json!("/"), &json!(false)));
+        assert_eq!(process["capabilities"]["bounding"].as_array().unwrap().len(), 14);
+        assert!(process["capabilities"]["inheritable"].is_null(), "a file capability must give nothing");
+        assert_eq!(process["oomScoreAdj"], 999);
+        let linux = &config["linux"];
+        assert_eq!(linux["cgroupsPath"], "/kedgepods/burstable/podu/web-1");
+        let expect = json!({"devices": [{"allow": false, "access": "rwm"}], "cpu": {"shares": 2},
+            "memory": {"limit": 1 << 20}, "unified": {"memory.oom.group": "1"}});
+        assert_eq!(linux["resources"], expect);
+        let sys: Vec<&Value> =
+            config["mounts"].as_array().unwrap().iter().filter(|it| it["destination"] == "/sys").collect();
+        assert!(sys[0]["options"].as_array().unwrap().contains(&json!("ro")));
+    }
+
+    #[test]
+    fn volumes_are_bound_where_the_order_says() {
+        let config = made(&container(), &shared(), false);
+        let last = config["mounts"].as_array().unwrap().last().unwrap().clone();
+        assert_eq!(last["source"], "/var/data");
+        assert_eq!(last["options"], json!(["rbind", "rprivate", "ro"]));
+        let machine = Machine::default();
+        let error =
+            super::config(&container(), &User::default(), &shared(), &machine, &|_| None).unwrap_err();
+        assert!(error.contains("no volume \"data\""), "{error}");
+    }
+
+    #[test]
+    fn own_variables_win_over_defaults() {
+        let mut container = container();
+        container.env = vec![("HOSTNAME".into(), "x".into()), ("PATH".into(), "/".into())];
+        let config = made(&container, &shared(), false);
+        assert_eq!(config["process"]["env"], json!(["HOSTNAME=x", "PATH=/"]));
+    }
+}

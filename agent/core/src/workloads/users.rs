@@ -1,0 +1,134 @@
+//! What an image's `USER` means: a name, a number, or a pair of them, looked up in the image's own `/etc/passwd` and `/etc/group`.
+//!
+//! Always holds: as Docker and containerd resolve it. A name that the image does not know is an error that names it; a number needs no
+//! entry. Leaves to others: reading the files.
+
+/// A user as the kernel knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+}
+
+/// Highest ID: the kernel's IDs are unsigned, what reads them in images is not.
+const MAX_ID: u32 = 0x7fff_ffff;
+
+/// Most further groups: the kernel takes 65536, and an image's files are not to be believed.
+const MAX_GROUPS: usize = 1024;
+
+/// Resolves `user`, `user:group`; empty: root.
+///
+/// # Errors
+/// There is no such user or group.
+pub fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, String> {
+    let (user_text, group_text) = match text.split_once(':') {
+        Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
+        None => (text, None),
+    };
+    let user_text = if user_text.is_empty() { "0" } else { user_text };
+    let entry = entry_of_user(user_text, passwd);
+    let (uid, own_gid) = match (&entry, number(user_text)) {
+        (Some(entry), _) => (entry.uid, entry.gid),
+        (None, Some(uid)) => (uid, 0),
+        (None, None) => return Err(format!("user {user_text:?} is not in the image's /etc/passwd")),
+    };
+    if let Some(group_text) = group_text {
+        let gid = match (gid_of_group(group_text, group), number(group_text)) {
+            (Some(gid), _) | (None, Some(gid)) => gid,
+            (None, None) => return Err(format!("group {group_text:?} is not in the image's /etc/group")),
+        };
+        return Ok(User { uid, gid, groups: Vec::new() });
+    }
+    let groups = entry.map(|entry| groups_with(entry.name, own_gid, group)).unwrap_or_default();
+    Ok(User { uid, gid: own_gid, groups })
+}
+
+struct Entry<'a> {
+    name: &'a str,
+    uid: u32,
+    gid: u32,
+}
+
+fn number(text: &str) -> Option<u32> {
+    let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|id| is_plain && *id <= MAX_ID)
+}
+
+/// `name:password:uid:gid:...`, by name, else by number.
+fn entry_of_user<'a>(user: &str, passwd: &'a str) -> Option<Entry<'a>> {
+    let entries = || {
+        passwd.lines().filter_map(|line| {
+            let mut fields = line.split(':');
+            let (name, _) = (fields.next()?, fields.next()?);
+            Some(Entry { name, uid: number(fields.next()?)?, gid: number(fields.next()?)? })
+        })
+    };
+    entries().find(|entry| entry.name == user).or_else(|| {
+        let uid = number(user)?;
+        entries().find(|entry| entry.uid == uid)
+    })
+}
+
+/// `name:password:gid:member,member`.
+fn lines_of_groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
+    group.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let (name, _) = (fields.next()?, fields.next()?);
+        Some((name, number(fields.next()?)?, fields.next().unwrap_or_default()))
+    })
+}
+
+fn gid_of_group(name: &str, group: &str) -> Option<u32> {
+    lines_of_groups(group).find(|(found, ..)| *found == name).map(|(_, gid, _)| gid)
+}
+
+fn groups_with(member: &str, own: u32, group: &str) -> Vec<u32> {
+    let has = |members: &str| members.split(',').any(|found| found == member);
+    let mut groups: Vec<u32> = lines_of_groups(group)
+        .filter(|(_, gid, members)| *gid != own && has(members))
+        .map(|(_, gid, _)| gid)
+        .take(MAX_GROUPS)
+        .collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str =
+        "root:x:0:0:root:/root:/bin/sh\nbroken\nweb:x:100:101::/:/bin/false\n1000:x:7:8::/:\n";
+    const GROUP: &str = "root:x:0:\nweb:x:101:web\nlogs:x:4:web,other\ndisk:x:6:other\nlogs2:x:4:web\n";
+
+    #[test]
+    fn users_are_found_as_docker_finds_them() {
+        let check = |text: &str, uid, gid, groups: &[u32]| {
+            let expect = User { uid, gid, groups: groups.to_vec() };
+            assert_eq!(resolve(text, PASSWD, GROUP), Ok(expect), "{text}");
+        };
+        check("", 0, 0, &[]);
+        check("root", 0, 0, &[]);
+        check("web", 100, 101, &[4]);
+        check("100", 100, 101, &[4]);
+        check("web:", 100, 101, &[4]);
+        check("web:disk", 100, 6, &[]);
+        check("5:7", 5, 7, &[]);
+        check("5", 5, 0, &[]);
+        check(":logs", 0, 4, &[]);
+        // a user whose name is a number
+        check("1000", 7, 8, &[]);
+        assert_eq!(resolve("5", "", ""), Ok(User { uid: 5, ..User::default() }));
+    }
+
+    #[test]
+    fn unknown_user_or_group_is_named() {
+        for text in ["nobody", "+1", "-1", "2147483648", "99999999999", "web:nobody", " web"] {
+            let error = resolve(text, PASSWD, GROUP).unwrap_err();
+            assert!(error.contains("is not in the image's /etc/"), "{text}: {error}");
+        }
+    }
+}
