@@ -259,7 +259,7 @@ impl Operations for LinuxDisk {
     }
 }
 
-pub(super) fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(limit as u64).read_to_end(&mut content)?;
     Ok(content)

@@ -35,6 +35,8 @@ pub use memory::memory_limit;
 pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
 pub use supervisor::NotifySocket;
 
+pub(crate) use disk::read_up_to;
+
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {
     Arc::new(DurableFiles::new(LinuxDisk::new(root)))
@@ -86,7 +88,7 @@ pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> 
     let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
-    let content = disk::read_up_to(file, limit.saturating_add(1)).map_err(failed)?;
+    let content = read_up_to(file, limit.saturating_add(1)).map_err(failed)?;
     if content.len() > limit {
         let size = size.max(content.len() as u64);
         return Err(ReadError::TooLarge { path: path.to_path_buf(), size, limit });

@@ -1,0 +1,371 @@
+//! Control groups: made with their limits, entered, emptied by killing, removed; in the unified tree (v2) or in one tree for each
+//! controller (v1).
+//!
+//! What always holds: a group is named by its path from the root of the tree, and nothing outside that path is touched. A process
+//! is killed only while the kernel lists it in the group. Walks and waits are bounded.
+//!
+//! Leaves to others: which limits (core), the container's own group (crun makes it), the choice of tree (`probe`).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::process::ProcessFd;
+use crate::linux::read_up_to;
+
+/// Longest file of a group that is read, in bytes: a list of 100,000 processes.
+const FILE_BYTES: usize = 1024 * 1024;
+/// Deepest nesting below a group that is walked, and most groups at one level: containers may make their own.
+const DEPTH: usize = 8;
+const CHILDREN: usize = 1024;
+/// How long killed processes may take to leave their group, and how often it is looked at: the kernel sends no event that
+/// both trees know. A process that waits for a dead disk never leaves.
+const EMPTY_WITHIN: Duration = Duration::from_secs(2);
+const EMPTY_LOOK: Duration = Duration::from_millis(2);
+
+/// The controllers a group's limits are set in, as v1 names them, and whose v1 trees our groups are in.
+const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// What a group may use; absent: no limit of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupLimits {
+    /// Share of the processors beside other groups, in v1's measure: 2 to 262144, 1024 for one processor.
+    pub cpu_shares: Option<u64>,
+    /// Microseconds of processor time in each period.
+    pub cpu_quota: Option<i64>,
+    /// The period, in microseconds.
+    pub cpu_period: Option<u64>,
+    /// Bytes of memory.
+    pub memory: Option<i64>,
+    /// Processes and threads.
+    pub pids: Option<i64>,
+}
+
+/// The trees of control groups of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Cgroups {
+    /// One tree for all controllers.
+    V2(PathBuf),
+    /// A tree for each controller, or for several: name and mount point.
+    V1(Vec<(String, PathBuf)>),
+    /// No tree: no limits, and no list of a container's processes.
+    Absent,
+}
+
+impl Cgroups {
+    /// Makes a group, with the groups that lead there, and sets its limits. Limits that the machine cannot keep are returned.
+    ///
+    /// # Errors
+    /// The group cannot be made.
+    pub fn make(&self, group: &str, limits: &GroupLimits) -> io::Result<Vec<String>> {
+        let mut missed = Vec::new();
+        for root in self.trees() {
+            let directory = below(root, group)?;
+            self.allow_controllers(root, &directory);
+            fs::create_dir_all(&directory).map_err(|error| at(&directory, &error))?;
+        }
+        for (controller, file, value) in self.settings(limits) {
+            let Some(root) = self.tree_of(controller) else {
+                missed
+                    .push(format!("{group}: {file} = {value}: this machine has no controller {controller}"));
+                continue;
+            };
+            let path = below(root, group)?.join(file);
+            if let Err(error) = fs::write(&path, &value) {
+                missed.push(format!("{} = {value}: {error}", path.display()));
+            }
+        }
+        Ok(missed)
+    }
+
+    /// Moves a process (0: the calling one) into a group, which is made if it is missing.
+    ///
+    /// # Errors
+    /// One of the trees refused.
+    pub fn put(&self, group: &str, pid: i32) -> io::Result<()> {
+        self.make(group, &GroupLimits::default())?;
+        for root in self.trees() {
+            let path = below(root, group)?.join("cgroup.procs");
+            fs::write(&path, pid.to_string()).map_err(|error| at(&path, &error))?;
+        }
+        Ok(())
+    }
+
+    /// How many of the group's processes were killed for want of memory; `None`: there is no such group, or it does not count.
+    pub fn oom_kills(&self, group: &str) -> Option<u64> {
+        let (root, file) = match self {
+            Self::V2(root) => (root.as_path(), "memory.events"),
+            Self::V1(_) => (self.tree_of("memory")?, "memory.oom_control"),
+            Self::Absent => return None,
+        };
+        let text = read(&below(root, group).ok()?.join(file)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    }
+
+    /// Kills all processes in the group and below it, and waits, a bounded time, until they are gone. A group that does not
+    /// exist is empty.
+    ///
+    /// # Errors
+    /// Processes are left.
+    pub fn kill_all(&self, group: &str) -> io::Result<()> {
+        let end = Instant::now() + EMPTY_WITHIN;
+        loop {
+            let left = self.kill_once(group)?;
+            if left == 0 {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                return Err(io::Error::other(format!(
+                    "{left} processes of {group} do not end after SIGKILL"
+                )));
+            }
+            std::thread::sleep(EMPTY_LOOK);
+        }
+    }
+
+    /// Sends SIGKILL to all that are there now, and counts them.
+    ///
+    /// # Errors
+    /// It is no group.
+    pub fn kill_once(&self, group: &str) -> io::Result<usize> {
+        let mut count = 0;
+        for root in self.trees() {
+            let directory = below(root, group)?;
+            if matches!(self, Self::V2(_)) {
+                // all at once, also what is born meanwhile; kernels before 5.14 do not have it
+                let _ = fs::write(directory.join("cgroup.kill"), "1");
+            }
+            for directory in with_children(&directory) {
+                count += kill_listed(&directory.join("cgroup.procs"));
+            }
+        }
+        Ok(count)
+    }
+
+    /// Removes a group and those below it. One that does not exist is removed.
+    ///
+    /// # Errors
+    /// One is left, because a process is in it.
+    pub fn remove(&self, group: &str) -> io::Result<()> {
+        let mut failed = None;
+        for root in self.trees() {
+            for directory in with_children(&below(root, group)?).iter().rev() {
+                if let Err(error) = fs::remove_dir(directory)
+                    && error.kind() != io::ErrorKind::NotFound
+                {
+                    failed = Some(at(directory, &error));
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The names of the groups directly below a group, in whatever tree.
+    pub fn children(&self, group: &str) -> Vec<String> {
+        let mut names: Vec<String> = self
+            .trees()
+            .filter_map(|root| below(root, group).ok())
+            .flat_map(|directory| children(&directory))
+            .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The roots of the trees that our groups are in.
+    fn trees(&self) -> Box<dyn Iterator<Item = &Path> + '_> {
+        match self {
+            Self::V2(root) => Box::new(std::iter::once(root.as_path())),
+            Self::V1(trees) => {
+                // two names may share a tree (cpu,cpuacct): each tree once
+                let first = move |index: usize, path: &PathBuf| {
+                    trees.iter().position(|(_, other)| other == path) == Some(index)
+                };
+                let paths = trees.iter().map(|(_, path)| path).enumerate();
+                Box::new(
+                    paths.filter(move |(index, path)| first(*index, path)).map(|(_, path)| path.as_path()),
+                )
+            }
+            Self::Absent => Box::new(std::iter::empty()),
+        }
+    }
+
+    fn tree_of(&self, controller: &str) -> Option<&Path> {
+        match self {
+            Self::V2(root) => Some(root),
+            Self::V1(trees) => {
+                trees.iter().find(|(name, _)| name == controller).map(|(_, path)| path.as_path())
+            }
+            Self::Absent => None,
+        }
+    }
+
+    /// In the unified tree a group has a controller only if each group above it passes it on.
+    fn allow_controllers(&self, root: &Path, directory: &Path) {
+        if !matches!(self, Self::V2(_)) {
+            return;
+        }
+        let above: Vec<&Path> =
+            directory.ancestors().skip(1).take_while(|path| path.starts_with(root)).collect();
+        for path in above.iter().rev() {
+            let _ = fs::create_dir(path);
+            for controller in CONTROLLERS {
+                // one that the kernel lacks shows when a limit is set
+                let _ = fs::write(path.join("cgroup.subtree_control"), format!("+{controller}"));
+            }
+        }
+    }
+
+    /// Limits as the files of this machine's trees: controller, file, value.
+    fn settings(&self, limits: &GroupLimits) -> Vec<(&'static str, &'static str, String)> {
+        let mut settings = Vec::new();
+        let mut set = |controller, file, value: Option<String>| {
+            settings.extend(value.map(|value| (controller, file, value)));
+        };
+        match self {
+            Self::V2(_) => {
+                set("cpu", "cpu.weight", limits.cpu_shares.map(|shares| weight(shares).to_string()));
+                let period = limits.cpu_period.unwrap_or(100_000);
+                let most = |quota: i64| if quota < 0 { "max".into() } else { quota.to_string() };
+                set("cpu", "cpu.max", limits.cpu_quota.map(|quota| format!("{} {period}", most(quota))));
+                set("memory", "memory.max", limits.memory.map(most));
+                set("pids", "pids.max", limits.pids.map(most));
+            }
+            Self::V1(_) | Self::Absent => {
+                set("cpu", "cpu.shares", limits.cpu_shares.map(|shares| shares.to_string()));
+                set("cpu", "cpu.cfs_period_us", limits.cpu_period.map(|period| period.to_string()));
+                set("cpu", "cpu.cfs_quota_us", limits.cpu_quota.map(|quota| quota.to_string()));
+                set("memory", "memory.limit_in_bytes", limits.memory.map(|bytes| bytes.to_string()));
+                let most = |count: i64| if count < 0 { "max".into() } else { count.to_string() };
+                set("pids", "pids.max", limits.pids.map(most));
+            }
+        }
+        settings
+    }
+}
+
+/// v1's shares (2 to 262144) as v2's weight (1 to 10000), by the line that crun and the kubelet draw between the two ranges.
+pub fn weight(shares: u64) -> u64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
+}
+
+/// The directory of a group; one that leaves the tree is refused.
+fn below(root: &Path, group: &str) -> io::Result<PathBuf> {
+    let inner = group.strip_prefix('/').unwrap_or_default();
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    if inner.is_empty() || !inner.split('/').all(is_plain) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{group:?} is not a control group")));
+    }
+    Ok(root.join(inner))
+}
+
+fn at(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let bytes = read_up_to(fs::File::open(path)?, FILE_BYTES)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn listed(path: &Path) -> Vec<i32> {
+    read(path).map(|text| text.lines().filter_map(|line| line.parse().ok()).collect()).unwrap_or_default()
+}
+
+/// A process ID may pass to another process between the list and the signal: it is opened, and must then still be listed.
+fn kill_listed(path: &Path) -> usize {
+    let opened: Vec<(i32, ProcessFd)> =
+        listed(path).into_iter().filter_map(|pid| Some((pid, ProcessFd::open(pid).ok()??))).collect();
+    if opened.is_empty() {
+        return 0;
+    }
+    let now = listed(path);
+    for (_, process) in opened.iter().filter(|(pid, _)| now.contains(pid)) {
+        let _ = process.signal(nix::libc::SIGKILL);
+    }
+    now.len()
+}
+
+fn children(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let is_group = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    entries.flatten().filter(is_group).map(|entry| entry.path()).take(CHILDREN).collect()
+}
+
+/// A group and those below it, each before its children.
+fn with_children(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut level = vec![directory.to_path_buf()];
+    for _ in 0..DEPTH {
+        let next = level.iter().flat_map(|path| children(path)).collect();
+        found.append(&mut level);
+        level = next;
+        if level.is_empty() {
+            break;
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_become_the_weights_that_crun_sets() {
+        for (shares, expect) in
+            [(2, 1), (102, 4), (256, 10), (1024, 39), (2048, 79), (262_144, 10_000), (0, 1)]
+        {
+            assert_eq!(weight(shares), expect, "{shares}");
+        }
+    }
+
+    #[test]
+    fn limits_are_written_in_the_words_of_each_tree() {
+        let limits = GroupLimits {
+            cpu_shares: Some(1024),
+            cpu_quota: Some(50_000),
+            cpu_period: Some(100_000),
+            memory: Some(1 << 20),
+            pids: Some(-1),
+        };
+        let check = |groups: Cgroups, expect: &str| {
+            let settings = groups.settings(&limits);
+            let lines: Vec<String> =
+                settings.iter().map(|(_, file, value)| format!("{file}={value}")).collect();
+            assert_eq!(lines.join(" "), expect);
+        };
+        check(Cgroups::V2("/x".into()), "cpu.weight=39 cpu.max=50000 100000 memory.max=1048576 pids.max=max");
+        check(
+            Cgroups::V1(Vec::new()),
+            "cpu.shares=1024 cpu.cfs_period_us=100000 cpu.cfs_quota_us=50000 memory.limit_in_bytes=1048576 pids.max=max",
+        );
+    }
+
+    #[test]
+    fn group_outside_the_tree_is_refused() {
+        for group in ["", "/", "a", "/a/../b", "/..", "/a//b", "/a/"] {
+            assert!(below(Path::new("/sys/fs/cgroup"), group).is_err(), "{group:?}");
+        }
+        assert_eq!(below(Path::new("/x"), "/a/b").unwrap(), Path::new("/x/a/b"));
+    }
+
+    #[test]
+    fn limit_without_its_controller_is_reported() {
+        let scratch = std::env::temp_dir().join(format!("kedge-groups-{}", std::process::id()));
+        let groups = Cgroups::V1(vec![("cpu".into(), scratch.clone())]);
+        let limits = GroupLimits { cpu_shares: Some(2), memory: Some(1), ..GroupLimits::default() };
+        let missed = groups.make("/a/b", &limits).unwrap();
+        assert_eq!(missed.len(), 1);
+        assert!(missed[0].contains("no controller memory"), "{missed:?}");
+        assert_eq!(fs::read_to_string(scratch.join("a/b/cpu.shares")).unwrap(), "2");
+        assert_eq!(groups.children("/a"), ["b"]);
+        let _ = fs::remove_dir_all(scratch);
+    }
+}

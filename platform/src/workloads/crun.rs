@@ -1,0 +1,104 @@
+//! How crun is called: the same words by shim and agent.
+//!
+//! What always holds: each call is bounded in time, has no input, and writes its errors to a file of the bundle, because the
+//! container inherits its output. `delete` of what crun does not know is fine.
+//!
+//! Leaves to others: what becomes of a container that crun could not make (`shim`, `linux`).
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::ContainerId;
+use super::process;
+use super::records::{CrunOrder, ERROR_BYTES, shortened};
+use crate::linux::read_up_to;
+
+/// crun's errors, in the bundle.
+const LOG: &str = "crun.log";
+/// Where crun leaves the ID of the container's first process, in the bundle.
+pub(super) const PID_FILE: &str = "pid";
+/// How long `crun delete` may take beyond what the kernel needs to end processes.
+pub(super) const DELETE_WITHIN: Duration = Duration::from_secs(15);
+
+/// The name by which crun knows a container: one root of crun's serves many pods.
+pub(super) fn name_of(id: &ContainerId) -> String {
+    format!("{}.{}", id.pod, id.directory())
+}
+
+impl CrunOrder {
+    pub(super) fn limit(&self) -> Duration {
+        Duration::from_millis(self.limit_ms)
+    }
+
+    fn command(&self, bundle: &Path) -> Command {
+        let mut command = Command::new(&self.program);
+        // the one manager that works on both kinds of trees, and needs no D-Bus
+        command
+            .arg("--cgroup-manager=cgroupfs")
+            .arg("--root")
+            .arg(&self.root)
+            .arg("--log")
+            .arg(bundle.join(LOG));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir(bundle);
+        command
+    }
+
+    /// `crun create`, whose output becomes the container's.
+    pub(super) fn create(&self, bundle: &Path, id: &ContainerId, output: [Stdio; 2]) -> Command {
+        let mut command = self.command(bundle);
+        let [stdout, stderr] = output;
+        command.args(["create", "--bundle"]).arg(bundle).arg("--pid-file").arg(bundle.join(PID_FILE));
+        command.arg(name_of(id)).stdout(stdout).stderr(stderr);
+        command
+    }
+
+    /// `crun start`.
+    pub(super) fn start(&self, bundle: &Path, id: &ContainerId) -> Command {
+        let mut command = self.command(bundle);
+        command.arg("start").arg(name_of(id));
+        command
+    }
+
+    /// `crun delete --force`.
+    pub(super) fn delete(&self, bundle: &Path, id: &ContainerId) -> Command {
+        let mut command = self.command(bundle);
+        command.args(["delete", "--force"]).arg(name_of(id));
+        command
+    }
+
+    /// Removes what crun keeps of a container, which is killed if it lives.
+    ///
+    /// # Errors
+    /// crun still knows it.
+    pub(super) fn forget(&self, bundle: &Path, id: &ContainerId) -> io::Result<()> {
+        let known = self.root.join(name_of(id));
+        if !known.exists() {
+            return Ok(());
+        }
+        let limit = DELETE_WITHIN.min(self.limit());
+        let done = process::run_within(&mut self.delete(bundle, id), limit);
+        match done {
+            _ if !known.exists() => Ok(()),
+            Err(error) => Err(io::Error::new(error.kind(), format!("crun delete {}: {error}", name_of(id)))),
+            Ok(status) => {
+                // a create that was cut short leaves a directory without a status, which crun will not delete
+                if !known.join("status").exists() {
+                    return fs::remove_dir_all(&known);
+                }
+                let said = errors(bundle);
+                Err(io::Error::other(format!("crun delete {} ended with {status}: {said}", name_of(id))))
+            }
+        }
+    }
+}
+
+/// What crun last wrote about its failure.
+pub(super) fn errors(bundle: &Path) -> String {
+    let bytes = File::open(bundle.join(LOG)).and_then(|file| read_up_to(file, 64 * ERROR_BYTES));
+    let text = bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote no error");
+    shortened(last)
+}

@@ -1,0 +1,705 @@
+//! Containers by crun and one shim each: the verbs, what is observed, and what a start finds.
+//!
+//! What always holds: the records of a bundle and the lock on it say how its container is; what is kept here is only what was
+//! told last. So a killed agent loses nothing, and its successor adopts every container by reading. A bundle has at most one
+//! shim: it inherits the lock that is taken here. `order.json` of a bundle is written last and removed first: a bundle without it
+//! was half made, or half removed, and goes.
+//!
+//! Leaves to others: when a verb is given (core), what the shim does (`shim`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+
+use super::places::{self, Places};
+use super::probe::{Board, probe};
+use super::process::ProcessFd;
+use super::records::{
+    ContainerExit, CrunOrder, EXIT, ORDER, Order, Records, SHIM, STATE, ShimRecord, StateRecord, VERSION,
+};
+use super::rootfs::{self, make_directory};
+use super::{
+    ContainerId, ContainerOrder, ContainerState, MakeConfig, Notes, Observation, PodFound, PodOrder,
+    PodPlaces, WorkloadError, Workloads, check_name, on, sandbox,
+};
+use crate::linux::Roots;
+
+/// The file whose lock belongs to the shim.
+const LOCK: &str = "lock";
+/// Most pods, and containers of one, that a start looks at: a hundred times what a node is meant for.
+const ENTRIES: usize = 10_000;
+/// A shim that was just started by an agent that was killed has no record yet: how often it is looked for.
+const UNNAMED_LOOK: Duration = Duration::from_millis(50);
+/// How long to wait before a container that does not end is killed again, or a lost one ended again.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// crun, and how long one of its steps may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crun {
+    /// The program: `/usr/bin/crun`.
+    pub program: PathBuf,
+    /// The limit of `create` and `start`, each.
+    pub limit: Duration,
+}
+
+impl Default for Crun {
+    fn default() -> Self {
+        // create takes 31 ms, start 12 ms, on a busy machine; flash that collects garbage takes seconds
+        Self { program: "/usr/bin/crun".into(), limit: Duration::from_secs(60) }
+    }
+}
+
+/// What a runtime needs to know.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// A directory of our own that does not survive a reboot.
+    pub run: PathBuf,
+    /// A directory of our own on the disk.
+    pub data: PathBuf,
+    /// This program: `kedge shim` and `kedge pause`.
+    pub program: PathBuf,
+    /// crun.
+    pub crun: Crun,
+    /// The control group above all pods'. Two agents on one machine need one each.
+    pub pods_group: String,
+    /// The control group of the shims.
+    pub shims_group: String,
+}
+
+impl Settings {
+    /// As a node has them, below its agent's directories.
+    pub fn new(run_dir: &Path, root_dir: &Path) -> Self {
+        Self {
+            run: run_dir.join("containers"),
+            data: root_dir.join("containers"),
+            // also after an upgrade the one that runs
+            program: "/proc/self/exe".into(),
+            crun: Crun::default(),
+            pods_group: "/kedgepods".into(),
+            shims_group: "/kedge/shims".into(),
+        }
+    }
+}
+
+/// Ends a wait of [`Workloads::observe`] from another thread.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<EventFd>);
+
+impl Waker {
+    /// Ends the wait that is under way, else the next one.
+    pub fn wake(&self) {
+        let _ = self.0.write(1);
+    }
+}
+
+/// What is known of a container's shim.
+#[derive(Debug)]
+enum Shim {
+    /// There is none.
+    Absent,
+    /// One has the lock, and has not written who it is.
+    Unnamed,
+    Alive(ProcessFd),
+}
+
+#[derive(Debug)]
+struct Stop {
+    signal: Option<i32>,
+    kill_at: Instant,
+}
+
+#[derive(Debug)]
+struct Container {
+    bundle: PathBuf,
+    group: String,
+    notes: Notes,
+    watch: WatchDescriptor,
+    shim: Shim,
+    told: Option<ContainerState>,
+    stop: Option<Stop>,
+    /// It must be judged again then, because ending it failed.
+    retry: Option<Instant>,
+    /// We started a shim for it.
+    was_started: bool,
+}
+
+impl Container {
+    fn records(&self) -> Records {
+        Records::of(&self.bundle)
+    }
+}
+
+/// The containers of this machine's agent.
+#[derive(Debug)]
+pub struct LinuxWorkloads {
+    settings: Settings,
+    places: Places,
+    board: Board,
+    inotify: Inotify,
+    wake: Waker,
+    containers: BTreeMap<ContainerId, Container>,
+    observed: Vec<Observation>,
+}
+
+impl LinuxWorkloads {
+    /// Looks at the board, takes over what an earlier agent left, and removes what nobody needs.
+    ///
+    /// # Errors
+    /// Our directories cannot be made, or the kernel has no inotify to give.
+    pub fn open(settings: Settings, roots: &Roots) -> Result<Self, WorkloadError> {
+        let places = Places { run: settings.run.clone(), data: settings.data.clone() };
+        for directory in [&places.pods(), &places.crun(), &places.data] {
+            make_directory(directory, 0o700)?;
+        }
+        let board = probe(roots, &settings.crun);
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
+            .map_err(|error| WorkloadError::failed("watch containers", error))?;
+        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+            .map_err(|error| WorkloadError::failed("make an event descriptor", error))?;
+        let wake = Waker(Arc::new(event));
+        let (containers, observed) = (BTreeMap::new(), Vec::new());
+        let mut workloads = Self { settings, places, board, inotify, wake, containers, observed };
+        workloads.take_over();
+        workloads.sweep();
+        Ok(workloads)
+    }
+
+    /// What the board offers.
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Ends waits of [`Workloads::observe`].
+    pub fn waker(&self) -> Waker {
+        self.wake.clone()
+    }
+
+    /// Every bundle becomes a container again, or goes if it was half made.
+    fn take_over(&mut self) {
+        for uid in names(&self.places.pods()) {
+            for name in names(&self.places.containers(&uid)) {
+                let Some(id) = ContainerId::parse(&uid, &name) else { continue };
+                if let Err(error) = self.adopt(&id) {
+                    log::warn!("container {id}: {error}");
+                }
+            }
+        }
+    }
+
+    fn adopt(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
+        let bundle = self.places.bundle(id);
+        let Some(order) = Records::of(&bundle).read::<Order>(ORDER)? else {
+            return self.remove_rest(id, None);
+        };
+        self.track(id, &order)?;
+        self.judge(id);
+        Ok(())
+    }
+
+    fn track(&mut self, id: &ContainerId, order: &Order) -> Result<(), WorkloadError> {
+        let bundle = self.places.bundle(id);
+        let watch = self
+            .inotify
+            .add_watch(&bundle, AddWatchFlags::IN_MOVED_TO)
+            .map_err(|error| WorkloadError::failed(format_args!("watch {}", bundle.display()), error))?;
+        let container = Container {
+            bundle,
+            group: order.group.clone(),
+            notes: order.notes.clone(),
+            watch,
+            shim: Shim::Absent,
+            told: None,
+            stop: None,
+            retry: None,
+            was_started: false,
+        };
+        self.containers.insert(id.clone(), container);
+        Ok(())
+    }
+
+    /// Removes data of containers that the run directory does not know: the machine was booted since, or an agent was killed while
+    /// it removed them. Then control groups of pods that it does not know.
+    fn sweep(&self) {
+        for uid in names(&self.places.data) {
+            let data = self.places.data_of_pod(&uid);
+            for name in names(&data) {
+                let known =
+                    ContainerId::parse(&uid, &name).is_some_and(|id| self.places.bundle(&id).exists());
+                if !known && let Err(error) = fs::remove_dir_all(data.join(&name)) {
+                    log::warn!("remove leftover {}: {error}", data.join(&name).display());
+                }
+            }
+            // it goes if it is empty
+            let _ = fs::remove_dir(&data);
+        }
+        let root = &self.settings.pods_group;
+        for class in [root.clone(), format!("{root}/burstable"), format!("{root}/besteffort")] {
+            for group in self.board.cgroups.children(&class) {
+                let known = group.strip_prefix("pod").is_none_or(|uid| self.places.pod(uid).exists());
+                if !known {
+                    self.end_group(&format!("{class}/{group}"));
+                }
+            }
+        }
+    }
+
+    fn end_group(&self, group: &str) {
+        let groups = &self.board.cgroups;
+        if let Err(error) = groups.kill_all(group).and_then(|()| groups.remove(group)) {
+            log::warn!("remove leftover control group {group}: {error}");
+        }
+    }
+
+    fn container(&mut self, id: &ContainerId) -> Result<&mut Container, WorkloadError> {
+        self.containers
+            .get_mut(id)
+            .ok_or_else(|| WorkloadError::refused(format_args!("container {id} does not exist")))
+    }
+
+    /// Finds out how a container is, and tells it if it is news.
+    fn judge(&mut self, id: &ContainerId) {
+        let Some(container) = self.containers.get_mut(id) else { return };
+        container.retry = None;
+        container.look_for_shim();
+        let state = match container.state() {
+            Ok(Found::Is(ContainerState::Created)) if container.was_started => {
+                let exit = ContainerExit::never_began("its shim ended before it had begun");
+                match container.records().write(EXIT, &exit) {
+                    Ok(()) => ContainerState::Exited(exit),
+                    Err(error) => return self.judge_later(id, &error),
+                }
+            }
+            Ok(Found::Is(state)) => state,
+            Ok(Found::Lost(started_at)) => match self.end_lost(id, started_at) {
+                Ok(state) => state,
+                Err(error) => return self.judge_later(id, &error),
+            },
+            Err(error) => return self.judge_later(id, &error),
+        };
+        let Some(container) = self.containers.get_mut(id) else { return };
+        if let (ContainerState::Running { .. }, Some(stop)) = (&state, &mut container.stop)
+            && let Some(signal) = stop.signal.take()
+            && let Err(error) = signal_first(&Records::of(&container.bundle), signal)
+        {
+            log::warn!("container {id}: {error}");
+        }
+        if container.told.as_ref() != Some(&state) {
+            container.told = Some(state.clone());
+            self.observed.push(Observation { id: id.clone(), state });
+        }
+    }
+
+    fn judge_later(&mut self, id: &ContainerId, error: &WorkloadError) {
+        log::warn!("container {id}: {error}");
+        if let Some(container) = self.containers.get_mut(id) {
+            container.retry = Some(Instant::now() + RETRY);
+        }
+    }
+
+    /// Nobody watches it any more, so nobody would know its end: it is ended now.
+    fn end_lost(&self, id: &ContainerId, started_at: Option<i64>) -> Result<ContainerState, WorkloadError> {
+        let container = &self.containers[id];
+        let bundle = &container.bundle;
+        self.board.cgroups.kill_all(&container.group).map_err(on("end the processes of", bundle))?;
+        self.crun().forget(bundle, id).map_err(on("make crun forget", bundle))?;
+        let exit = ContainerExit { lost: true, ..ContainerExit::now(128 + libc::SIGKILL, started_at) };
+        container.records().write(EXIT, &exit)?;
+        Ok(ContainerState::Lost(exit))
+    }
+
+    fn crun(&self) -> CrunOrder {
+        CrunOrder {
+            program: self.settings.crun.program.clone(),
+            root: self.places.crun(),
+            limit_ms: u64::try_from(self.settings.crun.limit.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn order(&self, order: &ContainerOrder) -> Order {
+        Order {
+            version: VERSION,
+            id: order.id.clone(),
+            crun: self.crun(),
+            cgroups: self.board.cgroups.clone(),
+            group: order.group.clone(),
+            shims_group: self.settings.shims_group.clone(),
+            log: order.log.clone(),
+            notes: order.notes.clone(),
+        }
+    }
+
+    fn make_bundle(&mut self, order: &ContainerOrder, config: MakeConfig<'_>) -> Result<(), WorkloadError> {
+        let (bundle, data) = (self.places.bundle(&order.id), self.places.data_of(&order.id));
+        make_directory(&bundle, 0o700)?;
+        if let Some(directory) = order.log.path.parent() {
+            make_directory(directory, 0o755)?;
+        }
+        let root = places::rootfs(&bundle);
+        rootfs::make(&order.layers, &data, &root, self.board.has_overlay)?;
+        let config = config(&rootfs::user_files(&root)?).map_err(WorkloadError::Refused)?;
+        fs::write(bundle.join("config.json"), config).map_err(on("write config.json in", &bundle))?;
+        let order_record = self.order(order);
+        Records::of(&bundle).write(ORDER, &order_record)?;
+        self.track(&order.id, &order_record)
+    }
+
+    /// Removes what there is of a container without a shim. Its order goes only after its processes; from then on errors are
+    /// gathered.
+    fn remove_rest(&self, id: &ContainerId, group: Option<&str>) -> Result<(), WorkloadError> {
+        let (bundle, data) = (self.places.bundle(id), self.places.data_of(id));
+        let groups = &self.board.cgroups;
+        if let Some(group) = group {
+            groups.kill_all(group).map_err(on("end the processes of", &bundle))?;
+        }
+        self.crun().forget(&bundle, id).map_err(on("make crun forget", &bundle))?;
+        if let Some(group) = group {
+            groups.remove(group).map_err(on("remove the control group of", &bundle))?;
+        }
+        Records::of(&bundle).remove(ORDER)?;
+        let mut failed = None;
+        let mut keep = |done: Result<(), WorkloadError>| {
+            if let Err(error) = done {
+                failed.get_or_insert(error);
+            }
+        };
+        let root = places::rootfs(&bundle);
+        let unmounted = rootfs::unmount(&root).map_err(on("unmount", &root));
+        let is_unmounted = unmounted.is_ok();
+        keep(unmounted);
+        // what is mounted must not be emptied
+        if is_unmounted {
+            for directory in [&data, &bundle] {
+                keep(removed(directory).map_err(on("remove", directory)));
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Kills what is due; returns until when to wait.
+    fn kill_due(&mut self, now: Instant, end: Instant) -> Instant {
+        let groups = &self.board.cgroups;
+        let mut next = end;
+        for (id, container) in &mut self.containers {
+            if matches!(container.shim, Shim::Unnamed) {
+                next = next.min(now + UNNAMED_LOOK);
+            }
+            next = container.retry.map_or(next, |retry| next.min(retry));
+            let is_over = matches!(container.shim, Shim::Absent);
+            let Some(stop) = container.stop.as_mut().filter(|_| !is_over) else { continue };
+            if stop.kill_at <= now {
+                stop.kill_at = now + RETRY;
+                let killed = groups.kill_once(&container.group).map(|_| ());
+                let first = signal_first(&Records::of(&container.bundle), libc::SIGKILL);
+                if let Err(error) = killed.map_err(on("kill", &container.bundle)).and(first) {
+                    log::warn!("container {id}: {error}");
+                }
+            }
+            next = next.min(stop.kill_at);
+        }
+        next
+    }
+
+    /// Waits for a shim, a record, or the waker; judges what may have changed. True: the waker.
+    fn wait(&mut self, until: Instant) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        let mut awaited = vec![
+            PollFd::new(self.wake.0.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
+        ];
+        let mut shims = Vec::new();
+        for (id, container) in &self.containers {
+            if let Shim::Alive(process) = &container.shim {
+                awaited.push(PollFd::new(process.as_fd(), PollFlags::POLLIN));
+                shims.push(id);
+            }
+        }
+        let ready = poll(&mut awaited, timeout);
+        if ready.is_err() {
+            return false;
+        }
+        let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
+        let woken = is_ready(&awaited[0]);
+        let mut touched: Vec<ContainerId> =
+            awaited[2..].iter().zip(shims).filter(|(fd, _)| is_ready(fd)).map(|(_, id)| id.clone()).collect();
+        if is_ready(&awaited[1]) {
+            touched.extend(self.with_new_records());
+        }
+        let now = Instant::now();
+        let unclear = |container: &Container| {
+            matches!(container.shim, Shim::Unnamed) || container.retry.is_some_and(|retry| retry <= now)
+        };
+        touched.extend(self.containers.iter().filter(|(_, it)| unclear(it)).map(|(id, _)| id.clone()));
+        if woken {
+            let _ = self.wake.0.read();
+        }
+        touched.sort();
+        touched.dedup();
+        for id in &touched {
+            self.judge(id);
+        }
+        woken
+    }
+
+    fn with_new_records(&self) -> Vec<ContainerId> {
+        let mut touched = Vec::new();
+        loop {
+            match self.inotify.read_events() {
+                Ok(events) => {
+                    let lost_some =
+                        events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
+                    let of = |container: &Container| {
+                        lost_some || events.iter().any(|event| event.wd == container.watch)
+                    };
+                    touched.extend(self.containers.iter().filter(|(_, it)| of(it)).map(|(id, _)| id.clone()));
+                }
+                Err(Errno::EINTR) => {}
+                Err(_) => return touched,
+            }
+        }
+    }
+}
+
+/// What the records say.
+enum Found {
+    Is(ContainerState),
+    /// It began, or may have, and its shim is gone without a last word.
+    Lost(Option<i64>),
+}
+
+impl Container {
+    /// Finds a shim that an earlier agent started, and notices when one has ended.
+    fn look_for_shim(&mut self) {
+        match &self.shim {
+            Shim::Alive(process) if process.wait(Duration::ZERO) => {
+                process.reap();
+                self.shim = Shim::Absent;
+            }
+            Shim::Alive(_) => return,
+            Shim::Absent | Shim::Unnamed => {}
+        }
+        self.shim = match lock(&self.bundle) {
+            Ok(None) => {
+                let named = self.records().read::<ShimRecord>(SHIM).ok().flatten();
+                match named.and_then(|record| record.shim.open().ok().flatten()) {
+                    Some(process) => Shim::Alive(process),
+                    None => Shim::Unnamed,
+                }
+            }
+            // nobody has it: there is no shim, whatever the records say
+            Ok(Some(_)) | Err(_) => Shim::Absent,
+        };
+    }
+
+    fn state(&self) -> Result<Found, WorkloadError> {
+        let records = self.records();
+        // before the shim's absence is looked at, its last word could still come; after, it cannot
+        let is_alive = !matches!(self.shim, Shim::Absent);
+        if let Some(exit) = records.read::<ContainerExit>(EXIT)? {
+            let lost = exit.lost;
+            return Ok(Found::Is(if lost {
+                ContainerState::Lost(exit)
+            } else {
+                ContainerState::Exited(exit)
+            }));
+        }
+        let begun = records.read::<StateRecord>(STATE)?;
+        Ok(match (is_alive, begun) {
+            (true, Some(state)) => {
+                Found::Is(ContainerState::Running { pid: state.process.pid, started: state.started_at })
+            }
+            (true, None) => Found::Is(ContainerState::Starting),
+            (false, Some(state)) => Found::Lost(Some(state.started_at)),
+            (false, None) if records.has(SHIM) => Found::Lost(None),
+            (false, None) => Found::Is(ContainerState::Created),
+        })
+    }
+}
+
+/// The bundle's lock; `None`: a shim has it.
+fn lock(bundle: &Path) -> io::Result<Option<File>> {
+    let file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(bundle.join(LOCK))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Signals the container's first process, if it has begun and lives.
+fn signal_first(records: &Records, signal: i32) -> Result<(), WorkloadError> {
+    let Some(state) = records.read::<StateRecord>(STATE)? else { return Ok(()) };
+    let sent = match state.process.open() {
+        Ok(Some(process)) => process.signal(signal),
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    sent.map_err(|error| {
+        WorkloadError::failed(format_args!("send signal {signal} to {}", state.process.pid), error)
+    })
+}
+
+/// The names in a directory that can be ours; one that cannot be read has none.
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.flatten().take(ENTRIES).filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.retain(|name| !name.starts_with('.'));
+    names.sort();
+    names
+}
+
+fn removed(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+impl Workloads for LinuxWorkloads {
+    fn prepare_pod(&mut self, order: &PodOrder) -> Result<PodPlaces, WorkloadError> {
+        check_name("pod UID", &order.uid)?;
+        sandbox::prepare(&self.places, &self.board.cgroups, &self.settings.program, order)
+    }
+
+    fn create_container(
+        &mut self,
+        order: &ContainerOrder,
+        config: MakeConfig<'_>,
+    ) -> Result<(), WorkloadError> {
+        let id = &order.id;
+        id.check()?;
+        if !self.places.containers(&id.pod).exists() {
+            return Err(WorkloadError::refused(format_args!("pod {} is not prepared", id.pod)));
+        }
+        if !self.containers.contains_key(id) {
+            // what a killed agent had begun
+            self.remove_rest(id, None)?;
+            if let Err(error) = self.make_bundle(order, config) {
+                self.containers.remove(id);
+                if let Err(leftover) = self.remove_rest(id, None) {
+                    log::warn!("container {id}: after a failed creation: {leftover}");
+                }
+                return Err(error);
+            }
+        }
+        self.container(id)?.told = None;
+        self.judge(id);
+        Ok(())
+    }
+
+    fn start_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
+        let program = self.settings.program.clone();
+        let container = self.container(id)?;
+        container.told = None;
+        let held = lock(&container.bundle).map_err(on("lock", &container.bundle))?;
+        let records = container.records();
+        let ended = records.read::<ContainerExit>(EXIT)?;
+        let may_start = match &ended {
+            None => !records.has(SHIM),
+            Some(exit) => exit.error.is_some(),
+        };
+        if let Some(held) = held.filter(|_| may_start) {
+            for name in [EXIT, STATE, SHIM] {
+                records.remove(name)?;
+            }
+            container.stop = None;
+            container.was_started = true;
+            let mut command = Command::new(program);
+            command.arg("shim").arg(&container.bundle).current_dir("/").process_group(0);
+            // the lock goes with it, without a moment in which nobody has it
+            command.stdin(held).stdout(Stdio::null()).stderr(Stdio::null());
+            let child = command.spawn().map_err(on("start a shim for", &container.bundle))?;
+            let process = ProcessFd::open(child.id().cast_signed())
+                .map_err(on("watch the shim of", &container.bundle))?;
+            container.shim = process.map_or(Shim::Unnamed, Shim::Alive);
+        }
+        self.judge(id);
+        Ok(())
+    }
+
+    fn stop_container(
+        &mut self,
+        id: &ContainerId,
+        signal: i32,
+        grace: Duration,
+    ) -> Result<(), WorkloadError> {
+        let container = self.container(id)?;
+        let kill_at = Instant::now() + grace;
+        container.stop = match container.stop.take() {
+            None => Some(Stop { signal: Some(signal).filter(|_| !grace.is_zero()), kill_at }),
+            Some(stop) => Some(Stop { kill_at: stop.kill_at.min(kill_at), ..stop }),
+        };
+        container.told = None;
+        self.judge(id);
+        let now = Instant::now();
+        self.kill_due(now, now);
+        Ok(())
+    }
+
+    fn kill_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
+        self.stop_container(id, libc::SIGKILL, Duration::ZERO)
+    }
+
+    fn remove_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
+        id.check()?;
+        let Some(container) = self.containers.get_mut(id) else { return self.remove_rest(id, None) };
+        container.look_for_shim();
+        if !matches!(container.shim, Shim::Absent) {
+            // its last word may be there while it ends
+            let ends = matches!(&container.shim, Shim::Alive(process) if container.records().has(EXIT) && process.wait(RETRY));
+            if !ends {
+                return Err(WorkloadError::Busy(format!("container {id} has not ended")));
+            }
+            container.look_for_shim();
+        }
+        let group = container.group.clone();
+        let watch = container.watch;
+        self.remove_rest(id, Some(&group))?;
+        let _ = self.inotify.rm_watch(watch);
+        self.containers.remove(id);
+        Ok(())
+    }
+
+    fn remove_pod(&mut self, uid: &str) -> Result<(), WorkloadError> {
+        check_name("pod UID", uid)?;
+        sandbox::remove(&self.places, &self.board.cgroups, uid)
+    }
+
+    fn observe(&mut self, patience: Duration) -> Vec<Observation> {
+        let end = Instant::now() + patience;
+        loop {
+            let now = Instant::now();
+            let until = self.kill_due(now, end);
+            if !self.observed.is_empty() {
+                return std::mem::take(&mut self.observed);
+            }
+            let woken = self.wait(until);
+            if woken || (self.observed.is_empty() && Instant::now() >= end) {
+                return std::mem::take(&mut self.observed);
+            }
+        }
+    }
+
+    fn pods(&self) -> Vec<PodFound> {
+        let found = |uid: String| PodFound { order: sandbox::prepared(&self.places, &uid), uid };
+        names(&self.places.pods()).into_iter().filter(|uid| check_name("", uid).is_ok()).map(found).collect()
+    }
+
+    fn notes(&self, id: &ContainerId) -> Notes {
+        self.containers.get(id).map(|container| container.notes.clone()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,600 @@
+//! A container's log in the CRI format: one line of the file for each line of output, `2026-11-23T04:00:00.000000000Z stdout F text`;
+//! `P` in place of `F` where a line goes on in the next one.
+//!
+//! What always holds: a container never waits for its log for ever. A thread of its own writes, so a disk that hangs stops that
+//! thread only; what waits for it is bounded. While the disk works nothing is lost, however fast the output. What could not be
+//! written is counted, and the log itself says so as soon as it can be written again. A file is rotated between two lines;
+//! each file holds whole lines only.
+//!
+//! Leaves to others: when there is something to read (`shim`).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::eventfd::EventFd;
+use time::OffsetDateTime;
+
+use super::records::LogOrder;
+
+/// Longest text of one line of the log, as containerd's and CRI-O's: a longer line of output becomes several.
+pub(super) const LINE_BYTES: usize = 16 * 1024;
+/// What stands before the text, at most: time, stream, tag.
+const HEAD_BYTES: usize = 64;
+/// Lines that wait for the disk, in bytes; as many may be under way to it. Memory of a shim, so small.
+const QUEUE_BYTES: usize = 64 * 1024;
+/// How long a container may be kept waiting by a disk that takes no more lines; then lines are dropped until it does.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Unused memory that a buffer may keep after a burst.
+const KEPT_BYTES: usize = 8 * 1024;
+
+/// Which output a line came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Stream {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+/// What has been read of one output and is not yet a whole line.
+#[derive(Debug)]
+pub(super) struct Source {
+    pipe: File,
+    stream: Stream,
+    buffer: Vec<u8>,
+    open: bool,
+}
+
+impl Source {
+    /// # Errors
+    /// The pipe cannot be made non-blocking.
+    pub(super) fn new(pipe: OwnedFd, stream: Stream) -> io::Result<Self> {
+        fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        Ok(Self { pipe: pipe.into(), stream, buffer: Vec::new(), open: true })
+    }
+
+    /// The pipe while something may still come.
+    pub(super) fn pipe(&self) -> Option<&File> {
+        self.open.then_some(&self.pipe)
+    }
+
+    /// Reads at most `most` bytes into the log, as far as the log takes them. Returns how many; 0: nothing is there, it has
+    /// ended, or the log takes no more now.
+    pub(super) fn pump(&mut self, log: &Log, most: usize, now: Instant) -> usize {
+        let mut total = 0;
+        while self.open && total < most {
+            if !self.give_lines(log, now) {
+                break;
+            }
+            let before = self.buffer.len();
+            self.buffer.resize(LINE_BYTES, 0);
+            let read = self.pipe.read(&mut self.buffer[before..]);
+            self.buffer.truncate(before + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => self.open = false,
+                Ok(count) => total += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.raw_os_error() == Some(Errno::EAGAIN as i32) => break,
+                Err(_) => self.open = false,
+            }
+        }
+        self.give_lines(log, now);
+        if self.buffer.is_empty() {
+            self.buffer.shrink_to(KEPT_BYTES);
+        }
+        total
+    }
+
+    /// Hands over the whole lines, and a full buffer as a part of one. False: the log takes no more now.
+    fn give_lines(&mut self, log: &Log, now: Instant) -> bool {
+        let mut begin = 0;
+        let mut taken = true;
+        while taken {
+            let rest = &self.buffer[begin..];
+            let (text, tag, used) = match rest.iter().position(|byte| *byte == b'\n') {
+                Some(end) => (&rest[..end], 'F', end + 1),
+                None if rest.len() == LINE_BYTES => (rest, 'P', LINE_BYTES),
+                None => break,
+            };
+            taken = log.add(self.stream, tag, text, now);
+            if taken {
+                begin += used;
+            }
+        }
+        self.buffer.drain(..begin);
+        taken
+    }
+
+    /// A last line that no newline ended.
+    pub(super) fn finish(&mut self, log: &Log, now: Instant) {
+        if !self.buffer.is_empty() {
+            let _ = log.add(self.stream, 'F', &std::mem::take(&mut self.buffer), now);
+        }
+        self.open = false;
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    lines: Vec<u8>,
+    /// Since when the queue has been full and the writer did not come back.
+    full_since: Option<Instant>,
+    /// Lines and bytes of output since the last notice that were not written, and in all.
+    dropped: (u64, u64),
+    dropped_in_all: u64,
+    why: String,
+    closed: bool,
+    /// The writer has ended.
+    done: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Readable when the writer has made room.
+    room: EventFd,
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The log of one container.
+#[derive(Debug)]
+pub(super) struct Log {
+    shared: Arc<Shared>,
+}
+
+impl Log {
+    /// Starts the thread that writes. The file is made by its first line.
+    ///
+    /// # Errors
+    /// There is no thread or descriptor.
+    pub(super) fn start(order: LogOrder) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            room: EventFd::from_flags(
+                nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
+            )?,
+        });
+        let theirs = Arc::clone(&shared);
+        // it copies nothing onto its stack
+        let builder = std::thread::Builder::new().name("log".into()).stack_size(64 * 1024);
+        builder.spawn(move || {
+            write_all(&theirs, LogFile::new(order));
+            theirs.queue().done = true;
+            theirs.changed.notify_all();
+        })?;
+        Ok(Self { shared })
+    }
+
+    /// Readable when there is room again.
+    pub(super) fn room(&self) -> &EventFd {
+        &self.shared.room
+    }
+
+    /// Whether output should be read: there is room for a line, or the time is over for which a container waits.
+    pub(super) fn takes_lines(&self, now: Instant) -> bool {
+        let _ = self.shared.room.read();
+        let queue = self.shared.queue();
+        has_room(&queue) || is_stuck(&queue, now)
+    }
+
+    /// How long to wait for room until lines are dropped.
+    pub(super) fn patience_left(&self, now: Instant) -> Duration {
+        let since = self.shared.queue().full_since.unwrap_or(now);
+        (since + PATIENCE).saturating_duration_since(now)
+    }
+
+    /// Adds a line. False: there is no room now, and the line was not taken; true also if it was dropped.
+    fn add(&self, stream: Stream, tag: char, text: &[u8], now: Instant) -> bool {
+        let mut queue = self.shared.queue();
+        if !has_room(&queue) {
+            if !is_stuck(&queue, now) {
+                queue.full_since.get_or_insert(now);
+                return false;
+            }
+            queue.drop_line(text.len(), "the disk did not answer");
+            return true;
+        }
+        queue.full_since = None;
+        put_line(&mut queue.lines, stream, tag, text);
+        drop(queue);
+        self.shared.changed.notify_all();
+        true
+    }
+
+    /// Waits, no longer than `patience`, until all is written; returns how many lines were dropped. A writer that hangs is left
+    /// to the end of the process.
+    pub(super) fn finish(self, patience: Duration) -> u64 {
+        self.shared.queue().closed = true;
+        self.shared.changed.notify_all();
+        let end = Instant::now() + patience;
+        let mut queue = self.shared.queue();
+        while !queue.done {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let waiting = queue.lines.iter().filter(|byte| **byte == b'\n').count() as u64;
+                return queue.dropped_in_all + waiting;
+            }
+            queue = self.shared.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        queue.dropped_in_all
+    }
+}
+
+fn has_room(queue: &Queue) -> bool {
+    queue.lines.len() + LINE_BYTES + HEAD_BYTES <= QUEUE_BYTES
+}
+
+fn is_stuck(queue: &Queue, now: Instant) -> bool {
+    queue.full_since.is_some_and(|since| now.saturating_duration_since(since) >= PATIENCE)
+}
+
+impl Queue {
+    fn drop_line(&mut self, bytes: usize, why: &str) {
+        self.dropped.0 += 1;
+        self.dropped.1 += bytes as u64;
+        self.dropped_in_all += 1;
+        if self.why.is_empty() {
+            why.clone_into(&mut self.why);
+        }
+    }
+}
+
+fn put_line(lines: &mut Vec<u8>, stream: Stream, tag: char, text: &[u8]) {
+    put_time(lines, SystemTime::now());
+    let _ = write!(lines, " {} {tag} ", stream.word());
+    lines.extend_from_slice(text);
+    lines.push(b'\n');
+}
+
+/// RFC 3339 with nine digits, UTC.
+fn put_time(lines: &mut Vec<u8>, at: SystemTime) {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let whole = i64::try_from(since.as_secs()).unwrap_or(0);
+    let at = OffsetDateTime::from_unix_timestamp(whole).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (year, month, day, (hour, minute, second)) = (at.year(), at.month() as u8, at.day(), at.to_hms());
+    let nanos = since.subsec_nanos();
+    let _ = write!(lines, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z");
+}
+
+/// The writer's thread: takes what waits, writes it, comes back.
+fn write_all(shared: &Shared, mut file: LogFile) {
+    let mut batch = Vec::new();
+    loop {
+        let mut queue = shared.queue();
+        while queue.lines.is_empty() && !queue.closed {
+            queue = shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        if queue.lines.is_empty() && queue.dropped.0 == 0 {
+            return;
+        }
+        let was_last = queue.lines.is_empty();
+        std::mem::swap(&mut queue.lines, &mut batch);
+        queue.full_since = None;
+        let notice = queue.notice();
+        drop(queue);
+        let _ = shared.room.write(1);
+        let noted = notice.is_none_or(|notice| file.append(&notice).0 == 0);
+        let (lines, bytes, why) = file.append_all(&batch);
+        batch.clear();
+        batch.shrink_to(KEPT_BYTES);
+        let mut queue = shared.queue();
+        if noted {
+            queue.dropped = (0, 0);
+            queue.why.clear();
+        }
+        if lines > 0 {
+            queue.dropped.0 += lines;
+            queue.dropped.1 += bytes;
+            queue.dropped_in_all += lines;
+            queue.why = why;
+        }
+        if was_last {
+            return;
+        }
+    }
+}
+
+impl Queue {
+    /// The line that tells a reader of the log what is missing from it.
+    fn notice(&self) -> Option<Vec<u8>> {
+        let (lines, bytes) = self.dropped;
+        (lines > 0).then(|| {
+            let mut notice = Vec::new();
+            let text = format!("kedge: {lines} lines ({bytes} bytes) are missing here: {}", self.why);
+            put_line(&mut notice, Stream::Stderr, 'F', text.as_bytes());
+            notice
+        })
+    }
+}
+
+/// The file, and those before it.
+#[derive(Debug)]
+struct LogFile {
+    order: LogOrder,
+    file: Option<File>,
+    /// Bytes of whole lines in it.
+    bytes: u64,
+}
+
+impl LogFile {
+    fn new(order: LogOrder) -> Self {
+        Self { order, file: None, bytes: 0 }
+    }
+
+    /// Appends whole lines, rotating between them. Returns lines and bytes that could not be written, and why.
+    fn append_all(&mut self, lines: &[u8]) -> (u64, u64, String) {
+        let mut missed = (0, 0, String::new());
+        let mut rest = lines;
+        while !rest.is_empty() {
+            let mut end = self.fitting(rest);
+            if end == 0 {
+                self.rotate();
+                end = self.fitting(rest).max(first_line(rest));
+            }
+            let (part, later) = rest.split_at(end);
+            let (lost_lines, why) = self.append(part);
+            if lost_lines > 0 {
+                missed = (missed.0 + lost_lines, missed.1 + part.len() as u64, why);
+            }
+            rest = later;
+        }
+        missed
+    }
+
+    /// How many bytes of whole lines still fit into the file.
+    fn fitting(&mut self, lines: &[u8]) -> usize {
+        let _ = self.open();
+        let left = usize::try_from(self.order.max_bytes.saturating_sub(self.bytes)).unwrap_or(usize::MAX);
+        if lines.len() <= left {
+            return lines.len();
+        }
+        lines[..left].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1)
+    }
+
+    /// Appends lines that fit. Returns how many could not be written, all or none, and why.
+    fn append(&mut self, lines: &[u8]) -> (u64, String) {
+        match self.try_append(lines) {
+            Ok(()) => {
+                self.bytes += lines.len() as u64;
+                (0, String::new())
+            }
+            Err(error) => {
+                // half a line must not stand before the next one
+                if self.file.as_ref().is_none_or(|file| file.set_len(self.bytes).is_err()) {
+                    self.file = None;
+                }
+                (lines.iter().filter(|byte| **byte == b'\n').count() as u64, error.to_string())
+            }
+        }
+    }
+
+    fn try_append(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.open()?;
+        self.file.as_mut().expect("it was just opened").write_all(lines)
+    }
+
+    fn open(&mut self) -> io::Result<()> {
+        if self.file.is_some() {
+            return Ok(());
+        }
+        let flags = OFlag::O_NOFOLLOW.bits();
+        let mut file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o640)
+            .custom_flags(flags)
+            .open(&self.order.path)?;
+        self.bytes = file.metadata()?.len();
+        if self.bytes > 0 && !ends_with_newline(&self.order.path, self.bytes) {
+            file.write_all(b"\n")?;
+            self.bytes += 1;
+        }
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// `log.2` becomes `log.3`, `log.1` `log.2`, `log` `log.1`; what would be one too many goes. If that fails the current file is
+    /// emptied: its size is promised, its content is not.
+    fn rotate(&mut self) {
+        let older = |number: u32| match number {
+            0 => self.order.path.clone(),
+            number => {
+                let mut name = self.order.path.clone().into_os_string();
+                name.push(format!(".{number}"));
+                PathBuf::from(name)
+            }
+        };
+        let kept = self.order.max_files.max(1) - 1;
+        let renamed = (0..kept).rev().map(|number| std::fs::rename(older(number), older(number + 1)));
+        let failed = renamed
+            .filter(|done| done.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::NotFound))
+            .count();
+        if failed > 0 || kept == 0 {
+            let _ = self.file.as_ref().map(|file| file.set_len(0));
+            self.bytes = 0;
+        }
+        self.file = None;
+    }
+}
+
+fn ends_with_newline(path: &std::path::Path, bytes: u64) -> bool {
+    use std::os::unix::fs::FileExt as _;
+    let mut last = [0];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, bytes - 1));
+    read.is_ok() && last == [b'\n']
+}
+
+fn first_line(lines: &[u8]) -> usize {
+    lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("kedge-log-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn order(&self, max_bytes: u64, max_files: u32) -> LogOrder {
+            LogOrder { path: self.0.join("0.log"), max_bytes, max_files }
+        }
+
+        fn text(&self, name: &str) -> String {
+            fs::read_to_string(self.0.join(name)).unwrap_or_default()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// What a container wrote, through a pipe, into a log.
+    fn logged(output: &[u8], order: LogOrder) -> u64 {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let log = Log::start(order).unwrap();
+        let mut source = Source::new(reader.into(), Stream::Stdout).unwrap();
+        let output = output.to_vec();
+        let container = std::thread::spawn(move || writer.write_all(&output));
+        while source.pipe().is_some() {
+            source.pump(&log, usize::MAX, Instant::now());
+            std::thread::yield_now();
+        }
+        source.finish(&log, Instant::now());
+        container.join().unwrap().unwrap();
+        log.finish(PATIENCE)
+    }
+
+    fn texts(log: &str) -> Vec<(String, String)> {
+        let line = |line: &str| {
+            let words: Vec<&str> = line.splitn(4, ' ').collect();
+            assert_eq!((words[0].len(), words[1]), (30, "stdout"), "{line}");
+            (words[2].to_owned(), words[3].to_owned())
+        };
+        log.lines().map(line).collect()
+    }
+
+    #[test]
+    fn long_lines_are_parted_and_come_together_again() {
+        for length in [0, 1, LINE_BYTES - 1, LINE_BYTES, LINE_BYTES + 1, 3 * LINE_BYTES + 7] {
+            let place = Place::new("long");
+            let output = format!("{}\nlast", "x".repeat(length));
+            assert_eq!(logged(output.as_bytes(), place.order(1 << 30, 2)), 0);
+            let lines = texts(&place.text("0.log"));
+            let (last, parts) = lines.split_last().unwrap();
+            assert_eq!(last, &("F".to_owned(), "last".to_owned()));
+            let whole: String = parts.iter().map(|(_, text)| text.as_str()).collect();
+            assert_eq!(whole.len(), length);
+            let tags: String = parts.iter().map(|(tag, _)| tag.as_str()).collect();
+            assert_eq!(tags, format!("{}F", "P".repeat(length / LINE_BYTES)));
+        }
+    }
+
+    #[test]
+    fn many_lines_are_rotated_without_loss() {
+        let place = Place::new("rotated");
+        let output: String = (0..30_000).map(|number| format!("{number}\n")).collect();
+        assert_eq!(logged(output.as_bytes(), place.order(1 << 17, 100)), 0);
+        let mut number =
+            (1..100).rev().find(|number| place.0.join(format!("0.log.{number}")).exists()).unwrap();
+        let mut together = String::new();
+        while number > 0 {
+            let text = place.text(&format!("0.log.{number}"));
+            assert!(text.len() <= 1 << 17 && text.ends_with('\n'), "0.log.{number}: {}", text.len());
+            together += &text;
+            number -= 1;
+        }
+        together += &place.text("0.log");
+        let found: String = texts(&together).into_iter().map(|(_, text)| text + "\n").collect();
+        assert_eq!(found, output);
+    }
+
+    #[test]
+    fn only_the_wanted_number_of_files_is_kept() {
+        for files in [1, 2, 3] {
+            let place = Place::new("kept");
+            let output: String = (0..1000).map(|number| format!("{number}\n")).collect();
+            assert_eq!(logged(output.as_bytes(), place.order(1000, files)), 0);
+            assert_eq!(fs::read_dir(&place.0).unwrap().count(), files as usize);
+            assert!(place.text("0.log").ends_with(" 999\n"));
+        }
+    }
+
+    #[test]
+    fn line_longer_than_a_file_is_written_whole() {
+        let place = Place::new("whole");
+        assert_eq!(logged(b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\nb\n", place.order(10, 3)), 0);
+        assert_eq!(texts(&place.text("0.log.1"))[0].1.len(), 36);
+        assert_eq!(texts(&place.text("0.log"))[0].1, "b");
+    }
+
+    #[test]
+    fn dropped_lines_are_counted_and_reported_in_the_log() {
+        let place = Place::new("dropped");
+        let order =
+            LogOrder { path: Path::new("/nonexistent/0.log").to_path_buf(), ..place.order(1 << 20, 2) };
+        let mut file = LogFile::new(order);
+        let (lines, bytes, why) = file.append_all(b"one\ntwo\n");
+        assert_eq!((lines, bytes), (2, 8));
+        let queue = Queue { dropped: (lines, bytes), why, ..Queue::default() };
+        file.order = place.order(1 << 20, 2);
+        assert_eq!(file.append(&queue.notice().unwrap()).0, 0);
+        let text = place.text("0.log");
+        assert!(text.contains("stderr F kedge: 2 lines (8 bytes) are missing here: No such file"), "{text}");
+    }
+
+    #[test]
+    fn queue_that_stays_full_drops_lines_after_patience() {
+        let place = Place::new("stuck");
+        // a writer that never comes back: its log is a pipe nobody reads
+        let path = place.0.join("0.log");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let log = Log::start(place.order(1 << 30, 1)).unwrap();
+        let begin = Instant::now();
+        let text = [b'x'; 1000];
+        let mut taken = 0;
+        while log.add(Stream::Stdout, 'F', &text, begin) {
+            taken += 1;
+            assert!(taken < 1000, "the queue has no end");
+        }
+        assert!(!log.takes_lines(begin));
+        assert_eq!(log.patience_left(begin), PATIENCE);
+        let later = begin + PATIENCE;
+        assert!(log.takes_lines(later) && log.add(Stream::Stdout, 'F', &text, later));
+        let dropped = log.finish(Duration::ZERO);
+        assert!(dropped >= 1, "{dropped}");
+        // lets the writer's thread end
+        let _ = File::open(&path).and_then(|mut file| file.read_to_end(&mut Vec::new()));
+    }
+}

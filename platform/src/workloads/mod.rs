@@ -1,0 +1,326 @@
+//! Containers on a board: the verbs by which an agent asks for them, and what it observes of them. `linux` runs them with crun
+//! and one shim each; `fake` (feature `fake`) behaves and fails the same in memory.
+//!
+//! What always holds: a container belongs to a shim, not to the agent, so it survives the agent, and its end is known however
+//! long nobody watched. A verb may be repeated. A container whose shim died is ended before it is reported as lost. What a
+//! verb leaves half done, after whatever kill, the next start of the agent finds and cleans up.
+//!
+//! Leaves to others: which containers should run (core), what `config.json` says (core), which layers an image has (images).
+
+pub mod cgroups;
+mod crun;
+#[cfg(any(test, feature = "fake"))]
+mod fake;
+mod linux;
+mod log;
+mod pause;
+mod places;
+mod probe;
+mod process;
+mod records;
+mod rootfs;
+mod sandbox;
+mod shim;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use cgroups::{Cgroups, GroupLimits};
+#[cfg(any(test, feature = "fake"))]
+pub use fake::{FakeContainer, FakeFault, FakeWorkloads};
+pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
+pub use pause::pause;
+pub use probe::{Board, probe};
+pub use records::{ContainerExit, LogOrder};
+pub use rootfs::UserFiles;
+pub use shim::shim;
+
+/// Longest name of a pod's UID or a container: both become file names, and parts of crun's.
+pub const NAME_BYTES: usize = 64;
+
+/// One run of one container: a container that is started again is another attempt.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ContainerId {
+    /// The pod's UID.
+    pub pod: String,
+    /// The container's name within the pod.
+    pub name: String,
+    /// Counts the runs under this name, from 0.
+    pub attempt: u32,
+}
+
+impl ContainerId {
+    /// # Errors
+    /// A part of it cannot be a file name.
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        check_name("pod UID", &self.pod)?;
+        check_name("container name", &self.name)
+    }
+
+    /// Its directory's name within the pod's.
+    pub(crate) fn directory(&self) -> String {
+        format!("{}-{}", self.name, self.attempt)
+    }
+
+    /// The reverse of [`Self::directory`].
+    pub(crate) fn parse(pod: &str, directory: &str) -> Option<Self> {
+        let (name, attempt) = directory.rsplit_once('-')?;
+        let id = Self { pod: pod.to_owned(), name: name.to_owned(), attempt: attempt.parse().ok()? };
+        (id.check().is_ok() && id.directory() == directory).then_some(id)
+    }
+}
+
+impl fmt::Display for ContainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}#{}", self.pod, self.name, self.attempt)
+    }
+}
+
+/// Letters, digits and '-', so that it is one component of a path, whatever it says.
+pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), WorkloadError> {
+    let fits = (1..=NAME_BYTES).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        && !name.starts_with('-');
+    if fits {
+        return Ok(());
+    }
+    Err(WorkloadError::refused(format_args!(
+        "{what} {name:?}, expected 1 to {NAME_BYTES} letters, digits and '-'"
+    )))
+}
+
+/// What the containers of a pod share.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodOrder {
+    /// The pod's UID.
+    pub uid: String,
+    /// The name its processes see; not used with `host_network`.
+    pub hostname: String,
+    /// The machine's network and UTS namespaces instead of the pod's own.
+    pub host_network: bool,
+    /// The machine's IPC namespace and `/dev/shm` instead of the pod's own.
+    pub host_ipc: bool,
+    /// One PID namespace for all its containers, held by `kedge pause`.
+    pub share_process_namespace: bool,
+    /// Its control groups, outermost first and its own last, each with its limits; paths from the root of the tree.
+    pub groups: Vec<(String, GroupLimits)>,
+    /// What the agent wants to know of the pod again after a restart. Not looked at here.
+    pub notes: Notes,
+}
+
+/// What an agent wants to know again after a restart: a few short texts by name.
+pub type Notes = BTreeMap<String, String>;
+
+/// A pod that has something here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFound {
+    /// The pod's UID.
+    pub uid: String,
+    /// It was prepared to the end, with this order; `None`: it must be prepared again, or removed.
+    pub order: Option<PodOrder>,
+}
+
+/// Where a pod's shared things are, to be named in `config.json`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodPlaces {
+    /// The network namespace; `None`: the machine's.
+    pub network: Option<PathBuf>,
+    /// The UTS namespace; `None`: the machine's.
+    pub uts: Option<PathBuf>,
+    /// The IPC namespace; `None`: the machine's.
+    pub ipc: Option<PathBuf>,
+    /// The PID namespace that all containers share; `None`: they do not.
+    pub pid: Option<PathBuf>,
+    /// What to bind to `/dev/shm`.
+    pub shm: PathBuf,
+    /// A directory for small files of the pod (hosts, resolv.conf), which goes with it.
+    pub files: PathBuf,
+}
+
+/// A container to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerOrder {
+    /// Which.
+    pub id: ContainerId,
+    /// The image's layers, the topmost first; only read.
+    pub layers: Vec<PathBuf>,
+    /// Its control group, as `config.json` names it in `linux.cgroupsPath`.
+    pub group: String,
+    /// Where its output goes.
+    pub log: LogOrder,
+    /// What the agent wants to know of the container again after a restart. Not looked at here.
+    pub notes: Notes,
+}
+
+/// Makes `config.json` once the image's own user files can be read. An error is the container's, and final.
+pub type MakeConfig<'a> = &'a dyn Fn(&UserFiles) -> Result<Vec<u8>, String>;
+
+/// How a container is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContainerState {
+    /// Its root file system is there, nothing runs.
+    Created,
+    /// Its shim lives, and its process has not begun.
+    Starting,
+    /// Its process runs.
+    Running {
+        /// Its process, as the machine counts.
+        pid: i32,
+        /// Microseconds since 1970.
+        started: i64,
+    },
+    /// It ended, and its shim recorded how; or it never began, and `exit.error` says why.
+    Exited(ContainerExit),
+    /// Its shim died first. It has been ended; how it would have ended by itself is not known.
+    Lost(ContainerExit),
+}
+
+/// A container and its state: at the first call one for each container that exists, later one for each change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// Which.
+    pub id: ContainerId,
+    /// How it is now.
+    pub state: ContainerState,
+}
+
+/// Why a verb was not carried out.
+#[derive(Debug)]
+pub enum WorkloadError {
+    /// The order itself cannot be carried out, now or later.
+    Refused(String),
+    /// Something must end first.
+    Busy(String),
+    /// The board failed; the same verb may be tried again.
+    Failed {
+        /// What was tried, on what.
+        tried: String,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl WorkloadError {
+    pub(crate) fn refused(why: impl fmt::Display) -> Self {
+        Self::Refused(why.to_string())
+    }
+
+    pub(crate) fn failed(tried: impl fmt::Display, source: impl Into<io::Error>) -> Self {
+        Self::Failed { tried: tried.to_string(), source: source.into() }
+    }
+}
+
+impl fmt::Display for WorkloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(why) | Self::Busy(why) => f.write_str(why),
+            Self::Failed { tried, source } => write!(f, "cannot {tried}: {source}"),
+        }
+    }
+}
+
+impl Error for WorkloadError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Failed { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// What was tried, for an error.
+pub(crate) fn on(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WorkloadError {
+    move |source| WorkloadError::failed(format_args!("{tried} {}", path.display()), source)
+}
+
+/// The containers of one agent. Calls may block for as long as the disk, or a bounded run of crun, takes: use a thread that may.
+pub trait Workloads: Send {
+    /// Makes what the pod's containers share. Repeated, it makes what is missing.
+    ///
+    /// # Errors
+    /// As [`WorkloadError`] says.
+    fn prepare_pod(&mut self, order: &PodOrder) -> Result<PodPlaces, WorkloadError>;
+
+    /// Makes the container's root file system and records; nothing runs. One that exists is left as it is.
+    ///
+    /// # Errors
+    /// As [`WorkloadError`] says; nothing is left behind.
+    fn create_container(
+        &mut self,
+        order: &ContainerOrder,
+        config: MakeConfig<'_>,
+    ) -> Result<(), WorkloadError>;
+
+    /// Starts a created container; whether it began comes as an observation. One that was started once stays as it is.
+    ///
+    /// # Errors
+    /// As [`WorkloadError`] says; it may be tried again.
+    fn start_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError>;
+
+    /// Sends the signal to the container's first process, and kills the container if it has not ended after `grace`. Repeated,
+    /// it can only shorten what is left.
+    ///
+    /// # Errors
+    /// As [`WorkloadError`] says.
+    fn stop_container(&mut self, id: &ContainerId, signal: i32, grace: Duration)
+    -> Result<(), WorkloadError>;
+
+    /// Kills all of a container's processes now.
+    ///
+    /// # Errors
+    /// As [`WorkloadError`] says.
+    fn kill_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError>;
+
+    /// Removes what is left of a container that has ended or never started; its log stays. One that is gone already is fine.
+    ///
+    /// # Errors
+    /// It still runs, or something could not be removed; the rest was.
+    fn remove_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError>;
+
+    /// Removes what a pod's containers shared. One that is gone already is fine.
+    ///
+    /// # Errors
+    /// It still has containers, or something could not be removed; the rest was.
+    fn remove_pod(&mut self, uid: &str) -> Result<(), WorkloadError>;
+
+    /// Waits until something has changed, or until `patience` is over.
+    fn observe(&mut self, patience: Duration) -> Vec<Observation>;
+
+    /// The pods that have something here.
+    fn pods(&self) -> Vec<PodFound>;
+
+    /// The notes of a container that exists; empty if they cannot be read.
+    fn notes(&self, id: &ContainerId) -> Notes;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_name_their_containers() {
+        let id = |name: &str, attempt| ContainerId { pod: "uid-1".into(), name: name.into(), attempt };
+        for id in [id("a", 0), id("a-1", 2), id("web", u32::MAX)] {
+            assert_eq!(ContainerId::parse("uid-1", &id.directory()), Some(id));
+        }
+        for foreign in ["a", "a-", "-1", "a-01", "a-+1", ".kedge-new-1", "a/b-1", "a-99999999999"] {
+            assert_eq!(ContainerId::parse("uid-1", foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn names_that_leave_their_directory_are_refused() {
+        for name in ["", "..", "a/b", "-rf", "a b", "\n", &"a".repeat(65)] {
+            let id = ContainerId { pod: "uid".into(), name: name.to_owned(), attempt: 0 };
+            assert!(matches!(id.check(), Err(WorkloadError::Refused(_))), "{name:?}");
+            assert!(check_name("pod UID", name).is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What this board offers to containers: its trees of control groups, overlayfs, crun.
+//!
+//! What always holds: looked at once, at a start, by reading; nothing is changed. What is missing is a problem in words, with what
+//! it costs; the board is used as far as it goes.
+//!
+//! Leaves to others: what is done about a problem.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::cgroups::Cgroups;
+use super::linux::Crun;
+use super::process;
+use crate::linux::{Roots, read_up_to};
+
+/// Longest of `/proc/self/mounts` and `/proc/filesystems` that is read: a node with 250 containers has some 100 KiB of mounts.
+const FACT_BYTES: usize = 4 * 1024 * 1024;
+/// How long `crun --version` may take: the first read of a program from slow flash.
+const VERSION_WITHIN: Duration = Duration::from_secs(20);
+/// The controllers whose v1 trees are used.
+const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Board {
+    /// The trees of control groups.
+    pub cgroups: Cgroups,
+    /// Whether the kernel has overlayfs; without it each container gets a copy of its image.
+    pub has_overlay: bool,
+    /// crun's version; `None`: it does not run.
+    pub crun: Option<String>,
+    /// What is missing, and what that costs.
+    pub problems: Vec<String>,
+}
+
+/// Looks at the board.
+pub fn probe(roots: &Roots, crun: &Crun) -> Board {
+    let mounts = text(&roots.proc.join("self/mounts"));
+    let (cgroups, mut problems) = trees(&mounts, &|unified| text(&unified.join("cgroup.controllers")));
+    let filesystems = text(&roots.proc.join("filesystems"));
+    let has_overlay = filesystems.lines().any(|line| line.split_whitespace().last() == Some("overlay"));
+    if !has_overlay {
+        problems.push("the kernel has no overlayfs: each container gets a copy of its image".into());
+    }
+    let version = version(crun).inspect_err(|problem| problems.push(problem.clone())).ok();
+    Board { cgroups, has_overlay, crun: version, problems }
+}
+
+/// The beginning of a file; one that cannot be read is empty.
+fn text(path: &Path) -> String {
+    let bytes = fs::File::open(path).and_then(|file| read_up_to(file, FACT_BYTES)).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The trees that are mounted; `controllers` reads which ones a unified tree has.
+fn trees(mounts: &str, controllers: &dyn Fn(&Path) -> String) -> (Cgroups, Vec<String>) {
+    let mut v1 = Vec::new();
+    let mut unified = None;
+    for line in mounts.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [_, place, kind, options, ..] = words.as_slice() else { continue };
+        match *kind {
+            // a later mount lies above an earlier one at the same place; elsewhere the first is the machine's
+            "cgroup2" => unified = unified.or(Some(PathBuf::from(place))),
+            "cgroup" => {
+                let known = |option: &&str| CONTROLLERS.contains(option) || *option == "name=systemd";
+                v1.extend(
+                    options.split(',').filter(known).map(|name| (name.to_owned(), PathBuf::from(place))),
+                );
+            }
+            _ => {}
+        }
+    }
+    match (unified, v1.is_empty()) {
+        (Some(unified), true) => (Cgroups::V2(unified), Vec::new()),
+        (None, true) => {
+            let problem = "no control groups are mounted: containers run without limits, and an end for want of memory is not told \
+                           from another";
+            (Cgroups::Absent, vec![problem.into()])
+        }
+        (None, false) => (Cgroups::V1(v1), v1_problem()),
+        (Some(unified), false) => {
+            let owned = controllers(&unified);
+            let mut problems = v1_problem();
+            if !owned.trim().is_empty() {
+                problems.push(format!(
+                    "{} owns the controllers {:?} beside trees of version 1: crun refuses such a machine; boot with \
+                     systemd.unified_cgroup_hierarchy=1, or without these controllers",
+                    unified.display(),
+                    owned.trim()
+                ));
+            }
+            (Cgroups::V1(v1), problems)
+        }
+    }
+}
+
+fn v1_problem() -> Vec<String> {
+    vec!["control groups of version 1: limits work, memory protection and pressure figures do not".into()]
+}
+
+fn version(crun: &Crun) -> Result<String, String> {
+    let program = crun.program.display();
+    let mut command = Command::new(&crun.program);
+    command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null());
+    // its few lines fit into a pipe
+    let (mut reader, writer) =
+        std::io::pipe().map_err(|error| format!("ask {program} for its version: {error}"))?;
+    command.stdout(writer);
+    let status = process::run_within(&mut command, VERSION_WITHIN)
+        .map_err(|error| format!("cannot run {program}: {error}; no container can start"))?;
+    drop(command);
+    let output = read_up_to(&mut reader, 4096).unwrap_or_default();
+    let text = String::from_utf8_lossy(&output);
+    let found =
+        text.lines().find_map(|line| line.strip_prefix("crun version ")).map(|found| found.trim().to_owned());
+    found.filter(|_| status.success()).ok_or_else(|| {
+        format!("{program} --version ended with {status} and does not name a version; no container can start")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,cpu,cpuacct 0 0\n\
+                      cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
+                      cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0\n\
+                      cgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\n";
+    const V2: &str = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+
+    #[test]
+    fn trees_are_found_in_each_kind_of_machine() {
+        let check = |mounts: &str, owned: &'static str| trees(mounts, &move |_| owned.to_owned());
+        assert_eq!(check(V2, "cpu memory").0, Cgroups::V2("/sys/fs/cgroup/unified".into()));
+        let (Cgroups::V1(found), problems) = check(&format!("{V1}{V2}"), "") else { panic!() };
+        let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["cpu", "memory", "name=systemd"]);
+        assert_eq!(problems.len(), 1);
+        let (_, problems) = check(&format!("{V1}{V2}"), "hugetlb\n");
+        assert!(problems[1].contains("\"hugetlb\"") && problems[1].contains("crun refuses"), "{problems:?}");
+        assert_eq!(check("proc /proc proc rw 0 0\n", "").0, Cgroups::Absent);
+    }
+
+    #[test]
+    fn missing_crun_is_a_problem_in_words() {
+        let crun = Crun { program: "/nonexistent/crun".into(), limit: Duration::from_secs(1) };
+        let board = probe(&Roots::under("/nonexistent"), &crun);
+        assert_eq!((board.crun, board.has_overlay), (None, false));
+        assert!(board.problems.iter().any(|problem| problem.contains("/nonexistent/crun")));
+    }
+}

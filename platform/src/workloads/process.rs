@@ -1,0 +1,201 @@
+//! Processes as the kernel names them for certain, and programs that are given a limited time.
+//!
+//! What always holds: a process ID alone is never trusted over time: with it goes when the process began, and what is signalled
+//! or awaited is a descriptor of exactly that process. A program that outlives its limit is killed with all of its group.
+//!
+//! Leaves to others: what the processes are.
+#![allow(
+    unsafe_code,
+    reason = "three system calls that nix has no safe form of, and what runs between fork and exec"
+)]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg, sigprocmask};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// A process: its ID, and when it began, in ticks since the machine's start. No two processes of a boot share both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProcessName {
+    pub(super) pid: i32,
+    pub(super) start: u64,
+}
+
+impl ProcessName {
+    /// The process that has this ID now.
+    pub(super) fn of(pid: i32) -> io::Result<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let start =
+            start_in(&stat).ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat: no start time")))?;
+        Ok(Self { pid, start })
+    }
+
+    /// A descriptor of exactly this process; `None`: it has ended, and perhaps another has its ID.
+    pub(super) fn open(self) -> io::Result<Option<ProcessFd>> {
+        let Some(fd) = ProcessFd::open(self.pid)? else { return Ok(None) };
+        // looked at after it was opened: from then on the ID can go to nobody else unnoticed
+        Ok(Self::of(self.pid).is_ok_and(|now| now == self).then_some(fd))
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`; the second, the program's name in parentheses, may itself hold spaces and parentheses.
+fn start_in(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// A descriptor of a process, which becomes readable when it ends.
+#[derive(Debug)]
+pub(super) struct ProcessFd(OwnedFd);
+
+impl ProcessFd {
+    /// The process that has this ID now; `None`: there is none.
+    pub(super) fn open(pid: i32) -> io::Result<Option<Self>> {
+        // SAFETY: pidfd_open takes two integers and gives a descriptor or -1; no memory is involved.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        if fd < 0 {
+            return match Errno::last() {
+                Errno::ESRCH => Ok(None),
+                error => Err(error.into()),
+            };
+        }
+        let fd = i32::try_from(fd).map_err(|_| io::Error::other("pidfd_open gave no descriptor"))?;
+        // SAFETY: the call above just gave this descriptor to us alone.
+        Ok(Some(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Sends a signal, also one that nix has no name for (real-time signals). A process that has ended is fine.
+    pub(super) fn signal(&self, signal: i32) -> io::Result<()> {
+        // SAFETY: a descriptor that we hold, an integer, and no siginfo (null is allowed and means the kernel's own).
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.0.as_raw_fd(),
+                signal,
+                std::ptr::null::<libc::siginfo_t>(),
+                0,
+            )
+        };
+        match Errno::result(done) {
+            Ok(_) | Err(Errno::ESRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until it has ended; false: it has not within `limit`.
+    pub(super) fn wait(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout) {
+                Ok(0) if left.is_zero() => return false,
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// If it is a child of ours that has ended, takes it out of the process table.
+    pub(super) fn reap(&self) {
+        let _ = waitid(Id::PIDFd(self.0.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
+    }
+}
+
+impl AsFd for ProcessFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A child that has ended, taken out of the process table; `None`: no child has. All signals are told apart, real-time ones too.
+pub(super) fn next_ended_child() -> Option<(i32, ExitStatus)> {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is a valid place for an int for the time of the call.
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+        match Errno::result(pid) {
+            Ok(0) => return None,
+            Ok(pid) => return Some((pid, ExitStatus::from_raw(status))),
+            Err(Errno::EINTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Makes a program begin with no blocked signals, in a group of its own, and end with the thread that starts it: what a killed
+/// parent had begun must not go on behind its successor's back.
+pub(super) fn bound_to_parent(command: &mut Command) -> &mut Command {
+    let parent = Pid::this();
+    let prepare = move || {
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // it may have died before the line above
+        if Pid::parent() != parent {
+            return Err(io::Error::other("the starting process is gone"));
+        }
+        Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?)
+    };
+    // SAFETY: between fork and exec it makes four system calls; it takes no lock and, unless it fails, allocates nothing.
+    unsafe { command.process_group(0).pre_exec(prepare) }
+}
+
+/// Runs a program to its end, or kills it, with its whole group, when the limit is over (`TimedOut`).
+pub(super) fn run_within(command: &mut Command, limit: Duration) -> io::Result<ExitStatus> {
+    let mut child = bound_to_parent(command).spawn()?;
+    let pid = child.id().cast_signed();
+    let ended = ProcessFd::open(pid)?.is_none_or(|fd| fd.wait(limit));
+    if !ended {
+        let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+    let status = child.wait()?;
+    if !ended {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("not done after {} s", limit.as_secs())));
+    }
+    Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_is_found_behind_any_program_name() {
+        let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
+        for name in ["sh", "a b", ") (", "x)) S 1 1"] {
+            assert_eq!(start_in(&format!("77 ({name}) {rest}")), Some(4242), "{name}");
+        }
+        assert_eq!(start_in("77 (sh) S 1"), None);
+        assert_eq!(start_in("nonsense"), None);
+    }
+
+    #[test]
+    fn other_start_is_another_process() {
+        let own = ProcessName::of(std::process::id().cast_signed()).unwrap();
+        assert!(own.open().unwrap().is_some());
+        assert!(ProcessName { start: own.start + 1, ..own }.open().unwrap().is_none());
+    }
+
+    #[test]
+    fn program_over_its_limit_is_killed_with_its_group() {
+        let scratch = std::env::temp_dir().join(format!("kedge-within-{}", std::process::id()));
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 1000 & echo $! >\"$0\"; wait"]).arg(&scratch);
+        let error = run_within(&mut command, Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        if let Ok(pid) = fs::read_to_string(&scratch).unwrap_or_default().trim().parse::<i32>() {
+            let ended = ProcessFd::open(pid).unwrap().is_none_or(|fd| fd.wait(Duration::from_secs(10)));
+            assert!(ended, "the program's child {pid} lives on");
+        }
+        let _ = fs::remove_file(scratch);
+    }
+}

@@ -1,0 +1,256 @@
+//! What agent and shim tell each other, in files of the container's bundle: `order.json` by the agent; `shim.json`, `state.json` and
+//! `exit.json` by the shim.
+//!
+//! What always holds: a record is whole or not there. Each has a version: agent and shim may be of different releases, because a
+//! shim lives as long as its container. A field that is added has a default and changes no version; the version changes when
+//! an old reader would misunderstand.
+//!
+//! Leaves to others: when they are written (`shim`, `linux`).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::cgroups::Cgroups;
+use super::process::ProcessName;
+use super::{ContainerId, Notes, WorkloadError};
+use crate::files::{DurableFiles, Files, ReadError};
+use crate::linux::{self, LinuxDisk};
+
+pub(super) const ORDER: &str = "order.json";
+pub(super) const SHIM: &str = "shim.json";
+pub(super) const STATE: &str = "state.json";
+pub(super) const EXIT: &str = "exit.json";
+
+/// The version that this release writes and reads.
+pub(super) const VERSION: u32 = 1;
+/// Longest record read: an order has a path or two, and notes.
+const RECORD_BYTES: usize = 256 * 1024;
+/// Longest error text kept of crun's: it is shown in a pod's status.
+pub(super) const ERROR_BYTES: usize = 1024;
+
+/// Where a container's output goes, and how much of it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogOrder {
+    /// The file that is written; older ones have `.1`, `.2`, ... behind this name.
+    pub path: PathBuf,
+    /// A file is closed before it becomes longer (`containerLogMaxSize`).
+    pub max_bytes: u64,
+    /// How many files are kept, the current one included (`containerLogMaxFiles`).
+    pub max_files: u32,
+}
+
+/// What the shim is to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Order {
+    pub(super) version: u32,
+    pub(super) id: ContainerId,
+    pub(super) crun: CrunOrder,
+    pub(super) cgroups: Cgroups,
+    /// The container's control group.
+    pub(super) group: String,
+    /// The shims' own.
+    pub(super) shims_group: String,
+    pub(super) log: LogOrder,
+    #[serde(default)]
+    pub(super) notes: Notes,
+}
+
+/// How crun is run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CrunOrder {
+    pub(super) program: PathBuf,
+    pub(super) root: PathBuf,
+    pub(super) limit_ms: u64,
+}
+
+/// The shim lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ShimRecord {
+    pub(super) version: u32,
+    pub(super) shim: ProcessName,
+}
+
+/// The container began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StateRecord {
+    pub(super) version: u32,
+    /// The container's first process.
+    pub(super) process: ProcessName,
+    /// Microseconds since 1970.
+    pub(super) started_at: i64,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerExit {
+    pub(super) version: u32,
+    /// The exit code; 128 and the signal if a signal ended it.
+    pub exit_code: i32,
+    /// The signal that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// The kernel killed it for want of memory in its control group.
+    #[serde(default)]
+    pub oom_killed: bool,
+    /// Microseconds since 1970; `None`: it never began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<i64>,
+    /// Microseconds since 1970.
+    pub finished_at: i64,
+    /// It never began, for this reason. It may be started again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Its shim died first: code and signal are not its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
+    /// Lines of output that could not be written to the log.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dropped_lines: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+impl ContainerExit {
+    /// An end at this moment.
+    pub(super) fn now(exit_code: i32, started_at: Option<i64>) -> Self {
+        Self { version: VERSION, exit_code, started_at, finished_at: now_micros(), ..Self::default() }
+    }
+
+    /// It never began.
+    pub(super) fn never_began(why: &str) -> Self {
+        Self { error: Some(shortened(why)), ..Self::now(128, None) }
+    }
+}
+
+/// The first [`ERROR_BYTES`] of a text, without what is around it.
+pub(super) fn shortened(text: &str) -> String {
+    let text = text.trim();
+    let mut end = text.len().min(ERROR_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+/// The wall clock in microseconds since 1970; before that, 0.
+pub(super) fn now_micros() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// An error and its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |cause| cause.source())
+        .fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// The records of one bundle.
+pub(super) struct Records(Arc<DurableFiles<LinuxDisk>>, PathBuf);
+
+impl Records {
+    pub(super) fn of(bundle: &Path) -> Self {
+        Self(linux::files(bundle), bundle.to_path_buf())
+    }
+
+    /// A record; `None`: it is not there.
+    ///
+    /// # Errors
+    /// It cannot be read, or another version wrote it.
+    pub(super) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, WorkloadError> {
+        let shown = self.1.join(name);
+        let bytes = match self.0.read(Path::new(name), RECORD_BYTES) {
+            Ok(bytes) => bytes,
+            Err(ReadError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(WorkloadError::refused(format_args!("{}: {error}", shown.display()))),
+        };
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let refused = |error| WorkloadError::refused(format_args!("{}: {error}", shown.display()));
+        let versioned: Versioned = serde_json::from_slice(&bytes).map_err(refused)?;
+        if versioned.version != VERSION {
+            return Err(WorkloadError::refused(format_args!(
+                "{}: version {}, expected {VERSION}",
+                shown.display(),
+                versioned.version
+            )));
+        }
+        serde_json::from_slice(&bytes).map(Some).map_err(refused)
+    }
+
+    /// # Errors
+    /// It could not be written; what was there is there.
+    pub(super) fn write(&self, name: &str, record: &impl Serialize) -> Result<(), WorkloadError> {
+        let bytes = serde_json::to_vec(record).expect("records have text keys");
+        self.0.write_durably(Path::new(name), &bytes).map_err(|error| {
+            WorkloadError::failed(
+                format_args!("write {}", self.1.join(name).display()),
+                std::io::Error::other(chain(&error)),
+            )
+        })
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.1.join(name).exists()
+    }
+
+    /// # Errors
+    /// It is still there.
+    pub(super) fn remove(&self, name: &str) -> Result<(), WorkloadError> {
+        self.0.remove(Path::new(name)).map_err(|error| {
+            WorkloadError::failed(
+                format_args!("remove {}", self.1.join(name).display()),
+                std::io::Error::other(chain(&error)),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn record_of_another_version_is_refused_by_name() {
+        let scratch = std::env::temp_dir().join(format!("kedge-records-{}", std::process::id()));
+        let records = Records::of(&scratch);
+        let exit = ContainerExit { oom_killed: true, signal: Some(9), ..ContainerExit::now(137, Some(1)) };
+        records.write(EXIT, &exit).unwrap();
+        assert_eq!(records.read::<ContainerExit>(EXIT).unwrap(), Some(exit.clone()));
+        assert_eq!(records.read::<StateRecord>(STATE).unwrap(), None);
+        records.write(EXIT, &ContainerExit { version: 2, ..exit }).unwrap();
+        let error = records.read::<ContainerExit>(EXIT).unwrap_err().to_string();
+        assert!(error.contains("exit.json: version 2, expected 1"), "{error}");
+        std::fs::write(scratch.join(EXIT), "{").unwrap();
+        assert!(records.read::<ContainerExit>(EXIT).is_err());
+        let _ = std::fs::remove_dir_all(scratch);
+    }
+
+    #[test]
+    fn record_with_a_newer_field_is_read() {
+        let exit: ContainerExit =
+            serde_json::from_str(r#"{"version":1,"exitCode":3,"finishedAt":5,"newer":{"a":1}}"#).unwrap();
+        assert_eq!((exit.exit_code, exit.finished_at, exit.lost), (3, 5, false));
+    }
+
+    #[test]
+    fn long_error_is_cut_between_characters() {
+        let long = "é".repeat(ERROR_BYTES);
+        assert_eq!(shortened(&long).len(), ERROR_BYTES);
+        assert_eq!(shortened(&format!(" a{long}")).len(), ERROR_BYTES - 1);
+    }
+}

@@ -1,0 +1,307 @@
+//! A container's root file system: its image's layers under a directory of its own that takes what it writes.
+//!
+//! What always holds: a layer is never written to. With overlayfs the layers are shared and nothing is copied; without it, or where
+//! the disk's file system cannot carry it, the one merged layer is copied. Names inside an image are resolved inside it,
+//! whatever links it has.
+//!
+//! Leaves to others: layers (images), what is mounted into it (crun, by `config.json`).
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, SFlag, mknod};
+
+use super::WorkloadError;
+use crate::linux::read_up_to;
+
+/// The kernel takes one page of mount options.
+const OPTIONS_BYTES: usize = 4095;
+/// Longest `/etc/passwd` or `/etc/group` of an image that is read.
+const USERS_BYTES: usize = 1024 * 1024;
+/// Most entries that are copied where there is no overlayfs.
+const COPY_ENTRIES: usize = 1_000_000;
+/// Mounts that are taken off one place: an agent that was killed while mounting mounts it again.
+const STACKED: usize = 16;
+
+/// An image's own user files, to find out what `USER name` means.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UserFiles {
+    /// `/etc/passwd`; empty if the image has none.
+    pub passwd: String,
+    /// `/etc/group`; empty if the image has none.
+    pub group: String,
+}
+
+/// Mounts or copies the layers, the topmost first, to `target`; `data` takes what is written.
+pub(super) fn make(
+    layers: &[PathBuf],
+    data: &Path,
+    target: &Path,
+    has_overlay: bool,
+) -> Result<(), WorkloadError> {
+    if layers.is_empty() {
+        return Err(WorkloadError::refused(format_args!("no layers for {}", target.display())));
+    }
+    let (upper, work) = (data.join("u"), data.join("w"));
+    for directory in [target, &upper, &work] {
+        make_directory(directory, 0o755)?;
+    }
+    let error = match has_overlay {
+        false => io::Error::from(Errno::ENODEV),
+        true => match mount_overlay(layers, &upper, &work, target)? {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        },
+    };
+    let cannot_carry = [Errno::EINVAL, Errno::ENODEV, Errno::EOPNOTSUPP].map(|errno| Some(errno as i32));
+    match layers {
+        [only] if cannot_carry.contains(&error.raw_os_error()) => copy_and_bind(only, &upper, target),
+        _ => Err(WorkloadError::failed(
+            format_args!("mount {} layers as an overlay at {}", layers.len(), target.display()),
+            error,
+        )),
+    }
+}
+
+fn mount_overlay(
+    layers: &[PathBuf],
+    upper: &Path,
+    work: &Path,
+    target: &Path,
+) -> Result<io::Result<()>, WorkloadError> {
+    let places = layers.iter().map(PathBuf::as_path).chain([upper, work]);
+    for place in places {
+        if place.as_os_str().as_bytes().iter().any(|byte| b":,\\".contains(byte)) {
+            return Err(WorkloadError::refused(format_args!(
+                "{} has ':', ',' or '\\' in its name, which an overlay cannot take",
+                place.display()
+            )));
+        }
+    }
+    let lower: Vec<String> = layers.iter().map(|layer| layer.display().to_string()).collect();
+    let lower = lower.join(":");
+    let options = format!("lowerdir={lower},upperdir={},workdir={}", upper.display(), work.display());
+    if options.len() > OPTIONS_BYTES {
+        return Err(WorkloadError::refused(format_args!(
+            "{} layers make {} bytes of mount options, at most {OPTIONS_BYTES} are possible",
+            layers.len(),
+            options.len()
+        )));
+    }
+    let flags = MsFlags::empty();
+    Ok(mount(Some("overlay"), target, Some("overlay"), flags, Some(options.as_str()))
+        .map_err(io::Error::from))
+}
+
+/// The copy is bound over the place where an overlay would be mounted, so that both are taken down in the same way.
+fn copy_and_bind(layer: &Path, copy: &Path, target: &Path) -> Result<(), WorkloadError> {
+    let failed = |tried: &str, error: io::Error| {
+        WorkloadError::failed(format_args!("{tried} {}", layer.display()), error)
+    };
+    let mut links = BTreeMap::new();
+    let mut left = COPY_ENTRIES;
+    copy_into(layer, copy, &mut links, &mut left).map_err(|error| failed("copy", error))?;
+    let none = None::<&str>;
+    mount(Some(copy), target, none, MsFlags::MS_BIND, none)
+        .map_err(|error| failed("bind a copy of", error.into()))
+}
+
+/// Copies what a directory holds, with owners, modes, devices and hard links. Extended attributes are not copied.
+fn copy_into(
+    from: &Path,
+    to: &Path,
+    links: &mut BTreeMap<(u64, u64), PathBuf>,
+    left: &mut usize,
+) -> io::Result<()> {
+    let itself = fs::symlink_metadata(from)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        *left = left
+            .checked_sub(1)
+            .ok_or_else(|| io::Error::other(format!("more than {COPY_ENTRIES} entries")))?;
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        let found = fs::symlink_metadata(&from)?;
+        if found.is_dir() {
+            make_plain_directory(&to, 0o700)?;
+            copy_into(&from, &to, links, left)?;
+            continue;
+        }
+        // a copy that was cut short is made again
+        match fs::remove_file(&to) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        if let Some(first) = links.get(&(found.dev(), found.ino())) {
+            fs::hard_link(first, &to)?;
+            continue;
+        }
+        copy_one(&from, &to, &found)?;
+        if found.nlink() > 1 {
+            links.insert((found.dev(), found.ino()), to);
+        }
+    }
+    take_owner(to, &itself)
+}
+
+fn copy_one(from: &Path, to: &Path, found: &Metadata) -> io::Result<()> {
+    let kind = found.file_type();
+    if kind.is_symlink() {
+        std::os::unix::fs::symlink(fs::read_link(from)?, to)?;
+        return std::os::unix::fs::lchown(to, Some(found.uid()), Some(found.gid()));
+    }
+    if kind.is_file() {
+        let mut source = File::open(from)?;
+        let mut copy = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
+        io::copy(&mut source, &mut copy)?;
+    } else {
+        let sort = match kind {
+            kind if kind.is_fifo() => SFlag::S_IFIFO,
+            kind if kind.is_char_device() => SFlag::S_IFCHR,
+            kind if kind.is_block_device() => SFlag::S_IFBLK,
+            _ => return Ok(()),
+        };
+        mknod(to, sort, Mode::S_IRUSR, found.rdev())?;
+    }
+    take_owner(to, found)
+}
+
+/// The owner first: a change of owner takes set-user-ID away.
+fn take_owner(to: &Path, found: &Metadata) -> io::Result<()> {
+    std::os::unix::fs::lchown(to, Some(found.uid()), Some(found.gid()))?;
+    fs::set_permissions(to, fs::Permissions::from_mode(found.mode() & 0o7777))
+}
+
+fn make_plain_directory(path: &Path, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        done => done,
+    }
+}
+
+/// Makes a directory and those that lead there, all with this mode, whatever the umask of the service.
+pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), WorkloadError> {
+    let made = match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
+        failed => failed,
+    };
+    made.map_err(super::on("make directory", path))
+}
+
+/// Takes off whatever is mounted at this place; what still uses it keeps it for as long as it lives.
+pub(super) fn unmount(place: &Path) -> io::Result<()> {
+    for _ in 0..STACKED {
+        match umount2(place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => {}
+            // nothing is mounted there, or the place itself is gone
+            Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(io::Error::other(format!("more than {STACKED} file systems are mounted at {}", place.display())))
+}
+
+/// The user files as the container will see them. An image without them is fine.
+pub(super) fn user_files(root: &Path) -> Result<UserFiles, WorkloadError> {
+    let root_fd = File::open(root).map_err(super::on("open", root))?;
+    let read = |path: &str| -> Result<String, WorkloadError> {
+        let name = CString::new(path).expect("constants without a zero byte");
+        // O_NONBLOCK: a pipe in their place does not block
+        let how = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let file: File = match openat2(&root_fd, name.as_c_str(), how) {
+            Ok(fd) => fd.into(),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(String::new()),
+            Err(error) => {
+                return Err(WorkloadError::failed(format_args!("open {path} in {}", root.display()), error));
+            }
+        };
+        let bytes = match file.metadata().map(|found| found.is_file()) {
+            Ok(true) => read_up_to(file, USERS_BYTES).map_err(super::on("read user files in", root))?,
+            _ => Vec::new(),
+        };
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    Ok(UserFiles { passwd: read("etc/passwd")?, group: read("etc/group")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("kedge-rootfs-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn image_links_do_not_lead_to_the_host_files() {
+        let place = place("links");
+        fs::write(place.join("outside"), "host").unwrap();
+        let root = place.join("root");
+        fs::create_dir_all(root.join("etc")).unwrap();
+        let check = |link: &str, expect: &str| {
+            let _ = fs::remove_file(root.join("etc/passwd"));
+            std::os::unix::fs::symlink(link, root.join("etc/passwd")).unwrap();
+            assert_eq!(user_files(&root).unwrap().passwd, expect, "{link}");
+        };
+        fs::write(root.join("inside"), "image").unwrap();
+        check("/inside", "image");
+        check("../../../../inside", "image");
+        check("../../outside", "");
+        check(place.join("outside").to_str().unwrap(), "");
+        check("passwd", "");
+        check("/etc", "");
+        let _ = fs::remove_dir_all(place);
+    }
+
+    #[test]
+    fn copy_keeps_modes_links_and_symlinks() {
+        let place = place("copy");
+        let (from, to) = (place.join("from"), place.join("to"));
+        fs::create_dir_all(from.join("a/b")).unwrap();
+        fs::create_dir(&to).unwrap();
+        fs::write(from.join("a/f"), "text").unwrap();
+        fs::set_permissions(from.join("a/f"), fs::Permissions::from_mode(0o4751)).unwrap();
+        fs::set_permissions(from.join("a/b"), fs::Permissions::from_mode(0o511)).unwrap();
+        fs::hard_link(from.join("a/f"), from.join("g")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", from.join("l")).unwrap();
+        for _ in 0..2 {
+            let mut left = 10;
+            copy_into(&from, &to, &mut BTreeMap::new(), &mut left).unwrap();
+            assert_eq!(left, 5);
+            let found = fs::metadata(to.join("a/f")).unwrap();
+            assert_eq!((found.mode() & 0o7777, found.nlink()), (0o4751, 2));
+            assert_eq!(found.ino(), fs::metadata(to.join("g")).unwrap().ino());
+            assert_eq!(fs::metadata(to.join("a/b")).unwrap().mode() & 0o7777, 0o511);
+            assert_eq!(fs::read_link(to.join("l")).unwrap(), Path::new("/etc/passwd"));
+        }
+        assert!(copy_into(&from, &to, &mut BTreeMap::new(), &mut 2).is_err());
+        let _ = fs::remove_dir_all(place);
+    }
+
+    #[test]
+    fn layers_an_overlay_cannot_take_are_refused() {
+        let place = place("layers");
+        let check = |layers: &[PathBuf], part: &str| {
+            let error = make(layers, &place.join("d"), &place.join("t"), true).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        };
+        check(&[], "no layers");
+        check(&["/a:b".into()], "in its name");
+        check(&vec![PathBuf::from("/var/lib/kedge/images/l/0123456789abcdef01234567"); 100], "at most 4095");
+        let _ = fs::remove_dir_all(place);
+    }
+}

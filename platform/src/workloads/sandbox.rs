@@ -1,0 +1,272 @@
+//! What the containers of a pod share: namespaces bound to files, `/dev/shm`, control groups, and the process that holds a shared PID
+//! namespace.
+//!
+//! What always holds: a namespace is bound to its file only when it is ready to be used, so what a killed agent left is either
+//! usable or missing, and preparing again makes just what is missing. `order.json` is written last. Removal gathers errors
+//! and goes on; what it leaves it finds again.
+//!
+//! Leaves to others: addresses (the network's plugins, in the namespace), volumes, the containers.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
+};
+use nix::sys::statfs::{FsType, NSFS_MAGIC, TMPFS_MAGIC, statfs};
+use serde::{Deserialize, Serialize};
+
+use super::cgroups::Cgroups;
+use super::places::Places;
+use super::process::ProcessName;
+use super::records::{ORDER, Records, VERSION};
+use super::rootfs::{make_directory, unmount};
+use super::{PodOrder, PodPlaces, WorkloadError, on};
+
+/// As containerd's and Docker's.
+const SHM_OPTIONS: &str = "mode=1777,size=65536k";
+/// The process that holds the PID namespace.
+const PAUSE: &str = "pause.json";
+/// How long it may take to end after SIGKILL, which also ends all in its namespace.
+const PAUSE_ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The namespaces that a pod may have of its own: the name of the file here and in `/proc/PID/ns`.
+const NAMESPACES: [(&str, CloneFlags); 3] =
+    [("net", CloneFlags::CLONE_NEWNET), ("uts", CloneFlags::CLONE_NEWUTS), ("ipc", CloneFlags::CLONE_NEWIPC)];
+
+#[derive(Serialize, Deserialize)]
+struct PodRecord {
+    version: u32,
+    order: PodOrder,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PauseRecord {
+    version: u32,
+    process: ProcessName,
+}
+
+/// The order of a pod that was prepared to the end.
+pub(super) fn prepared(places: &Places, uid: &str) -> Option<PodOrder> {
+    let records = Records::of(&places.pod(uid));
+    records.read::<PodRecord>(ORDER).ok().flatten().map(|record| record.order)
+}
+
+/// Makes what is missing.
+pub(super) fn prepare(
+    places: &Places,
+    cgroups: &Cgroups,
+    program: &Path,
+    order: &PodOrder,
+) -> Result<PodPlaces, WorkloadError> {
+    let pod = places.pod(&order.uid);
+    for (name, mode) in [("c", 0o700), ("files", 0o755)] {
+        make_directory(&pod.join(name), mode)?;
+    }
+    for (group, limits) in &order.groups {
+        let missed = cgroups.make(group, limits).map_err(on("make control groups of", &pod))?;
+        for missed in missed {
+            log::warn!("pod {}: a limit is not kept: {missed}", order.uid);
+        }
+    }
+    let own = |name: &str| match name {
+        "ipc" => !order.host_ipc,
+        _ => !order.host_network,
+    };
+    for (name, flag) in NAMESPACES.into_iter().filter(|(name, _)| own(name)) {
+        let file = pod.join(name);
+        if !is_on(&file, NSFS_MAGIC) {
+            bind_new_namespace(&file, name, flag, &order.hostname).map_err(on("make namespace", &file))?;
+        }
+    }
+    let shm = pod.join("shm");
+    if !order.host_ipc {
+        make_directory(&shm, 0o755)?;
+        if !is_on(&shm, TMPFS_MAGIC) || !is_mount_point(&shm) {
+            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+            mount(Some("shm"), &shm, Some("tmpfs"), flags, Some(SHM_OPTIONS))
+                .map_err(|error| WorkloadError::failed(format_args!("mount {}", shm.display()), error))?;
+        }
+    }
+    if order.share_process_namespace {
+        hold_processes(&pod, cgroups, program, order).map_err(on("make a PID namespace for", &pod))?;
+    }
+    Records::of(&pod).write(ORDER, &PodRecord { version: VERSION, order: order.clone() })?;
+    let at = |name: &str| own(name).then(|| pod.join(name));
+    Ok(PodPlaces {
+        network: at("net"),
+        uts: at("uts"),
+        ipc: at("ipc"),
+        pid: order.share_process_namespace.then(|| pod.join("pid")),
+        shm: if order.host_ipc { "/dev/shm".into() } else { shm },
+        files: pod.join("files"),
+    })
+}
+
+/// Removes all of it; the containers must be gone.
+pub(super) fn remove(places: &Places, cgroups: &Cgroups, uid: &str) -> Result<(), WorkloadError> {
+    let pod = places.pod(uid);
+    let containers = places.containers(uid);
+    if fs::read_dir(&containers).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(WorkloadError::Busy(format!("{} still has containers", pod.display())));
+    }
+    let groups = prepared(places, uid).map(|order| order.groups).unwrap_or_default();
+    let mut failed = None;
+    let mut keep = |done: Result<(), WorkloadError>| {
+        if let Err(error) = done {
+            failed = Some(error);
+        }
+    };
+    keep(end_pause(&pod).map_err(on("end the pause process of", &pod)));
+    if let Some((own, _)) = groups.last() {
+        keep(cgroups.kill_all(own).map_err(on("end what is left in", &pod)));
+        keep(cgroups.remove(own).map_err(on("remove the control group of", &pod)));
+    }
+    for name in ["net", "uts", "ipc", "pid", "shm"] {
+        let place = pod.join(name);
+        keep(unmount(&place).map_err(on("unmount", &place)));
+    }
+    // what is still mounted must not be emptied, and without its record it would not be found again
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    match fs::remove_dir_all(&pod) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(on("remove", &pod)(error)),
+        _ => {
+            // it stays where a container's data could not be removed
+            let _ = fs::remove_dir(places.data_of_pod(uid));
+            Ok(())
+        }
+    }
+}
+
+fn is_on(place: &Path, kind: FsType) -> bool {
+    statfs(place).is_ok_and(|found| found.filesystem_type() == kind)
+}
+
+/// A directory on another device than the one it lies in.
+fn is_mount_point(directory: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    match (device(directory), device(&directory.join(".."))) {
+        (Ok(own), Ok(parent)) => own != parent,
+        _ => false,
+    }
+}
+
+/// Makes a namespace, prepares it, and then binds it to a file. The thread that is in it ends; the file keeps it.
+fn bind_new_namespace(file: &Path, name: &str, flag: CloneFlags, hostname: &str) -> io::Result<()> {
+    File::create(file)?;
+    in_thread(|| {
+        unshare(flag)?;
+        match name {
+            "net" => raise_loopback()?,
+            "uts" => nix::unistd::sethostname(hostname)?,
+            _ => {}
+        }
+        // /proc/thread-self: the calling thread's
+        bind(Path::new(&format!("/proc/thread-self/ns/{name}")), file)
+    })
+}
+
+fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    let none = None::<&str>;
+    Ok(mount(Some(from), to, none, MsFlags::MS_BIND, none)?)
+}
+
+/// Namespaces are a thread's: what changes them has one of its own, which ends with the change.
+fn in_thread<T: Send>(change: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("namespace".into());
+        let thread = builder.spawn_scoped(scope, change)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+    })
+}
+
+/// `ip link set lo up`, in the calling thread's network namespace, where lo has index 1.
+fn raise_loopback() -> io::Result<()> {
+    const RTM_NEWLINK: u16 = 16;
+    const REQUEST_AND_ACKNOWLEDGE: u16 = 0x1 | 0x4;
+    const IFF_UP: u32 = 1;
+    const LENGTH: usize = 32;
+    let mut message = [0_u8; LENGTH];
+    // nlmsghdr: length, type, flags, sequence, port; ifinfomsg: family, padding, type, index, flags, which flags change
+    message[0..4].copy_from_slice(&(LENGTH as u32).to_ne_bytes());
+    message[4..6].copy_from_slice(&RTM_NEWLINK.to_ne_bytes());
+    message[6..8].copy_from_slice(&REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
+    message[8..12].copy_from_slice(&1_u32.to_ne_bytes());
+    message[20..24].copy_from_slice(&1_u32.to_ne_bytes());
+    message[24..28].copy_from_slice(&IFF_UP.to_ne_bytes());
+    message[28..32].copy_from_slice(&IFF_UP.to_ne_bytes());
+    let netlink =
+        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
+    sendto(netlink.as_raw_fd(), &message, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+    let mut answer = [0_u8; 64];
+    let length = recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    // nlmsgerr follows the header: 0, or the error, negative
+    let code = answer.get(16..20).filter(|_| length >= 20).and_then(|bytes| bytes.try_into().ok());
+    match code.map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        Some(code) => Err(io::Error::from_raw_os_error(-code)),
+        None => Err(io::Error::other("netlink answered too little")),
+    }
+}
+
+/// Starts the process that holds the pod's PID namespace, unless it lives.
+fn hold_processes(pod: &Path, cgroups: &Cgroups, program: &Path, order: &PodOrder) -> io::Result<()> {
+    let file = pod.join("pid");
+    if is_on(&file, NSFS_MAGIC) && is_pause_alive(pod) {
+        return Ok(());
+    }
+    end_pause(pod)?;
+    unmount(&file)?;
+    File::create(&file)?;
+    let root = pod.join("empty");
+    make_directory(&root, 0o555).map_err(io::Error::other)?;
+    let (waits, go) = std::io::pipe()?;
+    let process = in_thread(|| {
+        // for the children of this thread
+        unshare(CloneFlags::CLONE_NEWPID)?;
+        let mut command = Command::new(program);
+        command.arg("pause").arg(&root).process_group(0).env_clear();
+        let child = command.stdin(waits).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        // dropped, not awaited: it lives as long as the pod, and `end_pause` takes it out of the process table
+        ProcessName::of(child.id().cast_signed())
+    })?;
+    let record = PauseRecord { version: VERSION, process };
+    Records::of(pod).write(PAUSE, &record).map_err(io::Error::other)?;
+    if let Some((own, _)) = order.groups.last() {
+        // a leaf of its own: in the unified tree only leaves may hold processes
+        cgroups.put(&format!("{own}/pause"), process.pid)?;
+    }
+    (&go).write_all(&[0])?;
+    bind(Path::new(&format!("/proc/{}/ns/pid", process.pid)), &file)
+}
+
+fn pause_of(pod: &Path) -> Option<ProcessName> {
+    Records::of(pod).read::<PauseRecord>(PAUSE).ok().flatten().map(|record| record.process)
+}
+
+fn is_pause_alive(pod: &Path) -> bool {
+    let process = pause_of(pod).and_then(|process| process.open().ok().flatten());
+    process.is_some_and(|process| !process.wait(Duration::ZERO))
+}
+
+fn end_pause(pod: &Path) -> io::Result<()> {
+    let Some(process) = pause_of(pod) else { return Ok(()) };
+    if let Some(fd) = process.open()? {
+        fd.signal(nix::libc::SIGKILL)?;
+        if !fd.wait(PAUSE_ENDS_WITHIN) {
+            return Err(io::Error::other(format!("process {} does not end after SIGKILL", process.pid)));
+        }
+        fd.reap();
+    }
+    Records::of(pod).remove(PAUSE).map_err(io::Error::other)
+}

@@ -1,0 +1,297 @@
+//! `kedge shim`: the process that belongs to one container. It creates and starts it, keeps its log, waits for its end, and records
+//! how it ended, whether or not an agent lives meanwhile.
+//!
+//! What always holds: exactly one shim serves a bundle, because it inherits the bundle's lock from the agent that started it, as its
+//! standard input; the lock ends with it. Each record is written when what it says is so, and `exit.json` is the last. Whatever
+//! fails, the container's processes are gone before `exit.json` says that it ended. If the shim is killed, what it has started
+//! but the container ends with it; the agent ends the container.
+//!
+//! Leaves to others: what is in the bundle (`linux`), lines and files of the log (`log`), how crun is called (`crun`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
+
+use super::crun;
+use super::log::{Log, PATIENCE, Source, Stream};
+use super::process::{self, ProcessName};
+use super::records::{
+    ContainerExit, EXIT, ORDER, Order, Records, SHIM, STATE, ShimRecord, StateRecord, VERSION, now_micros,
+};
+use super::{WorkloadError, on};
+
+/// Like the kubelet's for the processes that keep containers: one container's memory must not cost another's shim. Lowering it
+/// needs a capability; without it the agent's own value is inherited.
+const OOM_SCORE: &str = "-998";
+/// Most that is read of the output after the container's end: all that a pipe can hold by default, and room. What still writes
+/// then is no part of the container.
+const LAST_OUTPUT_BYTES: usize = 1024 * 1024;
+/// Most that is read of one output before the other has its turn.
+const TURN_BYTES: usize = 64 * 1024;
+
+/// Runs the shim of the bundle to its end. Called in a process of its own.
+///
+/// # Errors
+/// There is no container to speak of: the bundle or its order cannot be used. Everything later is recorded in `exit.json`.
+pub fn shim(bundle: &Path) -> Result<(), WorkloadError> {
+    let records = Records::of(bundle);
+    let Some(order) = records.read::<Order>(ORDER)? else {
+        return Err(WorkloadError::refused(format_args!("{} is missing", bundle.join(ORDER).display())));
+    };
+    let signals = stand_alone(&order).map_err(on("begin a shim for", bundle))?;
+    let shim = ProcessName::of(Pid::this().as_raw()).map_err(on("read /proc for", bundle))?;
+    records.write(SHIM, &ShimRecord { version: VERSION, shim })?;
+    let bundle = bundle.to_path_buf();
+    let mut shim = Shim { bundle, records, order, signals, ended: BTreeMap::new(), started_at: None };
+    let exit = shim.serve().unwrap_or_else(|error| shim.failed(&error));
+    shim.records.write(EXIT, &exit)
+}
+
+/// Leaves the agent behind: session, control group, signals.
+fn stand_alone(order: &Order) -> io::Result<SignalFd> {
+    // it may lead its group already
+    let _ = nix::unistd::setsid();
+    nix::sys::prctl::set_child_subreaper(true)?;
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
+    // without it systemd would count the shim as the agent's, and complain at each start
+    let _ = order.cgroups.put(&order.shims_group, 0);
+    // it ends after its container, whoever asks; what a shutdown cannot wait for it kills
+    let mut waited = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        waited.add(signal);
+    }
+    waited.thread_block()?;
+    let mut children = SigSet::empty();
+    children.add(Signal::SIGCHLD);
+    Ok(SignalFd::with_flags(&children, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
+}
+
+struct Shim {
+    bundle: PathBuf,
+    records: Records,
+    order: Order,
+    signals: SignalFd,
+    /// Children that ended while another one was awaited.
+    ended: BTreeMap<i32, ExitStatus>,
+    started_at: Option<i64>,
+}
+
+impl Shim {
+    /// The container from its creation to its end.
+    fn serve(&mut self) -> io::Result<ContainerExit> {
+        let log = Log::start(self.order.log.clone())?;
+        let (out_reader, out_writer) = std::io::pipe()?;
+        let (err_reader, err_writer) = std::io::pipe()?;
+        let mut sources = [
+            Source::new(OwnedFd::from(out_reader), Stream::Stdout)?,
+            Source::new(OwnedFd::from(err_reader), Stream::Stderr)?,
+        ];
+        let output = [Stdio::from(out_writer), Stdio::from(err_writer)];
+        let create = self.order.crun.create(&self.bundle, &self.order.id, output);
+        self.run(create, "create", self.order.crun.limit())?;
+        let pid = self.pid()?;
+        let process = ProcessName::of(pid);
+        let oom_before = self.oom_kills();
+        let start = self.order.crun.start(&self.bundle, &self.order.id);
+        self.run(start, "start", self.order.crun.limit())?;
+        let started_at = now_micros();
+        self.started_at = Some(started_at);
+        // of a process that has ended already there is no name, and its end is all that matters
+        if let Ok(process) = process {
+            let state = StateRecord { version: VERSION, process, started_at };
+            self.records.write(STATE, &state).map_err(io::Error::other)?;
+        }
+        let status = self.follow(pid, &mut sources, &log)?;
+        let finished_at = now_micros();
+        let oom_after = self.oom_kills();
+        let exit = ContainerExit { finished_at, ..exit_of(status, started_at, oom_after > oom_before) };
+        let dropped_lines = self.wind_up(&mut sources, log);
+        Ok(ContainerExit { dropped_lines, ..exit })
+    }
+
+    /// Runs a step of crun within its limit; the error is crun's own text.
+    fn run(&mut self, mut command: Command, step: &str, limit: Duration) -> io::Result<()> {
+        let child = process::bound_to_parent(&mut command).spawn();
+        // the container's ends of the pipes are in the command
+        drop(command);
+        let program = self.order.crun.program.display();
+        let child = child.map_err(|error| io::Error::new(error.kind(), format!("run {program}: {error}")))?;
+        let pid = child.id().cast_signed();
+        let end = Instant::now() + limit;
+        loop {
+            self.collect();
+            if let Some(status) = self.ended.remove(&pid) {
+                return match status.success() {
+                    true => Ok(()),
+                    false => Err(io::Error::other(format!("crun {step}: {}", crun::errors(&self.bundle)))),
+                };
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let _ = nix::sys::signal::killpg(Pid::from_raw(pid), Signal::SIGKILL);
+                let text = format!("crun {step} was not done after {} ms and was killed", limit.as_millis());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            wait(&mut [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)], left)?;
+        }
+    }
+
+    /// The container's first process, as crun left it in its file.
+    fn pid(&self) -> io::Result<i32> {
+        let path = self.bundle.join(crun::PID_FILE);
+        let text = std::fs::read_to_string(&path)?;
+        text.trim()
+            .parse()
+            .map_err(|_| io::Error::other(format!("{}: {text:?} is no process", path.display())))
+    }
+
+    /// Takes all children that have ended out of the process table: crun, the container, and, where the container has no PID
+    /// namespace of its own, what its processes left behind.
+    fn collect(&mut self) {
+        while let Ok(Some(_)) = self.signals.read_signal() {}
+        while let Some((pid, status)) = process::next_ended_child() {
+            self.ended.insert(pid, status);
+        }
+    }
+
+    /// Keeps the log until the container ends.
+    fn follow(&mut self, pid: i32, sources: &mut [Source; 2], log: &Log) -> io::Result<ExitStatus> {
+        loop {
+            self.collect();
+            if let Some(status) = self.ended.remove(&pid) {
+                return Ok(status);
+            }
+            // nobody waits for the others
+            self.ended.clear();
+            let now = Instant::now();
+            let takes = log.takes_lines(now);
+            let read = if takes {
+                sources.iter_mut().map(|source| source.pump(log, TURN_BYTES, now)).sum()
+            } else {
+                0
+            };
+            if read > 0 {
+                continue;
+            }
+            let takes = log.takes_lines(now);
+            let mut awaited = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            if takes {
+                let pipes = sources.iter().filter_map(Source::pipe);
+                awaited.extend(pipes.map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)));
+                wait_for_ever(&mut awaited)?;
+            } else {
+                awaited.push(PollFd::new(log.room().as_fd(), PollFlags::POLLIN));
+                wait(&mut awaited, log.patience_left(now))?;
+            }
+        }
+    }
+
+    /// After the end: ends what the container left, takes the last output, and forgets the container. Returns the lines that the
+    /// log misses.
+    fn wind_up(&mut self, sources: &mut [Source; 2], log: Log) -> u64 {
+        let _ = self.order.cgroups.kill_all(&self.order.group);
+        let end = Instant::now() + PATIENCE;
+        for source in sources {
+            let mut left = LAST_OUTPUT_BYTES;
+            while left > 0 {
+                let now = Instant::now();
+                let read = source.pump(&log, left.min(TURN_BYTES), now);
+                left -= read.min(left);
+                if read > 0 {
+                    continue;
+                }
+                if log.takes_lines(now) || now > end {
+                    break;
+                }
+                let room = &mut [PollFd::new(log.room().as_fd(), PollFlags::POLLIN)];
+                if wait(room, end.saturating_duration_since(now)).is_err() {
+                    break;
+                }
+            }
+            source.finish(&log, Instant::now());
+        }
+        let dropped = log.finish(PATIENCE);
+        self.forget();
+        dropped
+    }
+
+    fn forget(&mut self) {
+        let delete = self.order.crun.delete(&self.bundle, &self.order.id);
+        // what is left of it then, the agent's removal meets
+        let _ = self.run(delete, "delete", crun::DELETE_WITHIN.min(self.order.crun.limit()));
+    }
+
+    fn oom_kills(&self) -> u64 {
+        self.order.cgroups.oom_kills(&self.order.group).unwrap_or(0)
+    }
+
+    /// The container did not begin, or cannot be followed: ends what there is of it.
+    fn failed(&mut self, error: &io::Error) -> ContainerExit {
+        let _ = self.order.cgroups.kill_all(&self.order.group);
+        self.forget();
+        self.collect();
+        match self.started_at {
+            None => ContainerExit::never_began(&error.to_string()),
+            started_at => ContainerExit { lost: true, ..ContainerExit::now(128 + libc::SIGKILL, started_at) },
+        }
+    }
+}
+
+/// An out-of-memory kill of a process beside the first one counts, too: only the first one's end by SIGKILL is an end for want of
+/// memory.
+fn exit_of(status: ExitStatus, started_at: i64, some_killed: bool) -> ContainerExit {
+    let signal = status.signal();
+    let code = status.code().unwrap_or_else(|| 128 + signal.unwrap_or(0));
+    let oom_killed = some_killed && signal == Some(libc::SIGKILL);
+    ContainerExit { signal, oom_killed, ..ContainerExit::now(code, Some(started_at)) }
+}
+
+fn wait(awaited: &mut [PollFd<'_>], limit: Duration) -> io::Result<()> {
+    // rounded up: a limit below a millisecond must not become a busy loop
+    let limit = PollTimeout::try_from(limit + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+    poll_once(awaited, limit)
+}
+
+fn wait_for_ever(awaited: &mut [PollFd<'_>]) -> io::Result<()> {
+    poll_once(awaited, PollTimeout::NONE)
+}
+
+fn poll_once(awaited: &mut [PollFd<'_>], limit: PollTimeout) -> io::Result<()> {
+    match poll(awaited, limit) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_by_code_signal_and_memory_are_told_apart() {
+        let check = |raw: i32, killed: bool, expect: (i32, Option<i32>, bool)| {
+            let exit = exit_of(ExitStatus::from_raw(raw), 1, killed);
+            assert_eq!((exit.exit_code, exit.signal, exit.oom_killed), expect, "{raw}");
+            assert_eq!((exit.started_at, exit.error), (Some(1), None));
+        };
+        check(0, false, (0, None, false));
+        check(3 << 8, false, (3, None, false));
+        // a helper process was killed for want of memory, and the first one gave up with code 1
+        check(1 << 8, true, (1, None, false));
+        check(9, false, (137, Some(9), false));
+        check(9, true, (137, Some(9), true));
+        check(15, true, (143, Some(15), false));
+        check(37, false, (165, Some(37), false));
+    }
+}
