@@ -10,7 +10,7 @@ use kedge_core::config::records::{BadConfigs, Current, Known, Read, StateFile};
 use kedge_core::kubelet::{self, LayerText, LocalLayers, Origin};
 use kedge_platform::exit::write_exit_record;
 use kedge_platform::linux::{self, LinuxClocks, Roots};
-use kedge_platform::{Clocks, ExitRecord, Files, ReadError, RunDirectory};
+use kedge_platform::{Clocks, ExitRecord, Files, ReadError, RunDirectory, workloads};
 use serde_json::{Value, json};
 use std::fmt;
 use std::io::Write as _;
@@ -540,6 +540,22 @@ pub fn copy_exit_record(places: &Places) -> Result<(), CommandError> {
         return Err(failed(format_args!("{}: there is no record", places.run_dir.display())));
     };
     write_record(places, &record)
+}
+
+/// `kedge shim BUNDLE`, which the agent starts for each container.
+///
+/// # Errors
+/// There is no container to speak of in the bundle.
+pub fn shim(bundle: &Path) -> Result<(), CommandError> {
+    workloads::shim(bundle).map_err(failed)
+}
+
+/// `kedge pause ROOT`, which the agent starts for a pod whose containers share their processes.
+///
+/// # Errors
+/// It could not give up its privileges.
+pub fn pause(root: &Path) -> Result<(), CommandError> {
+    workloads::pause(root).map_err(|error| failed(format_args!("pause in {}: {error}", root.display())))
 }
 
 fn write_record(places: &Places, record: &ExitRecord) -> Result<(), CommandError> {

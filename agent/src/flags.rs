@@ -42,6 +42,10 @@ pub enum Command {
     ConfigForgive(Places, String),
     /// Back to the local config.
     ConfigReset(Places),
+    /// Serve the container of a bundle (the agent starts it).
+    Shim(PathBuf),
+    /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
+    Pause(PathBuf),
     /// Print a version.
     Version(Output),
     /// Print this help.
@@ -286,6 +290,8 @@ impl Raw {
                 )
             }
             ["config"] => Command::Help(HELP_CONFIG),
+            ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
+            ["pause", root] => Command::Pause(PathBuf::from(root)),
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
         })
     }
@@ -476,6 +482,7 @@ Commands:
   config forgive UID remove the verdicts on a ConfigMap, so that it is tried again
   config reset       drop the assigned configuration and return to the local one
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
+  shim, pause        internal: the agent starts them for containers (docs/pods.md)
   version            print the version
 
 Flags of all commands that talk to an agent:

@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         Command::ConfigCheck(options, output) => cli::config_check(&options, output),
         Command::ConfigForgive(places, uid) => cli::config_forgive(&places, &uid),
         Command::ConfigReset(places) => cli::config_reset(&places),
+        Command::Shim(bundle) => cli::shim(&bundle),
+        Command::Pause(root) => cli::pause(&root),
         Command::Version(output) => {
             cli::version(output);
             Ok(())

@@ -1,0 +1,149 @@
+//! What fails half way, and what is left of it: nothing.
+
+use crate::setup::{LIMIT, Machine, isolated, kill, processes, wanted};
+use kedge_platform::workloads::{ContainerState, WorkloadError, Workloads};
+use kedge_rig::scratch::wait_until;
+use std::time::Duration;
+
+const SHORT: Duration = Duration::from_millis(300);
+const SLEEPER: &str = "while :; do sleep 1000; done";
+
+/// crun fails or hangs: the container does not begin, says why, and can be removed.
+fn check_crun(script: &str, part: &str) {
+    let machine = Machine::new().with_crun(script, SHORT);
+    let mut runtime = machine.open();
+    let container = wanted("web", SLEEPER);
+    let exit = runtime.run_to_end(&container);
+    let error = exit.error.unwrap_or_default();
+    assert!(error.contains(part), "{script}: {error}");
+    assert_eq!(exit.started_at, None);
+    runtime.clean_up(&[container.id]);
+}
+
+#[test]
+fn crun_that_fails_leaves_nothing() {
+    isolated("faults::crun_that_fails_leaves_nothing", || {
+        check_crun("exit 1", "crun create: it wrote no error");
+        check_crun(
+            "[ $STEP != create ] || { echo 'no such thing' >\"$5\"; exit 1; }\nexec $REAL \"$@\"",
+            "crun create: no such thing",
+        );
+        check_crun("[ $STEP != start ] || exit 1\nexec $REAL \"$@\"", "crun start: ");
+    });
+}
+
+#[test]
+fn crun_that_hangs_is_ended_at_its_limit() {
+    isolated("faults::crun_that_hangs_is_ended_at_its_limit", || {
+        check_crun("[ $STEP = delete ] || sleep 1000\nexec $REAL \"$@\"", "create was not done after 300 ms");
+        check_crun("[ $STEP != start ] || sleep 1000\nexec $REAL \"$@\"", "start was not done after 300 ms");
+        assert!(!processes("sleep").iter().any(|line| line.contains("1000")), "{:?}", processes("sleep"));
+    });
+}
+
+#[test]
+fn missing_program_is_named_and_start_can_be_tried_again() {
+    isolated("faults::missing_program_is_named_and_start_can_be_tried_again", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let container = wanted("web", "exit 6");
+        let shell = machine.scratch.join("image/bin/sh");
+        std::fs::rename(&shell, machine.scratch.join("sh")).unwrap();
+        let exit = runtime.run_to_end(&container);
+        assert!(exit.error.as_ref().is_some_and(|error| error.contains("/bin/sh")), "{exit:?}");
+        std::fs::rename(machine.scratch.join("sh"), &shell).unwrap();
+        // an overlay need not notice a change of its layers: made anew
+        runtime.workloads.remove_container(&container.id).unwrap();
+        let exit = runtime.run_to_end(&container);
+        assert_eq!((exit.exit_code, exit.error), (6, None));
+        runtime.clean_up(&[container.id]);
+    });
+}
+
+#[test]
+fn killed_shim_ends_its_container() {
+    isolated("faults::killed_shim_ends_its_container", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let container = wanted("web", SLEEPER);
+        assert!(matches!(runtime.run(&container), ContainerState::Running { .. }));
+        let Err(WorkloadError::Busy(_)) = runtime.workloads.remove_container(&container.id) else {
+            panic!("it runs")
+        };
+        kill(runtime.record(&container.id, "shim.json")["shim"]["pid"].as_i64().unwrap());
+        let exit = runtime.await_end(&container.id);
+        assert!(exit.lost && exit.started_at.is_some(), "{exit:?}");
+        assert_eq!(processes("busybox"), Vec::<String>::new());
+        assert_eq!(machine.open().await_end(&container.id), exit, "the next start reads the same");
+        runtime.clean_up(&[container.id]);
+    });
+}
+
+/// The shim is killed while crun is held at a step; the next agent ends what there is of the container.
+fn check_shim_killed_at(script: &str, mark: &str) {
+    let machine = Machine::new();
+    let mark = machine.scratch.join(mark);
+    let script = script.replace("MARK", mark.to_str().unwrap());
+    let machine = machine.with_crun(&script, LIMIT);
+    let mut runtime = machine.open();
+    let container = wanted("web", SLEEPER);
+    runtime.create(&container).unwrap();
+    runtime.workloads.start_container(&container.id).unwrap();
+    wait_until("crun at its step", LIMIT, || mark.exists());
+    kill(runtime.record(&container.id, "shim.json")["shim"]["pid"].as_i64().unwrap());
+    drop(runtime);
+    let mut next = machine.open();
+    let exit = next.await_end(&container.id);
+    assert!(exit.lost, "{exit:?}");
+    next.clean_up(&[container.id]);
+}
+
+#[test]
+fn shim_killed_at_each_step_of_crun_leaves_nothing() {
+    isolated("faults::shim_killed_at_each_step_of_crun_leaves_nothing", || {
+        for (name, script) in [
+            ("before-create", "[ $STEP != create ] || { touch MARK; sleep 1000; }\nexec $REAL \"$@\""),
+            ("after-create", "[ $STEP = create ] || exec $REAL \"$@\"\n$REAL \"$@\"; touch MARK; sleep 1000"),
+            ("before-start", "[ $STEP != start ] || { touch MARK; sleep 1000; }\nexec $REAL \"$@\""),
+            ("after-start", "[ $STEP = start ] || exec $REAL \"$@\"\n$REAL \"$@\"; touch MARK; sleep 1000"),
+        ] {
+            check_shim_killed_at(script, name);
+        }
+    });
+}
+
+#[test]
+fn failed_creation_leaves_nothing() {
+    isolated("faults::failed_creation_leaves_nothing", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut container = wanted("web", SLEEPER);
+        container.user = "nobody";
+        let error = runtime.create(&container).unwrap_err().to_string();
+        assert!(error.contains("\"nobody\" is not in the image's /etc/passwd"), "{error}");
+        runtime.clean_up(&[]);
+    });
+}
+
+#[test]
+fn after_a_reboot_nothing_of_before_is_left() {
+    isolated("faults::after_a_reboot_nothing_of_before_is_left", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let container = wanted("web", "echo x >/file; while :; do sleep 1000; done");
+        assert!(matches!(runtime.run(&container), ContainerState::Running { .. }));
+        // a reboot keeps the disk; here the processes of before are even alive
+        kill(runtime.record(&container.id, "shim.json")["shim"]["pid"].as_i64().unwrap());
+        let run = machine.settings.run.clone();
+        let unmount = std::process::Command::new("umount").arg(runtime.root(&container.id)).status().unwrap();
+        let shm = run.join("pods/uid-1/shm");
+        let shm =
+            std::process::Command::new("umount").arg(shm).arg(run.join("pods/uid-1/ipc")).status().unwrap();
+        assert!(unmount.success() && shm.success());
+        drop(runtime);
+        std::fs::remove_dir_all(&run).unwrap();
+        let mut next = machine.open();
+        assert!(next.workloads.observe(Duration::ZERO).is_empty());
+        machine.assert_nothing_is_left();
+    });
+}

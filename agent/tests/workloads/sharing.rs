@@ -1,0 +1,78 @@
+//! What a container sees of its pod, and of the machine.
+
+use crate::setup::{LIMIT, Machine, isolated, processes, wanted};
+use kedge_platform::workloads::{ContainerState, Workloads};
+use kedge_rig::scratch::wait_until;
+
+#[test]
+fn pod_has_network_hostname_and_files_of_its_own() {
+    isolated("sharing::pod_has_network_hostname_and_files_of_its_own", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut first =
+            wanted("first", "hostname; ip link | cat; readlink /proc/self/ns/net; cat /etc/hosts");
+        first.host_network = false;
+        let mut second = wanted("second", "readlink /proc/self/ns/net; id -u; id -G");
+        second.host_network = false;
+        second.user = "web";
+        assert_eq!(runtime.run_to_end(&first).exit_code, 0);
+        assert_eq!(runtime.run_to_end(&second).exit_code, 0);
+        let (one, two) = (machine.logged(&first.id).join("\n"), machine.logged(&second.id).join("\n"));
+        assert!(one.starts_with("web-0\n1: lo: <LOOPBACK,UP,LOWER_UP>"), "{one}");
+        assert!(!one.contains("\n2: eth0") && one.contains("127.0.0.1\tlocalhost"), "{one}");
+        let network = one.lines().find(|line| line.starts_with("net:")).unwrap();
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        assert_ne!(network, own.to_str().unwrap());
+        assert_eq!(two, format!("{network}\n100\n101 4"));
+        runtime.clean_up(&[first.id, second.id]);
+    });
+}
+
+#[test]
+fn container_on_the_host_network_cannot_change_the_machine() {
+    isolated("sharing::container_on_the_host_network_cannot_change_the_machine", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let container = wanted(
+            "web",
+            "readlink /proc/self/ns/net; for f in /sys/kernel/uevent_seqnum /sys/fs/cgroup/memory/x /sys/fs/cgroup/*/cgroup.procs \
+             /proc/sys/kernel/hostname /proc/sysrq-trigger /proc/irq/x; do echo h 2>/dev/null >$f && echo wrote $f; done; echo end",
+        );
+        runtime.run_to_end(&container);
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        assert_eq!(machine.logged(&container.id), [own.to_str().unwrap(), "end"]);
+        runtime.clean_up(&[container.id]);
+    });
+}
+
+#[test]
+fn shared_processes_have_a_reaping_parent_without_rights() {
+    isolated("sharing::shared_processes_have_a_reaping_parent_without_rights", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut first = wanted("first", "while :; do sleep 1000; done");
+        first.shares_processes = true;
+        let script = "ps | cat; ls /proc/1/root/ 2>&1; (sleep 0.1 & exec true); cat /proc/1/status | cat";
+        let mut second = wanted("second", script);
+        second.shares_processes = true;
+        assert!(matches!(runtime.run(&first), ContainerState::Running { .. }));
+        assert_eq!(runtime.run_to_end(&second).exit_code, 0);
+        let seen = machine.logged(&second.id).join("\n");
+        assert!(seen.contains("pause"), "{seen}");
+        assert!(
+            seen.contains("sleep 1000") || seen.contains("while :"),
+            "the other container is seen: {seen}"
+        );
+        assert!(seen.contains("ermission denied"), "{seen}");
+        assert!(seen.contains("CapEff:\t0000000000000000") && seen.contains("NoNewPrivs:\t1"), "{seen}");
+        // preparing again keeps the same parent
+        let before = processes("pause");
+        runtime.prepare(&first);
+        assert_eq!((before.len(), processes("pause")), (1, before));
+        runtime.workloads.kill_container(&first.id).unwrap();
+        runtime.await_end(&first.id);
+        wait_until("only the parent", LIMIT, || processes("busybox").is_empty());
+        runtime.clean_up(&[first.id, second.id]);
+        assert_eq!(processes("pause"), Vec::<String>::new());
+    });
+}
