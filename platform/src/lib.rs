@@ -13,6 +13,8 @@ pub mod exit;
 pub mod fake;
 pub mod files;
 pub mod host;
+#[cfg(feature = "images")]
+pub mod images;
 pub mod linux;
 pub mod replace;
 pub mod supervisor;

@@ -1,0 +1,641 @@
+//! A layer's archive becomes files, in the directory that is this process's root.
+//!
+//! Always holds: no path has `..`; what is replaced is removed first, so nothing is written through a link that the archive
+//! made; entries, bytes read and bytes written are limited, and so is every name and attribute before it is held in memory.
+//! Removals (`.wh.NAME`, `.wh..wh..opq`) are carried out on what is visible: overlayfs turns them into whiteouts of the layer.
+//!
+//! The tar crate is used as a parser of headers only: of extended headers it cuts a value at a line feed, and has no limit for
+//! their length. Leaves to others: confinement (`confine`), which is why this may resolve paths as the kernel does.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::{CString, OsStr};
+use std::fs::{self, OpenOptions, Permissions};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, lchown, symlink};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::AT_FDCWD;
+use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
+use nix::sys::time::TimeSpec;
+use sha2::{Digest, Sha256};
+use tar::{Archive, Entry, EntryType, Header};
+
+use super::blobs::hex;
+use super::confine::set_attribute;
+use super::remove_tree;
+
+/// Longest path or target of a link: the kernel's.
+const MAX_PATH_BYTES: u64 = 4096;
+/// Longest extended header: a path, a target, and attributes of 64 KiB each.
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
+/// What an entry costs on a disk besides its content: an inode, its name.
+const ENTRY_BYTES: u64 = 512;
+/// Space is given out in blocks of this size.
+const BLOCK_BYTES: u64 = 4096;
+/// Bytes copied at a time.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Notes of an older storage driver, without meaning.
+const OTHER_NOTES: &[u8] = b".wh..wh.";
+
+/// How the archive is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    Plain,
+    Gzip,
+    Zstd,
+}
+
+impl Packing {
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        match name {
+            "plain" => Some(Self::Plain),
+            "gzip" => Some(Self::Gzip),
+            "zstd" => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+}
+
+/// The most that one layer may come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) entries: u64,
+    pub(super) bytes: u64,
+}
+
+/// What a layer came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Applied {
+    /// The digest of the unpacked archive.
+    pub(super) diff: String,
+    pub(super) entries: u64,
+    /// On disk, about.
+    pub(super) bytes: u64,
+}
+
+/// Unpacks an archive into `/`.
+///
+/// # Errors
+/// What is wrong with it, at which entry; what was made stays.
+pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Result<Applied, String> {
+    let limited = |packed: &mut dyn Read| -> Result<Applied, String> {
+        let mut counted = Counted { source: packed, hash: Sha256::new(), left: bounds.bytes };
+        let mut layer = Layer::new(bounds);
+        let mut archive = Archive::new(&mut counted);
+        layer.unpack(&mut archive)?;
+        // what follows the archive's end belongs to its digest
+        drain(&mut counted).map_err(|error| format!("after the last entry: {error}"))?;
+        let diff = hex(&counted.hash.finalize());
+        Ok(Applied { diff, entries: layer.entries, bytes: bounds.bytes - layer.bytes_left })
+    };
+    match packing {
+        Packing::Plain => limited(&mut BufReader::with_capacity(CHUNK_BYTES, source)),
+        Packing::Gzip => {
+            limited(&mut flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, source)))
+        }
+        Packing::Zstd => limited(&mut ZstdFrames::new(BufReader::with_capacity(CHUNK_BYTES, source))),
+    }
+}
+
+fn drain(source: &mut dyn Read) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    while source.read(&mut buffer)? > 0 {}
+    Ok(())
+}
+
+/// Counts bytes and their digest, up to a limit: an archive that unpacks without end ends here.
+struct Counted<'a> {
+    source: &'a mut dyn Read,
+    hash: Sha256,
+    left: u64,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(buffer)?;
+        self.left = self
+            .left
+            .checked_sub(count as u64)
+            .ok_or_else(|| io::Error::other("it unpacks to more than it may"))?;
+        self.hash.update(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// The frames of a zstd stream, one after another, and the skippable ones between them.
+struct ZstdFrames<R> {
+    source: R,
+    decoder: ruzstd::decoding::FrameDecoder,
+    is_within: bool,
+}
+
+impl<R: io::BufRead> ZstdFrames<R> {
+    fn new(source: R) -> Self {
+        Self { source, decoder: ruzstd::decoding::FrameDecoder::new(), is_within: false }
+    }
+
+    /// Begins the next frame; false at the end.
+    fn begin(&mut self) -> io::Result<bool> {
+        use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+        while !self.source.fill_buf()?.is_empty() {
+            match self.decoder.reset(&mut self.source) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let skipped =
+                        io::copy(&mut self.source.by_ref().take(u64::from(length)), &mut io::sink())?;
+                    if skipped < u64::from(length) {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl<R: io::BufRead> Read for ZstdFrames<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        use ruzstd::decoding::BlockDecodingStrategy::UptoBlocks;
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if !self.is_within && !self.begin()? {
+                return Ok(0);
+            }
+            self.is_within = true;
+            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
+                self.decoder.decode_blocks(&mut self.source, UptoBlocks(1)).map_err(io::Error::other)?;
+            }
+            let count = Read::read(&mut self.decoder, buffer)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            self.is_within = false;
+        }
+    }
+}
+
+/// What extended headers say about the entry that follows them.
+#[derive(Default)]
+struct Extensions {
+    path: Option<Vec<u8>>,
+    target: Option<Vec<u8>>,
+    user: Option<u64>,
+    group: Option<u64>,
+    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// One entry, as it will be made.
+struct Node {
+    path: PathBuf,
+    kind: EntryType,
+    mode: u32,
+    user: u32,
+    group: u32,
+    mtime: i64,
+    target: Option<PathBuf>,
+    device: (u64, u64),
+    size: u64,
+    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+struct Layer {
+    entries_most: u64,
+    entries: u64,
+    bytes_left: u64,
+    /// Paths of this layer by keyed digests (8 bytes each): an opaque directory keeps what this very layer put into it.
+    made: HashSet<u64>,
+    key: RandomState,
+    /// Directories, whose times change while they are filled.
+    directories: Vec<(PathBuf, u32, i64)>,
+}
+
+impl Layer {
+    fn new(bounds: Bounds) -> Self {
+        Self {
+            entries_most: bounds.entries,
+            entries: 0,
+            bytes_left: bounds.bytes,
+            made: HashSet::new(),
+            key: RandomState::new(),
+            directories: Vec::new(),
+        }
+    }
+
+    fn unpack<R: Read>(&mut self, archive: &mut Archive<R>) -> Result<(), String> {
+        let mut extensions = Extensions::default();
+        let at = |number: u64, error: &dyn std::fmt::Display| format!("entry {number}: {error}");
+        let entries = archive.entries().map_err(|error| at(0, &error))?.raw(true);
+        for entry in entries {
+            self.entries += 1;
+            if self.entries > self.entries_most {
+                return Err(format!("it has more than {} entries", self.entries_most));
+            }
+            let mut entry = entry.map_err(|error| at(self.entries, &error))?;
+            if extensions.take_from(&mut entry).map_err(|error| at(self.entries, &error))? {
+                continue;
+            }
+            let described = std::mem::take(&mut extensions);
+            let Some(node) = node_of(&entry, described).map_err(|error| at(self.entries, &error))? else {
+                continue;
+            };
+            let shown = node.path.display().to_string();
+            self.make(node, &mut entry).map_err(|error| format!("{shown}: {error}"))?;
+        }
+        self.finish_directories()
+    }
+
+    fn make(&mut self, node: Node, content: &mut dyn Read) -> Result<(), String> {
+        let io = |error: io::Error| error.to_string();
+        self.take_bytes(ENTRY_BYTES)?;
+        let Some(name) = node.path.file_name().map(|name| name.as_bytes().to_vec()) else {
+            return self.describe(&node).map_err(io);
+        };
+        let parent = node.path.parent().unwrap_or(Path::new("/")).to_path_buf();
+        self.make_parents(&parent).map_err(io)?;
+        if name == OPAQUE {
+            return self.empty(&parent).map_err(io);
+        }
+        if name.starts_with(OTHER_NOTES) {
+            return Ok(());
+        }
+        if let Some(hidden) = name.strip_prefix(WHITEOUT) {
+            return match hidden {
+                b"" | b"." | b".." => Err("it removes nothing that has a name".to_owned()),
+                hidden => remove_tree(&parent.join(OsStr::from_bytes(hidden))).map_err(io),
+            };
+        }
+        self.place(&node, content)?;
+        self.note(&node.path);
+        if node.kind.is_hard_link() { Ok(()) } else { self.describe(&node).map_err(io) }
+    }
+
+    /// Puts the thing itself in place, without owner, mode and time.
+    fn place(&mut self, node: &Node, content: &mut dyn Read) -> Result<(), String> {
+        let io = |error: io::Error| error.to_string();
+        let path = &node.path;
+        let found = fs::symlink_metadata(path).ok();
+        if node.kind.is_dir() {
+            if found.as_ref().is_some_and(fs::Metadata::is_dir) {
+                return Ok(());
+            }
+            remove_tree(path).map_err(io)?;
+            return fs::create_dir(path).map_err(io);
+        }
+        if found.is_some() {
+            remove_tree(path).map_err(io)?;
+        }
+        let target = || node.target.as_deref().ok_or("the link has no target");
+        match node.kind {
+            EntryType::Regular | EntryType::Continuous => self.write(path, node.size, content),
+            EntryType::Symlink => symlink(target()?, path).map_err(io),
+            EntryType::Link => {
+                let (_, inside) = inside(target()?.as_os_str().as_bytes())?;
+                fs::hard_link(inside, path).map_err(io)
+            }
+            _ => make_device(node),
+        }
+    }
+
+    fn write(&mut self, path: &Path, size: u64, content: &mut dyn Read) -> Result<(), String> {
+        self.take_bytes(size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let mut file = file.map_err(|error| error.to_string())?;
+        let mut buffer = vec![0; CHUNK_BYTES.min(size.max(1) as usize)];
+        let mut left = size;
+        while left > 0 {
+            let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let count = content.read(&mut buffer[..most]).map_err(|error| error.to_string())?;
+            if count == 0 {
+                return Err(format!("it ends {left} bytes early"));
+            }
+            file.write_all(&buffer[..count]).map_err(|error| error.to_string())?;
+            left -= count as u64;
+        }
+        Ok(())
+    }
+
+    fn take_bytes(&mut self, bytes: u64) -> Result<(), String> {
+        self.bytes_left =
+            self.bytes_left.checked_sub(bytes).ok_or("the layer takes more room than it may")?;
+        Ok(())
+    }
+
+    /// Owner, attributes, mode and time. The owner first: it takes set-user-ID bits and capabilities away.
+    fn describe(&mut self, node: &Node) -> io::Result<()> {
+        lchown(&node.path, Some(node.user), Some(node.group))?;
+        for (name, value) in &node.attributes {
+            let name = CString::new(name.as_slice())?;
+            match set_attribute(&node.path, &name, value) {
+                // a file system or a kind of file without them
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(nix::libc::EOPNOTSUPP | nix::libc::EPERM)) => {}
+                outcome => outcome?,
+            }
+        }
+        if !node.kind.is_symlink() {
+            fs::set_permissions(&node.path, Permissions::from_mode(node.mode))?;
+        }
+        if node.kind.is_dir() {
+            self.directories.push((node.path.clone(), node.mode, node.mtime));
+            return Ok(());
+        }
+        set_time(&node.path, node.mtime)
+    }
+
+    fn finish_directories(&mut self) -> Result<(), String> {
+        for (path, mode, mtime) in std::mem::take(&mut self.directories).into_iter().rev() {
+            // removed or replaced by a later entry
+            if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+                continue;
+            }
+            let done = fs::set_permissions(&path, Permissions::from_mode(mode))
+                .and_then(|()| set_time(&path, mtime));
+            done.map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn make_parents(&mut self, parent: &Path) -> io::Result<()> {
+        if fs::metadata(parent).is_ok_and(|found| found.is_dir()) {
+            return Ok(());
+        }
+        let mut path = PathBuf::new();
+        for component in parent.components() {
+            path.push(component);
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+                    self.note(&path);
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, path: &Path) {
+        self.made.insert(self.key.hash_one(path));
+    }
+
+    fn is_made(&self, path: &Path) -> bool {
+        self.made.contains(&self.key.hash_one(path))
+    }
+
+    /// Removes what lower layers have in a directory, and keeps what this one put there.
+    fn empty(&self, directory: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let path = entry.path();
+            if !self.is_made(&path) {
+                remove_tree(&path)?;
+            } else if entry.file_type()?.is_dir() {
+                self.empty(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn make_device(node: &Node) -> Result<(), String> {
+    let kind = match node.kind {
+        EntryType::Fifo => SFlag::S_IFIFO,
+        EntryType::Char => SFlag::S_IFCHR,
+        EntryType::Block => SFlag::S_IFBLK,
+        other => return Err(format!("its type is {other:?}, which no image has")),
+    };
+    if kind != SFlag::S_IFIFO && node.device == (0, 0) {
+        return Err("it is the device 0:0, which means a removal to the kernel".to_owned());
+    }
+    let mode = Mode::from_bits_truncate(node.mode as nix::libc::mode_t);
+    let (major, minor) = node.device;
+    mknod(&node.path, kind, mode, makedev(major, minor)).map_err(|error| error.desc().to_owned())
+}
+
+fn set_time(path: &Path, mtime: i64) -> io::Result<()> {
+    let time = TimeSpec::new(mtime as nix::libc::time_t, 0);
+    match utimensat(AT_FDCWD, path, &time, &time, UtimensatFlags::NoFollowSymlink) {
+        // a time that this file system cannot keep matters to nobody
+        Ok(()) | Err(Errno::EINVAL) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A path of the archive below `/`: components without `.`; `..` is refused. Also whether anything is left of it.
+fn inside(path: &[u8]) -> Result<(bool, PathBuf), String> {
+    let mut found = PathBuf::from("/");
+    for component in Path::new(OsStr::from_bytes(path)).components() {
+        match component {
+            Component::Normal(name) => found.push(name),
+            Component::ParentDir => {
+                return Err(format!("the path {:?} has \"..\"", String::from_utf8_lossy(path)));
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    Ok((found.as_os_str().len() > 1, found))
+}
+
+/// The entry itself, once its extended headers were read. `None`: it makes nothing.
+fn node_of<R: Read>(entry: &Entry<'_, R>, extensions: Extensions) -> Result<Option<Node>, String> {
+    let header = entry.header();
+    let kind = header.entry_type();
+    if kind.is_pax_global_extensions() {
+        return Ok(None);
+    }
+    if kind.is_gnu_sparse() {
+        return Err("it is a sparse file of GNU tar; pack the image without --sparse".to_owned());
+    }
+    let path = extensions.path.clone().unwrap_or_else(|| header.path_bytes().into_owned());
+    let (is_below, path) = inside(&path)?;
+    if !is_below && !kind.is_dir() {
+        return Ok(None);
+    }
+    let target = extensions.target.clone().or_else(|| header.link_name_bytes().map(|name| name.into_owned()));
+    let number = |name: &str, read: io::Result<u64>| read.map_err(|error| format!("{name}: {error}"));
+    let id = |name: &str, extended: Option<u64>, read: io::Result<u64>| {
+        let value = extended.map_or_else(|| number(name, read), Ok)?;
+        u32::try_from(value).map_err(|_| format!("{name} is {value}, expected 32 bits"))
+    };
+    Ok(Some(Node {
+        path,
+        kind,
+        mode: header.mode().map_err(|error| format!("mode: {error}"))? & 0o7777,
+        user: id("uid", extensions.user, header.uid())?,
+        group: id("gid", extensions.group, header.gid())?,
+        mtime: header.mtime().map_or(0, |secs| i64::try_from(secs).unwrap_or(0)),
+        target: target.map(|target| PathBuf::from(OsStr::from_bytes(&target))),
+        device: device_of(header),
+        size: number("size", header.entry_size())?,
+        attributes: extensions.attributes,
+    }))
+}
+
+fn device_of(header: &Header) -> (u64, u64) {
+    let part = |read: io::Result<Option<u32>>| read.ok().flatten().map_or(0, u64::from);
+    (part(header.device_major()), part(header.device_minor()))
+}
+
+impl Extensions {
+    /// Reads an extended header. False if this entry is none.
+    fn take_from<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, String> {
+        let kind = entry.header().entry_type();
+        if kind.is_gnu_longname() {
+            self.path = Some(text_of(entry)?);
+        } else if kind.is_gnu_longlink() {
+            self.target = Some(text_of(entry)?);
+        } else if kind.is_pax_local_extensions() {
+            let bytes = whole(entry, MAX_EXTENSION_BYTES)?;
+            self.add_records(&bytes)?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Records of `LENGTH KEY=VALUE\n`; the length counts all of that, and the value may hold any byte.
+    fn add_records(&mut self, mut bytes: &[u8]) -> Result<(), String> {
+        let wrong = || "its extended header is malformed".to_owned();
+        while !bytes.is_empty() {
+            let space = bytes.iter().position(|byte| *byte == b' ').ok_or_else(wrong)?;
+            let digits = std::str::from_utf8(&bytes[..space]).map_err(|_| wrong())?;
+            let length: usize = digits.parse().map_err(|_| wrong())?;
+            let record = bytes.get(space + 1..length).ok_or_else(wrong)?;
+            let record = record.strip_suffix(b"\n").ok_or_else(wrong)?;
+            let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(wrong)?;
+            self.add(&record[..equals], &record[equals + 1..])?;
+            bytes = &bytes[length..];
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
+        let number = |value: &[u8]| {
+            let text = std::str::from_utf8(value).ok()?;
+            text.parse::<u64>().ok()
+        };
+        let checked =
+            |name: &str| number(value).ok_or_else(|| format!("{name} of its extended header is no number"));
+        match key {
+            b"path" => self.path = Some(path_of(value)?),
+            b"linkpath" => self.target = Some(path_of(value)?),
+            b"uid" => self.user = Some(checked("uid")?),
+            b"gid" => self.group = Some(checked("gid")?),
+            // 8 GiB is the most that fits into the header itself, and too much for one file of an image on a device
+            b"size" if checked("size")? >= 1 << 33 => return Err("a file of 8 GiB or more".to_owned()),
+            _ if key.starts_with(b"GNU.sparse.") => {
+                return Err("it is a sparse file of GNU tar; pack the image without --sparse".to_owned());
+            }
+            _ => {
+                let name = key.strip_prefix(b"SCHILY.xattr.").filter(|name| is_kept(name));
+                if let Some(name) = name {
+                    self.attributes.insert(name.to_vec(), value.to_vec());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The attributes that a layer may set. Not `trusted.`, by which overlayfs itself keeps notes, nor labels of this host's
+/// security modules.
+fn is_kept(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
+}
+
+fn path_of(value: &[u8]) -> Result<Vec<u8>, String> {
+    if value.is_empty() || value.len() as u64 >= MAX_PATH_BYTES || value.contains(&0) {
+        return Err(format!(
+            "a path of {} bytes, expected 1 to {} without NUL",
+            value.len(),
+            MAX_PATH_BYTES - 1
+        ));
+    }
+    Ok(value.to_vec())
+}
+
+/// A long name in the form of GNU tar, which ends with NUL.
+fn text_of<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, String> {
+    let bytes = whole(entry, MAX_PATH_BYTES)?;
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    path_of(&bytes[..end])
+}
+
+fn whole<R: Read>(entry: &mut Entry<'_, R>, limit: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    entry.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > limit {
+        return Err(format!("an extended header of more than {limit} bytes"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_stays_below_the_root() {
+        for (path, expect) in [("a/b", "/a/b"), ("/etc/x", "/etc/x"), ("./a/./b/", "/a/b"), ("//x", "/x")] {
+            assert_eq!(inside(path.as_bytes()), Ok((true, PathBuf::from(expect))));
+        }
+        assert_eq!(inside(b"./"), Ok((false, PathBuf::from("/"))));
+        for path in ["..", "a/../b", "a/..", "/../etc"] {
+            assert!(inside(path.as_bytes()).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn extended_header_keeps_every_byte_of_a_value() {
+        let mut found = Extensions::default();
+        let value = b"\x01\n\x00=\n ";
+        let mut record = b"SCHILY.xattr.security.capability=".to_vec();
+        record.extend(value);
+        let mut bytes = format!("{} ", record.len() + 4).into_bytes();
+        bytes.extend(&record);
+        bytes.push(b'\n');
+        bytes.extend(b"9 uid=77\n");
+        found.add_records(&bytes).unwrap();
+        assert_eq!(found.attributes[&b"security.capability"[..]], value);
+        assert_eq!(found.user, Some(77));
+    }
+
+    #[test]
+    fn malformed_extended_header_is_refused() {
+        for bytes in [
+            &b"x"[..],
+            b"99 uid=1\n",
+            b"0 uid=1\n",
+            b"9 uid=77",
+            b"6 uid\n",
+            b"-1 a=b\n",
+            b"9 uid=xx\n",
+            b"18446744073709551615 a=b\n",
+            b"19 size=8589934592\n",
+            b"24 GNU.sparse.major=1\n\n",
+        ] {
+            assert!(Extensions::default().add_records(bytes).is_err(), "{}", String::from_utf8_lossy(bytes));
+        }
+        let attributes = |name: &str| {
+            let record = format!(" SCHILY.xattr.{name}=y\n");
+            let mut found = Extensions::default();
+            found.add_records(format!("{}{record}", record.len() + 2).as_bytes()).unwrap();
+            found.attributes.len()
+        };
+        assert_eq!(attributes("user.a"), 1);
+        assert_eq!(attributes("trusted.overlay.opaque"), 0);
+        assert_eq!(attributes("security.selinux"), 0);
+    }
+}

@@ -1,0 +1,67 @@
+//! `kedge unpack`: the process that reads a stranger's archive, and what passes between it and the one that started it.
+//!
+//! Always holds: it is confined to its working directory before it reads the first byte; the archive is its standard input;
+//! it prints one line: what was unpacked, or, with exit code 1, why not.
+
+use std::fmt;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use super::apply::{self, Bounds, Packing};
+use super::confine;
+
+/// What the process is started with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnpackArguments {
+    packing: Packing,
+    entries: u64,
+    bytes: u64,
+    cpu_secs: u64,
+}
+
+impl UnpackArguments {
+    /// Reads the words that follow the command: packing, most entries, most bytes, most seconds of processor time.
+    ///
+    /// # Errors
+    /// They are others.
+    pub fn parse(words: &[&str]) -> Result<Self, String> {
+        let wrong = || format!("unpack {}: expected plain|gzip|zstd ENTRIES BYTES SECONDS", words.join(" "));
+        let [packing, entries, bytes, cpu_secs] = words else { return Err(wrong()) };
+        let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
+        Ok(Self {
+            packing: Packing::parse(packing).ok_or_else(wrong)?,
+            entries: number(entries)?,
+            bytes: number(bytes)?,
+            cpu_secs: number(cpu_secs)?,
+        })
+    }
+}
+
+impl fmt::Display for UnpackArguments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {} {} {}", self.packing, self.entries, self.bytes, self.cpu_secs)
+    }
+}
+
+/// What it prints when it is done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Unpacked {
+    pub(super) diff: String,
+    pub(super) entries: u64,
+    pub(super) bytes: u64,
+}
+
+/// Unpacks standard input into the working directory; gives the line to print.
+///
+/// # Errors
+/// Why it is not unpacked. What was written so far stays.
+pub fn unpack_child(arguments: &UnpackArguments) -> Result<String, String> {
+    let input = io::stdin().lock();
+    confine::confine(arguments.cpu_secs)
+        .map_err(|error| format!("cannot be confined (it needs root): {error}"))?;
+    let bounds = Bounds { entries: arguments.entries, bytes: arguments.bytes };
+    let applied = apply::apply(input, arguments.packing, bounds)?;
+    let unpacked = Unpacked { diff: applied.diff, entries: applied.entries, bytes: applied.bytes };
+    serde_json::to_string(&unpacked).map_err(|error| error.to_string())
+}

@@ -1,0 +1,527 @@
+//! Layers: directories that containers mount, each made once from its archive.
+//!
+//! Always holds: a layer is there only if its record is, which is written after everything below its directory is durable;
+//! whatever else lies there is a leftover. The name is a part of the chain's digest (mount options are short), the record has
+//! all of it, and another chain of the same name is refused. The archive is read by a confined process with limits; it ends
+//! with the thread that waits for it.
+//!
+//! Where overlayfs cannot be mounted an image's archives are unpacked into one directory, over one another ([`Unpack`] with
+//! several steps): such a layer is whole by itself and shares nothing.
+
+use std::error::Error;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
+
+use super::child::Unpacked;
+use super::mounts::{self, NAME_BYTES};
+use super::{BlobName, Hold, remove_tree, sync_directory};
+use crate::files::Files;
+use crate::linux;
+
+/// Longest record of a layer; it has about 250 bytes.
+const RECORD_BYTES: usize = 4096;
+/// Longest answer of the process that unpacks: what it made, or why not.
+const ANSWER_BYTES: u64 = 16 * 1024;
+/// Most layers listed: 127 of each of some hundred images.
+const MAX_LISTED: usize = 20_000;
+
+/// The name under which an archive that is no layer is unpacked.
+const IMPORT: &str = "import";
+
+/// The most that one layer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub entries: u64,
+    /// On disk, and of the unpacked archive.
+    pub bytes: u64,
+    pub time: Duration,
+}
+
+/// One archive.
+#[derive(Debug)]
+pub struct Step<'a> {
+    pub archive: File,
+    /// `plain`, `gzip` or `zstd`.
+    pub packing: &'a str,
+    /// The digest of the unpacked archive.
+    pub diff: &'a BlobName,
+}
+
+/// What to make a layer of.
+#[derive(Debug)]
+pub struct Unpack<'a> {
+    pub chain: &'a BlobName,
+    /// The chains of the layers below it, the base first; they are there. Empty with several steps.
+    pub below: &'a [BlobName],
+    /// One archive; without overlayfs all of an image, the base first.
+    pub steps: Vec<Step<'a>>,
+    pub limits: Limits,
+}
+
+/// What vouches for a layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LayerRecord {
+    pub chain: String,
+    pub entries: u64,
+    pub bytes: u64,
+    /// It holds all layers of its chain.
+    pub is_merged: bool,
+}
+
+/// Why a layer is not there.
+#[derive(Debug)]
+pub enum UnpackError {
+    /// The archive is not what its digest, its form or the limits say. Fetching it again may help where it went bad here.
+    Archive { layer: String, why: String },
+    /// The archive unpacks to other bytes than the image says.
+    Differs { chain: BlobName, expected: String, found: String },
+    /// The process took longer than it may.
+    TooLong { layer: String, limit: Duration },
+    /// Another chain has this name on this node.
+    Taken { chain: BlobName, by: String },
+    /// The disk or the kernel failed.
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
+}
+
+impl fmt::Display for UnpackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Archive { layer, why } => write!(f, "layer {layer}: {why}"),
+            Self::Differs { chain, expected, found } => {
+                write!(f, "layer {}: unpacks to sha256:{found}, expected sha256:{expected}", shown(chain))
+            }
+            Self::TooLong { layer, limit } => {
+                write!(f, "layer {layer}: not unpacked within {} s", limit.as_secs())
+            }
+            Self::Taken { chain, by } => write!(f, "layer {}: its name is taken by chain {by}", shown(chain)),
+            Self::Io { operation, path, .. } => write!(f, "cannot {operation} {}", path.display()),
+        }
+    }
+}
+
+impl Error for UnpackError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+fn shown(chain: &BlobName) -> &str {
+    &chain.as_str()[..12]
+}
+
+/// The name of a chain's directory.
+fn short(chain: &BlobName) -> &str {
+    &chain.as_str()[..NAME_BYTES]
+}
+
+/// The directory of layers.
+#[derive(Clone)]
+pub struct Layers {
+    directory: PathBuf,
+    program: PathBuf,
+    has_overlay: Arc<OnceLock<bool>>,
+}
+
+impl fmt::Debug for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Layers({})", self.directory.display())
+    }
+}
+
+impl Layers {
+    pub(super) fn new(directory: PathBuf, program: PathBuf) -> Self {
+        Self { directory, program, has_overlay: Arc::default() }
+    }
+
+    /// The directory itself: names of layers are relative to it.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The name of a chain's directory in [`Layers::directory`].
+    #[must_use]
+    pub fn name(chain: &BlobName) -> &str {
+        short(chain)
+    }
+
+    /// The record of a layer; `None` if the layer is not there.
+    #[must_use]
+    pub fn record(&self, chain: &BlobName) -> Option<LayerRecord> {
+        self.record_of(short(chain)).filter(|record| record.chain == chain.as_str())
+    }
+
+    fn record_of(&self, name: &str) -> Option<LayerRecord> {
+        if !fs::symlink_metadata(self.directory.join(name)).ok()?.is_dir() {
+            return None;
+        }
+        let bytes =
+            linux::files(&self.directory).read(Path::new(&format!("{name}.json")), RECORD_BYTES).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// All layers there are.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self) -> io::Result<Vec<LayerRecord>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory)?.take(MAX_LISTED) {
+            let name = entry?.file_name();
+            found.extend(
+                name.to_str().filter(|name| name.len() == NAME_BYTES).and_then(|name| self.record_of(name)),
+            );
+        }
+        Ok(found)
+    }
+
+    /// Whether layers can be mounted over one another here; tried once.
+    #[must_use]
+    pub fn has_overlay(&self) -> bool {
+        *self.has_overlay.get_or_init(|| {
+            let names = ["probe.below", "probe.new", "probe.work", "probe.mnt"];
+            let directory = self.directory.clone();
+            let tried = on_a_thread(move || {
+                for name in names {
+                    make(&directory.join(name))?;
+                }
+                mounts::set_thread_apart(&directory)?;
+                mounts::overlay(&[names[0]], names[1], names[2], names[3])?;
+                mounts::unmount(names[3])
+            });
+            for name in names {
+                let _ = remove_tree(&self.directory.join(name));
+            }
+            tried.is_ok()
+        })
+    }
+
+    /// Makes a layer, unless it is there. One at a time: it keeps a small board's processor and disk busy.
+    ///
+    /// # Errors
+    /// It is not there; what was begun is removed.
+    pub fn unpack(&self, unpack: Unpack<'_>) -> Result<LayerRecord, UnpackError> {
+        let _only = self.hold()?;
+        let name = short(unpack.chain);
+        match self.record_of(name) {
+            Some(record) if record.chain == unpack.chain.as_str() => return Ok(record),
+            Some(record) => return Err(UnpackError::Taken { chain: unpack.chain.clone(), by: record.chain }),
+            None => {}
+        }
+        self.clear(name)?;
+        let made = self.make(unpack);
+        if made.is_err() {
+            // the disk may be what failed: the next sweep tries again
+            let _ = self.clear(name);
+        }
+        made
+    }
+
+    fn hold(&self) -> Result<Hold, UnpackError> {
+        let path = self.directory.join(".lock");
+        let failed = |source| UnpackError::Io { operation: "lock", path: path.clone(), source };
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+        // whoever holds it is bound by a time limit
+        file.lock().map_err(failed)?;
+        Ok(Hold { _file: file })
+    }
+
+    /// Removes everything of that name.
+    fn clear(&self, name: &str) -> Result<(), UnpackError> {
+        for end in [".json", "", ".new", ".work", ".mnt", ".gone"] {
+            let path = self.directory.join(format!("{name}{end}"));
+            remove_tree(&path).map_err(|source| UnpackError::Io { operation: "remove", path, source })?;
+        }
+        Ok(())
+    }
+
+    fn make(&self, unpack: Unpack<'_>) -> Result<LayerRecord, UnpackError> {
+        let name = short(unpack.chain);
+        let at = |end: &str| self.directory.join(format!("{name}{end}"));
+        let failed =
+            |operation, path: &Path, source| UnpackError::Io { operation, path: path.to_path_buf(), source };
+        for end in [".new", ".work", ".mnt"] {
+            make(&at(end)).map_err(|source| failed("make", &at(end), source))?;
+        }
+        // what the root of a container without a root entry has
+        let open = fs::set_permissions(at(".new"), fs::Permissions::from_mode(0o755));
+        open.map_err(|source| failed("change", &at(".new"), source))?;
+        let is_merged = unpack.steps.len() > 1;
+        let (entries, bytes) = self.run_steps(unpack.chain, unpack.below, unpack.steps, unpack.limits)?;
+        let file = File::open(at(".new")).map_err(|source| failed("open", &at(".new"), source))?;
+        nix::unistd::syncfs(&file).map_err(|errno| failed("sync", &at(".new"), errno.into()))?;
+        fs::rename(at(".new"), at("")).map_err(|source| failed("rename", &at(".new"), source))?;
+        sync_directory(&self.directory).map_err(|source| failed("sync", &self.directory, source))?;
+        let record = LayerRecord { chain: unpack.chain.to_string(), entries, bytes, is_merged };
+        let text =
+            serde_json::to_vec(&record).map_err(|error| failed("describe", &at(".json"), error.into()))?;
+        let written = linux::files(&self.directory).write_durably(Path::new(&format!("{name}.json")), &text);
+        written.map_err(|error| failed("write", &at(".json"), io::Error::other(told(&error))))?;
+        for end in [".work", ".mnt"] {
+            let _ = remove_tree(&at(end));
+        }
+        Ok(record)
+    }
+
+    /// Unpacks all archives into `NAME.new`; entries and bytes.
+    fn run_steps(
+        &self,
+        chain: &BlobName,
+        below: &[BlobName],
+        steps: Vec<Step<'_>>,
+        limits: Limits,
+    ) -> Result<(u64, u64), UnpackError> {
+        let (mut entries, mut bytes) = (0, 0);
+        for step in steps {
+            let left = Limits {
+                entries: limits.entries.saturating_sub(entries),
+                bytes: limits.bytes.saturating_sub(bytes),
+                ..limits
+            };
+            let job = Job {
+                directory: self.directory.clone(),
+                program: self.program.clone(),
+                name: short(chain).to_owned(),
+                below: below.iter().map(|chain| short(chain).to_owned()).collect(),
+                packing: step.packing.to_owned(),
+                limits: left,
+            };
+            let archive = step.archive;
+            let ended = on_a_thread(move || job.run(archive));
+            let ended = ended.map_err(|source| UnpackError::Io {
+                operation: "unpack into",
+                path: self.directory.join(short(chain)),
+                source,
+            })?;
+            let unpacked = ended.judge(shown(chain), limits.time)?;
+            if unpacked.diff != step.diff.as_str() {
+                let expected = step.diff.to_string();
+                return Err(UnpackError::Differs { chain: chain.clone(), expected, found: unpacked.diff });
+            }
+            entries += unpacked.entries;
+            bytes += unpacked.bytes;
+        }
+        Ok((entries, bytes))
+    }
+
+    /// Unpacks what is no layer into a directory of its own.
+    pub(super) fn extract(
+        &self,
+        archive: File,
+        packing: &str,
+        limits: Limits,
+    ) -> Result<PathBuf, UnpackError> {
+        let _only = self.hold()?;
+        self.clear(IMPORT)?;
+        let at = |end: &str| self.directory.join(format!("{IMPORT}{end}"));
+        for end in [".new", ".mnt"] {
+            make(&at(end)).map_err(|source| UnpackError::Io { operation: "make", path: at(end), source })?;
+        }
+        let job = Job {
+            directory: self.directory.clone(),
+            program: self.program.clone(),
+            name: IMPORT.to_owned(),
+            below: Vec::new(),
+            packing: packing.to_owned(),
+            limits,
+        };
+        let ended = on_a_thread(move || job.run(archive));
+        let ended =
+            ended.map_err(|source| UnpackError::Io { operation: "unpack into", path: at(".new"), source });
+        let judged = ended.and_then(|ended| ended.judge(IMPORT, limits.time));
+        let _ = remove_tree(&at(".mnt"));
+        match judged {
+            Ok(_) => Ok(at(".new")),
+            Err(error) => {
+                let _ = self.clear(IMPORT);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes a layer: its record first, so that a cut leaves a leftover and never half a layer.
+    ///
+    /// # Errors
+    /// The disk failed; the layer may be half removed, and does not count any more.
+    pub fn remove(&self, chain: &BlobName) -> Result<(), UnpackError> {
+        let _only = self.hold()?;
+        let name = short(chain);
+        if self.record(chain).is_some() {
+            let files = linux::files(&self.directory);
+            files.remove(Path::new(&format!("{name}.json"))).map_err(|error| UnpackError::Io {
+                operation: "remove",
+                path: self.directory.join(format!("{name}.json")),
+                source: io::Error::other(told(&error)),
+            })?;
+            self.clear(name)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what a cut or a kill left: everything without a record. Call only while nothing is pulled.
+    ///
+    /// # Errors
+    /// The directory cannot be read; what cannot be removed is counted by the names given.
+    pub fn sweep(&self) -> io::Result<Vec<String>> {
+        let mut stuck = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let layer = name.split('.').next().unwrap_or_default();
+            let is_kept = name == ".lock"
+                || (layer.len() == NAME_BYTES
+                    && (name == layer || name == format!("{layer}.json"))
+                    && self.record_of(layer).is_some());
+            if !is_kept && remove_tree(&entry.path()).is_err() {
+                stuck.push(name);
+            }
+        }
+        Ok(stuck)
+    }
+}
+
+fn told(error: &dyn Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+fn make(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Runs on a thread of its own, whose mounts and working directory are its own.
+fn on_a_thread<T: Send + 'static>(run: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    let thread = thread::Builder::new().name("unpack".to_owned()).spawn(run)?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that unpacks has panicked")))
+}
+
+/// One run of the process.
+struct Job {
+    directory: PathBuf,
+    program: PathBuf,
+    name: String,
+    below: Vec<String>,
+    packing: String,
+    limits: Limits,
+}
+
+/// How it ended.
+struct Ended {
+    is_in_time: bool,
+    status: Option<std::process::ExitStatus>,
+    output: String,
+    errors: String,
+}
+
+impl Job {
+    /// On a thread apart: mounts, runs the process, unmounts.
+    fn run(self, archive: File) -> io::Result<Ended> {
+        mounts::set_thread_apart(&self.directory)?;
+        let at = |end: &str| format!("{}{end}", self.name);
+        let below: Vec<&str> = self.below.iter().map(String::as_str).collect();
+        match below.is_empty() {
+            true => mounts::bind(&at(".new"), &at(".mnt"))?,
+            false => mounts::overlay(&below, &at(".new"), &at(".work"), &at(".mnt"))?,
+        }
+        let ended = self.start(archive, &at(".mnt")).and_then(|child| wait(child, self.limits.time));
+        let unmounted = mounts::unmount(&at(".mnt"));
+        let ended = ended?;
+        unmounted?;
+        Ok(ended)
+    }
+
+    fn start(&self, archive: File, directory: &str) -> io::Result<Child> {
+        let Limits { entries, bytes, time } = self.limits;
+        Command::new(&self.program)
+            .arg("unpack")
+            .args([
+                &self.packing,
+                &entries.to_string(),
+                &bytes.to_string(),
+                &time.as_secs().max(1).to_string(),
+            ])
+            .current_dir(directory)
+            .env_clear()
+            .stdin(archive)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+    }
+}
+
+/// Waits until the process has closed its output, at most so long, then ends it.
+fn wait(mut child: Child, limit: Duration) -> io::Result<Ended> {
+    let end = Instant::now() + limit;
+    let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
+    let output = read_until(stdout.as_mut(), end);
+    let is_in_time = output.is_some();
+    if !is_in_time {
+        child.kill()?;
+    }
+    let status = child.wait()?;
+    let errors = read_until(stderr.as_mut(), Instant::now() + Duration::from_secs(1)).unwrap_or_default();
+    Ok(Ended { is_in_time, status: Some(status), output: output.unwrap_or_default(), errors })
+}
+
+/// All that comes until the other side closes; `None` when the time is over first. What is beyond the limit is dropped.
+fn read_until<R: Read + AsFd>(source: Option<&mut R>, end: Instant) -> Option<String> {
+    let source = source?;
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left.min(Duration::from_secs(3600))).unwrap_or(PollTimeout::MAX);
+        let mut ready = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, timeout) {
+            Ok(0) => return None,
+            Ok(_) => {}
+            Err(nix::Error::EINTR) => continue,
+            Err(_) => return None,
+        }
+        match source.read(&mut buffer) {
+            Ok(0) => return Some(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(count) if bytes.len() as u64 <= ANSWER_BYTES => bytes.extend_from_slice(&buffer[..count]),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+impl Ended {
+    fn judge(self, layer: &str, limit: Duration) -> Result<Unpacked, UnpackError> {
+        if !self.is_in_time {
+            return Err(UnpackError::TooLong { layer: layer.to_owned(), limit });
+        }
+        if self.status.is_some_and(|status| status.success())
+            && let Ok(unpacked) = serde_json::from_str(&self.output)
+        {
+            return Ok(unpacked);
+        }
+        let said = self.errors.trim().trim_start_matches("kedge: ");
+        let why = match (said, self.status) {
+            ("", Some(status)) => format!("the process that unpacks ended with {status}"),
+            (said, _) => said.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect(),
+        };
+        Err(UnpackError::Archive { layer: layer.to_owned(), why })
+    }
+}
