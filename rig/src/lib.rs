@@ -23,6 +23,7 @@ pub mod power_cut;
 mod preload;
 pub mod process;
 pub mod programs;
+pub mod registry;
 pub mod scratch;
 pub mod signals;
 pub mod table;

@@ -1,0 +1,255 @@
+//! A registry on loopback that misbehaves as it is told: an image registry's HTTP API, in plain HTTP, with faults.
+//!
+//! Always holds: it serves exactly what was put in, and remembers every request, so that a test can see what went over the wire;
+//! a fault hits the requests it was made for, in order. Threads end with their connections.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// What goes wrong with one answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The connection breaks after so many bytes of the body.
+    CutAfter(usize),
+    /// The body ends after so many bytes, and its length says so.
+    Truncated(usize),
+    /// More bytes than there should be.
+    Oversized(usize),
+    /// As many bytes, but others.
+    OtherBytes,
+    /// 200 with everything, whatever range was asked for.
+    IgnoredRange,
+    /// 206 with a range that begins elsewhere.
+    OtherRange,
+    /// This status and nothing else.
+    Status(u16),
+    /// A redirect to this base URL; the path is kept.
+    RedirectTo(String),
+    /// The head of an answer, and then nothing: until the other side goes away.
+    Stall,
+}
+
+/// Who may read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    #[default]
+    Anyone,
+    /// `user:password` with each request.
+    Basic(String),
+    /// A token that the path `/token` gives to this `user:password`, or to anybody if it is empty.
+    Bearer { user: String, token: String },
+}
+
+/// A request as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub path: String,
+    pub range: Option<String>,
+    pub authorization: Option<String>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Path, content type, bytes.
+    served: BTreeMap<String, (String, Vec<u8>)>,
+    /// Which paths contain it, and what goes wrong; each once.
+    faults: Vec<(String, Fault)>,
+    access: Access,
+    seen: Vec<Seen>,
+}
+
+/// The registry; it ends with the process.
+#[derive(Clone)]
+pub struct FakeRegistry {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+impl FakeRegistry {
+    /// A registry that has nothing yet.
+    ///
+    /// # Errors
+    /// There is no port.
+    pub fn start() -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let registry = Self { address: listener.local_addr()?, state: Arc::default() };
+        let serving = registry.clone();
+        thread::Builder::new().name("registry".to_owned()).spawn(move || {
+            for connection in listener.incoming().flatten() {
+                let serving = serving.clone();
+                // what a broken connection says is the test's business
+                thread::spawn(move || serving.serve(connection));
+            }
+        })?;
+        Ok(registry)
+    }
+
+    /// `127.0.0.1:port`, as it stands in an image's name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves bytes at `/v2/` and this path.
+    pub fn put(&self, path: &str, content_type: &str, bytes: &[u8]) {
+        self.state().served.insert(format!("/v2/{path}"), (content_type.to_owned(), bytes.to_vec()));
+    }
+
+    /// The next answer to a path that contains `part` goes wrong.
+    pub fn fail(&self, part: &str, fault: Fault) {
+        self.state().faults.push((part.to_owned(), fault));
+    }
+
+    /// Who may read from now on.
+    pub fn set_access(&self, access: Access) {
+        self.state().access = access;
+    }
+
+    /// The requests since the last call.
+    pub fn take_seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.state().seen)
+    }
+
+    fn serve(&self, connection: TcpStream) -> io::Result<()> {
+        let mut reader = BufReader::new(connection.try_clone()?);
+        let mut writer = connection;
+        while let Some(seen) = read_request(&mut reader)? {
+            self.state().seen.push(seen.clone());
+            if !self.answer(&seen, &mut writer)? {
+                return writer.shutdown(std::net::Shutdown::Both);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the connection goes on.
+    fn answer(&self, seen: &Seen, writer: &mut TcpStream) -> io::Result<bool> {
+        let path = seen.path.split('?').next().unwrap_or_default();
+        let (fault, access, served) = {
+            let mut state = self.state();
+            let at = state.faults.iter().position(|(part, _)| path.contains(part.as_str()));
+            let fault = at.map(|at| state.faults.remove(at).1);
+            (fault, state.access.clone(), state.served.get(path).cloned())
+        };
+        match &fault {
+            Some(Fault::Status(status)) => return head(writer, *status, "", 0).map(|()| true),
+            Some(Fault::RedirectTo(base)) => {
+                let location = format!("Location: {base}{}\r\n", seen.path);
+                return head(writer, 307, &location, 0).map(|()| true);
+            }
+            _ => {}
+        }
+        if path == "/token" {
+            return self.token(seen, &access, writer).map(|()| true);
+        }
+        if let Some(challenge) = refused(&access, seen, &self.name()) {
+            return head(writer, 401, &challenge, 0).map(|()| true);
+        }
+        let Some((content_type, bytes)) = served else {
+            let body = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}"#;
+            head(writer, 404, "Content-Type: application/json\r\n", body.len())?;
+            return writer.write_all(body).map(|()| true);
+        };
+        send(writer, seen, fault, &content_type, &bytes)
+    }
+
+    fn token(&self, seen: &Seen, access: &Access, writer: &mut TcpStream) -> io::Result<()> {
+        let Access::Bearer { user, token } = access else { return head(writer, 404, "", 0) };
+        if !user.is_empty() && seen.authorization.as_deref() != Some(&basic(user)) {
+            return head(writer, 401, "WWW-Authenticate: Basic\r\n", 0);
+        }
+        let body = format!(r#"{{"token":"{token}","expires_in":60}}"#);
+        head(writer, 200, "Content-Type: application/json\r\n", body.len())?;
+        writer.write_all(body.as_bytes())
+    }
+}
+
+fn basic(user: &str) -> String {
+    use base64::Engine;
+    format!("Basic {}", base64::prelude::BASE64_STANDARD.encode(user))
+}
+
+/// The challenge for a request that lacks what it needs.
+fn refused(access: &Access, seen: &Seen, name: &str) -> Option<String> {
+    let (needed, challenge) = match access {
+        Access::Anyone => return None,
+        Access::Basic(user) => (basic(user), "WWW-Authenticate: Basic realm=\"r\"\r\n".to_owned()),
+        Access::Bearer { token, .. } => (
+            format!("Bearer {token}"),
+            format!("WWW-Authenticate: Bearer realm=\"http://{name}/token\",service=\"{name}\"\r\n"),
+        ),
+    };
+    (seen.authorization.as_ref() != Some(&needed)).then_some(challenge)
+}
+
+fn send(
+    writer: &mut TcpStream,
+    seen: &Seen,
+    fault: Option<Fault>,
+    content_type: &str,
+    bytes: &[u8],
+) -> io::Result<bool> {
+    let asked =
+        seen.range.as_deref().and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+    let from = asked.filter(|_| fault != Some(Fault::IgnoredRange));
+    if from.is_some_and(|from: usize| from >= bytes.len()) {
+        return head(writer, 416, "", 0).map(|()| true);
+    }
+    let mut body = bytes[from.unwrap_or(0)..].to_vec();
+    let named_from =
+        from.map(|from| if fault == Some(Fault::OtherRange) { from.saturating_sub(1) } else { from });
+    match fault {
+        Some(Fault::Truncated(length)) => body.truncate(length),
+        Some(Fault::Oversized(more)) => body.extend(vec![0; more]),
+        Some(Fault::OtherBytes) => body.iter_mut().for_each(|byte| *byte = !*byte),
+        _ => {}
+    }
+    let range = match named_from {
+        Some(from) => format!("Content-Range: bytes {from}-{}/{}\r\n", bytes.len() - 1, bytes.len()),
+        None => String::new(),
+    };
+    let status = if from.is_some() { 206 } else { 200 };
+    head(writer, status, &format!("Content-Type: {content_type}\r\n{range}"), body.len())?;
+    match fault {
+        Some(Fault::CutAfter(length)) => {
+            writer.write_all(&body[..length.min(body.len())])?;
+            Ok(false)
+        }
+        Some(Fault::Stall) => {
+            let mut byte = [0];
+            while io::Read::read(writer, &mut byte)? > 0 {}
+            Ok(false)
+        }
+        _ => writer.write_all(&body).map(|()| true),
+    }
+}
+
+fn head(writer: &mut TcpStream, status: u16, headers: &str, length: usize) -> io::Result<()> {
+    write!(writer, "HTTP/1.1 {status} Said\r\n{headers}Content-Length: {length}\r\n\r\n")
+}
+
+fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Seen>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut seen = Seen { path, range: None, authorization: None };
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        let Some((name, value)) = header.trim_end().split_once(": ") else { return Ok(Some(seen)) };
+        match name.to_ascii_lowercase().as_str() {
+            "range" => seen.range = Some(value.to_owned()),
+            "authorization" => seen.authorization = Some(value.to_owned()),
+            _ => {}
+        }
+    }
+}
