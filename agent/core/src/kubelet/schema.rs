@@ -493,8 +493,27 @@ pub(super) const OFF: &str = "off";
 /// Ours: what upstream has no field for.
 const KEDGE: &[Field] = &[
     bounded("watch", Kind::OneOf(&["auto", OFF]), Default::Text("auto"), "auto or off"),
+    no_effect("images", Kind::Object(IMAGES)),
     #[cfg(feature = "fault-injection")]
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
+];
+
+/// Where images come from.
+const IMAGES: &[Field] = &[
+    bounded(
+        "mirrors",
+        Kind::Map(&LIST_OF_TEXT),
+        Default::None,
+        "at most 100 registries of 8: one that is down costs each pull its time limit",
+    ),
+    bounded("insecureRegistries", LIST_OF_TEXT, Default::None, "at most 100 of host or host:port"),
+    bounded(
+        "certificateAuthorities",
+        MAP_OF_TEXT,
+        Default::None,
+        "at most 100, each PEM or an absolute path",
+    ),
+    bounded("credentialsFile", Kind::Text, Default::None, "an absolute path"),
 ];
 
 #[cfg(feature = "fault-injection")]

@@ -10,6 +10,8 @@ use core::time::Duration;
 use kedge_api::{excerpt, names};
 use serde_json::{Map, Value};
 
+use crate::images::settings::Registries;
+
 use super::quantity::{Quantity, Threshold};
 use super::schema::Beyond;
 use super::{duration, path, schema};
@@ -111,6 +113,8 @@ pub struct Config {
     pub eviction_hard: EvictionHard,
     /// `evictionPressureTransitionPeriod`: how long pressure must be gone before the condition says so.
     pub eviction_pressure_transition_period: Duration,
+    /// `kedge.images`: where images come from.
+    pub registries: Registries,
     /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
     pub watch: bool,
     /// `kedge.faultInjection`.
@@ -140,6 +144,7 @@ impl Config {
             kube_reserved: reader.below("kubeReserved").reserved(),
             eviction_hard: reader.below("evictionHard").eviction_hard(),
             eviction_pressure_transition_period: reader.duration("evictionPressureTransitionPeriod"),
+            registries: reader.registries(),
             watch: reader.below("kedge").text("watch") != schema::OFF,
             #[cfg(feature = "fault-injection")]
             fault_injection: reader.fault_injection(),
@@ -232,6 +237,11 @@ impl<'a> Reader<'a> {
             0 => None,
             port => Some(SocketAddr::new(address, port)),
         }
+    }
+
+    fn registries(&mut self) -> Registries {
+        let images = self.value("kedge").and_then(|kedge| kedge.get("images"));
+        Registries::read(images.and_then(Value::as_object), self.report)
     }
 
     fn amount(&mut self, field: &str) -> Quantity {
