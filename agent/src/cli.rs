@@ -36,8 +36,14 @@ impl fmt::Display for CommandError {
 
 impl std::error::Error for CommandError {}
 
+impl CommandError {
+    pub(crate) fn new(error: impl fmt::Display) -> Self {
+        Self(error.to_string())
+    }
+}
+
 fn failed(error: impl fmt::Display) -> CommandError {
-    CommandError(error.to_string())
+    CommandError::new(error)
 }
 
 /// What failed below a directory: the error names paths as they are called there.

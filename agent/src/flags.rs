@@ -4,8 +4,10 @@
 //! field of the configuration become its topmost layer. Always holds: a wrong flag is an error that names it. Leaves to others:
 //! the range of such a field (core), reading files (`local_config`).
 
+use crate::images::command::{ImagesOptions, Task};
 use crate::service;
 use kedge_api::{labels, names};
+use kedge_platform::images::UnpackArguments;
 use lexopt::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -46,6 +48,10 @@ pub enum Command {
     Shim(PathBuf),
     /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
     Pause(PathBuf),
+    /// Images of this node.
+    Images(Box<ImagesOptions>, Output),
+    /// `kedge unpack`, which pulls start.
+    Unpack(UnpackArguments),
     /// Print a version.
     Version(Output),
     /// Print this help.
@@ -196,7 +202,7 @@ struct Raw {
 }
 
 /// Flags that take one text.
-const TEXTS: [&str; 11] = [
+const TEXTS: [&str; 13] = [
     "root-dir",
     "dynamic-config-dir",
     "run-dir",
@@ -208,6 +214,8 @@ const TEXTS: [&str; 11] = [
     "node-labels",
     "environment-file",
     "key",
+    "credentials",
+    "name",
 ];
 
 /// Flags that say which local config is meant; with one of them the service's are not looked at.
@@ -292,8 +300,36 @@ impl Raw {
             ["config"] => Command::Help(HELP_CONFIG),
             ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
             ["pause", root] => Command::Pause(PathBuf::from(root)),
+            ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
+            ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
+            ["images"] => Command::Help(HELP_IMAGES),
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
         })
+    }
+
+    fn images(mut self, words: &[&str], output: Output) -> Result<Command, UsageError> {
+        let name = self.text("name");
+        let credentials = self.text("credentials").map(PathBuf::from);
+        let names = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let task = match words {
+            ["ls"] => Task::List,
+            ["pull", first @ ..] if !first.is_empty() => Task::Pull(names(first)),
+            ["import", path] => Task::Import { path: PathBuf::from(path), name },
+            ["rm", first @ ..] if !first.is_empty() => Task::Remove(names(first)),
+            ["prune"] => Task::Prune,
+            ["pull" | "rm"] => return Err(UsageError(format!("images {} needs an image", words[0]))),
+            ["import", ..] => return Err(UsageError("images import needs one directory or archive".into())),
+            other => {
+                return Err(UsageError(format!(
+                    "unknown command {:?}",
+                    format!("images {}", other.join(" "))
+                )));
+            }
+        };
+        Ok(Command::Images(
+            Box::new(ImagesOptions { task, agent: self.service_agent()?, credentials }),
+            output,
+        ))
     }
 
     fn text(&mut self, name: &str) -> Option<String> {
@@ -460,6 +496,7 @@ fn help_of(words: &[String]) -> &'static str {
     match words.first().map(String::as_str) {
         Some("agent") => HELP_AGENT,
         Some("config") => HELP_CONFIG,
+        Some("images") => HELP_IMAGES,
         Some("record-exit") => HELP_RECORD_EXIT,
         _ => HELP,
     }
@@ -481,8 +518,9 @@ Commands:
   config check FILE  validate files as pushed configurations, without an API server
   config forgive UID remove the verdicts on a ConfigMap, so that it is tried again
   config reset       drop the assigned configuration and return to the local one
+  images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
-  shim, pause        internal: the agent starts them for containers (docs/pods.md)
+  shim, pause, unpack  internal: for containers and images (docs/pods.md)
   version            print the version
 
 Flags of all commands that talk to an agent:
@@ -543,6 +581,25 @@ with KEDGE_FLAGS of --environment-file (default /etc/default/kedge; \"\" for non
 
 Flags: --root-dir, --run-dir, --dynamic-config-dir, --config, --config-dir, --init-config-dir as for kedge agent;
 --key KEY            the key of a ConfigMap manifest (default: its only one, or kubelet)
+-o, --output text|json
+";
+
+const HELP_IMAGES: &str = "\
+Usage: kedge images ls|pull|import|rm|prune [FLAGS]
+
+  ls                 list the images of this node
+  pull IMAGE...      fetch images; what an earlier try fetched is kept
+  import PATH        take the images of an OCI layout, a directory or a tar archive of one (skopeo copy ... oci:DIR or
+                     oci-archive:FILE): for sites without a registry
+  rm IMAGE...        remove images by name or ID; one that a pod needs or a container mounts stays
+  prune              remove all images that nobody needs, and what interrupted pulls left
+
+They work with and without a running agent; all but ls need root. Mirrors, certificate authorities and credentials are
+those of the local configuration (kedge.images).
+
+Flags: --root-dir, --config, --config-dir, --init-config-dir, --environment-file as for kedge config
+--credentials FILE   for pull: Docker's config.json; tried before the node's own
+--name IMAGE         for import: what the only image of the layout is called here
 -o, --output text|json
 ";
 

@@ -9,6 +9,7 @@ mod errors;
 mod faults;
 pub mod flags;
 mod forecast;
+pub mod images;
 pub mod local;
 mod local_config;
 mod logging;

@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{cli, doctor, run};
+use kedge::{cli, doctor, images, run};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -29,6 +29,8 @@ fn main() -> ExitCode {
         Command::ConfigReset(places) => cli::config_reset(&places),
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),
+        Command::Images(options, output) => images::command::run(&options, output),
+        Command::Unpack(arguments) => images::command::unpack(&arguments),
         Command::Version(output) => {
             cli::version(output);
             Ok(())

@@ -119,6 +119,26 @@ impl Route {
             tls: Arc::new(tls_config(kubeconfig, clock)?),
         })
     }
+
+    /// The way to a server that is no API server: verified against these roots, and no certificate of ours is shown.
+    ///
+    /// # Errors
+    /// The host's name cannot stand in a certificate.
+    pub(crate) fn to_stranger(
+        (host, port): (&str, u16),
+        roots: RootCertStore,
+        proxy: Option<ProxyAddress>,
+        clock: WallClock,
+    ) -> Result<Self, rustls::Error> {
+        let server_name = ServerName::try_from(host.to_owned())
+            .map_err(|_| rustls::Error::General(format!("{host} is no name of a server")))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = ClientConfig::builder_with_details(provider, Arc::new(CertificateClock(clock)))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self { host: host.to_owned(), port, server_name, proxy, tls: Arc::new(tls) })
+    }
 }
 
 pub(crate) fn tls_config(kubeconfig: &Kubeconfig, clock: WallClock) -> Result<ClientConfig, rustls::Error> {

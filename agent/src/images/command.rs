@@ -1,0 +1,280 @@
+//! `kedge images ls|pull|import|rm|prune`, and `kedge unpack`, which unpacks layers for them and for the agent.
+//!
+//! Always holds: they work with and without a running agent, by the same files and locks; with `--output json` standard output is
+//! one JSON value; progress goes to standard error, and only to a terminal.
+
+use std::cell::RefCell;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use kedge_core::images::credentials::{Keyring, MAX_BYTES};
+use kedge_core::images::record::Record;
+use kedge_core::images::settings::Registries;
+use kedge_core::images::{PullPolicy, Reference};
+use kedge_core::kubelet;
+use kedge_platform::images::{UnpackArguments, unpack_child};
+use kedge_platform::linux::read_named_file;
+use serde_json::{Value, json};
+
+use super::puller::{Options, Progress, Puller, Ready};
+use super::store::{Removed, Store};
+use crate::cli::{CommandError, print};
+use crate::errors::chain;
+use crate::flags::{AgentOptions, Output};
+use crate::local_config;
+use crate::net::proxy::ProxyEnvironment;
+use crate::net::transport::{Cancel, system_clock};
+
+/// How often progress is shown.
+const SHOWN_EVERY: Duration = Duration::from_millis(200);
+
+/// What `kedge images` was asked for.
+#[derive(Debug)]
+pub enum Task {
+    List,
+    Pull(Vec<String>),
+    Import { path: PathBuf, name: Option<String> },
+    Remove(Vec<String>),
+    Prune,
+}
+
+/// Options of `kedge images`.
+#[derive(Debug)]
+pub struct ImagesOptions {
+    pub task: Task,
+    pub agent: AgentOptions,
+    /// `--credentials`: a Docker `config.json`.
+    pub credentials: Option<PathBuf>,
+}
+
+fn failed(error: impl std::fmt::Display) -> CommandError {
+    CommandError::new(error)
+}
+
+/// `kedge images`.
+///
+/// # Errors
+/// What could not be done, on which image.
+pub fn run(options: &ImagesOptions, output: Output) -> Result<(), CommandError> {
+    let root = &options.agent.places.root_dir;
+    let program =
+        std::env::current_exe().map_err(|error| failed(format_args!("find this program: {error}")))?;
+    let store =
+        Store::open(root, &program).map_err(|error| failed(format_args!("{}: {error}", root.display())))?;
+    match &options.task {
+        Task::List => list(&store, output),
+        Task::Pull(names) => pull(store, options, names, output),
+        Task::Import { path, name } => import(store, options, path, name.as_deref(), output),
+        Task::Remove(names) => remove(&store, names, output),
+        Task::Prune => removed(&store.prune().map_err(failed)?, output),
+    }
+}
+
+fn shown(record: &Record, store: &Store) -> Value {
+    let sizes = store.layer_sizes().unwrap_or_default();
+    let bytes: u64 = record.layers.iter().filter_map(|layer| sizes.get(&layer.chain)).sum();
+    json!({
+        "id": record.id,
+        "names": record.names,
+        "digests": record.digests,
+        "platform": record.platform.to_string(),
+        "layers": record.layers.len(),
+        "compressedBytes": record.size_bytes,
+        "diskBytes": bytes,
+        "ready": store.is_whole(record),
+    })
+}
+
+fn list(store: &Store, output: Output) -> Result<(), CommandError> {
+    let records = store.records().map_err(failed)?;
+    let images: Vec<Value> = records.iter().map(|record| shown(record, store)).collect();
+    match output {
+        Output::Json => print(json!({"images": images, "unreadable": records.unreadable()})),
+        Output::Text => {
+            print(format_args!("{:<60} {:<14} {:>10}  STATE", "NAME", "ID", "DISK"));
+            images.iter().for_each(print_row);
+            for why in records.unreadable() {
+                print(format_args!("unreadable record: {why}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_row(image: &Value) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let id = text(&image["id"]);
+    let names = [&image["names"], &image["digests"]]
+        .into_iter()
+        .filter_map(Value::as_array)
+        .find(|list| !list.is_empty());
+    let state = if image["ready"] == true { "ready" } else { "layers missing" };
+    let bytes = image["diskBytes"].as_u64().unwrap_or(0);
+    for name in names.into_iter().flatten() {
+        let id = id.trim_start_matches("sha256:").get(..12).unwrap_or_default().to_owned();
+        print(format_args!("{:<60} {id:<14} {:>10}  {state}", text(name), size(bytes)));
+    }
+}
+
+/// Bytes as people read them.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..10_000 => format!("{bytes} B"),
+        10_000..10_000_000 => format!("{} kB", bytes / 1000),
+        _ => format!("{} MB", bytes / 1_000_000),
+    }
+}
+
+/// A puller with the settings that the service's agent would have.
+fn puller(store: Store, options: &ImagesOptions) -> Result<Puller, CommandError> {
+    Ok(Puller::new(
+        store,
+        Options {
+            registries: registries(&options.agent)?,
+            clock: system_clock(),
+            proxies: ProxyEnvironment::of_process(),
+            cancel: Cancel::new(),
+        },
+    ))
+}
+
+/// Where the local configuration says that images come from.
+fn registries(agent: &AgentOptions) -> Result<Registries, CommandError> {
+    let layers = local_config::read(&agent.local).map_err(failed)?;
+    let effective = kubelet::effective(&layers, None).map_err(failed)?;
+    Ok(effective.config.registries)
+}
+
+fn keyring(path: Option<&Path>) -> Result<Keyring, CommandError> {
+    let mut keyring = Keyring::default();
+    if let Some(path) = path {
+        let bytes = read_named_file(path, MAX_BYTES).map_err(|error| failed(chain(&error)))?;
+        keyring.add(&bytes).map_err(|why| failed(format_args!("{}: {why}", path.display())))?;
+    }
+    Ok(keyring)
+}
+
+fn pull(store: Store, options: &ImagesOptions, names: &[String], output: Output) -> Result<(), CommandError> {
+    let puller = puller(store.clone(), options)?;
+    let keyring = keyring(options.credentials.as_deref())?;
+    let mut done = Vec::new();
+    for name in names {
+        let reference = Reference::parse(name).map_err(failed)?;
+        let meter = Meter::new(&reference);
+        let pulled =
+            puller.ensure(&reference, PullPolicy::Always, &keyring, &|progress| meter.show(&progress));
+        meter.clear();
+        done.push(pulled.map_err(failed)?);
+    }
+    taken(&store, &done, "pulled", output);
+    Ok(())
+}
+
+fn import(
+    store: Store,
+    options: &ImagesOptions,
+    path: &Path,
+    name: Option<&str>,
+    output: Output,
+) -> Result<(), CommandError> {
+    let puller = puller(store.clone(), options)?;
+    let name = name.map(Reference::parse).transpose().map_err(failed)?;
+    let meter = Meter::new(&path.display());
+    let imported = puller.import(path, name.as_ref(), &|progress| meter.show(&progress));
+    meter.clear();
+    taken(&store, &imported.map_err(failed)?, "imported", output);
+    Ok(())
+}
+
+fn taken(store: &Store, done: &[Ready], verb: &str, output: Output) {
+    if output == Output::Json {
+        let images: Vec<Value> = done
+            .iter()
+            .map(|ready| {
+                let mut image = shown(&ready.record, store);
+                image["fetchedBytes"] = ready.fetched_bytes.into();
+                image
+            })
+            .collect();
+        return print(Value::from(images));
+    }
+    for ready in done {
+        print(format_args!("{verb} {}, {}", ready.record.image_id(), size(ready.fetched_bytes)));
+    }
+}
+
+fn remove(store: &Store, names: &[String], output: Output) -> Result<(), CommandError> {
+    let mut all = Removed::default();
+    for name in names {
+        let one = store.remove(name).map_err(failed)?;
+        all.images.extend(one.images);
+        all.problems.extend(one.problems);
+        all.bytes += one.bytes;
+    }
+    removed(&all, output)
+}
+
+fn removed(removed: &Removed, output: Output) -> Result<(), CommandError> {
+    match output {
+        Output::Json => {
+            print(json!({"images": removed.images, "bytes": removed.bytes, "problems": removed.problems}))
+        }
+        Output::Text => {
+            for name in &removed.images {
+                print(format_args!("removed {name}"));
+            }
+            print(format_args!("freed {}", size(removed.bytes)));
+        }
+    }
+    match removed.problems.first() {
+        None => Ok(()),
+        Some(first) => Err(failed(format_args!("{first} ({} problems)", removed.problems.len()))),
+    }
+}
+
+/// Progress on a terminal.
+struct Meter {
+    what: String,
+    is_terminal: bool,
+    shown_at: RefCell<Option<Instant>>,
+}
+
+impl Meter {
+    fn new(what: &dyn std::fmt::Display) -> Self {
+        Self { what: what.to_string(), is_terminal: io::stderr().is_terminal(), shown_at: RefCell::new(None) }
+    }
+
+    fn show(&self, progress: &Progress) {
+        let mut shown_at = self.shown_at.borrow_mut();
+        let is_soon = matches!(progress, Progress::Fetching { .. })
+            && shown_at.is_some_and(|at| at.elapsed() < SHOWN_EVERY);
+        if !self.is_terminal || is_soon {
+            return;
+        }
+        *shown_at = Some(Instant::now());
+        let text = match progress {
+            Progress::Resolved { layers, bytes } => format!("{layers} layers to fetch, {}", size(*bytes)),
+            Progress::Fetching { digest, have, size: all } => {
+                format!("{} {} of {}", &digest.hex()[..12], size(*have), size(*all))
+            }
+            Progress::Unpacking { digest } => format!("{} unpacking", &digest.hex()[..12]),
+        };
+        let _ = write!(io::stderr(), "\r\x1b[K{}: {text}", self.what);
+    }
+
+    fn clear(&self) {
+        if self.is_terminal && self.shown_at.borrow().is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// `kedge unpack`.
+///
+/// # Errors
+/// Why the archive is not unpacked.
+pub fn unpack(arguments: &UnpackArguments) -> Result<(), CommandError> {
+    print(unpack_child(arguments).map_err(failed)?);
+    Ok(())
+}

@@ -1,0 +1,564 @@
+//! From a reference to an image that can be run.
+//!
+//! Always holds: mirrors are asked first, then the registry; a layer is fetched only if it is missing, continued where an earlier
+//! try ended, compared with its digest, unpacked, made durable; the record comes last. Blobs go once the record stands: on a
+//! device each byte is kept once.
+//! Left to others: which pods wait, and when a failed pull is tried again.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use kedge_core::images::credentials::{self, Keyring};
+use kedge_core::images::manifest::{self, Blob, Config, Document, MAX_CONFIG_BYTES, Manifest};
+use kedge_core::images::policy::Decision;
+use kedge_core::images::record::{API_VERSION, Layer, Record};
+use kedge_core::images::settings::Registries;
+use kedge_core::images::{BlobDigest, Platform, PullPolicy, Reference};
+use kedge_platform::images::{BlobError, BlobName, Limits, Part, Step, Unpack, UnpackError};
+use kedge_platform::linux::read_named_file;
+
+use super::error::{PullError, Sort};
+use super::layout::Layout;
+use super::registry::{Network, Registry};
+use super::source::Source;
+use super::store::{Store, blob_name};
+use crate::errors::chain;
+use crate::net::proxy::ProxyEnvironment;
+use crate::net::transport::{Cancel, Lookup, WallClock};
+
+/// Bytes read from the network at a time.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// How often a download is continued within one pull, each time after it got further.
+const MAX_RESUMES: u32 = 20;
+/// A download that brings less than this in [`SLOWEST_TIME`] is given up: it holds up all pulls behind it.
+const SLOWEST_BYTES: u64 = 64 * 1024;
+const SLOWEST_TIME: Duration = Duration::from_secs(300);
+/// Most entries of a layer: the largest images known have 300,000 files in all their layers.
+const MAX_ENTRIES: u64 = 500_000;
+/// A layer may unpack to this much, and [`MOST_RATIO`] times its compressed size: gzip reaches 1000, real layers 10. A bomb
+/// would be written to flash again at each try.
+const LEAST_BYTES: u64 = 64 << 20;
+const MOST_RATIO: u64 = 100;
+/// Longest that one layer is unpacked: 8 GiB at 5 MB/s, an SD card's rate.
+const UNPACK_TIME: Duration = Duration::from_secs(1800);
+/// How long to wait for a removal, or for another pull of the same blob, between two looks.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a [`Puller`] is made of.
+pub struct Options {
+    pub registries: Registries,
+    pub clock: WallClock,
+    pub proxies: ProxyEnvironment,
+    pub cancel: Cancel,
+}
+
+/// What a pull is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The image was found: how many layers and bytes are missing.
+    Resolved { layers: usize, bytes: u64 },
+    /// Bytes of the layer that is being fetched.
+    Fetching { digest: BlobDigest, have: u64, size: u64 },
+    /// A layer is being unpacked.
+    Unpacking { digest: BlobDigest },
+}
+
+/// An image that can be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    pub record: Record,
+    /// What came over the network for it.
+    pub fetched_bytes: u64,
+}
+
+/// Pulls images, one with each call. Calls may run on several threads at once.
+pub struct Puller {
+    store: Store,
+    network: Network,
+    registries: Registries,
+    platform: Platform,
+}
+
+/// One image on its way.
+struct Pull<'a> {
+    puller: &'a Puller,
+    reference: &'a Reference,
+    progress: &'a dyn Fn(Progress),
+    fetched_bytes: u64,
+}
+
+impl Puller {
+    /// A puller into this store.
+    #[must_use]
+    pub fn new(store: Store, options: Options) -> Self {
+        let network = Network {
+            lookup: std::sync::Arc::new(Lookup::system()),
+            cancel: options.cancel,
+            clock: options.clock,
+            proxies: options.proxies,
+        };
+        Self { store, network, registries: options.registries, platform: this_platform() }
+    }
+
+    /// Sees that an image is there, by its policy. Blocks while it is fetched. `secrets` are the pod's; the node's own
+    /// credentials are tried after them.
+    ///
+    /// # Errors
+    /// It is not there; see [`PullError::sort`]. What was fetched so far stays for the next try.
+    pub fn ensure(
+        &self,
+        reference: &Reference,
+        policy: PullPolicy,
+        secrets: &Keyring,
+        progress: &dyn Fn(Progress),
+    ) -> Result<Ready, PullError> {
+        let _hold = self.hold()?;
+        let records = self.store.records()?;
+        let present = records.find(reference).filter(|record| self.store.is_whole(record));
+        match (policy.decide(reference, present.is_some()), present) {
+            (Decision::Use, Some(record)) => return Ok(Ready { record: record.clone(), fetched_bytes: 0 }),
+            (Decision::Refuse, _) => {
+                let text = format!("image {reference} is not present with pull policy of Never");
+                return Err(PullError::new(Sort::Never, text));
+            }
+            _ => {}
+        }
+        let mut keyring = secrets.clone();
+        self.add_own_credentials(&mut keyring)?;
+        self.ask_registries(reference, &keyring, progress)
+    }
+
+    fn ask_registries(
+        &self,
+        reference: &Reference,
+        keyring: &Keyring,
+        progress: &dyn Fn(Progress),
+    ) -> Result<Ready, PullError> {
+        let mut failed: Option<PullError> = None;
+        for endpoint in self.registries.endpoints(reference) {
+            let there = endpoint.localized(reference);
+            let credentials = keyring.for_image(&there).into_iter().cloned().collect();
+            let mut registry =
+                Registry::new(&self.network, &self.registries, endpoint, reference, credentials);
+            let mut pull = Pull { puller: self, reference, progress, fetched_bytes: 0 };
+            match pull.run(&mut registry, &reference.manifest_name()) {
+                Err(error) if !matches!(error.sort, Sort::Disk | Sort::Cancelled) => {
+                    let text = match failed.take() {
+                        Some(earlier) => format!("{earlier}; {error}"),
+                        None => error.text,
+                    };
+                    failed = Some(PullError { sort: error.sort, text });
+                }
+                ended => return ended,
+            }
+        }
+        let error = failed.unwrap_or_else(|| PullError::new(Sort::Bad, "no registry"));
+        Err(PullError { text: format!("pull {reference}: {}", error.text), ..error })
+    }
+
+    /// Takes the images of an OCI layout, a directory or a tar archive of one.
+    ///
+    /// # Errors
+    /// One of them cannot be taken; those before it were.
+    pub fn import(
+        &self,
+        path: &Path,
+        name: Option<&Reference>,
+        progress: &dyn Fn(Progress),
+    ) -> Result<Vec<Ready>, PullError> {
+        let _hold = self.hold()?;
+        let is_directory = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.is_dir();
+        if is_directory {
+            return self.import_directory(&mut Layout::new(path, path), name, progress);
+        }
+        let directory = self.extracted(path)?;
+        let imported = self.import_directory(&mut Layout::new(&directory, path), name, progress);
+        // the next import or sweep tries again
+        let _ = std::fs::remove_dir_all(&directory);
+        imported
+    }
+
+    fn extracted(&self, path: &Path) -> Result<PathBuf, PullError> {
+        let mut file = std::fs::File::open(path).map_err(|error| unreadable(path, &error))?;
+        let mut magic = [0; 4];
+        let count = file.read(&mut magic).map_err(|error| unreadable(path, &error))?;
+        let packing = match &magic[..count] {
+            [0x1f, 0x8b, ..] => "gzip",
+            [0x28, 0xb5, 0x2f, 0xfd] => "zstd",
+            _ => "plain",
+        };
+        std::io::Seek::rewind(&mut file).map_err(|error| unreadable(path, &error))?;
+        let room = self.store.room()?;
+        let limits = Limits { entries: MAX_ENTRIES.min(room.entries), bytes: room.bytes, time: UNPACK_TIME };
+        self.store
+            .files
+            .extract(file, packing, limits)
+            .map_err(|error| PullError::new(Sort::Bad, format!("{}: {}", path.display(), chain(&error))))
+    }
+
+    fn import_directory(
+        &self,
+        layout: &mut Layout,
+        name: Option<&Reference>,
+        progress: &dyn Fn(Progress),
+    ) -> Result<Vec<Ready>, PullError> {
+        let images = layout.images(name)?;
+        let taken = images.iter().map(|image| {
+            let mut pull = Pull { puller: self, reference: &image.reference, progress, fetched_bytes: 0 };
+            pull.run(layout, &image.digest.to_string())
+        });
+        taken.collect()
+    }
+
+    /// Holds off removals; waits for one that is under way.
+    fn hold(&self) -> Result<kedge_platform::images::Hold, PullError> {
+        loop {
+            let hold = self.store.files.hold_shared().map_err(|error| PullError::disk(&error))?;
+            match hold {
+                Some(hold) => return Ok(hold),
+                None => self.pause()?,
+            }
+        }
+    }
+
+    fn pause(&self) -> Result<(), PullError> {
+        if self.network.cancel.is_cancelled() {
+            return Err(PullError::new(Sort::Cancelled, "cancelled"));
+        }
+        thread::sleep(PAUSE);
+        Ok(())
+    }
+
+    fn add_own_credentials(&self, keyring: &mut Keyring) -> Result<(), PullError> {
+        let Some(path) = &self.registries.credentials_file else { return Ok(()) };
+        let read = read_named_file(Path::new(path), credentials::MAX_BYTES).map_err(|error| chain(&error));
+        let added = read.and_then(|bytes| keyring.add(&bytes));
+        added.map_err(|why| {
+            PullError::new(Sort::Denied, format!("kedge.images.credentialsFile {path}: {why}"))
+        })
+    }
+}
+
+impl Pull<'_> {
+    /// `name` is the tag or digest by which the source is asked.
+    fn run(&mut self, source: &mut dyn Source, name: &str) -> Result<Ready, PullError> {
+        let (digest, manifest) = self.resolve(source, name)?;
+        let records = self.puller.store.records()?;
+        let known = records.find(&Reference { digest: Some(digest), ..self.reference.clone() });
+        if let Some(known) = known.filter(|known| self.puller.store.is_whole(known)) {
+            return self.finish(known.clone(), digest);
+        }
+        let config = self.config(source, &manifest)?;
+        let layers = chained(&config.diff_ids);
+        self.layers(source, &manifest, &layers)?;
+        let record = Record {
+            api_version: API_VERSION.to_owned(),
+            id: manifest.config.digest,
+            names: Default::default(),
+            digests: Default::default(),
+            platform: config.platform,
+            layers,
+            size_bytes: manifest.size_bytes(),
+            config: config.image,
+            sequence: 0,
+            pulled_unix_secs: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        };
+        let ready = self.finish(record, digest)?;
+        for blob in manifest.layers.iter().map(|layer| &layer.blob).chain([&manifest.config]) {
+            if let Some(name) = blob_name(&blob.digest) {
+                // a leftover is removed by the next prune
+                let _ = self.puller.store.files.blobs.remove(&name);
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Writes down what it is called.
+    fn finish(&self, mut record: Record, digest: BlobDigest) -> Result<Ready, PullError> {
+        record.names.clear();
+        record.digests.clear();
+        record.add_names(self.reference, &digest);
+        let record = self.puller.store.save(record)?;
+        Ok(Ready { record, fetched_bytes: self.fetched_bytes })
+    }
+
+    /// The digest of what was asked for, and the manifest of the image for this node.
+    fn resolve(&mut self, source: &mut dyn Source, name: &str) -> Result<(BlobDigest, Manifest), PullError> {
+        let fetched = source.manifest(name)?;
+        self.fetched_bytes += fetched.bytes.len() as u64;
+        let bad =
+            |why: String| PullError::new(Sort::Bad, format!("{}: manifest {name}: {why}", source.shown()));
+        let digest = BlobDigest::of(&fetched.bytes);
+        if BlobDigest::parse(name).is_ok_and(|expected| expected != digest) {
+            return Err(bad(format!("its digest is {digest}")));
+        }
+        match Document::parse(&fetched.bytes, fetched.content_type.as_deref()).map_err(bad)? {
+            Document::Manifest(manifest) => Ok((digest, manifest)),
+            Document::Index(offered) => {
+                let chosen = manifest::choose(&offered, &self.puller.platform).map_err(bad)?;
+                Ok((digest, self.chosen(source, &chosen.manifest)?))
+            }
+        }
+    }
+
+    /// The manifest that an index names.
+    fn chosen(&mut self, source: &mut dyn Source, blob: &Blob) -> Result<Manifest, PullError> {
+        let fetched = source.manifest(&blob.digest.to_string())?;
+        self.fetched_bytes += fetched.bytes.len() as u64;
+        let bad = |why: &str| {
+            PullError::new(Sort::Bad, format!("{}: manifest {}: {why}", source.shown(), blob.digest))
+        };
+        if BlobDigest::of(&fetched.bytes) != blob.digest {
+            return Err(bad(&format!("its digest is {}", BlobDigest::of(&fetched.bytes))));
+        }
+        match Document::parse(&fetched.bytes, fetched.content_type.as_deref()).map_err(|why| bad(&why))? {
+            Document::Manifest(manifest) => Ok(manifest),
+            Document::Index(_) => Err(bad("an index within an index, expected an image")),
+        }
+    }
+
+    fn config(&mut self, source: &mut dyn Source, manifest: &Manifest) -> Result<Config, PullError> {
+        let blob = &manifest.config;
+        let name = self.fetch(source, blob)?;
+        let bytes = self
+            .puller
+            .store
+            .files
+            .blobs
+            .read(&name, MAX_CONFIG_BYTES)
+            .map_err(|error| PullError::disk(&error))?;
+        let bad = |why: String| {
+            PullError::new(Sort::Bad, format!("{}: config {}: {why}", source.shown(), blob.digest))
+        };
+        let config = Config::parse(&bytes, manifest.layers.len()).map_err(bad)?;
+        let host = &self.puller.platform;
+        if !config.platform.architecture.is_empty() && host.rank(&config.platform).is_none() {
+            return Err(bad(format!("the image is for {}, this node is {host}", config.platform)));
+        }
+        Ok(config)
+    }
+
+    /// Fetches and unpacks what is missing.
+    fn layers(
+        &mut self,
+        source: &mut dyn Source,
+        manifest: &Manifest,
+        layers: &[Layer],
+    ) -> Result<(), PullError> {
+        let files = &self.puller.store.files;
+        let is_merged = !files.layers.has_overlay() && layers.len() > 1;
+        let is_missing = |layer: &&(usize, &Layer)| {
+            blob_name(&layer.1.chain).is_none_or(|name| files.layers.record(&name).is_none())
+        };
+        let mut missing: Vec<usize> =
+            layers.iter().enumerate().filter(|layer| is_missing(&layer)).map(|(at, _)| at).collect();
+        if is_merged {
+            missing =
+                if missing.contains(&(layers.len() - 1)) { (0..layers.len()).collect() } else { Vec::new() };
+        }
+        let sizes = missing.iter().map(|at| manifest.layers[*at].blob.size_bytes);
+        let bytes = sizes.sum();
+        (self.progress)(Progress::Resolved { layers: missing.len(), bytes });
+        self.puller.store.room()?.take(bytes).map_err(|why| PullError::new(Sort::Disk, why))?;
+        if is_merged {
+            for at in &missing {
+                self.fetch(source, &manifest.layers[*at].blob)?;
+            }
+            return if missing.is_empty() {
+                Ok(())
+            } else {
+                self.unpack(manifest, layers, &missing, layers.len() - 1)
+            };
+        }
+        for at in missing {
+            self.fetch(source, &manifest.layers[at].blob)?;
+            self.unpack(manifest, layers, &[at], at)?;
+        }
+        Ok(())
+    }
+
+    /// Unpacks archives into the layer at `target`.
+    fn unpack(
+        &self,
+        manifest: &Manifest,
+        layers: &[Layer],
+        archives: &[usize],
+        target: usize,
+    ) -> Result<(), PullError> {
+        let files = &self.puller.store.files;
+        let named = |digest: &BlobDigest| {
+            blob_name(digest).ok_or_else(|| PullError::new(Sort::Bad, format!("{digest} is no file's name")))
+        };
+        let diffs: Vec<BlobName> =
+            archives.iter().map(|at| named(&layers[*at].diff)).collect::<Result<_, _>>()?;
+        let mut steps = Vec::new();
+        let mut packed = 0;
+        for (at, diff) in archives.iter().zip(&diffs) {
+            let layer = &manifest.layers[*at];
+            packed += layer.blob.size_bytes;
+            let archive =
+                files.blobs.open(&named(&layer.blob.digest)?).map_err(|error| PullError::disk(&error))?;
+            steps.push(Step { archive, packing: layer.compression.name(), diff });
+        }
+        (self.progress)(Progress::Unpacking { digest: manifest.layers[target].blob.digest });
+        let below = if archives.len() > 1 { &[][..] } else { &layers[..target] };
+        let below: Vec<BlobName> = below.iter().map(|layer| named(&layer.chain)).collect::<Result<_, _>>()?;
+        let room = self.puller.store.room()?;
+        let most = packed.saturating_mul(MOST_RATIO).saturating_add(LEAST_BYTES);
+        let limits =
+            Limits { entries: MAX_ENTRIES.min(room.entries), bytes: most.min(room.bytes), time: UNPACK_TIME };
+        let unpack = Unpack { chain: &named(&layers[target].chain)?, below: &below, steps, limits };
+        files.layers.unpack(unpack).map(|_| ()).map_err(|error| match error {
+            UnpackError::Io { .. } => PullError::disk(&error),
+            _ => PullError::new(Sort::Bad, chain(&error)),
+        })
+    }
+
+    /// Sees that a blob is there.
+    fn fetch(&mut self, source: &mut dyn Source, blob: &Blob) -> Result<BlobName, PullError> {
+        let name = blob_name(&blob.digest).ok_or_else(|| PullError::new(Sort::Bad, "no digest"))?;
+        let (mut resumes, mut is_again) = (0, false);
+        loop {
+            let Some(mut part) = self.part(&name, blob)? else { return Ok(name) };
+            let from = part.length();
+            if let Err(error) = self.download(source, &mut part, blob) {
+                let may_go_on =
+                    error.sort == Sort::Unreachable && part.length() > from && resumes < MAX_RESUMES;
+                if !may_go_on {
+                    return Err(error);
+                }
+                resumes += 1;
+                continue;
+            }
+            let got_further = part.length() > from;
+            match part.finish() {
+                Ok(()) => return Ok(name),
+                // what an earlier try left may have been what was wrong
+                Err(BlobError::Differs { .. }) if from > 0 && !is_again => is_again = true,
+                Err(BlobError::Short { .. }) if got_further && resumes < MAX_RESUMES => resumes += 1,
+                Err(error) => return Err(blob_failed(source, &error)),
+            }
+        }
+    }
+
+    /// The blob to be written; waits while another pull writes it.
+    fn part(&self, name: &BlobName, blob: &Blob) -> Result<Option<Part>, PullError> {
+        loop {
+            match self.puller.store.files.blobs.part(name, blob.size_bytes) {
+                Err(BlobError::Busy { .. }) => self.puller.pause()?,
+                part => return part.map_err(|error| PullError::disk(&error)),
+            }
+        }
+    }
+
+    fn download(&mut self, source: &mut dyn Source, part: &mut Part, blob: &Blob) -> Result<(), PullError> {
+        if part.length() == blob.size_bytes {
+            return Ok(());
+        }
+        let mut stream = source.blob(blob, part.length())?;
+        if stream.is_none() && part.length() > 0 {
+            part.restart().map_err(|error| blob_failed(source, &error))?;
+            stream = source.blob(blob, 0)?;
+        }
+        let Some(mut stream) = stream else {
+            let text = format!(
+                "{}: blob {}: it answers with another part than was asked for",
+                source.shown(),
+                blob.digest
+            );
+            return Err(PullError::new(Sort::Bad, text));
+        };
+        if stream.starts_at != part.length() {
+            part.restart().map_err(|error| blob_failed(source, &error))?;
+        }
+        let mut buffer = vec![0; CHUNK_BYTES];
+        let mut pace = Pace { since: Instant::now(), bytes: 0 };
+        loop {
+            let count = match stream.reader.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => count,
+                Err(error) => {
+                    let text = format!("{}: blob {}: broke off: {error}", source.shown(), blob.digest);
+                    return Err(self.broken(text));
+                }
+            };
+            part.append(&buffer[..count]).map_err(|error| blob_failed(source, &error))?;
+            self.fetched_bytes += count as u64;
+            (self.progress)(Progress::Fetching {
+                digest: blob.digest,
+                have: part.length(),
+                size: blob.size_bytes,
+            });
+            if !pace.is_kept(count as u64) {
+                let text = format!(
+                    "{}: blob {}: less than {SLOWEST_BYTES} bytes in {} s",
+                    source.shown(),
+                    blob.digest,
+                    SLOWEST_TIME.as_secs()
+                );
+                return Err(PullError::new(Sort::Unreachable, text));
+            }
+        }
+    }
+
+    fn broken(&self, text: String) -> PullError {
+        let sort =
+            if self.puller.network.cancel.is_cancelled() { Sort::Cancelled } else { Sort::Unreachable };
+        PullError::new(sort, text)
+    }
+}
+
+/// How fast a download is.
+struct Pace {
+    since: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn is_kept(&mut self, bytes: u64) -> bool {
+        self.bytes += bytes;
+        if self.since.elapsed() < SLOWEST_TIME {
+            return true;
+        }
+        let is_kept = self.bytes >= SLOWEST_BYTES;
+        *self = Self { since: Instant::now(), bytes: 0 };
+        is_kept
+    }
+}
+
+fn blob_failed(source: &dyn Source, error: &BlobError) -> PullError {
+    let sort = match error {
+        BlobError::Differs { .. } | BlobError::TooLong { .. } => Sort::Bad,
+        BlobError::Short { .. } | BlobError::Busy { .. } => Sort::Unreachable,
+        BlobError::NoSpace { .. } | BlobError::Io { .. } => Sort::Disk,
+    };
+    PullError::new(sort, format!("{}: {}", source.shown(), chain(error)))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> PullError {
+    PullError::new(Sort::Bad, format!("cannot read {}: {error}", path.display()))
+}
+
+/// The layers of an image by what they unpack to, the base first.
+fn chained(diff_ids: &[BlobDigest]) -> Vec<Layer> {
+    let mut below = None;
+    let layers = diff_ids.iter().map(|diff| {
+        let chain = BlobDigest::chain(below.as_ref(), diff);
+        below = Some(chain);
+        Layer { chain, diff: *diff }
+    });
+    layers.collect()
+}
+
+/// What this machine runs.
+fn this_platform() -> Platform {
+    let cpuinfo = read_named_file(Path::new("/proc/cpuinfo"), 1 << 20).unwrap_or_default();
+    let text = String::from_utf8_lossy(&cpuinfo);
+    let version = text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == "CPU architecture").then(|| value.trim().parse::<u8>().ok())?
+    });
+    Platform::of_processor(std::env::consts::ARCH, version)
+}

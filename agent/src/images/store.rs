@@ -1,0 +1,281 @@
+//! The images of this node: records, and what is removed.
+//!
+//! Always holds: records are read, changed and written under one lock; an image goes record first, then the layers that no record
+//! names and nothing mounts, then blobs; nothing is removed while anything is pulled. What pods need stands in `needed.json`, so
+//! that a command knows it without a running agent; while that file cannot be read, everything counts as needed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kedge_core::images::collect::{self, Ages, Plan, Thresholds};
+use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records};
+use kedge_core::images::room::{Disk, Room};
+use kedge_core::images::{BlobDigest, Reference};
+use kedge_platform::images::{BlobName, ImageFiles, Layers, mounted_layers};
+use kedge_platform::{Files, ReadError, linux};
+
+use super::error::{PullError, Sort};
+use crate::errors::chain;
+
+/// Most images; each costs a start the reading of a record.
+const MAX_IMAGES: usize = 2000;
+/// Longest list of what pods need: 10,000 pods with a reference of 200 bytes each.
+const NEEDED_BYTES: usize = 4 << 20;
+const NEEDED: &str = "needed.json";
+const RECORDS: &str = "records";
+
+/// What was removed, and what stays although it should go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Names of images, or their IDs.
+    pub images: Vec<String>,
+    pub bytes: u64,
+    /// What could not be removed or looked at, and why; the rest was removed.
+    pub problems: Vec<String>,
+}
+
+/// The directory `images` below the agent's root directory.
+#[derive(Clone)]
+pub struct Store {
+    pub(super) files: ImageFiles,
+    state: Arc<dyn Files>,
+}
+
+impl Store {
+    /// The images below `root_dir`; directories that are missing are made. `program` is this very program.
+    ///
+    /// # Errors
+    /// A directory cannot be made.
+    pub fn open(root_dir: &Path, program: &Path) -> io::Result<Self> {
+        let files = ImageFiles::open(&root_dir.join("images"), program)?;
+        let state = linux::files(files.root());
+        Ok(Self { files, state })
+    }
+
+    /// All records.
+    ///
+    /// # Errors
+    /// The directory cannot be listed: what there is is unknown.
+    pub fn records(&self) -> Result<Records, PullError> {
+        let mut records = Records::default();
+        let listing = match self.state.list(Path::new(RECORDS), MAX_IMAGES) {
+            Err(ReadError::NotFound { .. }) => return Ok(records),
+            listing => listing.map_err(|error| PullError::disk(&error))?,
+        };
+        for entry in &listing.entries {
+            let name = entry.name.to_string_lossy();
+            if !name.ends_with(".json") {
+                continue;
+            }
+            let read = self.state.read(&Path::new(RECORDS).join(&entry.name), MAX_RECORD_BYTES);
+            records.add(&name, read.map_err(|error| chain(&error)).and_then(|bytes| Record::parse(&bytes)));
+        }
+        if listing.truncated {
+            records.add("", Err(format!("more than {MAX_IMAGES} records")));
+        }
+        Ok(records)
+    }
+
+    /// Writes an image's record, and takes its names from other images. Nothing is written if it says nothing new.
+    pub(super) fn save(&self, new: Record) -> Result<Record, PullError> {
+        let _only = self.files.hold_records().map_err(|error| PullError::disk(&error))?;
+        let records = self.records()?;
+        if !records.is_news(&new)
+            && let Some(known) = records.get(&new.id)
+        {
+            return Ok(known.clone());
+        }
+        let writes = records.with_new(new);
+        for record in &writes {
+            let path = record_path(&record.id);
+            let written = self.state.write_durably(Path::new(&path), &record.to_bytes());
+            written.map_err(|error| PullError::disk(&error))?;
+        }
+        writes.into_iter().next().ok_or_else(|| PullError::new(Sort::Disk, "nothing was written"))
+    }
+
+    /// Whether every layer of an image is there.
+    pub(super) fn is_whole(&self, record: &Record) -> bool {
+        let has = |chain: &BlobDigest| {
+            blob_name(chain).is_some_and(|name| self.files.layers.record(&name).is_some())
+        };
+        match record.layers.last() {
+            Some(top) if !self.files.layers.has_overlay() => has(&top.chain),
+            _ => record.layers.iter().all(|layer| has(&layer.chain)),
+        }
+    }
+
+    /// The room there is for images.
+    pub(super) fn room(&self) -> Result<Room, PullError> {
+        Ok(self.disk().map_err(|error| PullError::disk(&error))?.room())
+    }
+
+    fn disk(&self) -> io::Result<Disk> {
+        let [capacity_bytes, available_bytes, inodes, inodes_free] = self.files.space()?;
+        Ok(Disk { capacity_bytes, available_bytes, inodes, inodes_free })
+    }
+
+    /// Notes durably which images pods need. Nothing is written if nothing changed.
+    ///
+    /// # Errors
+    /// The disk failed; the earlier list holds.
+    pub fn set_needed(&self, references: &BTreeSet<String>) -> Result<(), PullError> {
+        if self.needed_references().is_ok_and(|known| known == *references) {
+            return Ok(());
+        }
+        let text = serde_json::to_vec(references).map_err(|error| PullError::disk(&error))?;
+        self.state.write_durably(Path::new(NEEDED), &text).map_err(|error| PullError::disk(&error))
+    }
+
+    fn needed_references(&self) -> Result<BTreeSet<String>, String> {
+        match self.state.read(Path::new(NEEDED), NEEDED_BYTES) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| format!("{NEEDED}: {error}")),
+            Err(ReadError::NotFound { .. }) => Ok(BTreeSet::new()),
+            Err(error) => Err(chain(&error)),
+        }
+    }
+
+    /// The images that a pod needs or a container mounts.
+    fn needed(&self, records: &Records) -> Result<BTreeSet<BlobDigest>, String> {
+        let mounted = mounted_layers().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+        let references = self.needed_references()?;
+        let references = references.iter().filter_map(|text| Reference::parse(text).ok());
+        let mut needed: BTreeSet<BlobDigest> =
+            references.filter_map(|reference| records.find(&reference)).map(|record| record.id).collect();
+        let is_mounted = |record: &&Record| {
+            record.layers.iter().any(|layer| {
+                blob_name(&layer.chain).is_some_and(|name| mounted.contains(Layers::name(&name)))
+            })
+        };
+        needed.extend(records.iter().filter(is_mounted).map(|record| record.id));
+        Ok(needed)
+    }
+
+    /// Removes images that nobody needs, whatever their age, and all leftovers.
+    ///
+    /// # Errors
+    /// Something is being pulled, or what there is is unknown; nothing was removed.
+    pub fn prune(&self) -> Result<Removed, PullError> {
+        self.remove_if(|records, needed| Ok(collect::unused(records, needed)))
+    }
+
+    /// Removes one image by name or ID.
+    ///
+    /// # Errors
+    /// There is no such image, or it is needed, or something is being pulled.
+    pub fn remove(&self, name: &str) -> Result<Removed, PullError> {
+        self.remove_if(|records, needed| {
+            let found = match BlobDigest::parse(name) {
+                Ok(id) => records.get(&id),
+                Err(_) => {
+                    records.find(&Reference::parse(name).map_err(|why| PullError::new(Sort::Name, why))?)
+                }
+            };
+            let found =
+                found.ok_or_else(|| PullError::new(Sort::Name, format!("there is no image {name}")))?;
+            if needed.contains(&found.id) {
+                return Err(PullError::new(
+                    Sort::Name,
+                    format!("{name} is needed by a pod or mounted by a container"),
+                ));
+            }
+            Ok(vec![found.id])
+        })
+    }
+
+    /// Garbage collection: removes what `collect::choose` chooses. `None` while something is pulled: try again later.
+    ///
+    /// # Errors
+    /// What there is is unknown; nothing was removed.
+    pub fn collect(
+        &self,
+        ages: &mut Ages,
+        thresholds: &Thresholds,
+        now: Duration,
+    ) -> Result<(Plan, Removed), PullError> {
+        let mut plan = Plan::default();
+        let disk = self.disk().map_err(|error| PullError::disk(&error))?;
+        let sizes = self.layer_sizes()?;
+        let removed = self.remove_if(|records, needed| {
+            ages.note(records, needed, now);
+            plan = collect::choose(records, ages, needed, &sizes, (&disk, thresholds), now);
+            Ok(plan.remove.clone())
+        })?;
+        Ok((plan, removed))
+    }
+
+    /// Bytes on disk of each layer there is.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn layer_sizes(&self) -> Result<BTreeMap<BlobDigest, u64>, PullError> {
+        let layers = self.files.layers.list().map_err(|error| PullError::disk(&error))?;
+        let digest = |chain: &str| BlobDigest::parse(&format!("sha256:{chain}")).ok();
+        Ok(layers.iter().filter_map(|layer| Some((digest(&layer.chain)?, layer.bytes))).collect())
+    }
+
+    fn remove_if(
+        &self,
+        choose: impl FnOnce(&Records, &BTreeSet<BlobDigest>) -> Result<Vec<BlobDigest>, PullError>,
+    ) -> Result<Removed, PullError> {
+        let hold = self.files.hold_alone().map_err(|error| PullError::disk(&error))?;
+        let _alone =
+            hold.ok_or_else(|| PullError::new(Sort::Unreachable, "images are being pulled; try again"))?;
+        let records = self.records()?;
+        let unknown = |why: String| PullError::new(Sort::Disk, format!("{why}; nothing was removed"));
+        if let Some(why) = records.unreadable().first() {
+            return Err(unknown(format!("{RECORDS}/{why}")));
+        }
+        let needed = self.needed(&records).map_err(unknown)?;
+        let mut removed = Removed::default();
+        for id in choose(&records, &needed)? {
+            let name = records.get(&id).and_then(|record| record.names.first().cloned());
+            match self.state.remove(Path::new(&record_path(&id))) {
+                Ok(()) => removed.images.push(name.unwrap_or_else(|| id.to_string())),
+                Err(error) => removed.problems.push(chain(&error)),
+            }
+        }
+        self.remove_leftovers(&mut removed)?;
+        Ok(removed)
+    }
+
+    /// Layers without a record of an image, blobs, and what cuts left.
+    fn remove_leftovers(&self, removed: &mut Removed) -> Result<(), PullError> {
+        let records = self.records()?;
+        let mounted = mounted_layers().map_err(|error| PullError::disk(&error))?;
+        // none of this while a record cannot be read: any layer could be its
+        let Some(kept) = records.layers() else { return Ok(()) };
+        for (chain_id, bytes) in self.layer_sizes()? {
+            let Some(name) = blob_name(&chain_id) else { continue };
+            if kept.contains(&chain_id) || mounted.contains(Layers::name(&name)) {
+                continue;
+            }
+            match self.files.layers.remove(&name) {
+                Ok(()) => removed.bytes += bytes,
+                Err(error) => removed.problems.push(chain(&error)),
+            }
+        }
+        match self.files.layers.sweep() {
+            Ok(stuck) => {
+                removed.problems.extend(stuck.iter().map(|name| format!("cannot remove layers/{name}")))
+            }
+            Err(error) => removed.problems.push(format!("layers: {error}")),
+        }
+        let blobs = self.files.blobs.list().map_err(|error| PullError::disk(&error))?;
+        let failed = blobs.iter().filter_map(|name| self.files.blobs.remove(name).err());
+        removed.problems.extend(failed.map(|error| chain(&error)));
+        Ok(())
+    }
+}
+
+fn record_path(id: &BlobDigest) -> String {
+    format!("{RECORDS}/{}.json", id.hex())
+}
+
+/// A digest as a file's name.
+pub(super) fn blob_name(digest: &BlobDigest) -> Option<BlobName> {
+    BlobName::new(&digest.hex())
+}

@@ -1,0 +1,168 @@
+//! Layers that lie: each is refused or harmless, the host stays as it is, nothing is left of them.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use super::archive::{Archive, Image, Meta, Packed, gzip};
+use super::setup::{Node, relative, sentinel};
+
+/// Imports an image of one layer after a harmless base.
+fn import(node: &Node, layer: Packed) -> (String, Vec<String>) {
+    let base = Archive::default().directory("etc").file("etc/passwd", b"root of the image");
+    let image = Image::new(vec![Packed::gzip(&base), layer]);
+    let layout = node.scratch.join("layout");
+    let _ = fs::remove_dir_all(&layout);
+    image.write_layout(&layout);
+    (layout.display().to_string(), node.names("layers"))
+}
+
+#[track_caller]
+fn refused(node: &Node, layer: Packed, expect: &str) {
+    let (layout, _) = import(node, layer);
+    node.fails(&["import", &layout, "--name", "r.lan/hostile"], expect);
+    assert_eq!(node.names("records"), [""; 0], "no image has it");
+    assert_eq!(node.names("layers").len(), 2, "the base and its record are all there is");
+}
+
+#[test]
+fn path_out_of_the_root_is_refused() {
+    let Some(node) = Node::new("hostile-path", &[]) else { return };
+    let (path, untouched) = sentinel(&node.scratch);
+    let outside = relative(&path);
+    let link = Archive::default().hard_link("a", "../../../../../../etc/passwd");
+    refused(&node, Packed::gzip(&link), "has \"..\"");
+    let up = Archive::default().file(&format!("{}{outside}", "../".repeat(30))[..90], b"x");
+    refused(&node, Packed::gzip(&up), "has \"..\"");
+    let long =
+        Archive::default().extended("path", format!("a/../../../../../..{}", path.display()).as_bytes());
+    refused(&node, Packed::gzip(&long.file("short", b"x")), "has \"..\"");
+    untouched();
+}
+
+#[test]
+fn link_leads_only_within_the_image() {
+    let Some(node) = Node::new("hostile-link", &[]) else { return };
+    let (path, untouched) = sentinel(&node.scratch);
+    let outside = path.parent().unwrap().display().to_string();
+    // through a link to a directory of the host: that directory is not there, so the write fails
+    let through = Archive::default().symlink("door", &outside).file("door/planted", b"x");
+    refused(&node, Packed::gzip(&through), "door/planted");
+    // over a link to a file of the host: the link is replaced
+    let over = Archive::default()
+        .symlink("sentinel", &path.display().to_string())
+        .file("sentinel", b"x")
+        .symlink("etc/away", "/proc/self/root")
+        .hard_link("passwd", "/etc/passwd");
+    let (layout, _) = import(&node, Packed::gzip(&over));
+    let image = node.ok(&["import", &layout, "--name", "r.lan/a"])[0].clone();
+    let layers = node.layers(&image);
+    assert_eq!(fs::read(layers[1].join("sentinel")).unwrap(), b"x");
+    assert_eq!(fs::read(layers[1].join("passwd")).unwrap(), b"root of the image", "the image's own file");
+    untouched();
+}
+
+#[test]
+fn whiteout_removes_nothing_of_the_host() {
+    let Some(node) = Node::new("hostile-whiteout", &[]) else { return };
+    let (path, untouched) = sentinel(&node.scratch);
+    let outside = path.parent().unwrap().display().to_string();
+    let opaque = Archive::default().symlink("door", &outside).file("door/.wh..wh..opq", b"");
+    refused(&node, Packed::gzip(&opaque), "door/.wh..wh..opq");
+    for name in [".wh.", ".wh..", ".wh..."] {
+        let (layout, _) = import(&node, Packed::gzip(&Archive::default().file(name, b"")));
+        node.fails(&["import", &layout, "--name", "r.lan/a"], "removes nothing that has a name");
+    }
+    // the directory is not there: nothing to remove
+    let through = Archive::default().symlink("door", &outside).file("door/.wh.sentinel", b"");
+    let (layout, _) = import(&node, Packed::gzip(&through));
+    node.ok(&["import", &layout, "--name", "r.lan/a"]);
+    untouched();
+}
+
+#[test]
+fn device_exists_but_opens_nothing_here() {
+    let Some(node) = Node::new("hostile-device", &[]) else { return };
+    let device = |kind, device| Meta { kind, device, ..Meta::default() };
+    refused(&node, Packed::gzip(&Archive::default().entry("x", device(b'3', (0, 0)), b"")), "device 0:0");
+    refused(&node, Packed::gzip(&Archive::default().entry("x", device(b'S', (0, 0)), b"")), "sparse");
+    refused(
+        &node,
+        Packed::gzip(&Archive::default().entry("x", device(b'Z', (0, 0)), b"")),
+        "which no image has",
+    );
+    let layer = Archive::default()
+        .entry("null", device(b'3', (1, 3)), b"")
+        .entry("disk", device(b'4', (8, 0)), b"")
+        .entry("pipe", device(b'6', (0, 0)), b"")
+        // through the device of this very layer: the mount obeys none
+        .file("null/x", b"");
+    refused(&node, Packed::gzip(&layer), "null/x");
+    let layer =
+        Archive::default().entry("null", device(b'3', (1, 3)), b"").entry("pipe", device(b'6', (0, 0)), b"");
+    let (layout, _) = import(&node, Packed::gzip(&layer));
+    let image = node.ok(&["import", &layout, "--name", "r.lan/a"])[0].clone();
+    let top = node.layers(&image)[1].clone();
+    let null = fs::metadata(top.join("null")).unwrap();
+    assert!(null.file_type().is_char_device() && null.rdev() == 0x103);
+    assert!(fs::metadata(top.join("pipe")).unwrap().file_type().is_fifo());
+}
+
+#[test]
+fn archive_that_is_too_much_is_refused() {
+    let Some(node) = Node::new("hostile-bomb", &[]) else { return };
+    // 1 GiB of zeros in 1 MiB would be refused after 64 MiB + 100 MiB; here the header alone promises it
+    let promised = Meta { size: Some(1 << 32), ..Meta::default() };
+    refused(&node, Packed::gzip(&Archive::default().entry("big", promised, b"")), "more room than it may");
+    // an archive that is many files of nothing: entries cost room, too
+    let mut many = Archive::default();
+    for _ in 0..1000 {
+        many = many.file("x", b"");
+    }
+    let bytes = many.bytes();
+    let mut bomb = Vec::new();
+    for _ in 0..300 {
+        bomb.extend(gzip(&bytes[..bytes.len() - 1024]));
+    }
+    refused(&node, Packed::raw(bomb.clone()), "");
+    refused(
+        &node,
+        Packed::gzip(&Archive::default().extended("path", &[b'a'; 5000]).file("x", b"")),
+        "5000 bytes",
+    );
+    let header = Meta { kind: b'L', size: Some(1 << 30), ..Meta::default() };
+    refused(&node, Packed::gzip(&Archive::default().entry("x", header, b"")), "");
+}
+
+#[test]
+fn garbage_is_refused() {
+    let Some(node) = Node::new("hostile-garbage", &[]) else { return };
+    let whole = Archive::default().file("a", &[7; 5000]).bytes();
+    refused(&node, Packed::raw(whole[..3000].to_vec()), "ends");
+    refused(&node, Packed::raw(vec![0xff; 4096]), "entry 1");
+    let mut cut = Packed::gzip(&Archive::default().file("a", &[7; 5000]));
+    cut.bytes.truncate(40);
+    refused(&node, cut, "");
+    // the right form and other bytes than the config promises
+    let mut other = Packed::gzip(&Archive::default().file("a", b"1"));
+    other.bytes = gzip(&Archive::default().file("a", b"2").bytes());
+    refused(&node, other, "unpacks to");
+}
+
+#[test]
+fn layout_leads_only_within_itself() {
+    let Some(node) = Node::new("hostile-layout", &[]) else { return };
+    let image = Image::new(vec![Packed::gzip(&Archive::default().file("a", b"1"))]);
+    let layout = node.scratch.join("layout");
+    image.write_layout(&layout);
+    let blob = layout.join("blobs/sha256").join(image.layers[0].digest().hex());
+    let elsewhere = node.scratch.join("elsewhere");
+    fs::rename(&blob, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &blob).unwrap();
+    let path = layout.display().to_string();
+    node.fails(&["import", &path, "--name", "r.lan/a"], "blobs/sha256/");
+    node.has_nothing();
+    node.fails(&["import", &path], "say with --name");
+    fs::write(layout.join("index.json"), "[").unwrap();
+    node.fails(&["import", &path, "--name", "r.lan/a"], "index.json");
+    node.fails(&["import", "/nowhere", "--name", "r.lan/a"], "cannot read /nowhere");
+}

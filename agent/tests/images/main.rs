@@ -1,0 +1,11 @@
+//! Images, from a registry that misbehaves and from layouts that lie, with the real program: what is pulled and unpacked is
+//! whole, what is not leaves nothing, and the host is never touched.
+//!
+//! Unpacking needs root. Without it this is printed and these tests do nothing; under CI=true they fail.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod archive;
+mod hostile;
+mod pull;
+mod setup;

@@ -1,0 +1,305 @@
+//! Pulls from a registry that misbehaves: what is whole is taken once, what is cut is continued, what is wrong is refused.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use kedge_rig::registry::{Access, FakeRegistry, Fault};
+use serde_json::json;
+
+use super::archive::{Archive, INDEX, Image, Meta, Packed, own_architecture};
+use super::setup::Node;
+
+/// Bytes that do not compress.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+fn image() -> Image {
+    let base = Archive::default()
+        .directory("bin")
+        .entry("bin/tick", Meta { mode: 0o4755, owner: 7, ..Meta::default() }, &noise(200_000))
+        .hard_link("bin/tock", "bin/tick")
+        .symlink("bin/sh", "tick")
+        .directory("etc")
+        .file("etc/old", b"1")
+        .file("etc/kept", b"2")
+        .directory("data")
+        .file("data/a", b"3")
+        .file("data/b", b"4");
+    let top = Archive::default()
+        .file("etc/.wh.old", b"")
+        .file("data/c", b"5")
+        .file("data/.wh..wh..opq", b"")
+        .extended("SCHILY.xattr.user.note", b"line\nline")
+        .file("etc/noted", b"6")
+        .extended("path", b"a/path/that/needs/an/extended/header/and/directories/that/are/not/listed/file")
+        .file("short", b"7");
+    Image::new(vec![Packed::gzip(&base), Packed::zstd(&top)])
+}
+
+/// A node, a registry with the image, and the image's name.
+fn setup(name: &str) -> Option<(Node, FakeRegistry, String)> {
+    let registry = FakeRegistry::start().unwrap();
+    let node = Node::new(name, &[&registry])?;
+    image().push(&registry, "team/app", "v1");
+    let image = format!("{}/team/app:v1", registry.name());
+    Some((node, registry, image))
+}
+
+/// A blob's path, for faults.
+fn layer(at: usize) -> String {
+    image().layers[at].digest().to_string()
+}
+
+#[test]
+fn pulled_image_is_what_a_container_should_see() {
+    let Some((node, registry, name)) = setup("pull-whole") else { return };
+    let pulled = node.ok(&["pull", &name])[0].clone();
+    assert_eq!(pulled["ready"], true);
+    let listing = node.listing(&pulled, "%M %U %n %P %s %l");
+    let expect = "\
+-rw-r--r-- 0 1 a/path/that/needs/an/extended/header/and/directories/that/are/not/listed/file 1 \n\
+-rw-r--r-- 0 1 data/c 1 \n\
+-rw-r--r-- 0 1 etc/kept 1 \n\
+-rw-r--r-- 0 1 etc/noted 1 \n\
+-rwsr-xr-x 7 2 bin/tick 200000 \n\
+-rwsr-xr-x 7 2 bin/tock 200000 \n\
+drwxr-xr-x";
+    assert!(listing.starts_with(expect), "{listing}");
+    assert!(listing.contains("bin/sh 4 tick"), "{listing}");
+    assert!(!listing.contains("data/a") && !listing.contains("etc/old"), "{listing}");
+    let tick = fs::metadata(node.layers(&pulled)[0].join("bin/tick")).unwrap();
+    assert_eq!(tick.mtime(), 1_700_000_000);
+    assert_eq!(node.names("blobs"), [""; 0], "each byte is kept once");
+
+    registry.take_seen();
+    let again = node.ok(&["pull", &name])[0].clone();
+    assert_eq!(again["id"], pulled["id"]);
+    let seen: Vec<String> = registry.take_seen().into_iter().map(|seen| seen.path).collect();
+    assert_eq!(seen, ["/v2/team/app/manifests/v1"], "only the tag is asked for again");
+    assert_eq!(node.ok(&["ls"])["images"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn interrupted_download_is_continued() {
+    let Some((node, registry, name)) = setup("pull-cut") else { return };
+    // within one pull, and over the end of the process
+    registry.fail(&layer(0), Fault::CutAfter(70_000));
+    registry.fail(&layer(0), Fault::CutAfter(1));
+    registry.fail(&layer(0), Fault::Status(503));
+    node.fails(&["pull", &name], "503");
+    assert_eq!(node.names("blobs").iter().filter(|name| name.ends_with(".part")).count(), 1);
+    node.ok(&["pull", &name]);
+    let seen = registry.take_seen();
+    let ranges: Vec<Option<String>> =
+        seen.into_iter().filter(|seen| seen.path.contains(&layer(0))).map(|seen| seen.range).collect();
+    let range = |from: usize| Some(format!("bytes={from}-"));
+    assert_eq!(ranges, [None, range(70_000), range(70_001), range(70_001)]);
+}
+
+#[test]
+fn answer_to_a_range_may_be_everything() {
+    let Some((node, registry, name)) = setup("pull-range") else { return };
+    for fault in [Fault::IgnoredRange, Fault::OtherRange] {
+        registry.fail(&layer(0), Fault::CutAfter(50_000));
+        registry.fail(&layer(0), fault);
+        node.ok(&["pull", &name]);
+        node.ok(&["rm", &name]);
+        node.has_nothing();
+    }
+}
+
+#[test]
+fn wrong_bytes_are_refused_and_leave_nothing() {
+    let Some((node, registry, name)) = setup("pull-wrong") else { return };
+    for (fault, expect) in [
+        (Fault::OtherBytes, "has the digest sha256:"),
+        (Fault::Oversized(1), "has more than the"),
+        (Fault::Truncated(0), "ended after 0 of"),
+        (Fault::Status(404), "404"),
+        (Fault::Status(429), "429"),
+        (Fault::RedirectTo("ftp://elsewhere".to_owned()), "is no URL of HTTP"),
+    ] {
+        registry.fail(&layer(0), fault);
+        node.fails(&["pull", &name], expect);
+        node.has_nothing();
+    }
+    registry.fail("manifests/v1", Fault::OtherBytes);
+    node.fails(&["pull", &name], "not the JSON that is expected");
+    registry.fail("manifests/v1", Fault::Truncated(100));
+    node.fails(&["pull", &name], "not the JSON that is expected");
+    let digest = image().digest();
+    registry.fail("manifests/sha256", Fault::OtherBytes);
+    node.fails(&["pull", &format!("{}/team/app@{digest}", registry.name())], "its digest is");
+    node.fails(&["pull", &format!("{}/team/none:v1", registry.name())], "manifest unknown");
+    node.ok(&["pull", &name]);
+}
+
+#[test]
+fn part_that_went_bad_is_begun_anew_once() {
+    let Some((node, registry, name)) = setup("pull-bad-part") else { return };
+    registry.fail(&layer(0), Fault::CutAfter(50_000));
+    registry.fail(&layer(0), Fault::Status(500));
+    node.fails(&["pull", &name], "500");
+    let parts = node.names("blobs");
+    let part = parts.iter().find(|name| name.ends_with(".part")).unwrap();
+    // as a power cut leaves it: the length is there, the bytes are not
+    fs::write(node.root().join("images/blobs").join(part), vec![0; 50_000]).unwrap();
+    node.ok(&["pull", &name]);
+}
+
+#[test]
+fn index_gives_the_image_of_this_processor() {
+    let Some((node, registry, _)) = setup("pull-index") else { return };
+    let own = image();
+    let other = Image::for_platform(vec![Packed::gzip(&Archive::default().file("x", b"1"))], "s390x");
+    other.push(&registry, "team/app", "other");
+    let index = Image::index(&[(&other, "s390x"), (&own, own_architecture())]);
+    registry.put("team/app/manifests/multi", INDEX, &index);
+    let name = |tag: &str| format!("{}/team/app:{tag}", registry.name());
+    let pulled = node.ok(&["pull", &name("multi")])[0].clone();
+    assert!(pulled["platform"].as_str().unwrap().contains(own_architecture()));
+    let index = Image::index(&[(&other, "s390x")]);
+    registry.put("team/app/manifests/foreign", INDEX, &index);
+    node.fails(&["pull", &name("foreign")], "linux/s390x");
+    // an index that lies: the config knows better
+    registry.put("team/app/manifests/lie", INDEX, &Image::index(&[(&other, own_architecture())]));
+    node.fails(&["pull", &name("lie")], "the image is for linux/s390x");
+}
+
+#[test]
+fn credentials_go_to_their_registry_alone() {
+    let Some((node, registry, name)) = setup("pull-auth") else { return };
+    let store = FakeRegistry::start().unwrap();
+    image().push(&store, "team/app", "v1");
+    node.configure(&json!({
+        "insecureRegistries": [registry.name(), store.name()],
+        "credentialsFile": node.scratch.join("creds.json"),
+    }));
+    let write = |user: &str| {
+        let auth = json!({"auths": {registry.name(): {"username": user, "password": "s3cret"}}});
+        node.scratch.write("creds.json", auth.to_string());
+    };
+    registry.set_access(Access::Basic("edge:s3cret".into()));
+    write("other");
+    node.fails(&["pull", &name], "are not accepted");
+    write("edge");
+    // layers lie on another server: it sees no password
+    registry.fail(&layer(0), Fault::RedirectTo(format!("http://{}", store.name())));
+    node.ok(&["pull", &name]);
+    let seen = store.take_seen();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].authorization, None);
+    node.ok(&["rm", &name]);
+
+    registry.take_seen();
+    registry.set_access(Access::Bearer { user: "edge:s3cret".into(), token: "t-1".into() });
+    node.ok(&["pull", &name]);
+    let seen = registry.take_seen();
+    let token: Vec<_> = seen.iter().filter(|seen| seen.path.starts_with("/token")).collect();
+    assert_eq!(token.len(), 1, "one token serves the whole pull");
+    assert!(token[0].path.contains("scope=repository%3Ateam%2Fapp%3Apull"), "{}", token[0].path);
+    node.ok(&["rm", &name]);
+    // a token that expires on the way
+    registry.fail(&layer(1), Fault::Status(401));
+    node.fails(&["pull", &name], "expected Basic or Bearer");
+    node.ok(&["pull", &name]);
+}
+
+#[test]
+fn mirror_is_asked_first_and_may_be_wrong() {
+    let Some((node, registry, name)) = setup("pull-mirror") else { return };
+    let mirror = FakeRegistry::start().unwrap();
+    image().push(&mirror, "cache/team/app", "v1");
+    node.configure(&json!({
+        "insecureRegistries": [registry.name(), mirror.name()],
+        "mirrors": {registry.name(): [format!("http://{}/cache", mirror.name())]},
+    }));
+    node.ok(&["pull", &name]);
+    assert_eq!(registry.take_seen(), [], "the registry itself was not asked");
+    node.ok(&["rm", &name]);
+    mirror.fail(&layer(0), Fault::OtherBytes);
+    node.ok(&["pull", &name]);
+    assert!(!registry.take_seen().is_empty());
+}
+
+#[test]
+fn killed_pull_is_taken_up_by_the_next() {
+    let Some((node, registry, name)) = setup("pull-killed") else { return };
+    for at in 0..2 {
+        registry.fail(&layer(at), Fault::Stall);
+        let mut child = node.command(&["pull", &name]).spawn().unwrap();
+        kedge_rig::scratch::wait_until("the layer is asked for", std::time::Duration::from_secs(60), || {
+            registry.take_seen().iter().any(|seen| seen.path.contains(&layer(at)))
+        });
+        // removal waits for nobody and takes nothing from a pull
+        node.fails(&["prune"], "being pulled");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(node.names("records"), [""; 0]);
+    }
+    assert_eq!(node.names("layers").len(), 2, "the base was unpacked before, and has its record");
+    fs::create_dir(node.root().join("images/layers/0123456789abcdef01234567.new")).unwrap();
+    registry.take_seen();
+    node.ok(&["pull", &name]);
+    assert!(
+        !registry.take_seen().iter().any(|seen| seen.path.contains(&layer(0))),
+        "it is not fetched again"
+    );
+    node.ok(&["prune"]);
+    node.has_nothing();
+}
+
+#[test]
+fn shared_layer_goes_with_the_last_image() {
+    let Some((node, registry, name)) = setup("pull-shared") else { return };
+    let base = || image().layers.into_iter().next().unwrap();
+    Image::new(vec![base()]).push(&registry, "team/base", "v1");
+    let base_name = format!("{}/team/base:v1", registry.name());
+    node.ok(&["pull", &name, &base_name]);
+    assert_eq!(node.names("layers").len(), 4, "two layers and their records");
+    let removed = node.ok(&["rm", &name]);
+    assert_eq!(removed["images"], json!([name]));
+    assert_eq!(node.names("layers").len(), 2);
+    // a record that cannot be read: any layer could be its
+    let record = node.names("records").remove(0);
+    let path = node.root().join("images/records").join(&record);
+    let good = fs::read(&path).unwrap();
+    fs::write(&path, "{").unwrap();
+    node.fails(&["prune"], "nothing was removed");
+    assert_eq!(node.names("layers").len(), 2);
+    fs::write(&path, good).unwrap();
+    // what a pod needs stays
+    let needed = node.root().join("images/needed.json");
+    fs::write(&needed, json!([base_name]).to_string()).unwrap();
+    assert_eq!(node.ok(&["prune"])["images"], json!([]));
+    node.fails(&["rm", &base_name], "needed by a pod");
+    fs::write(&needed, "[").unwrap();
+    node.fails(&["prune"], "nothing was removed");
+    fs::remove_file(&needed).unwrap();
+    node.ok(&["prune"]);
+    node.has_nothing();
+}
+
+#[test]
+fn layout_is_imported_from_directory_and_archive() {
+    let Some((node, _registry, _)) = setup("import") else { return };
+    let layout = node.scratch.join("layout");
+    image().write_layout(&layout);
+    let imported =
+        node.ok(&["import", &layout.display().to_string(), "--name", "localhost/app:v1"])[0].clone();
+    assert_eq!(imported["names"], json!(["localhost/app:v1"]));
+    let archive = node.scratch.join("layout.tar");
+    let tar =
+        std::process::Command::new("tar").arg("-C").arg(&layout).arg("-cf").arg(&archive).arg(".").status();
+    assert!(tar.unwrap().success());
+    let again = node.ok(&["import", &archive.display().to_string(), "--name", "localhost/app:v2"])[0].clone();
+    assert_eq!(again["id"], imported["id"]);
+    assert_eq!(again["names"], json!(["localhost/app:v1", "localhost/app:v2"]));
+    assert_eq!(node.names("layers").len(), 4, "nothing of the archive is left");
+}
