@@ -221,6 +221,23 @@ const SET_ASIDE_AGAIN: Story = Story {
 const SET_ASIDE_IN_ROOT: fn(&dyn Files) -> usize =
     |files| usize::from(files.set_aside(Path::new("record")).is_ok());
 
+/// A file that is set aside and replaced is there at every moment, and what it was is not lost.
+const KEEP_ASIDE: Story = Story {
+    before: |disk| disk.put("d/record", &version(3)),
+    act: |files| {
+        let path = Path::new("d/record");
+        usize::from(files.keep_aside(path).and_then(|_| files.write_durably(path, &version(4))).is_ok())
+    },
+    judge: |disk, acknowledged| {
+        let (there, aside) = (version_of(disk, "d/record")?, version_of(disk, "d/record.corrupt-1")?);
+        match (there, aside) {
+            (4, 3) => Ok(()),
+            (3, 0 | 3) if acknowledged == 0 => Ok(()),
+            other => Err(format!("versions {other:?}, acknowledged {acknowledged}")),
+        }
+    },
+};
+
 const REMOVE: Story = Story {
     before: |disk| disk.put("d/record", &version(4)),
     act: |files| usize::from(files.remove(Path::new("d/record")).is_ok()),
@@ -333,6 +350,11 @@ fn missing_file_fsync_is_caught() {
     for story in [REPLACE, FIRST_WRITE, RECORD, NAMED_BY_A_RECORD, VERDICT_ON_A_FULL_DISK] {
         story.is_caught(|disk| disk.ignore_sync(true));
     }
+}
+
+#[test]
+fn kept_file_is_there_at_every_moment() {
+    KEEP_ASIDE.holds();
 }
 
 #[test]

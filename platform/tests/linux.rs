@@ -267,6 +267,23 @@ fn only_the_newest_quarantined_files_are_kept() {
 }
 
 #[test]
+fn kept_file_stays_until_it_is_replaced() {
+    let scratch = Root::new();
+    let files = scratch.files();
+    let path = Path::new("v1/list");
+    files.write_durably(path, b"old").unwrap();
+    let aside = files.keep_aside(path).unwrap();
+    assert_eq!(aside, Path::new("v1/list.corrupt-1"));
+    assert_eq!(files.read(path, LIMIT).unwrap(), b"old");
+    files.write_durably(path, b"new").unwrap();
+    assert_eq!([path, &aside].map(|path| files.read(path, LIMIT).unwrap()), [b"new", b"old"]);
+    // a directory has one name only
+    make(Kind::Directory, &scratch.at("v1/other"));
+    assert_eq!(files.keep_aside(Path::new("v1/other")).unwrap(), Path::new("v1/other.corrupt-1"));
+    assert!(fs::symlink_metadata(scratch.at("v1/other")).is_err());
+}
+
+#[test]
 fn sweep_of_100000_leftovers_is_bounded() {
     const LEFTOVERS: usize = 100_000;
     let scratch = Root(Scratch::in_memory("platform").unwrap());
