@@ -84,6 +84,16 @@ mod tests {
         assert!(spread.iter().max() > spread.iter().min().map(|least| *least * 3).as_ref());
     }
 
+    /// A fleet that was started at once must drift apart: a stretch that is always the same would keep it in step.
+    #[test]
+    fn stretch_uses_most_of_its_factor() {
+        let (mut jitter, period) = (Jitter::new(11), Duration::from_secs(100));
+        let drawn: Vec<_> = (0..50).map(|_| jitter.stretch(period, 0.25)).collect();
+        let (least, most) = (*drawn.iter().min().expect("some"), *drawn.iter().max().expect("some"));
+        assert!(least >= period && most <= period.mul_f64(1.25), "{least:?} to {most:?}");
+        assert!(most - least > period.mul_f64(0.125), "{least:?} to {most:?}");
+    }
+
     #[test]
     fn generator_is_the_published_xorshift64_star() {
         let mut jitter = Jitter::new(1);

@@ -5,6 +5,7 @@ use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKind};
 use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 fn renewals(world: &World) -> Vec<&LeaseRequest> {
@@ -304,6 +305,44 @@ fn ten_minute_outage_ends_within_one_period() {
     // logged when it began and when it was over, not every few seconds
     let about = world.log.iter().filter(|line| line.contains("lease")).count();
     assert!(about <= 2, "{:?}", world.log);
+}
+
+/// When the first node next does what is looked for.
+fn next_time(world: &mut World, is_it: impl Fn(&Seen) -> bool) -> Duration {
+    world.seen.clear();
+    for _ in 0..10_000 {
+        world.wait_for_deadline();
+        world.turn();
+        if world.seen.iter().any(&is_it) {
+            return world.time;
+        }
+    }
+    panic!("never done")
+}
+
+/// The time between the first and the second, over boards of different seeds.
+fn intervals(prepare: impl Fn(&mut World), is_it: impl Fn(&Seen) -> bool) -> BTreeSet<Duration> {
+    let intervals = (1..=20_u64).map(|seed| {
+        let mut world = World::new();
+        world.seed = seed * 1000;
+        world.start();
+        prepare(&mut world);
+        let first = next_time(&mut world, &is_it);
+        next_time(&mut world, &is_it) - first
+    });
+    intervals.collect()
+}
+
+#[test]
+fn boards_started_at_once_drift_apart() {
+    let is_renewal = |seen: &Seen| matches!(seen, Seen::Asked(Action::Renew { .. }));
+    let is_look = |seen: &Seen| matches!(seen, Seen::Asked(Action::ReadHostFacts));
+    let renewals = intervals(|_| {}, is_renewal);
+    assert!(renewals.len() >= 15, "{renewals:?}");
+    let looks = intervals(|_| {}, is_look);
+    assert!(looks.len() >= 15, "{looks:?}");
+    let retries = intervals(|world| world.link = false, is_renewal);
+    assert!(retries.len() >= 15, "{retries:?}");
 }
 
 #[test]

@@ -52,28 +52,49 @@ fn watches_that_end_at_once_are_ordered_rarely() {
     }
 }
 
+/// A node that lost the network for ten minutes, `lag` after the trial of its config, and whose watch of this object failed last just
+/// before it came back.
+fn back_after_an_outage(lag: Duration, watched: Watched) -> World {
+    let no_route = || failed(WatchFailure::Unreachable, "no route to host");
+    let (mut world, _) = World::known_good();
+    world.run_for(lag);
+    world.link = false;
+    for _ in 0..600 {
+        world.end_watch(Watched::Node, no_route());
+        world.end_watch(Watched::ConfigMap, no_route());
+        world.run_for(SECOND);
+    }
+    // the round that is under way, or the next, fails just before the network is back
+    while !world.end_watch(watched, no_route()) {
+        world.run_for(SECOND);
+    }
+    world.link = true;
+    let renewals = world.hub.renewals;
+    world.seen.clear();
+    while world.hub.renewals == renewals {
+        world.run_for(SECOND / 4);
+    }
+    world.run_for(4 * SECOND);
+    world
+}
+
 #[test]
 fn watches_go_on_once_the_network_is_back() {
     for seed in 0..8 {
-        let (mut world, _) = World::known_good();
-        world.run_for(seed * SECOND);
-        world.link = false;
-        for _ in 0..600 {
-            world.end_watch(Watched::Node, failed(WatchFailure::Unreachable, "no route to host"));
-            world.run_for(SECOND);
+        for watched in [Watched::Node, Watched::ConfigMap] {
+            let world = back_after_an_outage(seed * SECOND, watched);
+            assert!(orders(&world, watched) > 0, "{seed}: the node waits on to watch its {watched:?}");
         }
-        // the round that is under way, or the next, fails just before the network is back
-        while !world.end_watch(Watched::Node, failed(WatchFailure::Unreachable, "no route to host")) {
-            world.run_for(SECOND);
-        }
-        world.link = true;
-        let renewals = world.hub.renewals;
-        world.seen.clear();
-        while world.hub.renewals == renewals {
-            world.run_for(SECOND / 4);
-        }
-        world.run_for(4 * SECOND);
-        assert!(orders(&world, Watched::Node) > 0, "{seed}: the node waits on");
+    }
+}
+
+/// The status that could not be sent waits for up to half a minute, but not once something else got through.
+#[test]
+fn failed_status_is_sent_once_the_network_is_back() {
+    let is_status = |seen: &Seen| matches!(seen, Seen::Asked(Action::Request(Request::PatchStatus(_))));
+    for seed in 0..8 {
+        let world = back_after_an_outage(seed * SECOND, Watched::Node);
+        assert!(world.seen.iter().any(is_status), "{seed}: the status waits on");
     }
 }
 

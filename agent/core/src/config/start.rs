@@ -629,3 +629,73 @@ impl StartVerdict<'_> {
         Ok(Obstacle::Marked { verdict, recorded })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::digest::Digest;
+    use crate::config::records::{Assigned, CheckpointName, Current, Read, Recorded, StateFile};
+    use crate::config::source::Source;
+    use crate::event::{Outcome, Step};
+    use crate::writes::Suspend;
+
+    const PAYLOAD: &str =
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
+
+    fn facts() -> Facts {
+        let local = LocalLayers::default();
+        let local_effective = Rc::new(kubelet::effective(&local, None).expect("defaults are valid"));
+        Facts {
+            local: Rc::new(local),
+            local_effective,
+            overrides: Rc::default(),
+            dynamic: true,
+            boot_id: "boot-1".into(),
+            previous: PreviousRun::default(),
+            wall: Timestamp::from_micros(0),
+        }
+    }
+
+    /// A disk on which a config with [`PAYLOAD`] is assigned.
+    fn read(file: &StateFile) -> Read {
+        let digest = Digest::of(PAYLOAD.as_bytes());
+        let checkpoint = CheckpointName::of("u-1", digest).expect("file names");
+        let config = ConfigRecord {
+            source: Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() },
+            uid: "u-1".into(),
+            resource_version: "7".into(),
+            checkpoint: checkpoint.clone(),
+            digest: Recorded::Payload(digest),
+        };
+        let assigned = Some(Assigned { config, since: None, downloaded: true });
+        let current = Current { assigned, ..Current::local("node-1") };
+        let object = serde_json::json!({"metadata": {"uid": "u-1"}, "data": {"kubelet": PAYLOAD}});
+        match file {
+            StateFile::Current => Read::Content(current.to_bytes()),
+            StateFile::Checkpoint(name) if *name == checkpoint => {
+                Read::Content(object.to_string().into_bytes())
+            }
+            _ => Read::Absent,
+        }
+    }
+
+    /// A parser that ends the process leaves nothing but what was durable by then: the counted start must be.
+    #[test]
+    fn nothing_is_parsed_before_its_start_is_recorded() {
+        let (facts, mut parsed, mut outcomes) = (facts(), Parsed::default(), Vec::new());
+        let mut is_recorded = false;
+        let started = loop {
+            let step = match start(&mut Steps::over(&outcomes), &facts, &mut parsed) {
+                Ok(started) => break started,
+                Err(Suspend(step)) => step,
+            };
+            assert!(is_recorded || parsed.0.is_empty(), "parsed before {step:?} was answered");
+            is_recorded |= matches!(step, Step::Write(StateFile::Startups, _));
+            outcomes.push(match step {
+                Step::Read(file) => Outcome::Read(read(&file)),
+                Step::Write(..) | Step::SetAside(_) => Outcome::Done(Ok(())),
+            });
+        };
+        assert!(is_recorded && started.in_use.active == Active::Assigned && !parsed.0.is_empty());
+    }
+}
