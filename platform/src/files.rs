@@ -25,7 +25,7 @@ pub const TEMPORARY_PREFIX: &str = ".kedge-new-";
 pub const RESERVE_NAME: &str = ".kedge-reserve";
 /// A good size for the reserve: a few records of some KiB each, and the directory and inode blocks they cost.
 pub const RESERVE_BYTES: usize = 64 * 1024;
-/// Contents up to this size may use the reserve up: a verdict may, a checkpoint may not.
+/// Contents up to this size may use the reserve up: all records together have less.
 pub const RESERVE_SERVES_BYTES: usize = 16 * 1024;
 /// Most unreadable things of one name that are kept aside: enough to see a pattern, too few to fill a disk.
 pub const SET_ASIDE_KEPT: u32 = 5;
@@ -300,6 +300,10 @@ pub trait Files: Send + Sync {
     /// When the disk is full and `content` is at most [`RESERVE_SERVES_BYTES`], the reserve is given up and the write
     /// tried once more.
     fn write_durably(&self, path: &Path, content: &[u8]) -> Result<(), WriteError>;
+
+    /// As [`Files::write_durably`], but the reserve stays: for content that can be had again, which must not take the room of a
+    /// verdict.
+    fn write_beside_reserve(&self, path: &Path, content: &[u8]) -> Result<(), WriteError>;
 
     /// Removes a file, a link, or a directory with all it holds (at most [`REMOVE_LIMIT`] entries), durably. What does
     /// not exist is already removed.
@@ -813,6 +817,11 @@ impl<D: Operations> Files for DurableFiles<D> {
                 Err(error)
             }
         }
+    }
+
+    fn write_beside_reserve(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+        let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
+        self.write(&mut self.state(), path, content)
     }
 
     fn remove(&self, path: &Path) -> Result<(), WriteError> {

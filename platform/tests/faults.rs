@@ -137,6 +137,20 @@ fn large_content_does_not_use_the_reserve() {
     assert_eq!(disk.content(path()).unwrap(), b"old");
 }
 
+/// A checkpoint of two kibibytes is as small as a verdict, and would take the room of those that come after it.
+#[test]
+fn content_that_can_be_had_again_leaves_the_reserve() {
+    let disk = disk_with_old();
+    let files = fake::files(&disk);
+    files.ensure_reserve(RESERVE_BYTES).unwrap();
+    disk.set_space_bytes(Some(disk.used_bytes()));
+    let error = files.write_beside_reserve(path(), &[7; 2048]).unwrap_err();
+    assert!(matches!(error, WriteError::NoSpace { .. }), "{error}");
+    assert!(disk.content(RESERVE_NAME).is_some());
+    assert_eq!(disk.content(path()).unwrap(), b"old");
+    files.write_durably(path(), &[8; 2048]).unwrap();
+}
+
 #[test]
 fn full_disk_without_reserve_is_reported() {
     let disk = disk_with_old();

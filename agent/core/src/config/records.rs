@@ -85,6 +85,11 @@ impl StateFile {
             Self::Checkpoint(name) => format!("checkpoints/{}/{}", name.uid, name.file),
         }
     }
+
+    /// Whether the API server has its content: then it is not worth the room that is reserved for the records.
+    pub fn can_be_had_again(&self) -> bool {
+        matches!(self, Self::Checkpoint(_))
+    }
 }
 
 /// The outcome of reading a file, before its content is parsed.
