@@ -9,6 +9,7 @@ use crate::{forecast, local_config, status};
 use kedge_core::config::records::{BadConfigs, Current, Known, Read, StateFile};
 use kedge_core::kubelet::{self, LayerText, LocalLayers, Origin};
 use kedge_platform::exit::write_exit_record;
+use kedge_platform::files::Kind;
 use kedge_platform::linux::{self, LinuxClocks, Roots};
 use kedge_platform::{Clocks, ExitRecord, Files, ReadError, RunDirectory, workloads};
 use serde_json::{Value, json};
@@ -20,6 +21,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Names of one directory that `kedge config history` looks at.
+const HISTORY_ENTRIES: usize = 1_000;
+
+/// In the name of every file that was set aside.
+const SET_ASIDE: &str = ".corrupt-";
 
 /// Longest record read.
 const RECORD_BYTES: usize = 4 * 1024 * 1024;
@@ -150,37 +157,13 @@ fn next_start(options: &AgentOptions) -> Result<Value, CommandError> {
 /// The directory cannot be read.
 pub fn config_history(places: &Places, output: Output) -> Result<(), CommandError> {
     let files = linux::files(&places.dynamic_config_dir);
-    let mut bad = Vec::new();
-    let mut aside = Vec::new();
-    let listing = match files.list(Path::new(""), 1_000) {
-        Ok(listing) => listing.entries,
-        Err(ReadError::NotFound { .. }) => Vec::new(),
-        Err(error) => return Err(failed_in(&places.dynamic_config_dir, &error)),
-    };
-    for entry in listing {
-        let name = entry.name.to_string_lossy().into_owned();
-        if name.contains(".corrupt-") {
-            aside.push(name.clone());
-        }
-        let path = format!("{name}/bad-configs.json");
-        let Ok(bytes) = files.read(Path::new(&path), RECORD_BYTES) else { continue };
-        match BadConfigs::read(&Read::Content(bytes)) {
-            Known::Is(list) => {
-                bad.extend(list.entries().map(
-                    |(uid, time, reason)| json!({"version": name, "uid": uid, "time": time, "reason": reason}),
-                ));
-                if let Some(payload) = list.doubted {
-                    aside.push(format!("{path}: an earlier list was lost; payload {payload} may be in it"));
-                }
-            }
-            other => aside.push(format!("{path}: {}", other.unknown().unwrap_or("unreadable"))),
-        }
-    }
+    let History { bad, aside, unreadable } =
+        History::read(&*files).map_err(|error| failed_in(&places.dynamic_config_dir, &error))?;
     if output == Output::Json {
-        print(pretty(&json!({"bad": bad, "setAside": aside})));
+        print(pretty(&json!({"bad": bad, "setAside": aside, "unreadable": unreadable})));
         return Ok(());
     }
-    if bad.is_empty() && aside.is_empty() {
+    if bad.is_empty() && aside.is_empty() && unreadable.is_empty() {
         print("no bad configurations, nothing set aside");
     }
     for entry in &bad {
@@ -195,7 +178,72 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
     for name in &aside {
         print(format_args!("set aside: {name}"));
     }
+    for problem in &unreadable {
+        print(format_args!("unreadable: {problem}"));
+    }
     Ok(())
+}
+
+/// What `kedge config history` finds, with paths below the directory of the dynamic config.
+#[derive(Default)]
+struct History {
+    bad: Vec<Value>,
+    aside: Vec<String>,
+    /// What lies there and cannot be read, each with its reason.
+    unreadable: Vec<String>,
+}
+
+impl History {
+    fn read(files: &dyn Files) -> Result<Self, ReadError> {
+        let mut history = Self::default();
+        let listing = match files.list(Path::new(""), HISTORY_ENTRIES) {
+            Ok(listing) => listing.entries,
+            Err(ReadError::NotFound { .. }) => return Ok(history),
+            Err(error) => return Err(error),
+        };
+        for entry in listing {
+            let name = entry.name.to_string_lossy().into_owned();
+            if name.contains(SET_ASIDE) {
+                history.aside.push(name);
+            } else if entry.kind == Kind::Directory {
+                history.read_directory(files, &name);
+            }
+        }
+        Ok(history)
+    }
+
+    /// The verdicts of one version of the agent, if the directory is a version's, and what was set aside there.
+    fn read_directory(&mut self, files: &dyn Files, directory: &str) {
+        match files.list(Path::new(directory), HISTORY_ENTRIES) {
+            Ok(listing) => {
+                let names = listing.entries.iter().map(|entry| entry.name.to_string_lossy());
+                let aside = names.filter(|name| name.contains(SET_ASIDE));
+                self.aside.extend(aside.map(|name| format!("{directory}/{name}")));
+            }
+            Err(error) => self.unreadable.push(crate::errors::chain(&error)),
+        }
+        let path = format!("{directory}/bad-configs.json");
+        match files.read(Path::new(&path), RECORD_BYTES) {
+            Ok(bytes) => self.read_verdicts(directory, &path, bytes),
+            Err(ReadError::NotFound { .. }) => {}
+            Err(error) => self.unreadable.push(crate::errors::chain(&error)),
+        }
+    }
+
+    fn read_verdicts(&mut self, version: &str, path: &str, bytes: Vec<u8>) {
+        match BadConfigs::read(&Read::Content(bytes)) {
+            Known::Is(list) => {
+                self.bad.extend(list.entries().map(
+                    |(uid, time, reason)| json!({"version": version, "uid": uid, "time": time, "reason": reason}),
+                ));
+                if let Some(payload) = list.doubted {
+                    let why = format!("{path}: an earlier list was lost; payload {payload} may be in it");
+                    self.unreadable.push(why);
+                }
+            }
+            other => self.unreadable.push(format!("{path}: {}", other.unknown().unwrap_or("it is empty"))),
+        }
+    }
 }
 
 /// `kedge config show`: of the running agent, else of the files that the flags name. The output names which; an agent

@@ -211,3 +211,31 @@ fn signal_sent_by_hand_is_no_crash() {
     logs("asked to stop by SIGQUIT");
     assert_eq!(agent.0.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn history_names_what_was_set_aside_and_what_is_unreadable() {
+    let scratch = Scratch::new("history").unwrap();
+    let root = scratch.path().display().to_string();
+    let history = |more: &[&str]| {
+        let (code, out, complaint) =
+            kedge(&[&["config", "history", "--root-dir", &root, "--run-dir", &root], more].concat());
+        assert_eq!(code, Some(0), "{complaint}");
+        out
+    };
+    assert_eq!(history(&[]), "no bad configurations, nothing set aside\n");
+    for name in ["current.corrupt-2", "0.1.0/bad-configs.json.corrupt-1", "checkpoints/u-1.corrupt-1"] {
+        scratch.write(&format!("config/{name}"), "{");
+    }
+    scratch.write("config/0.1.0/bad-configs.json", r#"{"apiVersion": "kedge.dev/v99"}"#);
+    std::fs::create_dir_all(scratch.join("config/0.0.9/bad-configs.json")).unwrap();
+    let shown: Value = serde_json::from_str(&history(&["--output", "json"])).unwrap();
+    let aside = ["0.1.0/bad-configs.json.corrupt-1", "checkpoints/u-1.corrupt-1", "current.corrupt-2"];
+    assert_eq!(shown["setAside"], json!(aside), "{shown}");
+    let unreadable: Vec<&str> =
+        shown["unreadable"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(unreadable[0].starts_with("0.0.9/bad-configs.json is a directory"), "{unreadable:?}");
+    assert!(unreadable[1].starts_with("0.1.0/bad-configs.json: "), "{unreadable:?}");
+    let text = history(&[]);
+    assert!(text.contains("set aside: 0.1.0/bad-configs.json.corrupt-1\n"), "{text}");
+    assert!(text.contains("unreadable: 0.1.0/bad-configs.json: "), "{text}");
+}
