@@ -169,7 +169,11 @@ impl DiskLoop {
             }
             Step::Write(file, bytes) => {
                 let path = file.path(&self.version);
-                let done = self.files.write_durably(Path::new(&path), &bytes);
+                let done = if file.can_be_had_again() {
+                    self.files.write_beside_reserve(Path::new(&path), &bytes)
+                } else {
+                    self.files.write_durably(Path::new(&path), &bytes)
+                };
                 log::debug!(
                     "wrote {path}, {} bytes: {}",
                     bytes.len(),
@@ -277,7 +281,8 @@ impl DiskLoop {
         }
     }
 
-    /// Ours and the highest of the others.
+    /// Ours, and of the others the one that ran last: only that one's counts were not swept yet. Later, or if there are none, the
+    /// highest: an upgrade that was taken back left its directory, too, and must not push out the verdicts of what works.
     fn versions_to_keep(&self) -> Vec<String> {
         let mut versions: Vec<String> = match self.files.list(Path::new(""), LISTED) {
             Ok(listing) if !listing.truncated => {
@@ -287,10 +292,15 @@ impl DiskLoop {
             _ => return Vec::new(),
         };
         versions.retain(|name| is_version(name) && *name != self.version);
-        versions.sort_by_key(|name| std::cmp::Reverse(numbers(name)));
+        versions.sort_by_cached_key(|name| std::cmp::Reverse((self.has_counts(name), numbers(name))));
         versions.truncate(VERSIONS_KEPT - 1);
         versions.push(self.version.clone());
         versions
+    }
+
+    fn has_counts(&self, version: &str) -> bool {
+        let startups = StateFile::Startups.path(version);
+        !matches!(self.files.read(Path::new(&startups), 0), Err(ReadError::NotFound { .. }))
     }
 
     fn addresses(&self) -> Vec<String> {
@@ -422,6 +432,8 @@ mod tests {
     struct Counted {
         files: Arc<dyn Files>,
         asked: Arc<AtomicUsize>,
+        /// There is room in the reserve only.
+        is_full: bool,
     }
 
     impl Counted {
@@ -437,6 +449,13 @@ mod tests {
         }
         fn write_durably(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
             self.count().write_durably(path, content)
+        }
+        fn write_beside_reserve(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+            if self.is_full {
+                let source = std::io::ErrorKind::StorageFull.into();
+                return Err(WriteError::NoSpace { operation: "write", path: path.to_owned(), source });
+            }
+            self.count().write_beside_reserve(path, content)
         }
         fn remove(&self, path: &Path) -> Result<(), WriteError> {
             self.count().remove(path)
@@ -488,16 +507,18 @@ mod tests {
         }
     }
 
-    #[test]
-    fn look_at_an_idle_host_reads_nothing_that_never_changes() {
-        let scratch = kedge_rig::Scratch::new("disk-loop").unwrap();
-        let (asked, identities) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let files = kedge_platform::linux::files(scratch.path());
-        let mut disk = DiskLoop {
-            files: Arc::new(Counted { files: files.clone(), asked: asked.clone() }),
+    /// A disk loop over what `counted` makes of the files below `scratch`.
+    fn disk_loop(
+        scratch: &kedge_rig::Scratch,
+        host: Host,
+        counted: impl FnOnce(Arc<dyn Files>) -> Counted,
+    ) -> DiskLoop {
+        let files: Arc<dyn Files> = kedge_platform::linux::files(scratch.path());
+        DiskLoop {
+            files: Arc::new(counted(files.clone())),
             root_files: files.clone(),
             previous: Box::new(kedge_platform::linux::previous_exit(files, Roots::under(scratch.path()))),
-            host: Box::new(Host { identities: identities.clone(), ..Host::default() }),
+            host: Box::new(host),
             identity: KnownIdentity::default(),
             version: "0.1.0".into(),
             node_name: "edge-1".into(),
@@ -505,7 +526,49 @@ mod tests {
             health: Arc::default(),
             read_only: None,
             _claim: None,
+        }
+    }
+
+    /// 0.1.0 works, an upgrade to 0.2.0 was taken back, and the next is on trial: if it is taken back, too, 0.1.0 needs its verdicts.
+    #[test]
+    fn sweep_keeps_the_verdicts_of_the_version_that_ran_last() {
+        let scratch = kedge_rig::Scratch::new("two-upgrades").unwrap();
+        for path in ["0.1.0/bad-configs.json", "0.1.0/startups.json", "0.2.0/bad-configs.json"] {
+            scratch.write(path, "{}");
+        }
+        let counted = |files| Counted { files, asked: Arc::default(), is_full: false };
+        let mut disk = DiskLoop { version: "0.3.0".into(), ..disk_loop(&scratch, Host::default(), counted) };
+        for _ in 0..2 {
+            disk.perform(DiskOrder::Sweep(Some(Vec::new())));
+            assert!(scratch.join("0.1.0/bad-configs.json").exists());
+            assert!(!scratch.join("0.1.0/startups.json").exists() && !scratch.join("0.2.0").exists());
+        }
+    }
+
+    #[test]
+    fn full_disk_has_room_for_a_verdict_and_for_no_checkpoint() {
+        let scratch = kedge_rig::Scratch::new("full-disk").unwrap();
+        let full = |files| Counted { files, asked: Arc::default(), is_full: true };
+        let mut disk = disk_loop(&scratch, Host::default(), full);
+        let mut write = |file| match disk.perform(DiskOrder::Step(Step::Write(file, vec![b'x'; 2048]))) {
+            Some(Event::StepDone(Outcome::Done(done))) => done,
+            _ => panic!("a write is answered"),
         };
+        let checkpoint = CheckpointName::new("u-1", "7").unwrap();
+        assert!(write(StateFile::Checkpoint(checkpoint)).unwrap_err().contains("the disk is full"));
+        for file in [StateFile::Current, StateFile::LastKnownGood, StateFile::BadConfigs, StateFile::Startups]
+        {
+            write(file).unwrap();
+        }
+    }
+
+    #[test]
+    fn look_at_an_idle_host_reads_nothing_that_never_changes() {
+        let scratch = kedge_rig::Scratch::new("disk-loop").unwrap();
+        let (asked, identities) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let host = Host { identities: identities.clone(), ..Host::default() };
+        let counted = |files| Counted { files, asked: asked.clone(), is_full: false };
+        let mut disk = disk_loop(&scratch, host, counted);
         disk.perform(DiskOrder::Step(Step::Read(StateFile::BadConfigs)));
         asked.store(0, Ordering::Relaxed);
         for _ in 0..10 {
