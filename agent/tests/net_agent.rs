@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +34,41 @@ struct State {
     version: u64,
     /// It lets no node set labels.
     refuses_labels: bool,
+    watches: Watches,
+    /// Lists of Nodes are answered once this is open.
+    nodes_listed: Gate,
+}
+
+/// What the server does with a watch: nothing ever happens on one.
+enum Watches {
+    /// It goes on until the client is gone.
+    Last,
+    /// One of the ConfigMap ends when this opens, the others go on.
+    EndOnce(Gate),
+    /// Each ends at once, after a bookmark of the version that it began with.
+    End,
+}
+
+/// What some wait for until it opens; then it stays open.
+#[derive(Clone, Default)]
+struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    fn opened() -> Self {
+        let gate = Self::default();
+        gate.open();
+        gate
+    }
+
+    fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let closed = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(closed, |is_open| !*is_open).unwrap());
+    }
 }
 
 impl State {
@@ -52,6 +87,31 @@ impl State {
             }),
             version: 100,
             refuses_labels: false,
+            watches: Watches::Last,
+            nodes_listed: Gate::opened(),
+        }
+    }
+
+    /// The same with these fields of the configuration.
+    fn with_fields(self, fields: &str) -> Self {
+        let payload =
+            format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{fields}\n");
+        let mut config_map = self.config_map;
+        config_map["data"]["kubelet"] = json!(payload);
+        Self { config_map, ..self }
+    }
+
+    fn watch(&self, path: &str) -> Reply {
+        match &self.watches {
+            Watches::EndOnce(gate) if path == CONFIG_MAPS => {
+                let gate = gate.clone();
+                Reply::Chunks(Box::new(move |_| gate.wait()))
+            }
+            Watches::Last | Watches::EndOnce(_) => Reply::Chunks(Box::new(|body| body.wait_for_end())),
+            Watches::End => {
+                let version = self.version.to_string();
+                Reply::Chunks(Box::new(move |body| body.event("BOOKMARK", "", &version)))
+            }
         }
     }
 
@@ -67,11 +127,18 @@ impl State {
         let not_found = || Reply::status(404, "NotFound", "not found");
         match (heard.method.as_str(), path) {
             ("GET", "/version") => Reply::ok(r#"{"gitVersion":"v1.34.0+kedge-0.1.0"}"#),
-            // nothing ever happens on a watch: what it waits for is not told
-            ("GET", NODES | CONFIG_MAPS) if query.contains("watch=true") => {
-                Reply::Chunks(Box::new(|body| body.wait_for_end()))
+            ("GET", NODES | CONFIG_MAPS) if query.contains("watch=true") => self.watch(path),
+            ("GET", NODES) => {
+                let Reply::Answer(_, list) = self.list("NodeList", self.node.iter().cloned().collect())
+                else {
+                    unreachable!("a list is an answer")
+                };
+                let gate = self.nodes_listed.clone();
+                Reply::Chunks(Box::new(move |body| {
+                    gate.wait();
+                    body.send(&list);
+                }))
             }
-            ("GET", NODES) => self.list("NodeList", self.node.iter().cloned().collect()),
             ("GET", CONFIG_MAPS) => {
                 let mut map = self.config_map.clone();
                 if heard.header("accept").is_some_and(|accept| accept.contains("PartialObjectMetadataList")) {
@@ -201,21 +268,28 @@ impl OfHub {
 
 /// An agent of a scripted server.
 struct OfScript {
+    authority: Authority,
     state: Arc<Mutex<State>>,
     server: Server,
     agent: Agent,
 }
 
+/// A server that answers from what it holds.
+fn scripted_server(authority: &Authority, state: State) -> (Server, Arc<Mutex<State>>) {
+    let state = Arc::new(Mutex::new(state));
+    let shared = state.clone();
+    let server = Server::start(authority, move |heard| {
+        shared.lock().unwrap_or_else(PoisonError::into_inner).answer(heard)
+    });
+    (server, state)
+}
+
 impl OfScript {
     fn new(state: State) -> Self {
         let authority = Authority::new("ca");
-        let state = Arc::new(Mutex::new(state));
-        let shared = state.clone();
-        let server = Server::start(&authority, move |heard| {
-            shared.lock().unwrap_or_else(PoisonError::into_inner).answer(heard)
-        });
+        let (server, state) = scripted_server(&authority, state);
         let Bench { folder: directory, .. } = Bench::new(&authority, server.address);
-        Self { state, server, agent: Agent::in_directory(directory) }
+        Self { authority, state, server, agent: Agent::in_directory(directory) }
     }
 
     /// Requests received since the first `from`, as method and path.
@@ -400,5 +474,61 @@ fn refused_label_is_shown_and_holds_back_nothing() {
     });
     scripted.wait_for(0, 1, |asked| asked.ends_with("/nodes/edge-1/status"));
     scripted.wait_for(0, 1, is_renewal);
+    scripted.agent.stop();
+}
+
+/// A node is moved to a server that has an object of the same name, and the stream of the ConfigMap is the first that could notice:
+/// it asks the new server for nothing, and nothing is adopted, until that server has shown its own Node.
+#[test]
+fn another_server_is_asked_for_its_node_first() {
+    let watch_ends = Gate::default();
+    let state = State { watches: Watches::EndOnce(watch_ends.clone()), ..State::new(0) };
+    let mut scripted = OfScript::new(state);
+    scripted.agent.start();
+    scripted.agent.wait_for_adoption(1);
+    let from = scripted.requests(0).len();
+    scripted.wait_for(from, 1, |asked| is_watch_of(asked, CONFIG_MAPS));
+    scripted.wait_for(from, 1, is_renewal);
+
+    let shows_node = Gate::default();
+    let mut state = State { nodes_listed: shows_node.clone(), ..State::new(0).with_fields("maxPods: 7") };
+    state.config_map["metadata"]["uid"] = json!("map-uid-2");
+    let (second, _) = scripted_server(&scripted.authority, state);
+    KubeconfigText {
+        server: format!("https://{}", second.address),
+        roots: &scripted.authority,
+        cluster: String::new(),
+        user: CERTIFICATE_USER.into(),
+    }
+    .write(&scripted.agent.directory);
+    // the next renewal is due in ten seconds, the next round of the ConfigMap in one
+    watch_ends.open();
+    let asked = || second.counts.heard().into_iter().map(|heard| heard.path).collect::<Vec<_>>();
+    for path in ["/version", NODES] {
+        wait_until(path, PATIENCE, || asked().iter().any(|asked| asked.starts_with(path)));
+    }
+    let early: Vec<String> = asked().into_iter().filter(|asked| asked.starts_with(CONFIG_MAPS)).collect();
+    assert!(early.is_empty() && scripted.agent.runs() == 2, "{early:?}");
+    shows_node.open();
+    scripted.agent.wait_for_adoption(2);
+    scripted.agent.stop();
+}
+
+/// Watches that a server, or a proxy before it, ends at once are opened ever more rarely; renewals each second stand in for a clock.
+#[test]
+fn watches_that_bring_nothing_are_opened_ever_more_rarely() {
+    const RENEWALS: usize = 12;
+    let state = State { watches: Watches::End, ..State::new(0).with_fields("nodeLeaseDurationSeconds: 4") };
+    let mut scripted = OfScript::new(state);
+    scripted.agent.start();
+    scripted.agent.wait_for_adoption(1);
+    let from = scripted.requests(0).len();
+    scripted.wait_for(from, RENEWALS, is_renewal);
+    let asked = scripted.requests(from);
+    for path in [NODES, CONFIG_MAPS] {
+        let watches = asked.iter().filter(|asked| is_watch_of(asked, path)).count();
+        // after 0, 1, 3 and 7 s; without a back-off eleven
+        assert!((2..=6).contains(&watches), "{watches} watches of {path} in {RENEWALS} renewals");
+    }
     scripted.agent.stop();
 }

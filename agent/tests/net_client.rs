@@ -623,6 +623,31 @@ fn changed_kubeconfig_is_used_unless_invalid() {
     assert_eq!(bench.api.url(), format!("https://{}", second.address));
 }
 
+/// What was composed for one server must reach no other, also if the kubeconfig changes in between.
+#[test]
+fn request_for_one_server_is_not_sent_to_another() {
+    let authority = Authority::new("ca");
+    let first = Server::start(&authority, |_| Reply::ok("first"));
+    let second = Server::start(&authority, |_| Reply::ok("second"));
+    let bench = Bench::new(&authority, first.address);
+    let for_first = bench.client.for_server(0);
+    assert_shown(&for_first.request(&get("/x")), "200 first");
+    KubeconfigText {
+        server: format!("https://{}", second.address),
+        roots: &authority,
+        cluster: String::new(),
+        user: CERTIFICATE_USER.into(),
+    }
+    .write(&bench.folder);
+    for _ in 0..2 {
+        let why = "not sent: the kubeconfig names another API server now";
+        assert_shown(&for_first.request(&get("/x")), why);
+    }
+    assert_eq!((first.counts.heard().len(), second.counts.heard().len()), (1, 0));
+    assert_eq!(bench.api.server(), 1);
+    assert_shown(&bench.client.for_server(1).request(&get("/x")), "200 second");
+}
+
 #[test]
 fn kubeconfig_is_used_once_its_files_exist() {
     let (authority, other) = (Authority::new("ca"), Authority::new("other"));
