@@ -135,7 +135,7 @@ fn shim_has_little_memory_of_its_own() {
             line.split_whitespace().next().unwrap().parse().unwrap()
         };
         let (dirty, clean) = (kib("Private_Dirty:"), kib("Private_Clean:"));
-        println!("shim: {dirty} KiB private dirty, {clean} KiB private clean");
+        eprintln!("shim: {dirty} KiB private dirty, {clean} KiB private clean");
         // a debug build has more relocations; the release's is measured by the benchmark
         assert!(dirty <= 1024, "{rollup}");
         runtime.workloads.kill_container(&container.id).unwrap();

@@ -35,7 +35,8 @@ pub(crate) fn isolated(name: &str, test: impl FnOnce()) {
     }
     let group = format!("/kedge-test-{}-{}", std::process::id(), name.replace(':', "-"));
     // one version of control groups; a PID namespace whose end is the end of all in it
-    let script = "umount /sys/fs/cgroup/unified 2>/dev/null; exec \"$@\"";
+    // and what systemd gives to a service, which no container may have
+    let script = "umount /sys/fs/cgroup/unified 2>/dev/null; umask 077; export NOTIFY_SOCKET=/run/systemd/notify; exec \"$@\"";
     let mut command = Command::new("setpriv");
     command.args([
         "--pdeathsig",
@@ -211,7 +212,7 @@ fn make_image(layer: &Path) {
     fs::copy("/bin/busybox", layer.join("bin/busybox")).unwrap();
     for name in [
         "sh", "echo", "cat", "seq", "sleep", "kill", "hostname", "id", "ip", "dd", "ps", "mkfifo",
-        "readlink", "ls",
+        "readlink", "env", "sort", "ls",
     ] {
         symlink("busybox", layer.join("bin").join(name)).unwrap();
     }

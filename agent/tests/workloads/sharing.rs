@@ -46,6 +46,21 @@ fn container_on_the_host_network_cannot_change_the_machine() {
 }
 
 #[test]
+fn container_inherits_nothing_from_the_service() {
+    isolated("sharing::container_inherits_nothing_from_the_service", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let container = wanted("web", "umask; env | sort; ls /proc/self/fd | cat");
+        assert_eq!(runtime.run_to_end(&container).exit_code, 0);
+        let seen = machine.logged(&container.id).join("\n");
+        let expect = "0022\nHOME=/\nHOSTNAME=web-0\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nPWD=/\nSHLVL=1\n";
+        assert!(seen.starts_with(expect), "{seen}");
+        assert_eq!(&seen[expect.len()..], "0\n1\n2\n3", "and the directory that is read: {seen}");
+        runtime.clean_up(&[container.id]);
+    });
+}
+
+#[test]
 fn shared_processes_have_a_reaping_parent_without_rights() {
     isolated("sharing::shared_processes_have_a_reaping_parent_without_rights", || {
         let machine = Machine::new();

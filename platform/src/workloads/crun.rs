@@ -43,6 +43,7 @@ impl CrunOrder {
             .arg("--log")
             .arg(bundle.join(LOG));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir(bundle);
+        process::with_plain_environment(&mut command);
         command
     }
 

@@ -25,7 +25,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 use super::places::{self, Places};
 use super::probe::{Board, probe};
-use super::process::ProcessFd;
+use super::process::{self, ProcessFd};
 use super::records::{
     ContainerExit, CrunOrder, EXIT, ORDER, Order, Records, SHIM, STATE, ShimRecord, StateRecord, VERSION,
 };
@@ -622,6 +622,7 @@ impl Workloads for LinuxWorkloads {
             command.arg("shim").arg(&container.bundle).current_dir("/").process_group(0);
             // the lock goes with it, without a moment in which nobody has it
             command.stdin(held).stdout(Stdio::null()).stderr(Stdio::null());
+            process::with_plain_environment(&mut command);
             let child = command.spawn().map_err(on("start a shim for", &container.bundle))?;
             let process = ProcessFd::open(child.id().cast_signed())
                 .map_err(on("watch the shim of", &container.bundle))?;

@@ -149,6 +149,14 @@ pub(super) fn bound_to_parent(command: &mut Command) -> &mut Command {
     unsafe { command.process_group(0).pre_exec(prepare) }
 }
 
+/// Where system programs are.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Keeps the agent's environment from a program: crun would hand NOTIFY_SOCKET on to the container.
+pub(super) fn with_plain_environment(command: &mut Command) {
+    command.env_clear().env("PATH", PATH);
+}
+
 /// Runs a program to its end, or kills it, with its whole group, when the limit is over (`TimedOut`).
 pub(super) fn run_within(command: &mut Command, limit: Duration) -> io::Result<ExitStatus> {
     let mut child = bound_to_parent(command).spawn()?;
