@@ -272,18 +272,19 @@ impl Runtime<'_> {
                 (class, GroupLimits::default()),
                 (own, GroupLimits { cpu_shares: Some(2), ..GroupLimits::default() }),
             ],
+            files: [
+                ("hosts", files::hosts(None, &[], HOSTNAME, &[])),
+                (
+                    "resolv.conf",
+                    files::resolv_conf(&Dns::default(), "prod", false, &files::Resolver::default()),
+                ),
+                ("hostname", format!("{HOSTNAME}\n")),
+            ]
+            .map(|(name, text)| (name.to_owned(), text))
+            .into(),
             notes: Notes::from([("name".to_owned(), "web-0".to_owned())]),
         };
-        let places = self.workloads.prepare_pod(&order).unwrap();
-        let resolver = files::Resolver::default();
-        fs::write(places.files.join("hosts"), files::hosts(None, &[], HOSTNAME, &[])).unwrap();
-        fs::write(
-            places.files.join("resolv.conf"),
-            files::resolv_conf(&Dns::default(), "prod", false, &resolver),
-        )
-        .unwrap();
-        fs::write(places.files.join("hostname"), format!("{HOSTNAME}\n")).unwrap();
-        places
+        self.workloads.prepare_pod(&order).unwrap()
     }
 
     pub(crate) fn create(&mut self, wanted: &Wanted) -> Result<(), WorkloadError> {

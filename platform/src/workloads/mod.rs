@@ -38,7 +38,7 @@ pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
 pub use pause::pause;
 pub use probe::{Board, probe};
 pub use records::{ContainerExit, LogOrder};
-pub use rootfs::UserFiles;
+pub use rootfs::{UserFiles, mount_memory, unmount};
 pub use shim::shim;
 
 /// Longest name of a pod's UID or a container: both become file names, and parts of crun's.
@@ -111,7 +111,11 @@ pub struct PodOrder {
     pub share_process_namespace: bool,
     /// Its control groups, outermost first and its own last, each with its limits; paths from the root of the tree.
     pub groups: Vec<(String, GroupLimits)>,
+    /// Small files that its containers share (hosts, resolv.conf): name and text.
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
     /// What the agent wants to know of the pod again after a restart. Not looked at here.
+    #[serde(default)]
     pub notes: Notes,
 }
 
@@ -140,7 +144,7 @@ pub struct PodPlaces {
     pub pid: Option<PathBuf>,
     /// What to bind to `/dev/shm`.
     pub shm: PathBuf,
-    /// A directory for small files of the pod (hosts, resolv.conf), which goes with it.
+    /// The directory of its small files.
     pub files: PathBuf,
 }
 

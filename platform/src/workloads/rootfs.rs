@@ -198,7 +198,10 @@ pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), WorkloadError
 }
 
 /// Takes off whatever is mounted at this place; what still uses it keeps it for as long as it lives.
-pub(super) fn unmount(place: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel refused.
+pub fn unmount(place: &Path) -> io::Result<()> {
     for _ in 0..STACKED {
         match umount2(place, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
             Ok(()) => {}
@@ -208,6 +211,21 @@ pub(super) fn unmount(place: &Path) -> io::Result<()> {
         }
     }
     Err(io::Error::other(format!("more than {STACKED} file systems are mounted at {}", place.display())))
+}
+
+/// Mounts a file system in memory at a directory, unless one is there; without a limit it may take half of the machine's.
+///
+/// # Errors
+/// The kernel refused.
+pub fn mount_memory(place: &Path, limit_bytes: Option<u64>, mode: u32) -> io::Result<()> {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    if device(place)? != device(&place.join(".."))? {
+        return Ok(());
+    }
+    let size = limit_bytes.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
+    let options = format!("mode={mode:o}{size}");
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    Ok(mount(Some("tmpfs"), place, Some("tmpfs"), flags, Some(options.as_str()))?)
 }
 
 /// The user files as the container will see them. An image without them is fine.

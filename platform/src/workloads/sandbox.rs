@@ -7,9 +7,10 @@
 //!
 //! Leaves to others: addresses (the network's plugins, in the namespace), volumes, the containers.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -28,7 +29,7 @@ use super::places::Places;
 use super::process::ProcessName;
 use super::records::{ORDER, Records, VERSION};
 use super::rootfs::{make_directory, unmount};
-use super::{PodOrder, PodPlaces, WorkloadError, on};
+use super::{PodOrder, PodPlaces, WorkloadError, check_name, on};
 
 /// As containerd's and Docker's.
 const SHM_OPTIONS: &str = "mode=1777,size=65536k";
@@ -69,6 +70,13 @@ pub(super) fn prepare(
     let pod = places.pod(&order.uid);
     for (name, mode) in [("c", 0o700), ("files", 0o755)] {
         make_directory(&pod.join(name), mode)?;
+    }
+    for (name, text) in &order.files {
+        check_name("file of a pod", &name.replace('.', "-"))?;
+        let path = pod.join("files").join(name);
+        fs::write(&path, text)
+            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)))
+            .map_err(on("write", &path))?;
     }
     for (group, limits) in &order.groups {
         let missed = cgroups.make(group, limits).map_err(on("make control groups of", &pod))?;
