@@ -1,7 +1,8 @@
 //! The agent on each node, as a library so that tests can drive its parts.
 //!
 //! `run` is the main loop around core; `perform` performs what core decides; `net` speaks to the API server,
-//! `local` to people and tools on the node itself; `cli` is every command that is not the agent.
+//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, `workloads` performs what is ordered
+//! of containers.
 
 pub mod cli;
 pub mod doctor;
@@ -18,3 +19,4 @@ mod perform;
 pub mod run;
 pub mod service;
 mod status;
+pub mod workloads;

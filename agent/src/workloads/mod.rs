@@ -1,0 +1,469 @@
+//! Performs what the pods' actor orders of the runtime, and tells it what happens: pods, volumes, containers, their logs' places.
+//!
+//! Always holds: each command is answered as its contract says (`kedge_core::pods::PodAction`), by what is observed or by `Failed`;
+//! what a later run must know of a pod is noted with it, so it needs no memory of its own. Blocks for as long as the disk or a
+//! bounded run of crun takes: use a thread that may. Leaves to others: every decision (core), images (`Layers`), the network's
+//! plugins: a pod with a network of its own is refused until they are served.
+
+pub mod signals;
+pub mod volumes;
+
+use kedge_api::Timestamp;
+use kedge_core::pods::{
+    self, Command, ContainerKey, Failure, FailureReason, Inventory, PodAction, PodEvent, PodNetwork,
+    PodSandbox, PodUid,
+};
+use kedge_core::workloads::groups::{self, Limits};
+use kedge_core::workloads::{files, spec, users};
+use kedge_platform::workloads::{
+    ContainerExit, ContainerId, ContainerOrder, ContainerState, GroupLimits, LogOrder, Observation, PodOrder,
+    PodPlaces, WorkloadError, Workloads,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What is noted with a pod.
+const NAMESPACE: &str = "namespace";
+const NAME: &str = "name";
+const NODE_UID: &str = "nodeUID";
+const HOST_PID: &str = "hostPID";
+const VOLUMES: &str = "volumes";
+/// What is noted with a container.
+const IMAGE: &str = "image";
+const STOP_SIGNAL: &str = "stopSignal";
+
+/// Most directories of logs that an inventory looks at.
+const LOG_ENTRIES: usize = 10_000;
+/// Logs of a container's runs that stay: the last one, and the one before, for `kubectl logs --previous`.
+const LOGS_KEPT: usize = 2;
+/// Longest hosts or resolv.conf of the machine that is taken over.
+const ETC_BYTES: usize = 256 * 1024;
+
+/// Where an image's layers are.
+pub trait Layers {
+    /// The layers of the image with this ID, the topmost first.
+    ///
+    /// # Errors
+    /// It is not wholly there.
+    fn layers(&self, image: &str) -> Result<Vec<PathBuf>, String>;
+}
+
+/// What the performer knows of its node.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The control group above all pods'.
+    pub pods_group: String,
+    pub has_unified_groups: bool,
+    pub memory_bytes: u64,
+    pub volumes: volumes::Places,
+    /// `/var/log/pods`.
+    pub logs: PathBuf,
+    /// `containerLogMaxSize`.
+    pub log_max_bytes: u64,
+    /// `containerLogMaxFiles`.
+    pub log_max_files: u32,
+    /// Has the machine's hosts and resolv.conf.
+    pub etc: PathBuf,
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<String>,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+}
+
+/// A pod that is prepared.
+#[derive(Debug, Clone)]
+struct Prepared {
+    shared: spec::Shared,
+    volumes: BTreeMap<String, PathBuf>,
+    logs: PathBuf,
+}
+
+/// The performer, on whatever board.
+pub struct Performer<W, L> {
+    workloads: W,
+    images: L,
+    node: Node,
+    prepared: BTreeMap<PodUid, Prepared>,
+    /// Starts that have not been answered.
+    starting: BTreeSet<ContainerId>,
+    /// Stops that have not been answered.
+    stopping: BTreeSet<ContainerId>,
+}
+
+/// A command's failure.
+type Failed = (FailureReason, String);
+
+fn other(error: impl ToString) -> Failed {
+    (FailureReason::Other, error.to_string())
+}
+
+impl<W: Workloads, L: Layers> Performer<W, L> {
+    pub fn new(workloads: W, images: L, node: Node) -> Self {
+        let (starting, stopping) = (BTreeSet::new(), BTreeSet::new());
+        Self { workloads, images, node, prepared: BTreeMap::new(), starting, stopping }
+    }
+
+    /// The board's side.
+    pub fn workloads(&mut self) -> &mut W {
+        &mut self.workloads
+    }
+
+    /// All that is there: before any command.
+    pub fn inventory(&mut self) -> PodEvent {
+        let found = self.workloads.pods();
+        let mut inventory = Inventory { logs: self.logs_found(), ..Inventory::default() };
+        for pod in found {
+            let Some(uid) = PodUid::new(&pod.uid) else { continue };
+            let notes = pod.order.as_ref().map(|order| order.notes.clone()).unwrap_or_default();
+            let is_whole = pod.order.is_some_and(|order| self.take_up(&order).is_ok());
+            let note = |name: &str| notes.get(name).cloned().unwrap_or_default();
+            inventory.pods.push(pods::PodFound {
+                uid,
+                namespace: note(NAMESPACE),
+                name: note(NAME),
+                node_uid: note(NODE_UID),
+                network: is_whole.then(PodNetwork::default),
+            });
+        }
+        let observed = self.workloads.observe(Duration::ZERO);
+        inventory.containers = observed.into_iter().filter_map(|it| self.found(it)).collect();
+        PodEvent::Inventory(inventory)
+    }
+
+    /// Performs an order of the runtime; None: it is another performer's. Most answers are observed later.
+    pub fn perform(&mut self, action: &PodAction) -> Option<Vec<PodEvent>> {
+        let (command, done) = match action {
+            PodAction::PreparePod(sandbox) => {
+                let command = Command::PreparePod(sandbox.uid.clone());
+                let answer =
+                    PodEvent::PodPrepared { pod: sandbox.uid.clone(), network: PodNetwork::default() };
+                (command, self.prepare(sandbox).map(|()| Some(answer)))
+            }
+            PodAction::CreateContainer(order) => {
+                (Command::CreateContainer(order.key.clone()), self.create(order).map(|()| None))
+            }
+            PodAction::StartContainer(key) => {
+                let id = id_of(key);
+                self.starting.insert(id.clone());
+                let started = self.workloads.start_container(&id).map_err(other);
+                if started.is_err() {
+                    self.starting.remove(&id);
+                }
+                (Command::StartContainer(key.clone()), started.map(|()| None))
+            }
+            PodAction::StopContainer { container, signal, grace } => {
+                let stopped = self.stop(&id_of(container), signal.as_deref(), *grace);
+                (Command::StopContainer(container.clone()), stopped.map(|()| None))
+            }
+            PodAction::RemoveContainer(key) => {
+                let removed = self.remove(key).map(|()| Some(PodEvent::ContainerRemoved(key.clone())));
+                (Command::RemoveContainer(key.clone()), removed)
+            }
+            PodAction::RemovePod { pod, keep_logs } => {
+                let removed = self
+                    .remove_pod(pod, *keep_logs)
+                    .map(|()| Some(PodEvent::PodRemoved { pod: pod.clone() }));
+                (Command::RemovePod(pod.clone()), removed)
+            }
+            _ => return None,
+        };
+        Some(match done {
+            Ok(answer) => answer.into_iter().collect(),
+            Err((reason, message)) => {
+                vec![PodEvent::Failed { command, failure: Failure { reason, message } }]
+            }
+        })
+    }
+
+    /// Waits for what happens, no longer than `patience`.
+    pub fn observe(&mut self, patience: Duration) -> Vec<PodEvent> {
+        let observed = self.workloads.observe(patience);
+        observed.into_iter().filter_map(|observation| self.news(observation)).collect()
+    }
+
+    fn prepare(&mut self, sandbox: &PodSandbox) -> Result<(), Failed> {
+        if !sandbox.host_network {
+            let why = format!("pod {}: only pods with hostNetwork are served yet", sandbox.name);
+            return Err((FailureReason::Network, why));
+        }
+        let volumes = self.node.volumes.make(&sandbox.uid, &sandbox.volumes);
+        let volumes = volumes.map_err(|why| (FailureReason::Volume, why))?;
+        let order = self.order(sandbox, &volumes);
+        self.take_up(&order).map_err(other)
+    }
+
+    fn order(&self, sandbox: &PodSandbox, volumes: &BTreeMap<String, PathBuf>) -> PodOrder {
+        let root = &self.node.pods_group;
+        let own = groups::pod_group(root, sandbox.qos, &sandbox.uid);
+        let notes = [
+            (NAMESPACE, sandbox.namespace.clone()),
+            (NAME, sandbox.name.clone()),
+            (NODE_UID, sandbox.node_uid.clone()),
+            (HOST_PID, sandbox.host_pid.to_string()),
+            (VOLUMES, serde_json::to_string(volumes).unwrap_or_default()),
+        ];
+        PodOrder {
+            uid: sandbox.uid.to_string(),
+            hostname: sandbox.hostname.clone(),
+            host_network: sandbox.host_network,
+            host_ipc: sandbox.host_ipc,
+            share_process_namespace: sandbox.share_process_namespace,
+            groups: vec![
+                (groups::class_group(root, sandbox.qos), limits(&groups::class_limits(sandbox.qos))),
+                (own, limits(&groups::pod_limits(sandbox.qos, &sandbox.resources))),
+            ],
+            files: self.small_files(sandbox),
+            notes: notes.map(|(name, value)| (name.to_owned(), value)).into(),
+        }
+    }
+
+    fn small_files(&self, sandbox: &PodSandbox) -> BTreeMap<String, String> {
+        let machine = |name: &str| {
+            let bytes = kedge_platform::linux::read_named_file(&self.node.etc.join(name), ETC_BYTES)
+                .unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let resolver = files::Resolver {
+            cluster_dns: self.node.cluster_dns.clone(),
+            cluster_domain: self.node.cluster_domain.clone(),
+            machine: machine("resolv.conf"),
+        };
+        let hosts = sandbox.host_network.then(|| machine("hosts"));
+        let resolv_conf =
+            files::resolv_conf(&sandbox.dns, &sandbox.namespace, sandbox.host_network, &resolver);
+        [
+            ("hosts", files::hosts(hosts.as_deref(), &[], &sandbox.hostname, &sandbox.host_aliases)),
+            ("resolv.conf", resolv_conf),
+            ("hostname", format!("{}\n", sandbox.hostname)),
+        ]
+        .map(|(name, text)| (name.to_owned(), text))
+        .into()
+    }
+
+    /// Prepares the pod, or finds that it is, and remembers what its containers need.
+    fn take_up(&mut self, order: &PodOrder) -> Result<(), WorkloadError> {
+        let places = self.workloads.prepare_pod(order)?;
+        let note = |name: &str| order.notes.get(name).map(String::as_str).unwrap_or_default();
+        let uid = PodUid::new(&order.uid)
+            .ok_or_else(|| WorkloadError::Refused(format!("{:?} is not a pod's UID", order.uid)))?;
+        let directory = format!("{}_{}_{uid}", note(NAMESPACE), note(NAME));
+        let prepared = Prepared {
+            shared: shared(order, &places, note(HOST_PID) == "true"),
+            volumes: serde_json::from_str(note(VOLUMES)).unwrap_or_default(),
+            logs: self.node.logs.join(directory),
+        };
+        self.prepared.insert(uid, prepared);
+        Ok(())
+    }
+
+    fn create(&mut self, order: &pods::ContainerOrder) -> Result<(), Failed> {
+        let pod = &order.key.pod;
+        let prepared = self.prepared.get(pod).ok_or_else(|| other(format!("pod {pod} is not prepared")))?;
+        let layers = self.images.layers(&order.image.id).map_err(|why| (FailureReason::ImageInspect, why))?;
+        let machine = spec::Machine {
+            pods_group: self.node.pods_group.clone(),
+            has_unified_groups: self.node.has_unified_groups,
+            memory_bytes: self.node.memory_bytes,
+        };
+        let notes = [(IMAGE, order.image.reference.clone()), (STOP_SIGNAL, order.stop_signal.clone())];
+        let container = ContainerOrder {
+            id: id_of(&order.key),
+            layers,
+            group: groups::container_group(&machine.pods_group, order.qos, &order.key),
+            log: LogOrder {
+                path: prepared.logs.join(&order.key.container).join(format!("{}.log", order.key.attempt)),
+                max_bytes: self.node.log_max_bytes,
+                max_files: self.node.log_max_files,
+            },
+            notes: notes.map(|(name, value)| (name.to_owned(), value)).into(),
+        };
+        let volume = |name: &str| prepared.volumes.get(name).map(|path| path.display().to_string());
+        let config = |image: &kedge_platform::workloads::UserFiles| {
+            let user = users::resolve(&order.image.config.user, &image.passwd, &image.group)?;
+            spec::config(order, &user, &prepared.shared, &machine, &volume)
+        };
+        self.workloads.create_container(&container, &config).map_err(|error| match error {
+            WorkloadError::Refused(why) => (FailureReason::Config, why),
+            error => other(error),
+        })
+    }
+
+    fn stop(&mut self, id: &ContainerId, signal: Option<&str>, grace: Duration) -> Result<(), Failed> {
+        let noted = self.workloads.notes(id).remove(STOP_SIGNAL).unwrap_or_default();
+        // an unreadable signal must not keep a container running
+        let signal = signals::number(signal.unwrap_or(&noted)).unwrap_or(signals::TERM);
+        self.stopping.insert(id.clone());
+        self.workloads.stop_container(id, signal, grace).map_err(|error| {
+            self.stopping.remove(id);
+            other(error)
+        })
+    }
+
+    fn remove(&mut self, key: &ContainerKey) -> Result<(), Failed> {
+        let id = id_of(key);
+        self.workloads.remove_container(&id).map_err(other)?;
+        self.starting.remove(&id);
+        self.stopping.remove(&id);
+        if let Some(prepared) = self.prepared.get(&key.pod) {
+            keep_latest_logs(&prepared.logs.join(&key.container));
+        }
+        Ok(())
+    }
+
+    fn remove_pod(&mut self, pod: &PodUid, keep_logs: bool) -> Result<(), Failed> {
+        let known = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
+        let notes = known.and_then(|found| found.order).map(|order| order.notes).unwrap_or_default();
+        // volumes first: without the pod's record nobody would look for them
+        self.node.volumes.remove(pod).map_err(|why| (FailureReason::Volume, why))?;
+        self.workloads.remove_pod(pod.as_str()).map_err(other)?;
+        let logs = self.prepared.remove(pod).map(|prepared| prepared.logs).or_else(|| {
+            let (namespace, name) = (notes.get(NAMESPACE)?, notes.get(NAME)?);
+            Some(self.node.logs.join(format!("{namespace}_{name}_{pod}")))
+        });
+        if let Some(logs) = logs.filter(|_| !keep_logs)
+            && let Err(error) = std::fs::remove_dir_all(&logs)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            log::warn!("remove the logs in {}: {error}", logs.display());
+        }
+        Ok(())
+    }
+
+    /// A container at the time of the inventory.
+    fn found(&self, Observation { id, state }: Observation) -> Option<pods::Observation> {
+        let state = match state {
+            // it can be started again
+            ContainerState::Exited(exit) if exit.error.is_some() => pods::ContainerState::Created,
+            // its start is repeated, and answered
+            ContainerState::Created | ContainerState::Starting => pods::ContainerState::Created,
+            state => told(state)?,
+        };
+        self.observation(&id, state)
+    }
+
+    fn news(&mut self, Observation { id, state }: Observation) -> Option<PodEvent> {
+        let has_ended = matches!(state, ContainerState::Exited(_) | ContainerState::Lost(_));
+        let was_starting = match state {
+            ContainerState::Created | ContainerState::Starting => false,
+            _ => self.starting.remove(&id),
+        };
+        let was_stopping = if has_ended { self.stopping.remove(&id) } else { self.stopping.contains(&id) };
+        let state = match state {
+            ContainerState::Exited(ContainerExit { error: Some(message), .. })
+                if was_starting && !was_stopping =>
+            {
+                let failure = Failure { reason: FailureReason::Other, message };
+                return Some(PodEvent::Failed { command: Command::StartContainer(key_of(&id)?), failure });
+            }
+            // it was asked to end, and never began
+            ContainerState::Created if was_stopping => {
+                self.stopping.remove(&id);
+                pods::ContainerState::Lost
+            }
+            state => told(state)?,
+        };
+        self.observation(&id, state).map(PodEvent::Observed)
+    }
+
+    fn observation(&self, id: &ContainerId, state: pods::ContainerState) -> Option<pods::Observation> {
+        let image_id = self.workloads.notes(id).remove(IMAGE).unwrap_or_default();
+        Some(pods::Observation { container: key_of(id)?, state, image_id })
+    }
+
+    /// The highest attempt with a log, by pod and container.
+    fn logs_found(&self) -> BTreeMap<PodUid, BTreeMap<String, u32>> {
+        let mut found: BTreeMap<PodUid, BTreeMap<String, u32>> = BTreeMap::new();
+        for pod in names(&self.node.logs) {
+            let Some(uid) = pod.rsplit_once('_').and_then(|(_, uid)| PodUid::new(uid)) else { continue };
+            let directory = self.node.logs.join(&pod);
+            for container in names(&directory) {
+                let attempts = names(&directory.join(&container));
+                let highest = attempts.iter().filter_map(|name| attempt_of(name)).max();
+                if let Some(highest) = highest {
+                    found.entry(uid.clone()).or_default().insert(container, highest);
+                }
+            }
+        }
+        found
+    }
+}
+
+fn limits(limits: &Limits) -> GroupLimits {
+    let signed = |value: Option<u64>| value.map(|value| i64::try_from(value).unwrap_or(i64::MAX));
+    GroupLimits {
+        cpu_shares: limits.cpu_shares,
+        cpu_quota: signed(limits.cpu_quota),
+        cpu_period: limits.cpu_quota.map(|_| groups::PERIOD),
+        memory: signed(limits.memory_bytes),
+        pids: None,
+    }
+}
+
+fn shared(order: &PodOrder, places: &PodPlaces, host_pid: bool) -> spec::Shared {
+    let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+    spec::Shared {
+        hostname: order.hostname.clone(),
+        host_pid,
+        network: text(&places.network),
+        uts: text(&places.uts),
+        ipc: text(&places.ipc),
+        pid: text(&places.pid),
+        shm: places.shm.display().to_string(),
+        files: places.files.display().to_string(),
+    }
+}
+
+fn id_of(key: &ContainerKey) -> ContainerId {
+    ContainerId { pod: key.pod.to_string(), name: key.container.clone(), attempt: key.attempt }
+}
+
+fn key_of(id: &ContainerId) -> Option<ContainerKey> {
+    Some(ContainerKey { pod: PodUid::new(&id.pod)?, container: id.name.clone(), attempt: id.attempt })
+}
+
+/// A state in core's words; None: nothing that core waits for.
+fn told(state: ContainerState) -> Option<pods::ContainerState> {
+    Some(match state {
+        ContainerState::Created => pods::ContainerState::Created,
+        ContainerState::Starting => return None,
+        ContainerState::Running { pid, started } => pods::ContainerState::Running {
+            pid: u32::try_from(pid).unwrap_or(0),
+            started: Timestamp::from_micros(started),
+        },
+        ContainerState::Exited(exit) => pods::ContainerState::Exited(pods::Exit {
+            code: exit.exit_code,
+            signal: exit.signal,
+            oom_killed: exit.oom_killed,
+            started: exit.started_at.map(Timestamp::from_micros),
+            finished: Some(Timestamp::from_micros(exit.finished_at)),
+        }),
+        ContainerState::Lost(_) => pods::ContainerState::Lost,
+    })
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    entries.flatten().take(LOG_ENTRIES).filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// `3.log`, `3.log.1`.
+fn attempt_of(name: &str) -> Option<u32> {
+    let (attempt, rest) = name.split_once('.')?;
+    attempt.parse().ok().filter(|_| rest == "log" || rest.starts_with("log."))
+}
+
+fn keep_latest_logs(directory: &Path) {
+    let files = names(directory);
+    let attempts: BTreeSet<u32> = files.iter().filter_map(|name| attempt_of(name)).collect();
+    let Some(oldest) = attempts.iter().rev().nth(LOGS_KEPT - 1) else { return };
+    for name in files.iter().filter(|name| attempt_of(name).is_some_and(|attempt| attempt < *oldest)) {
+        let path = directory.join(name);
+        if let Err(error) = std::fs::remove_file(&path) {
+            log::warn!("remove the old log {}: {error}", path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! The performer on a board in memory: orders in core's words, answers as its contract says.
+
+use super::*;
+use kedge_core::pods::{ContainerState as Told, Dns, Image, QosClass, Resources, Volume, VolumeSource};
+use kedge_platform::workloads::{FakeFault, FakeWorkloads};
+use kedge_rig::Scratch;
+
+struct Shelf;
+
+impl Layers for Shelf {
+    fn layers(&self, image: &str) -> Result<Vec<PathBuf>, String> {
+        match image {
+            "here" => Ok(vec!["/layer".into()]),
+            other => Err(format!("image {other:?} is not there")),
+        }
+    }
+}
+
+fn performer(scratch: &Scratch, workloads: FakeWorkloads) -> Performer<FakeWorkloads, Shelf> {
+    let node = Node {
+        pods_group: "/kedgepods".into(),
+        has_unified_groups: true,
+        memory_bytes: 1 << 30,
+        volumes: volumes::Places { disk: scratch.join("disk"), memory: scratch.join("memory") },
+        logs: scratch.join("logs"),
+        log_max_bytes: 1 << 20,
+        log_max_files: 2,
+        etc: scratch.join("etc"),
+        cluster_dns: Vec::new(),
+        cluster_domain: String::new(),
+    };
+    Performer::new(workloads, Shelf, node)
+}
+
+fn pod() -> PodUid {
+    PodUid::new("uid-1").unwrap()
+}
+
+fn key(attempt: u32) -> ContainerKey {
+    ContainerKey { pod: pod(), container: "web".into(), attempt }
+}
+
+fn sandbox() -> PodSandbox {
+    PodSandbox {
+        uid: pod(),
+        namespace: "prod".into(),
+        name: "web-0".into(),
+        node_uid: "node".into(),
+        hostname: "edge".into(),
+        host_network: true,
+        host_pid: false,
+        host_ipc: false,
+        share_process_namespace: false,
+        qos: QosClass::BestEffort,
+        resources: Resources::default(),
+        volumes: vec![Volume {
+            name: "data".into(),
+            source: VolumeSource::EmptyDir { memory: false, size_limit: None },
+        }],
+        host_ports: Vec::new(),
+        dns: Dns::default(),
+        host_aliases: Vec::new(),
+    }
+}
+
+fn order(image: &str, user: &str) -> pods::ContainerOrder {
+    let mut image = Image { id: image.into(), reference: format!("{image}@sha256:0"), ..Image::default() };
+    image.config.user = user.into();
+    pods::ContainerOrder {
+        key: key(0),
+        namespace: "prod".into(),
+        pod_name: "web-0".into(),
+        image,
+        argv: vec!["/web".into()],
+        env: Vec::new(),
+        working_dir: String::new(),
+        mounts: vec![pods::Mount { volume: "data".into(), path: "/data".into(), read_only: false }],
+        resources: Resources::default(),
+        qos: QosClass::BestEffort,
+        stop_signal: "SIGUSR1".into(),
+    }
+}
+
+/// The answers to one order, those observed included.
+#[track_caller]
+fn perform(performer: &mut Performer<FakeWorkloads, Shelf>, action: PodAction) -> Vec<PodEvent> {
+    let mut events = performer.perform(&action).expect("it is an order of the runtime");
+    events.extend(performer.observe(Duration::ZERO));
+    events
+}
+
+fn states(events: &[PodEvent]) -> Vec<Told> {
+    let state = |event: &PodEvent| match event {
+        PodEvent::Observed(observation) => Some(observation.state.clone()),
+        _ => None,
+    };
+    events.iter().filter_map(state).collect()
+}
+
+#[track_caller]
+fn check_failed(events: &[PodEvent], command: &Command, reason: FailureReason, part: &str) {
+    let [PodEvent::Failed { command: found, failure }] = events else { panic!("{events:?}") };
+    assert_eq!((found, failure.reason), (command, reason));
+    assert!(failure.message.contains(part), "{}", failure.message);
+}
+
+fn running(scratch: &Scratch, workloads: FakeWorkloads) -> Performer<FakeWorkloads, Shelf> {
+    let mut performer = performer(scratch, workloads);
+    let prepared = perform(&mut performer, PodAction::PreparePod(Box::new(sandbox())));
+    assert!(matches!(&prepared[..], [PodEvent::PodPrepared { .. }]), "{prepared:?}");
+    let created = perform(&mut performer, PodAction::CreateContainer(Box::new(order("here", ""))));
+    assert_eq!(states(&created), [Told::Created]);
+    let started = perform(&mut performer, PodAction::StartContainer(key(0)));
+    assert!(matches!(states(&started)[..], [Told::Running { .. }]));
+    performer
+}
+
+#[test]
+fn life_of_a_pod_is_answered_step_by_step() {
+    let scratch = Scratch::new("performer").unwrap();
+    let mut performer = running(&scratch, FakeWorkloads::default());
+    let stop = PodAction::StopContainer { container: key(0), signal: None, grace: Duration::from_secs(9) };
+    let stopped = perform(&mut performer, stop.clone());
+    let [Told::Exited(exit)] = &states(&stopped)[..] else { panic!("{stopped:?}") };
+    assert_eq!((exit.code, exit.signal), (138, Some(10)), "the image's own signal");
+    // what has ended answers again
+    assert_eq!(states(&perform(&mut performer, stop)).len(), 1);
+    let removed = perform(&mut performer, PodAction::RemoveContainer(key(0)));
+    assert_eq!(removed, [PodEvent::ContainerRemoved(key(0))]);
+    std::fs::create_dir_all(scratch.join("logs/prod_web-0_uid-1/web")).unwrap();
+    let removed = perform(&mut performer, PodAction::RemovePod { pod: pod(), keep_logs: false });
+    assert_eq!(removed, [PodEvent::PodRemoved { pod: pod() }]);
+    assert!(!scratch.join("logs/prod_web-0_uid-1").exists() && !scratch.join("disk/uid-1").exists());
+    let PodEvent::Inventory(inventory) = performer.inventory() else { panic!() };
+    assert_eq!(inventory, Inventory::default());
+}
+
+#[test]
+fn next_agent_finds_all_in_the_inventory() {
+    let scratch = Scratch::new("performer").unwrap();
+    let mut first = running(&scratch, FakeWorkloads::default());
+    let next = first.workloads().after_restart();
+    std::fs::create_dir_all(scratch.join("logs/prod_web-0_uid-1/web")).unwrap();
+    for name in ["0.log", "3.log", "3.log.1", "junk"] {
+        scratch.write(&format!("logs/prod_web-0_uid-1/web/{name}"), "");
+    }
+    let mut performer = performer(&scratch, next);
+    let PodEvent::Inventory(inventory) = performer.inventory() else { panic!() };
+    let [found] = &inventory.pods[..] else { panic!("{inventory:?}") };
+    assert_eq!(
+        (found.namespace.as_str(), found.name.as_str(), found.node_uid.as_str()),
+        ("prod", "web-0", "node")
+    );
+    assert!(found.network.is_some());
+    let [container] = &inventory.containers[..] else { panic!("{inventory:?}") };
+    assert!(matches!(container.state, Told::Running { .. }));
+    assert_eq!(container.image_id, "here@sha256:0");
+    assert_eq!(inventory.logs[&pod()]["web"], 3);
+    // a container of the pod can be made without preparing it again
+    let mut more = order("here", "");
+    more.key.attempt = 1;
+    let created = perform(&mut performer, PodAction::CreateContainer(Box::new(more)));
+    assert_eq!(states(&created), [Told::Created]);
+}
+
+#[test]
+fn each_failure_has_its_reason() {
+    let scratch = Scratch::new("performer").unwrap();
+    let mut performer = performer(&scratch, FakeWorkloads::default());
+    let prepare = Command::PreparePod(pod());
+    let own_network = PodSandbox { host_network: false, ..sandbox() };
+    let events = perform(&mut performer, PodAction::PreparePod(Box::new(own_network)));
+    check_failed(&events, &prepare, FailureReason::Network, "hostNetwork");
+    let mut bad = sandbox();
+    bad.volumes[0].source =
+        VolumeSource::HostPath { path: "/nonexistent/x".into(), kind: "Directory".into() };
+    let events = perform(&mut performer, PodAction::PreparePod(Box::new(bad)));
+    check_failed(&events, &prepare, FailureReason::Volume, "volume \"data\": hostPath /nonexistent/x");
+    perform(&mut performer, PodAction::PreparePod(Box::new(sandbox())));
+    let create = Command::CreateContainer(key(0));
+    let events = perform(&mut performer, PodAction::CreateContainer(Box::new(order("gone", ""))));
+    check_failed(&events, &create, FailureReason::ImageInspect, "\"gone\" is not there");
+    let events = perform(&mut performer, PodAction::CreateContainer(Box::new(order("here", "nobody"))));
+    check_failed(&events, &create, FailureReason::Config, "\"nobody\" is not in the image's /etc/passwd");
+    perform(&mut performer, PodAction::CreateContainer(Box::new(order("here", ""))));
+    performer.workloads().fail_next(FakeFault::Begin);
+    let events = perform(&mut performer, PodAction::StartContainer(key(0)));
+    check_failed(&events, &Command::StartContainer(key(0)), FailureReason::Other, "crun create");
+    let again = perform(&mut performer, PodAction::StartContainer(key(0)));
+    assert!(matches!(states(&again)[..], [Told::Running { .. }]), "{again:?}");
+    let events = perform(&mut performer, PodAction::RemoveContainer(key(0)));
+    check_failed(&events, &Command::RemoveContainer(key(0)), FailureReason::Other, "has not ended");
+}
+
+#[test]
+fn stop_of_what_never_began_is_answered() {
+    let scratch = Scratch::new("performer").unwrap();
+    let mut performer = performer(&scratch, FakeWorkloads::default());
+    perform(&mut performer, PodAction::PreparePod(Box::new(sandbox())));
+    perform(&mut performer, PodAction::CreateContainer(Box::new(order("here", ""))));
+    let stop = PodAction::StopContainer { container: key(0), signal: None, grace: Duration::ZERO };
+    assert_eq!(states(&perform(&mut performer, stop)), [Told::Lost]);
+}
+
+#[test]
+fn logs_of_the_two_latest_runs_stay() {
+    let scratch = Scratch::new("performer").unwrap();
+    for name in ["0.log", "1.log", "1.log.1", "2.log", "3.log", "3.log.1", "other"] {
+        scratch.write(name, "");
+    }
+    keep_latest_logs(&scratch);
+    let mut left = names(&scratch);
+    left.sort();
+    assert_eq!(left, ["2.log", "3.log", "3.log.1", "other"]);
+}

@@ -1,0 +1,225 @@
+//! A pod's volumes on this machine: empty directories, files of ConfigMaps and Secrets, paths of the host.
+//!
+//! Always holds: what is a secret, or asked to be in memory, is on a tmpfs; a volume that exists keeps its content when the pod is
+//! prepared again, but for the files that the API gives. Removal never leaves the pod's own directory, and follows no link.
+//! Leaves to others: which volumes a container mounts where (core), updates of files while a pod runs.
+
+use kedge_core::pods::{PodUid, Volume, VolumeFile, VolumeSource};
+use kedge_platform::workloads::{mount_memory, unmount};
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Component, Path, PathBuf};
+
+/// What a tmpfs for files of the API holds at most: a Secret has 1 MiB of data, and some names.
+const FILES_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Where volumes are kept.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// On the disk.
+    pub disk: PathBuf,
+    /// Under the run directory: mount points.
+    pub memory: PathBuf,
+}
+
+impl Places {
+    /// Makes what is missing of a pod's volumes; where each one is.
+    ///
+    /// # Errors
+    /// One cannot be made: which, and why.
+    pub fn make(&self, pod: &PodUid, volumes: &[Volume]) -> Result<BTreeMap<String, PathBuf>, String> {
+        let mut made = BTreeMap::new();
+        for volume in volumes {
+            let path =
+                self.make_one(pod, volume).map_err(|error| format!("volume {:?}: {error}", volume.name))?;
+            made.insert(volume.name.clone(), path);
+        }
+        Ok(made)
+    }
+
+    fn make_one(&self, pod: &PodUid, volume: &Volume) -> io::Result<PathBuf> {
+        let is_name = Path::new(&volume.name).components().collect::<Vec<_>>();
+        if !matches!(is_name[..], [Component::Normal(_)]) {
+            return Err(io::Error::other("its name cannot be a file name"));
+        }
+        let at = |root: &Path| root.join(pod.as_str()).join(&volume.name);
+        match &volume.source {
+            VolumeSource::EmptyDir { memory: false, .. } => directory(&at(&self.disk), 0o777),
+            VolumeSource::EmptyDir { memory: true, size_limit } => {
+                let path = directory(&at(&self.memory), 0o777)?;
+                mount_memory(&path, *size_limit, 0o777)?;
+                Ok(path)
+            }
+            VolumeSource::Files { files, secret } => {
+                let path = directory(&at(if *secret { &self.memory } else { &self.disk }), 0o755)?;
+                if *secret {
+                    mount_memory(&path, Some(FILES_BYTES), 0o755)?;
+                }
+                files.iter().try_for_each(|file| write(&path, file))?;
+                Ok(path)
+            }
+            VolumeSource::HostPath { path, kind } => host_path(Path::new(path), kind),
+        }
+    }
+
+    /// Removes a pod's volumes, but for the host's own paths.
+    ///
+    /// # Errors
+    /// One is left: which, and why.
+    pub fn remove(&self, pod: &PodUid) -> Result<(), String> {
+        let failed = |path: &Path, error: io::Error| format!("remove volumes in {}: {error}", path.display());
+        let memory = self.memory.join(pod.as_str());
+        for entry in fs::read_dir(&memory).into_iter().flatten().flatten() {
+            unmount(&entry.path()).map_err(|error| failed(&entry.path(), error))?;
+        }
+        for root in [&memory, &self.disk.join(pod.as_str())] {
+            match fs::remove_dir_all(root) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(root, error)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn directory(path: &Path, mode: u32) -> io::Result<PathBuf> {
+    if !path.is_dir() {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    Ok(path.to_owned())
+}
+
+/// Replaces the file in one step; the names come from the API.
+fn write(root: &Path, file: &VolumeFile) -> io::Result<()> {
+    let relative = Path::new(&file.path);
+    let is_inside = relative.components().all(|part| matches!(part, Component::Normal(_)));
+    let (Some(name), true) = (relative.file_name(), is_inside) else {
+        return Err(io::Error::other(format!("{:?} leaves the volume", file.path)));
+    };
+    let parent = relative.parent().map(|parent| root.join(parent)).unwrap_or_else(|| root.to_owned());
+    DirBuilder::new().recursive(true).mode(0o755).create(&parent)?;
+    let temporary = parent.join(".kedge-new");
+    let _ = fs::remove_file(&temporary);
+    let mut written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    written.write_all(&file.content)?;
+    // not by the mode above, which the umask narrows
+    written.set_permissions(Permissions::from_mode(file.mode & 0o777))?;
+    fs::rename(&temporary, parent.join(name))
+}
+
+/// A path of the host, made or checked as its type says.
+fn host_path(path: &Path, kind: &str) -> io::Result<PathBuf> {
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+        return Err(io::Error::other(format!(
+            "hostPath {:?} is not an absolute path without \"..\"",
+            path.display()
+        )));
+    }
+    let found = path.metadata();
+    let missing = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    if missing && matches!(kind, "" | "DirectoryOrCreate") {
+        DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+        return Ok(path.to_owned());
+    }
+    if missing && kind == "FileOrCreate" {
+        OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+        return Ok(path.to_owned());
+    }
+    let found = found
+        .map_err(|error| io::Error::new(error.kind(), format!("hostPath {}: {error}", path.display())))?;
+    let sort = found.file_type();
+    let fits = match kind {
+        "" => true,
+        "DirectoryOrCreate" | "Directory" => sort.is_dir(),
+        "FileOrCreate" | "File" => sort.is_file(),
+        "Socket" => sort.is_socket(),
+        "CharDevice" => sort.is_char_device(),
+        "BlockDevice" => sort.is_block_device(),
+        other => return Err(io::Error::other(format!("hostPath type {other:?} is not known"))),
+    };
+    match fits {
+        true => Ok(path.to_owned()),
+        false => {
+            Err(io::Error::other(format!("hostPath type check failed: {} is not a {kind}", path.display())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+
+    fn volume(name: &str, source: VolumeSource) -> Volume {
+        Volume { name: name.into(), source }
+    }
+
+    fn file(path: &str, content: &str) -> VolumeFile {
+        VolumeFile { path: path.into(), mode: 0o440, content: content.into() }
+    }
+
+    #[test]
+    fn volumes_keep_their_content_when_made_again() {
+        let scratch = Scratch::new("volumes").unwrap();
+        let places = Places { disk: scratch.join("disk"), memory: scratch.join("memory") };
+        let pod = PodUid::new("u").unwrap();
+        let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };
+        let make = |content: &str| {
+            let files = VolumeSource::Files { files: vec![file("a/b.conf", content)], secret: false };
+            places.make(&pod, &[volume("data", empty.clone()), volume("config", files)]).unwrap()
+        };
+        let made = make("one");
+        assert_eq!(fs::metadata(&made["data"]).unwrap().permissions().mode() & 0o7777, 0o777);
+        fs::write(made["data"].join("kept"), "x").unwrap();
+        assert_eq!(make("two"), made);
+        let config = made["config"].join("a/b.conf");
+        assert_eq!(fs::read_to_string(&config).unwrap(), "two");
+        assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o7777, 0o440);
+        assert!(made["data"].join("kept").exists());
+        std::os::unix::fs::symlink(&*scratch, made["data"].join("link")).unwrap();
+        places.remove(&pod).unwrap();
+        assert!(scratch.exists() && !made["data"].exists() && !made["config"].exists());
+        places.remove(&pod).unwrap();
+    }
+
+    #[test]
+    fn names_that_leave_the_volume_are_refused() {
+        let scratch = Scratch::new("volumes").unwrap();
+        let places = Places { disk: scratch.join("disk"), memory: scratch.join("memory") };
+        let pod = PodUid::new("u").unwrap();
+        for path in ["../x", "/x", "a/../../x", "", "."] {
+            let files = VolumeSource::Files { files: vec![file(path, "")], secret: false };
+            assert!(places.make(&pod, &[volume("v", files)]).is_err(), "{path:?}");
+        }
+        let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };
+        for name in ["..", "a/b", "/a", ""] {
+            assert!(places.make(&pod, &[volume(name, empty.clone())]).is_err(), "{name:?}");
+        }
+        assert!(!scratch.join("x").exists());
+    }
+
+    #[test]
+    fn host_paths_are_made_and_checked_by_type() {
+        let scratch = Scratch::new("volumes").unwrap();
+        let file = scratch.write("file", "");
+        let check = |path: &Path, kind: &str, is_fine: bool| {
+            assert_eq!(host_path(path, kind).is_ok(), is_fine, "{} {kind}", path.display());
+        };
+        check(&file, "File", true);
+        check(&file, "", true);
+        check(&file, "Directory", false);
+        check(&file, "Socket", false);
+        check(&file, "Nonsense", false);
+        check(Path::new("/dev/null"), "CharDevice", true);
+        check(&scratch.join("missing"), "Directory", false);
+        check(&scratch.join("made"), "DirectoryOrCreate", true);
+        check(&scratch.join("made"), "Directory", true);
+        check(&scratch.join("new"), "FileOrCreate", true);
+        check(&scratch.join("new"), "File", true);
+        check(&scratch.join("made/../.."), "", false);
+        check(Path::new("relative"), "", false);
+    }
+}
