@@ -17,6 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,6 +40,9 @@ const MAX_LISTED: usize = 20_000;
 
 /// The name under which an archive that is no layer is unpacked.
 const IMPORT: &str = "import";
+
+/// Tries of overlayfs in this process.
+static PROBES: AtomicU32 = AtomicU32::new(0);
 
 /// The most that one layer may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,19 +199,22 @@ impl Layers {
     #[must_use]
     pub fn has_overlay(&self) -> bool {
         *self.has_overlay.get_or_init(|| {
-            let names = ["probe.below", "probe.new", "probe.work", "probe.mnt"];
-            let directory = self.directory.clone();
+            // names of this try alone: another process may try now, and a cut may have left those of an earlier one
+            let number = PROBES.fetch_add(1, Ordering::Relaxed);
+            let names = ["below", "new", "work", "mnt"]
+                .map(|end| format!("probe-{}-{number}.{end}", std::process::id()));
+            let clear = || names.iter().for_each(|name| drop(remove_tree(&self.directory.join(name))));
+            clear();
+            let (directory, [below, upper, work, target]) = (self.directory.clone(), names.clone());
             let tried = on_a_thread(move || {
-                for name in names {
+                for name in [&below, &upper, &work, &target] {
                     make(&directory.join(name))?;
                 }
                 mounts::set_thread_apart(&directory)?;
-                mounts::overlay(&[names[0]], names[1], names[2], names[3])?;
-                mounts::unmount(names[3])
+                mounts::overlay(&[&below], &upper, &work, &target)?;
+                mounts::unmount(&target)
             });
-            for name in names {
-                let _ = remove_tree(&self.directory.join(name));
-            }
+            clear();
             tried.is_ok()
         })
     }

@@ -117,13 +117,23 @@ impl ImageFiles {
         Ok(Hold { _file: file })
     }
 
+    /// Held by whoever uses [`ImageFiles::extract`], until its directory is removed: waits for others.
+    ///
+    /// # Errors
+    /// The lock's file cannot be opened.
+    pub fn hold_import(&self) -> io::Result<Hold> {
+        let file = self.lock_file("import.lock")?;
+        file.lock()?;
+        Ok(Hold { _file: file })
+    }
+
     fn lock_file(&self, name: &str) -> io::Result<File> {
         let path = self.root.join(name);
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
     }
 
     /// Unpacks an archive that is no layer, such as a layout that somebody brought, by the same confined process, into a directory
-    /// that the caller removes. One at a time: call while nothing else is imported.
+    /// that the caller removes, who has [`ImageFiles::hold_import`].
     ///
     /// # Errors
     /// It is not unpacked, and nothing is left.
