@@ -594,7 +594,7 @@ Usage: kedge images ls|pull|import|rm|prune [FLAGS]
   rm IMAGE...        remove images by name or ID; one that a pod needs or a container mounts stays
   prune              remove all images that nobody needs, and what interrupted pulls left
 
-They work with and without a running agent; all but ls need root. Mirrors, certificate authorities and credentials are
+They work with and without a running agent, and need root. Mirrors, certificate authorities and credentials are
 those of the local configuration (kedge.images).
 
 Flags: --root-dir, --config, --config-dir, --init-config-dir, --environment-file as for kedge config

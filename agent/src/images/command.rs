@@ -4,6 +4,7 @@
 //! one JSON value; progress goes to standard error, and only to a terminal.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use kedge_core::images::credentials::{Keyring, MAX_BYTES};
 use kedge_core::images::record::Record;
 use kedge_core::images::settings::Registries;
-use kedge_core::images::{PullPolicy, Reference};
+use kedge_core::images::{BlobDigest, PullPolicy, Reference};
 use kedge_core::kubelet;
 use kedge_platform::images::{UnpackArguments, unpack_child};
 use kedge_platform::linux::read_named_file;
@@ -71,8 +72,7 @@ pub fn run(options: &ImagesOptions, output: Output) -> Result<(), CommandError> 
     }
 }
 
-fn shown(record: &Record, store: &Store) -> Value {
-    let sizes = store.layer_sizes().unwrap_or_default();
+fn shown(record: &Record, store: &Store, sizes: &BTreeMap<BlobDigest, u64>) -> Value {
     let bytes: u64 = record.layers.iter().filter_map(|layer| sizes.get(&layer.chain)).sum();
     json!({
         "id": record.id,
@@ -88,7 +88,8 @@ fn shown(record: &Record, store: &Store) -> Value {
 
 fn list(store: &Store, output: Output) -> Result<(), CommandError> {
     let records = store.records().map_err(failed)?;
-    let images: Vec<Value> = records.iter().map(|record| shown(record, store)).collect();
+    let sizes = store.layer_sizes().map_err(failed)?;
+    let images: Vec<Value> = records.iter().map(|record| shown(record, store, &sizes)).collect();
     match output {
         Output::Json => print(json!({"images": images, "unreadable": records.unreadable()})),
         Output::Text => {
@@ -189,10 +190,11 @@ fn import(
 
 fn taken(store: &Store, done: &[Ready], verb: &str, output: Output) {
     if output == Output::Json {
+        let sizes = store.layer_sizes().unwrap_or_default();
         let images: Vec<Value> = done
             .iter()
             .map(|ready| {
-                let mut image = shown(&ready.record, store);
+                let mut image = shown(&ready.record, store, &sizes);
                 image["fetchedBytes"] = ready.fetched_bytes.into();
                 image
             })

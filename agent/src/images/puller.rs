@@ -173,6 +173,7 @@ impl Puller {
         if is_directory {
             return self.import_directory(&mut Layout::new(path, path), name, progress);
         }
+        let _only = self.store.files.hold_import().map_err(|error| PullError::disk(&error))?;
         let directory = self.extracted(path)?;
         let imported = self.import_directory(&mut Layout::new(&directory, path), name, progress);
         // the next import or sweep tries again

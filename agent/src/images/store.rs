@@ -37,6 +37,14 @@ pub struct Removed {
     pub problems: Vec<String>,
 }
 
+/// What goes besides images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leftovers {
+    /// Layers alone: what an interrupted pull fetched stays for its next try.
+    Layers,
+    All,
+}
+
 /// The directory `images` below the agent's root directory.
 #[derive(Clone)]
 pub struct Store {
@@ -159,7 +167,7 @@ impl Store {
     /// # Errors
     /// Something is being pulled, or what there is is unknown; nothing was removed.
     pub fn prune(&self) -> Result<Removed, PullError> {
-        self.remove_if(|records, needed| Ok(collect::unused(records, needed)))
+        self.remove_if(|records, needed| Ok((collect::unused(records, needed), Leftovers::All)))
     }
 
     /// Removes one image by name or ID.
@@ -182,7 +190,7 @@ impl Store {
                     format!("{name} is needed by a pod or mounted by a container"),
                 ));
             }
-            Ok(vec![found.id])
+            Ok((vec![found.id], Leftovers::Layers))
         })
     }
 
@@ -202,7 +210,9 @@ impl Store {
         let removed = self.remove_if(|records, needed| {
             ages.note(records, needed, now);
             plan = collect::choose(records, ages, needed, &sizes, (&disk, thresholds), now);
-            Ok(plan.remove.clone())
+            // a pull that waits for its next try keeps what it has, unless the disk is too full
+            let leftovers = if plan.wanted_bytes > 0 { Leftovers::All } else { Leftovers::Layers };
+            Ok((plan.remove.clone(), leftovers))
         })?;
         Ok((plan, removed))
     }
@@ -219,7 +229,7 @@ impl Store {
 
     fn remove_if(
         &self,
-        choose: impl FnOnce(&Records, &BTreeSet<BlobDigest>) -> Result<Vec<BlobDigest>, PullError>,
+        choose: impl FnOnce(&Records, &BTreeSet<BlobDigest>) -> Result<(Vec<BlobDigest>, Leftovers), PullError>,
     ) -> Result<Removed, PullError> {
         let hold = self.files.hold_alone().map_err(|error| PullError::disk(&error))?;
         let _alone =
@@ -231,19 +241,20 @@ impl Store {
         }
         let needed = self.needed(&records).map_err(unknown)?;
         let mut removed = Removed::default();
-        for id in choose(&records, &needed)? {
+        let (chosen, leftovers) = choose(&records, &needed)?;
+        for id in chosen {
             let name = records.get(&id).and_then(|record| record.names.first().cloned());
             match self.state.remove(Path::new(&record_path(&id))) {
                 Ok(()) => removed.images.push(name.unwrap_or_else(|| id.to_string())),
                 Err(error) => removed.problems.push(chain(&error)),
             }
         }
-        self.remove_leftovers(&mut removed)?;
+        self.remove_leftovers(leftovers, &mut removed)?;
         Ok(removed)
     }
 
-    /// Layers without a record of an image, blobs, and what cuts left.
-    fn remove_leftovers(&self, removed: &mut Removed) -> Result<(), PullError> {
+    /// Layers that no image has, and what cuts left of layers; perhaps blobs.
+    fn remove_leftovers(&self, leftovers: Leftovers, removed: &mut Removed) -> Result<(), PullError> {
         let records = self.records()?;
         let mounted = mounted_layers().map_err(|error| PullError::disk(&error))?;
         // none of this while a record cannot be read: any layer could be its
@@ -263,6 +274,9 @@ impl Store {
                 removed.problems.extend(stuck.iter().map(|name| format!("cannot remove layers/{name}")))
             }
             Err(error) => removed.problems.push(format!("layers: {error}")),
+        }
+        if leftovers == Leftovers::Layers {
+            return Ok(());
         }
         let blobs = self.files.blobs.list().map_err(|error| PullError::disk(&error))?;
         let failed = blobs.iter().filter_map(|name| self.files.blobs.remove(name).err());
