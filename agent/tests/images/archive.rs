@@ -178,7 +178,8 @@ impl Image {
         BlobDigest::of(&self.manifest)
     }
 
-    fn blobs(&self) -> impl Iterator<Item = &[u8]> {
+    /// Layers and config.
+    pub(crate) fn blobs(&self) -> impl Iterator<Item = &[u8]> {
         self.layers.iter().map(|layer| layer.bytes.as_slice()).chain([self.config.as_slice()])
     }
 

@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod archive;
+mod cuts;
 mod hostile;
 mod pull;
+mod real_registry;
 mod setup;

@@ -19,7 +19,8 @@ fn noise(length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-fn image() -> Image {
+/// Two layers, of which the second changes the first; gzip and zstd.
+pub(crate) fn image() -> Image {
     let base = Archive::default()
         .directory("bin")
         .entry("bin/tick", Meta { mode: 0o4755, owner: 7, ..Meta::default() }, &noise(200_000))
@@ -302,4 +303,36 @@ fn layout_is_imported_from_directory_and_archive() {
     assert_eq!(again["id"], imported["id"]);
     assert_eq!(again["names"], json!(["localhost/app:v1", "localhost/app:v2"]));
     assert_eq!(node.names("layers").len(), 4, "nothing of the archive is left");
+}
+
+#[test]
+fn image_without_overlayfs_is_one_directory() {
+    let Some((node, _registry, _)) = setup("no-overlay") else { return };
+    let (layout, mount) = (node.scratch.join("layout"), node.scratch.join("mount"));
+    image().write_layout(&layout);
+    for name in ["lower", "upper", "work", "mount"] {
+        fs::create_dir(node.scratch.join(name)).unwrap();
+    }
+    // an overlay takes no other as its upper layer
+    let inside = Node::at(&mount.join("root")).unwrap();
+    let command = inside.command(&["import", &layout.display().to_string(), "--name", "localhost/app:v1"]);
+    let output = std::process::Command::new("unshare")
+        .args(["-m", "sh", "-c"])
+        .arg("cd \"$1\" && mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work mount && shift && exec \"$@\"")
+        .arg("sh")
+        .arg(node.scratch.path())
+        .arg(super::setup::PROGRAM)
+        .args(command.get_args())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let images: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(images[0]["ready"], true);
+    let layers = node.scratch.join("upper/root/images/layers");
+    let mut names = fs::read_dir(&layers).unwrap().map(|entry| entry.unwrap().path());
+    let whole = names.find(|path| path.is_dir()).unwrap();
+    assert!(!names.any(|path| path.is_dir()), "one directory");
+    assert_eq!(fs::read(whole.join("data/c")).unwrap(), b"5");
+    assert_eq!(fs::read(whole.join("etc/kept")).unwrap(), b"2");
+    assert!(!whole.join("etc/old").exists() && !whole.join("data/a").exists());
 }

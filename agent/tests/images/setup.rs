@@ -13,6 +13,7 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_kedge");
 /// A node that trusts some registries in plain HTTP.
 pub(crate) struct Node {
     pub(crate) scratch: Scratch,
+    root: PathBuf,
 }
 
 impl Node {
@@ -23,9 +24,16 @@ impl Node {
         }
         let scratch = Scratch::new(name).unwrap();
         let insecure: Vec<String> = registries.iter().map(|registry| registry.name()).collect();
-        let node = Self { scratch };
+        let root = scratch.join("root");
+        let node = Self { scratch, root };
         node.configure(&json!({"insecureRegistries": insecure}));
         Some(node)
+    }
+
+    /// A node with its root directory elsewhere.
+    pub(crate) fn at(root: &Path) -> Option<Self> {
+        let node = Self::new("node", &[])?;
+        Some(Self { root: root.to_path_buf(), ..node })
     }
 
     pub(crate) fn configure(&self, images: &Value) {
@@ -35,7 +43,7 @@ impl Node {
     }
 
     pub(crate) fn root(&self) -> PathBuf {
-        self.scratch.join("root")
+        self.root.clone()
     }
 
     pub(crate) fn command(&self, words: &[&str]) -> Command {
