@@ -177,15 +177,22 @@ impl<'a> Judge<'a> {
             }
             Invariant::BannedStaysBanned => {
                 let runs = next.running(cast).filter(|runs| state.running(cast) != Some(*runs))?;
-                broken_if(state.ghost.banned.contains(&runs), || format!("{runs} was banned, and runs"))
+                let judged = (next.running_uid()?, runs);
+                broken_if(state.ghost.banned.contains(&judged), || format!("{judged:?} was banned, and runs"))
             }
             Invariant::ProvenIsNeverBanned => {
-                let proven: BTreeSet<Config> = [after.last_known_good, after.before].into();
-                let banned: BTreeSet<Config> = after.banned().intersection(&proven).copied().collect();
-                let is_new = records.banned().intersection(&banned).next().is_none();
-                broken_if(!banned.is_empty() && is_new, || {
-                    format!("{banned:?} is proven, and banned for good")
-                })
+                // what another version thought before it was proven stands in that version's list
+                if state.node.version != next.node.version {
+                    return None;
+                }
+                let is_proven = |config: Config| records.is_proven(config) && after.is_proven(config);
+                let new: Vec<_> = after
+                    .finals()
+                    .difference(&records.finals())
+                    .filter(|(_, config)| is_proven(*config))
+                    .cloned()
+                    .collect();
+                broken_if(!new.is_empty(), || format!("{new:?} is proven, and banned for good"))
             }
             Invariant::ObeysOnlyItsServer => self.obeys_only_its_server(state, records, after, done),
             _ => None,

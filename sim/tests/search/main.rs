@@ -145,9 +145,10 @@ impl State {
         if is_lost {
             let is_asked_anew = before.asks != self.asks;
             let assigned = after.assigned;
-            self.ghost.banned.retain(|config| !is_asked_anew && Some(*config) == assigned);
+            self.ghost.banned.retain(|(_, config)| !is_asked_anew && Some(*config) == assigned);
         } else {
-            self.ghost.banned.extend(after.banned());
+            let finals = after.finals().into_iter();
+            self.ghost.banned.extend(finals.filter(|(_, config)| !after.is_proven(*config)));
         }
     }
 }

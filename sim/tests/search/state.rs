@@ -29,8 +29,8 @@ pub(crate) struct Ghost {
     pub(crate) starts: BTreeMap<Config, u8>,
     /// Ticks under each config since a renewal was last accepted.
     pub(crate) quiet: BTreeMap<Config, u8>,
-    /// Configs banned for good, until an act lifts it.
-    pub(crate) banned: BTreeSet<Config>,
+    /// Configs banned for good, until an act lifts it, each with the UID of its object: another object is not banned with it.
+    pub(crate) banned: BTreeSet<(String, Config)>,
     /// Power cuts since an operator last did something.
     pub(crate) cuts: u8,
     /// Servers whose Node was read to ask for something.
@@ -76,6 +76,12 @@ impl State {
     pub(crate) fn running(&self, cast: &Cast) -> Option<Config> {
         let used = self.node.process.as_ref()?.used?;
         Some(cast.with_pods(used))
+    }
+
+    /// UID of the object that it is of.
+    pub(crate) fn running_uid(&self) -> Option<String> {
+        let report = self.node.process.as_ref()?.node.report(self.node.now())?;
+        Some(report.config.status.active?.config_map?.uid)
     }
 
     /// What the Node asks for now.
@@ -176,6 +182,8 @@ fn count_from_now(record: &mut Value, boot: &str, runs: u64) {
 /// One entry of `bad-configs.json`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
+    /// Of the object.
+    pub(crate) uid: String,
     pub(crate) config: Config,
     /// Not to be tried again by itself.
     pub(crate) is_final: bool,
@@ -258,9 +266,16 @@ impl Records {
         [LOCAL, self.last_known_good, self.before].contains(&config)
     }
 
-    /// Configs banned until somebody lifts it.
+    /// Final verdicts as they stand in the list.
+    pub(crate) fn finals(&self) -> BTreeSet<(String, Config)> {
+        let finals = self.bad.iter().flatten().filter(|verdict| verdict.is_final);
+        finals.map(|verdict| (verdict.uid.clone(), verdict.config)).collect()
+    }
+
+    /// Configs banned until somebody lifts it: whatever stands in the list, what is proven since only waits.
     pub(crate) fn banned(&self) -> BTreeSet<Config> {
-        self.bad.iter().flatten().filter(|verdict| verdict.is_final).map(|verdict| verdict.config).collect()
+        let finals = self.finals().into_iter().map(|(_, config)| config);
+        finals.filter(|config| !self.is_proven(*config)).collect()
     }
 }
 
@@ -268,7 +283,8 @@ fn verdicts(list: &Value, cast: &Cast) -> (Option<Vec<Verdict>>, Option<Config>)
     let mut found = Vec::new();
     let mut doubted = list["unknown"].as_str().and_then(|payload| cast.with_payload(payload));
     let entries = list.as_object().into_iter().flatten();
-    for (id, verdict) in entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten() {
+    let contents = entries.filter_map(|(uid, entry)| Some((uid, entry["contents"].as_object()?)));
+    for (uid, (id, verdict)) in contents.flat_map(|(uid, all)| all.iter().map(move |one| (uid, one))) {
         let payload = verdict["payload"].as_str().unwrap_or_default();
         let Some(config) = cast.with_payload(payload).or_else(|| cast.with_id(id)) else { continue };
         let tries = verdict["tries"].as_u64().or_else(|| verdict["lost"].as_u64());
@@ -281,7 +297,7 @@ fn verdicts(list: &Value, cast: &Cast) -> (Option<Vec<Verdict>>, Option<Config>)
             }
             _ => false,
         };
-        found.push(Verdict { config, is_final: is_final && verdict["retry"] != true });
+        found.push(Verdict { uid: uid.clone(), config, is_final: is_final && verdict["retry"] != true });
     }
     (Some(found), doubted)
 }
