@@ -31,6 +31,7 @@ const HOST_PID: &str = "hostPID";
 const VOLUMES: &str = "volumes";
 /// What is noted with a container.
 const IMAGE: &str = "image";
+const IMAGE_NAME: &str = "imageName";
 const STOP_SIGNAL: &str = "stopSignal";
 
 /// Most directories of logs that an inventory looks at.
@@ -266,7 +267,11 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             has_unified_groups: self.node.has_unified_groups,
             memory_bytes: self.node.memory_bytes,
         };
-        let notes = [(IMAGE, order.image.reference.clone()), (STOP_SIGNAL, order.stop_signal.clone())];
+        let notes = [
+            (IMAGE, order.image.reference.clone()),
+            (IMAGE_NAME, order.image_name.clone()),
+            (STOP_SIGNAL, order.stop_signal.clone()),
+        ];
         let container = ContainerOrder {
             id: id_of(&order.key),
             layers,
@@ -367,8 +372,10 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     }
 
     fn observation(&self, id: &ContainerId, state: pods::ContainerState) -> Option<pods::Observation> {
-        let image_id = self.workloads.notes(id).remove(IMAGE).unwrap_or_default();
-        Some(pods::Observation { container: key_of(id)?, state, image_id })
+        let mut notes = self.workloads.notes(id);
+        let mut note = |name: &str| notes.remove(name).unwrap_or_default();
+        let (image_reference, image_name) = (note(IMAGE), note(IMAGE_NAME));
+        Some(pods::Observation { container: key_of(id)?, state, image_name, image_reference })
     }
 
     /// The highest attempt with a log, by pod and container.

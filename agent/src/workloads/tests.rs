@@ -70,6 +70,7 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
         key: key(0),
         namespace: "prod".into(),
         pod_name: "web-0".into(),
+        image_name: "here:1".into(),
         image,
         argv: vec!["/web".into()],
         env: Vec::new(),
@@ -154,7 +155,8 @@ fn next_agent_finds_all_in_the_inventory() {
     assert!(found.network.is_some());
     let [container] = &inventory.containers[..] else { panic!("{inventory:?}") };
     assert!(matches!(container.state, Told::Running { .. }));
-    assert_eq!(container.image_id, "here@sha256:0");
+    assert_eq!(container.image_reference, "here@sha256:0");
+    assert_eq!(container.image_name, "here:1", "an edit of the pod is noticed by it");
     assert_eq!(inventory.logs[&pod()]["web"], 3);
     // a container of the pod can be made without preparing it again
     let mut more = order("here", "");

@@ -298,6 +298,7 @@ impl Runtime<'_> {
             },
             namespace: "prod".into(),
             pod_name: "web-0".into(),
+            image_name: "web:1".into(),
             image: Image::default(),
             argv: ["/bin/sh", "-c", &wanted.script].map(String::from).to_vec(),
             env: Vec::new(),

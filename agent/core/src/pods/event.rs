@@ -43,7 +43,8 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// One run of one container of one pod. No two runs have the same key, also across starts of the agent and of the machine.
+/// One run of one container of one pod. No two runs have the same key until `RemovePod` has removed the pod with its logs, also
+/// across starts of the agent and, where logs are kept, of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerKey {
     pub pod: PodUid,
@@ -70,9 +71,9 @@ impl fmt::Display for ContainerKey {
 /// Everything that can happen to the pods of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodEvent {
-    /// The desired set as it lies on disk, at the start of the agent: each file that is there, with its content or why it cannot be
-    /// read. `Err`: not even the directory could be read, which does not mean that it is empty.
-    DesiredRead(Result<Vec<(DesiredFile, Result<Vec<u8>, String>)>, String>),
+    /// The desired set as it lies on disk, at the start of the agent. `Err`: not even the directory could be read, which does not
+    /// mean that it is empty.
+    DesiredRead(Result<Vec<DesiredFound>, String>),
     /// Everything the runtime has, at the start of the agent, before any other event of the runtime; again whenever the runtime
     /// may have lost events. A runtime that cannot answer yet sends nothing: unknown is not empty.
     Inventory(Inventory),
@@ -129,14 +130,15 @@ pub enum PodAction {
     /// Start it. Answered by `Observed` (running, or exited if that was quick).
     StartContainer(ContainerKey),
     /// Send the signal, after `grace` KILL to every process of it. Grace zero: KILL at once. Answered by `Observed` (exited or
-    /// lost). A container that does not run any more is observed as it ended.
+    /// lost), also if that was seen before the command was performed.
     StopContainer {
         container: ContainerKey,
         /// None: the signal it was created with.
         signal: Option<String>,
         grace: Duration,
     },
-    /// Remove what is left of a run that does not run: its root, its state. Its log stays. Answered by `ContainerRemoved`.
+    /// Remove what is left of a run that does not run: its root, its state, and the logs of all runs of that container but the
+    /// latest two. Answered by `ContainerRemoved`.
     RemoveContainer(ContainerKey),
     /// Remove the rest of the pod, whose containers are all removed: network, volumes, cgroup, directories. Answered by
     /// `PodRemoved`.
@@ -194,6 +196,14 @@ impl DesiredFile {
     }
 }
 
+/// A file of the desired set, as it lies on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredFound {
+    pub file: DesiredFile,
+    /// Or why it cannot be read.
+    pub content: Result<Vec<u8>, String>,
+}
+
 /// What the runtime has.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Inventory {
@@ -222,8 +232,9 @@ pub struct PodFound {
 pub struct Observation {
     pub container: ContainerKey,
     pub state: ContainerState,
-    /// The image it was created from: the reference by digest. Empty if unknown.
-    pub image_id: String,
+    /// `ContainerOrder::image_name` and `image.reference` that it was created with. Empty if unknown.
+    pub image_name: String,
+    pub image_reference: String,
 }
 
 /// What a run of a container is doing.
@@ -433,6 +444,8 @@ pub struct ContainerOrder {
     pub key: ContainerKey,
     pub namespace: String,
     pub pod_name: String,
+    /// As the pod has it.
+    pub image_name: String,
     pub image: Image,
     /// Program and arguments; never empty.
     pub argv: Vec<String>,

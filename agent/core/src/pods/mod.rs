@@ -1,13 +1,970 @@
 //! The life of the pods bound to this node: what should run, what runs, what to do next, what to report.
 //!
+//! `Pods::handle` takes one event at one time and appends actions; `Pods::next_deadline` says when to call it again without one.
 //! Always holds: nothing is done before the runtime's inventory and the desired set on disk were read; a list that was not read
-//! means nothing. Leaves to others: containers, images, files and requests (`event` is the contract), which pods there are.
+//! means nothing; a pod belongs to the Node that it was bound to, and goes on, orphaned, when the node is another one; while pods
+//! are held nothing is started or stopped. Leaves to others: containers, images, files and requests (`event` is the contract).
 
+mod admission;
+mod backoff;
+mod ending;
+mod environment;
 mod event;
+mod life;
+mod objects;
+mod record;
+mod reporting;
+mod resources;
+mod spec;
+mod starting;
+mod static_pods;
+mod status;
+mod table;
+mod volumes;
 
 pub use event::{
-    Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, Dns, Exit, Failure, FailureReason,
-    HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts, ObjectKind, ObjectName,
-    ObjectRead, Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNews, PodRef, PodRequest,
-    PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, Volume, VolumeFile, VolumeSource,
+    Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit, Failure,
+    FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts, ObjectKind,
+    ObjectName, ObjectRead, Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNews, PodRef,
+    PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, Volume, VolumeFile,
+    VolumeSource,
 };
+
+use crate::event::{Answer, Level, Now};
+use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
+use objects::Objects;
+use record::Record;
+use reporting::{InApi, MIRROR_ANNOTATION};
+use serde::Serialize;
+use serde_json::{Value, json};
+use spec::Pod;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Rounds over the pods after one event: one pod's step may concern another, whose step concerns no third.
+const MOST_ROUNDS: usize = 8;
+
+/// What the API server said before the desired set on disk was read.
+#[derive(Debug, Clone, Default)]
+struct Early {
+    node_uid: Option<String>,
+    /// By UID.
+    pods: BTreeMap<String, Value>,
+}
+
+/// A mirror pod in the API.
+#[derive(Debug, Clone)]
+struct Mirror {
+    hash: String,
+    object: Value,
+    is_deleting: bool,
+}
+
+/// The pods of one node.
+#[derive(Debug, Clone)]
+pub struct Pods {
+    node_name: String,
+    node: Option<NodeFacts>,
+    /// The Node that the last list was read for.
+    node_uid: Option<String>,
+    is_held: bool,
+    has_desired: bool,
+    has_inventory: bool,
+    has_static: bool,
+    early: Early,
+    lives: BTreeMap<PodUid, Life>,
+    /// Records that could not be read.
+    unreadable: BTreeSet<PodUid>,
+    objects: Objects,
+    /// Pods came, changed or went: objects may be needed no more.
+    has_new_needs: bool,
+    /// What the runtime had, until the desired set is known.
+    logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    /// By namespace and name.
+    mirrors: BTreeMap<(String, String), Mirror>,
+    /// Mirrors that are being created.
+    creating: BTreeMap<(String, String), backoff::Retry>,
+    creating_now: BTreeSet<(String, String)>,
+    /// When a mirror is created or deleted again.
+    mirror_wake: Option<Duration>,
+    /// What the static files say, and which.
+    statics: BTreeMap<PodUid, (String, Rc<Pod>)>,
+    /// Complaints about static files that were logged, by path.
+    complaints: BTreeMap<String, String>,
+}
+
+/// A pod for `kedge pods`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodReport {
+    pub namespace: String,
+    pub name: String,
+    pub uid: PodUid,
+    /// `api`, `static`, or `runtime`: only found there.
+    pub origin: &'static str,
+    /// Bound by another Node than the present one.
+    pub is_orphaned: bool,
+    pub is_ending: bool,
+    /// Why it may not run here.
+    pub rejected: Option<String>,
+    pub containers: Vec<ContainerReport>,
+}
+
+/// A container for `kedge pods`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerReport {
+    pub name: String,
+    /// `Running`, `Created`, `Exited`, `Lost`, `Unknown`, `Waiting`.
+    pub state: &'static str,
+    pub restarts: u32,
+    /// Why it waits.
+    pub reason: Option<String>,
+}
+
+impl Pods {
+    #[must_use]
+    pub fn new(node_name: &str) -> Self {
+        Self {
+            node_name: node_name.to_owned(),
+            node: None,
+            node_uid: None,
+            is_held: false,
+            has_desired: false,
+            has_inventory: false,
+            has_static: false,
+            early: Early::default(),
+            lives: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
+            objects: Objects::default(),
+            has_new_needs: false,
+            logs: BTreeMap::new(),
+            mirrors: BTreeMap::new(),
+            creating: BTreeMap::new(),
+            creating_now: BTreeSet::new(),
+            mirror_wake: None,
+            statics: BTreeMap::new(),
+            complaints: BTreeMap::new(),
+        }
+    }
+
+    /// Takes one event; appends the actions it leads to.
+    pub fn handle(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
+        self.take(now, event, actions);
+        self.settle(now, actions);
+    }
+
+    /// When to call `handle` with `Tick` if nothing happens before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let is_ready = self.has_desired && self.has_inventory;
+        let lives = self.lives.values().filter(|_| is_ready);
+        let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { life.wake });
+        lives.chain(self.mirror_wake).min()
+    }
+
+    fn take(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
+        match event {
+            PodEvent::DesiredRead(found) => self.desired_read(now, found, actions),
+            PodEvent::Inventory(inventory) => self.inventory(now, inventory),
+            PodEvent::Observed(observation) => self.observed(now, &observation, actions),
+            PodEvent::PodPrepared { pod, network } => self.with(&pod, |life| life.prepared(network)),
+            PodEvent::PodRemoved { pod } => self.with(&pod, Life::removed),
+            PodEvent::ContainerRemoved(key) => self.with(&key.pod, |life| life.container_removed(&key)),
+            PodEvent::ImagePulling { pod, container } => self.with(&pod, |life| {
+                let message = format!("Pulling image {:?}", life.image_of(&container));
+                life.announce_of(&container, false, "Pulling", message, actions);
+            }),
+            PodEvent::ImageReady { pod, container, image } => {
+                self.with(&pod, |life| life.image_ready(&container, image, actions));
+            }
+            PodEvent::Failed { command, failure } => {
+                self.with(command.pod(), |life| life.failed(now, &command, &failure, actions));
+            }
+            PodEvent::Tick => {}
+            PodEvent::Node(facts) => self.node(*facts),
+            PodEvent::Held(is_held) => {
+                self.is_held = is_held;
+                self.touch_all();
+            }
+            PodEvent::StaticPods(files) => self.static_pods(now, files, actions),
+            PodEvent::ObjectRead { name, read } => {
+                self.objects.answered(now, &name, read, actions);
+                self.touch_all();
+            }
+            PodEvent::Release(which) => self.release(now, which.as_ref(), actions),
+            PodEvent::DesiredSaved { file: DesiredFile::Pod(uid), done } => {
+                self.with(&uid, |life| life.desired_saved(now, &done, actions));
+            }
+            PodEvent::DesiredSaved { file: DesiredFile::Object(digest), done } => {
+                self.objects.saved(&digest, &done);
+                self.touch_all();
+            }
+            PodEvent::Answered { request, answer } => self.answered(now, &request, &answer),
+            news if self.has_desired => self.api_news(now, news, actions),
+            news => self.early.take(news),
+        }
+    }
+
+    /// What the API server says of its pods.
+    fn api_news(&mut self, now: Now, news: PodEvent, actions: &mut Vec<PodAction>) {
+        match news {
+            PodEvent::PodsListed { node_uid, pods } => self.listed(now, node_uid, &pods, actions),
+            PodEvent::PodSeen(object) => self.seen(now, &object, actions),
+            PodEvent::PodGone(object) => self.gone(now, &object),
+            _ => {}
+        }
+    }
+
+    fn observed(&mut self, now: Now, observation: &Observation, actions: &mut Vec<PodAction>) {
+        let uid = &observation.container.pod;
+        let has_ended = matches!(observation.state, ContainerState::Exited(_) | ContainerState::Lost);
+        // the end of what nobody knows is no news
+        if self.lives.contains_key(uid) || !has_ended {
+            self.life_of(uid).observed(now, observation, actions);
+        }
+    }
+
+    fn with(&mut self, uid: &PodUid, change: impl FnOnce(&mut Life)) {
+        if let Some(life) = self.lives.get_mut(uid) {
+            change(life);
+            life.is_dirty = true;
+        }
+    }
+
+    fn touch_all(&mut self) {
+        for life in self.lives.values_mut() {
+            life.is_dirty = true;
+        }
+    }
+
+    /// The pod of that UID; one that only the runtime knows if there is none.
+    fn life_of(&mut self, uid: &PodUid) -> &mut Life {
+        let origin = Origin::Found { node_uid: String::new() };
+        self.lives.entry(uid.clone()).or_insert_with(|| Life::new(uid.clone(), "", "", origin))
+    }
+
+    fn node(&mut self, facts: NodeFacts) {
+        if self.node.as_ref() != Some(&facts) {
+            self.node = Some(facts);
+            self.touch_all();
+        }
+    }
+
+    // ---- what lies on disk, and what the runtime has
+
+    fn desired_read(
+        &mut self,
+        now: Now,
+        found: Result<Vec<DesiredFound>, String>,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let warn = |text: String| PodAction::Log(Level::Warn, text);
+        let found = found.unwrap_or_else(|why| {
+            actions.push(warn(format!("the desired pods cannot be read: {why}; those that run go on")));
+            vec![]
+        });
+        for DesiredFound { file, content } in found {
+            let path = file.path();
+            let taken = content.and_then(|content| match &file {
+                DesiredFile::Pod(uid) => self.take_record(now, uid, &content),
+                DesiredFile::Object(digest) => self.objects.take_copy(digest, &content),
+            });
+            let Err(why) = taken else { continue };
+            actions.push(warn(format!("{path} cannot be used: {why}; what runs goes on")));
+            match file {
+                DesiredFile::Pod(uid) => {
+                    self.unreadable.insert(uid);
+                }
+                DesiredFile::Object(digest) => self.objects.take_unreadable_copy(digest),
+            }
+        }
+        self.has_desired = true;
+        self.has_new_needs = true;
+        let Early { node_uid, pods } = std::mem::take(&mut self.early);
+        if let Some(node_uid) = node_uid {
+            let pods: Vec<Value> = pods.into_values().collect();
+            self.listed(now, node_uid, &pods, actions);
+        }
+        self.touch_all();
+    }
+
+    fn take_record(&mut self, now: Now, uid: &PodUid, content: &[u8]) -> Result<(), String> {
+        let (record, pod) = Record::read(content)?;
+        if pod.uid != *uid {
+            return Err(format!("it is of pod {}", pod.uid));
+        }
+        let durable = record.meaning();
+        let origin = Origin::Api { node_uid: record.node_uid };
+        let life = self.lives.entry(uid.clone());
+        let life = life.or_insert_with(|| Life::new(uid.clone(), &pod.namespace, &pod.name, origin.clone()));
+        life.origin = origin;
+        life.namespace.clone_from(&pod.namespace);
+        life.name.clone_from(&pod.name);
+        life.verdict = record.rejected.map_or(Verdict::Admitted, Verdict::Rejected);
+        life.results = record.results;
+        life.end = record.ended.map(|secs| life::End { grace: Duration::from_secs(secs), since: now.mono });
+        life.pod = Some(Rc::new(pod));
+        life.saved.durable = Some(durable);
+        life.saved.is_stale = true;
+        Ok(())
+    }
+
+    fn inventory(&mut self, now: Now, inventory: Inventory) {
+        let mut silent = vec![];
+        let seen: BTreeSet<&ContainerKey> =
+            inventory.containers.iter().map(|found| &found.container).collect();
+        for found in &inventory.pods {
+            let life = self.life_of(&found.uid);
+            if let Origin::Found { node_uid } = &mut life.origin {
+                node_uid.clone_from(&found.node_uid);
+                life.namespace.clone_from(&found.namespace);
+                life.name.clone_from(&found.name);
+            }
+            if !matches!(life.sandbox, Sandbox::Preparing | Sandbox::Removing { .. }) {
+                life.sandbox = if found.network.is_some() { Sandbox::Ready } else { Sandbox::Half };
+            }
+            life.network = found.network.clone().unwrap_or_default();
+        }
+        for observation in &inventory.containers {
+            // an Event about what another process did would say it twice
+            self.life_of(&observation.container.pod).observed(now, observation, &mut silent);
+        }
+        let prepared: BTreeSet<&PodUid> = inventory.pods.iter().map(|found| &found.uid).collect();
+        for life in self.lives.values_mut() {
+            life.forget_unseen(now, &seen, prepared.contains(&life.uid.clone()));
+            life.is_dirty = true;
+        }
+        self.logs = inventory.logs;
+        self.has_inventory = true;
+    }
+
+    // ---- the API server
+
+    fn listed(&mut self, now: Now, node_uid: String, pods: &[Value], actions: &mut Vec<PodAction>) {
+        self.node_uid = Some(node_uid.clone());
+        self.mirrors.clear();
+        let mut listed = BTreeSet::new();
+        for object in pods {
+            if let Some(uid) = object["metadata"]["uid"].as_str().and_then(PodUid::new) {
+                // the server has it after all
+                self.with(&uid, |life| {
+                    life.api.take_if(|api| api.is_deleted);
+                });
+                listed.insert(uid);
+            }
+            self.seen(now, object, actions);
+        }
+        for life in self.lives.values_mut() {
+            let is_bound_here = match &life.origin {
+                Origin::Api { node_uid: bound } => *bound == node_uid,
+                // a static pod's is empty
+                Origin::Found { node_uid: bound } => !bound.is_empty() && *bound == node_uid,
+                Origin::Static { .. } => false,
+            };
+            if is_bound_here && !listed.contains(&life.uid) {
+                life.gone_from_api(now);
+            }
+            // what another Node's API server knows of it is not this one's
+            if is_orphan(life, &node_uid) {
+                life.api = None;
+            }
+            life.is_dirty = true;
+        }
+        let lives = &self.lives;
+        let lost: Vec<PodUid> =
+            self.unreadable.iter().filter(|uid| !lives.contains_key(*uid)).cloned().collect();
+        for uid in lost {
+            // neither here nor there, and what lies there says nothing
+            self.unreadable.remove(&uid);
+            actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: None });
+        }
+    }
+
+    fn seen(&mut self, now: Now, object: &Value, actions: &mut Vec<PodAction>) {
+        if let Some(hash) = object["metadata"]["annotations"][MIRROR_ANNOTATION].as_str() {
+            self.mirror_seen(hash, object);
+            return;
+        }
+        let Some(node_uid) = self.node_uid.clone() else { return };
+        let (pod, problem) = match Pod::read(object) {
+            Ok(pod) => (pod, None),
+            Err(why) => match Pod::read(&without_spec(object)) {
+                Ok(pod) => (pod, Some(why)),
+                Err(_) => {
+                    let name = kedge_api::excerpt(object["metadata"]["name"].as_str().unwrap_or_default());
+                    let text = format!("a pod named {name:?} cannot be read and is left alone: {why}");
+                    actions.push(PodAction::Log(Level::Warn, text));
+                    return;
+                }
+            },
+        };
+        self.end_predecessors(now, &node_uid, &pod);
+        let origin = Origin::Api { node_uid };
+        let uid = pod.uid.clone();
+        let life = self.lives.entry(uid.clone());
+        let life = life.or_insert_with(|| Life::new(uid.clone(), &pod.namespace, &pod.name, origin.clone()));
+        if self.unreadable.remove(&uid) {
+            life.saved.is_unknown = true;
+        }
+        life.bound(now, origin, pod, object, problem);
+        self.has_new_needs = true;
+    }
+
+    /// Orphaned pods end when the API binds a pod of their namespace and name, or of their controller.
+    fn end_predecessors(&mut self, now: Now, node_uid: &str, pod: &Pod) {
+        for life in self.lives.values_mut() {
+            let is_orphan = match &life.origin {
+                Origin::Api { node_uid: bound } => bound != node_uid,
+                Origin::Found { node_uid: bound } => !bound.is_empty() && bound != node_uid,
+                Origin::Static { .. } => false,
+            };
+            if !is_orphan || life.uid == pod.uid || life.end.is_some() {
+                continue;
+            }
+            let own = life.pod.as_ref().and_then(|pod| pod.controller.as_ref());
+            let same_controller = own.is_some() && own == pod.controller.as_ref();
+            if life.namespace == pod.namespace && (life.name == pod.name || same_controller) {
+                let grace = life.own_grace();
+                life.end(now, grace);
+            }
+        }
+    }
+
+    fn gone(&mut self, now: Now, object: &Value) {
+        if object["metadata"]["annotations"][MIRROR_ANNOTATION].is_string() {
+            let key = name_of(object);
+            let uid = &object["metadata"]["uid"];
+            if self.mirrors.get(&key).is_some_and(|mirror| mirror.object["metadata"]["uid"] == *uid) {
+                self.mirrors.remove(&key);
+                self.touch_all();
+            }
+            return;
+        }
+        let uid = object["metadata"]["uid"].as_str().and_then(PodUid::new);
+        if let Some(uid) = uid {
+            self.with(&uid, |life| {
+                if matches!(life.origin, Origin::Api { .. }) {
+                    life.gone_from_api(now);
+                }
+            });
+        }
+    }
+
+    fn answered(&mut self, now: Now, request: &PodRequest, answer: &Answer) {
+        match request {
+            PodRequest::CreateMirror { namespace, name } => {
+                let key = (namespace.clone(), name.clone());
+                self.creating_now.remove(&key);
+                match answer {
+                    Answer::Accepted(Some(object)) => {
+                        let hash = object["metadata"]["annotations"][MIRROR_ANNOTATION].as_str();
+                        self.mirror_seen(hash.unwrap_or_default(), object);
+                        self.creating.remove(&key);
+                    }
+                    // the watch will show it
+                    Answer::Accepted(None) => self.creating.entry(key).or_default().failed(now.mono),
+                    _ => self.creating.entry(key).or_default().failed(now.mono),
+                }
+                self.touch_all();
+            }
+            PodRequest::PatchStatus(pod) => {
+                self.with_reference(pod, |life| life.status_answered(now, answer))
+            }
+            PodRequest::Delete(pod) => {
+                let key = (pod.namespace.clone(), pod.name.clone());
+                let mirror =
+                    self.mirrors.get_mut(&key).filter(|mirror| mirror.object["metadata"]["uid"] == pod.uid);
+                if let Some(mirror) = mirror {
+                    mirror.is_deleting = false;
+                    let is_gone =
+                        matches!(answer, Answer::Accepted(_) | Answer::Refused { status: 404 | 409, .. });
+                    if is_gone {
+                        self.mirrors.remove(&key);
+                    } else {
+                        self.creating.entry(key).or_default().failed(now.mono);
+                    }
+                    self.touch_all();
+                } else {
+                    self.with_reference(pod, |life| life.delete_answered(now, answer));
+                }
+            }
+        }
+    }
+
+    /// The life whose object, or mirror, this is.
+    fn with_reference(&mut self, pod: &PodRef, change: impl FnOnce(&mut Life)) {
+        let is_it = |life: &&mut Life| life.api.as_ref().is_some_and(|api| api.reference == *pod);
+        if let Some(life) = self.lives.values_mut().find(is_it) {
+            change(life);
+            life.is_dirty = true;
+        }
+    }
+
+    fn release(&mut self, now: Now, which: Option<&(String, String)>, actions: &mut Vec<PodAction>) {
+        let Some(node_uid) = self.node_uid.clone() else { return };
+        for life in self.lives.values_mut().filter(|life| is_orphan(life, &node_uid)) {
+            if which.is_none_or(|(namespace, name)| *namespace == life.namespace && *name == life.name) {
+                let text = format!("orphaned pod {}/{} is released and ends", life.namespace, life.name);
+                actions.push(PodAction::Log(Level::Info, text));
+                let grace = life.own_grace();
+                life.end(now, grace);
+            }
+        }
+    }
+
+    // ---- static pods
+
+    fn static_pods(
+        &mut self,
+        now: Now,
+        files: Result<Vec<StaticFile>, String>,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let files = match files {
+            Ok(files) => files,
+            Err(why) => {
+                self.complain("staticPodPath", why, actions);
+                return;
+            }
+        };
+        let (mut current, mut unknown) = (BTreeMap::new(), BTreeSet::new());
+        let paths: BTreeSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
+        self.complaints.retain(|path, _| paths.contains(path.as_str()));
+        for StaticFile { path, content } in &files {
+            let read = content.clone().and_then(|content| static_pods::read(path, &content, &self.node_name));
+            match read {
+                Ok(pod) => {
+                    self.complaints.remove(path);
+                    current.insert(pod.uid.clone(), (path.clone(), pod));
+                }
+                Err(why) => {
+                    unknown.insert(path.clone());
+                    self.complain(path, why, actions);
+                }
+            }
+        }
+        for life in self.lives.values_mut() {
+            let ends = match &life.origin {
+                Origin::Static { path } => !unknown.contains(path) && !current.contains_key(&life.uid),
+                Origin::Found { node_uid } => {
+                    node_uid.is_empty()
+                        && unknown.is_empty()
+                        && !life.name.is_empty()
+                        && !current.contains_key(&life.uid)
+                }
+                Origin::Api { .. } => false,
+            };
+            if ends && life.end.is_none() {
+                let grace = life.own_grace();
+                life.end(now, grace);
+            }
+        }
+        // those of files that say nothing now are as they were
+        self.statics.retain(|_, (path, _)| unknown.contains(path));
+        self.statics.extend(current.into_iter().map(|(uid, (path, pod))| (uid, (path, Rc::new(pod)))));
+        let uids: Vec<PodUid> = self.statics.keys().cloned().collect();
+        for uid in uids {
+            self.begin_static(&uid);
+        }
+        self.has_static = unknown.is_empty();
+        self.touch_all();
+    }
+
+    /// A static pod begins, or begins anew: one whose file came back while it ended.
+    fn begin_static(&mut self, uid: &PodUid) {
+        let Some((path, pod)) = self.statics.get(uid) else { return };
+        let origin = Origin::Static { path: path.clone() };
+        let life = self.lives.entry(uid.clone());
+        let life = life.or_insert_with(|| Life::new(uid.clone(), &pod.namespace, &pod.name, origin.clone()));
+        if life.pod.is_none() {
+            life.origin = origin;
+            life.namespace.clone_from(&pod.namespace);
+            life.name.clone_from(&pod.name);
+            life.pod = Some(Rc::clone(pod));
+            life.is_dirty = true;
+        }
+    }
+
+    fn complain(&mut self, path: &str, why: String, actions: &mut Vec<PodAction>) {
+        if self.complaints.get(path) != Some(&why) {
+            let text = format!("{path} cannot be used: {why}; the pods of it go on as they are");
+            actions.push(PodAction::Log(Level::Warn, text));
+            self.complaints.insert(path.to_owned(), why);
+        }
+    }
+
+    fn mirror_seen(&mut self, hash: &str, object: &Value) {
+        self.touch_all();
+        let before = self.mirrors.get(&name_of(object));
+        let is_same =
+            before.is_some_and(|before| before.object["metadata"]["uid"] == object["metadata"]["uid"]);
+        let is_deleting = is_same && before.is_some_and(|before| before.is_deleting);
+        // news of one that was deleted meanwhile come late
+        let version = reporting::version_of(object);
+        if before.is_some_and(|before| version.is_some() && version < reporting::version_of(&before.object)) {
+            return;
+        }
+        let mirror = Mirror { hash: hash.to_owned(), object: object.clone(), is_deleting };
+        self.mirrors.insert(name_of(object), mirror);
+    }
+
+    /// Mirrors that stand for no static pod are deleted, those that are missing are created.
+    fn settle_mirrors(&mut self, now: Now, actions: &mut Vec<PodAction>) {
+        self.mirror_wake = None;
+        let Some(node_uid) = self.node_uid.clone() else { return };
+        let statics = self.lives.values().filter(|life| life.is_static() && life.end.is_none());
+        let wanted: BTreeMap<(String, String), PodUid> =
+            statics.map(|life| ((life.namespace.clone(), life.name.clone()), life.uid.clone())).collect();
+        let ending: BTreeSet<(String, String)> = self
+            .lives
+            .values()
+            .filter(|life| life.is_static() && life.end.is_some())
+            .map(|life| (life.namespace.clone(), life.name.clone()))
+            .collect();
+        for (key, mirror) in &mut self.mirrors {
+            let is_right = wanted.get(key).is_some_and(|uid| uid.as_str() == mirror.hash);
+            let is_leaving = mirror.object["metadata"]["deletionTimestamp"].is_string();
+            let may_delete = self.has_static && (!ending.contains(key) || wanted.contains_key(key));
+            let waits = self.creating.get(key).filter(|retry| !retry.is_due(now.mono));
+            if (is_right || !may_delete) && !is_leaving || mirror.is_deleting {
+                continue;
+            }
+            if let Some(retry) = waits {
+                self.mirror_wake = Some(self.mirror_wake.map_or(retry.due(), |wake| wake.min(retry.due())));
+            } else {
+                mirror.is_deleting = true;
+                let reference = reference_of(&mirror.object);
+                actions.push(PodAction::DeletePod(reference));
+            }
+        }
+        self.creating.retain(|key, _| wanted.contains_key(key) || self.mirrors.contains_key(key));
+        for (key, uid) in wanted {
+            let Some(life) = self.lives.get_mut(&uid) else { continue };
+            match self.mirrors.get(&key).filter(|mirror| mirror.hash == uid.as_str() && !mirror.is_deleting) {
+                Some(mirror) => life.mirrored(&mirror.object),
+                None if self.mirrors.contains_key(&key) || self.creating_now.contains(&key) => {}
+                None => {
+                    life.api = None;
+                    if let Some(retry) = self.creating.get(&key).filter(|retry| !retry.is_due(now.mono)) {
+                        self.mirror_wake =
+                            Some(self.mirror_wake.map_or(retry.due(), |wake| wake.min(retry.due())));
+                    } else if let Some(pod) = life.pod.as_ref() {
+                        let pod = reporting::mirror_of(pod, uid.as_str(), &self.node_name, &node_uid);
+                        let (namespace, name) = key.clone();
+                        self.creating_now.insert(key);
+                        actions.push(PodAction::CreateMirrorPod { namespace, name, pod });
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- what follows
+
+    /// Brings every pod that something happened to, or whose time has come, one step on.
+    fn settle(&mut self, now: Now, actions: &mut Vec<PodAction>) {
+        if !self.has_desired || !self.has_inventory {
+            return;
+        }
+        self.take_logs(now);
+        for _ in 0..MOST_ROUNDS {
+            self.settle_mirrors(now, actions);
+            let due: Vec<PodUid> = self.due(now).collect();
+            if due.is_empty() {
+                break;
+            }
+            for uid in due {
+                self.advance(now, &uid, actions);
+            }
+        }
+        if std::mem::take(&mut self.has_new_needs) {
+            let needed =
+                self.lives.values().filter(|life| !life.is_static()).filter_map(|life| life.pod.as_ref());
+            let needed: BTreeSet<ObjectName> = needed.flat_map(|pod| objects::needed_by(pod)).collect();
+            self.objects.keep_only(&needed, actions);
+        }
+    }
+
+    fn due(&self, now: Now) -> impl Iterator<Item = PodUid> + use<'_> {
+        let is_due = move |life: &&Life| life.is_dirty || life.wake.is_some_and(|at| at <= now.mono);
+        self.lives.values().filter(is_due).map(|life| life.uid.clone())
+    }
+
+    /// Earlier boots' runs, by their logs; what is left of pods that are neither desired nor there is removed.
+    fn take_logs(&mut self, now: Now) {
+        let is_all_known = self.has_static && self.node_uid.is_some();
+        for (uid, containers) in std::mem::take(&mut self.logs) {
+            let Some(life) = self.lives.get_mut(&uid) else {
+                if is_all_known && !self.unreadable.contains(&uid) {
+                    let origin = Origin::Found { node_uid: String::new() };
+                    let mut rest = Life::new(uid.clone(), "", "", origin);
+                    rest.end(now, Duration::ZERO);
+                    self.lives.insert(uid, rest);
+                } else {
+                    self.logs.insert(uid, containers);
+                }
+                continue;
+            };
+            for (name, attempt) in containers {
+                let container = life.containers.entry(name).or_default();
+                container.ran_before |= container.run.is_none();
+                container.next_attempt = container.next_attempt.max(attempt.saturating_add(1));
+            }
+        }
+    }
+
+    fn advance(&mut self, now: Now, uid: &PodUid, actions: &mut Vec<PodAction>) {
+        let Some(mut life) = self.lives.remove(uid) else { return };
+        life.is_dirty = false;
+        life.wake = None;
+        let mut ctx = Context {
+            now,
+            node: self.node.as_ref(),
+            lives: &self.lives,
+            objects: &mut self.objects,
+            actions,
+        };
+        life.note_results();
+        if life.end.is_none() && !self.is_held {
+            life.admit(&mut ctx);
+        }
+        life.save(&mut ctx);
+        if !self.is_held {
+            if life.is_over() {
+                life.go_down(&mut ctx);
+            } else {
+                life.go_up(&mut ctx);
+            }
+        }
+        life.report(&mut ctx);
+        life.save(&mut ctx);
+        life.delete(&mut ctx);
+        if life.is_over_and_gone() {
+            let (namespace, name) = (life.namespace, life.name);
+            // what its mirror says is of a life that is over: one that begins anew has another
+            if let Some(mirror) = self.mirrors.get_mut(&(namespace.clone(), name.clone())) {
+                mirror.hash.clear();
+            }
+            for other in
+                self.lives.values_mut().filter(|other| other.namespace == namespace && other.name == name)
+            {
+                other.is_dirty = true;
+            }
+            self.has_new_needs = true;
+            self.begin_static(uid);
+            return;
+        }
+        self.lives.insert(uid.clone(), life);
+    }
+
+    // ---- for others
+
+    /// Names of images that pods need: garbage collection leaves them alone.
+    #[must_use]
+    pub fn images_in_use(&self) -> BTreeSet<String> {
+        let pods = self.lives.values().filter(|life| !life.is_over()).filter_map(|life| life.pod.as_ref());
+        let named =
+            pods.flat_map(|pod| pod.spec.all_containers().map(|spec| spec.image.clone()).collect::<Vec<_>>());
+        let containers = self.lives.values().flat_map(|life| life.containers.values());
+        let run = containers.filter_map(|container| container.run.as_ref().filter(|run| !run.is_removed));
+        named.chain(run.map(|run| run.image_reference.clone())).filter(|name| !name.is_empty()).collect()
+    }
+
+    /// For `kedge pods` and the local endpoint.
+    #[must_use]
+    pub fn report(&self) -> Vec<PodReport> {
+        let is_orphaned = |life: &Life| self.node_uid.as_ref().is_some_and(|uid| is_orphan(life, uid));
+        self.lives.values().map(|life| life.for_people(is_orphaned(life))).collect()
+    }
+
+    /// How much is kept, by sort, for tests that watch that nothing grows.
+    #[must_use]
+    pub fn kept(&self) -> [(&'static str, usize); 6] {
+        let containers = self.lives.values().map(|life| life.containers.len()).sum();
+        let older = self
+            .lives
+            .values()
+            .flat_map(|life| life.containers.values())
+            .map(|container| container.older.len());
+        [
+            ("pods", self.lives.len()),
+            ("containers", containers),
+            ("earlier runs", older.sum()),
+            ("objects", self.objects.len()),
+            ("mirrors", self.mirrors.len() + self.creating.len() + self.creating_now.len()),
+            ("complaints", self.complaints.len() + self.unreadable.len()),
+        ]
+    }
+}
+
+impl Early {
+    fn take(&mut self, news: PodEvent) {
+        let uid = |object: &Value| object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        match news {
+            PodEvent::PodsListed { node_uid, pods } => {
+                self.node_uid = Some(node_uid);
+                self.pods = pods.into_iter().map(|object| (uid(&object), object)).collect();
+            }
+            PodEvent::PodSeen(object) => {
+                self.pods.insert(uid(&object), object);
+            }
+            PodEvent::PodGone(object) => {
+                self.pods.remove(&uid(&object));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Command {
+    /// The pod it is about.
+    #[must_use]
+    pub fn pod(&self) -> &PodUid {
+        match self {
+            Self::PreparePod(pod) | Self::RemovePod(pod) | Self::PullImage { pod, .. } => pod,
+            Self::CreateContainer(key)
+            | Self::StartContainer(key)
+            | Self::StopContainer(key)
+            | Self::RemoveContainer(key) => &key.pod,
+        }
+    }
+}
+
+impl Life {
+    /// The API server binds it to this node: its object, now or in a later state.
+    fn bound(&mut self, now: Now, origin: Origin, pod: Pod, object: &Value, problem: Option<String>) {
+        self.is_dirty = true;
+        if self.origin != origin {
+            self.origin = origin;
+            self.saved.is_stale = true;
+        }
+        self.namespace.clone_from(&pod.namespace);
+        self.name.clone_from(&pod.name);
+        let is_new_spec = self.pod.as_ref().is_none_or(|known| known.raw_spec != pod.raw_spec);
+        self.saved.is_stale |= is_new_spec;
+        let reference = pod.reference();
+        let deletion = pod.deletion;
+        self.pod = Some(Rc::new(pod));
+        match &mut self.api {
+            // what the server had before the pod was deleted there comes late
+            Some(api) if !api.is_deleted || deletion.is_some() => api.seen(object),
+            _ => {
+                self.api = Some(InApi::new(reference, object));
+                self.learn(&object["status"]);
+            }
+        }
+        if let Some(why) = problem.filter(|_| self.verdict == Verdict::Pending) {
+            let reason = "UnexpectedAdmissionError".to_owned();
+            self.verdict = Verdict::Rejected(admission::Rejection { reason, message: why });
+        }
+        if let Some(secs) = deletion {
+            if let Some(api) = &mut self.api {
+                api.awaits_delete = true;
+            }
+            self.end(now, Duration::from_secs(secs));
+        }
+    }
+
+    /// Its object is gone: it ends, and there is nobody to tell.
+    fn gone_from_api(&mut self, now: Now) {
+        self.api = None;
+        let grace = self.own_grace();
+        self.end(now, grace);
+    }
+
+    /// Its mirror in the API.
+    fn mirrored(&mut self, object: &Value) {
+        match &mut self.api {
+            Some(api) if api.reference.uid == object["metadata"]["uid"] => api.seen(object),
+            _ => {
+                self.api = Some(InApi::new(reference_of(object), object));
+                self.learn(&object["status"]);
+            }
+        }
+    }
+
+    /// The runtime has told of all it has: what it did not name is not there.
+    fn forget_unseen(&mut self, now: Now, seen: &BTreeSet<&ContainerKey>, is_prepared: bool) {
+        if !is_prepared && matches!(self.sandbox, Sandbox::Ready | Sandbox::Half) {
+            self.sandbox = Sandbox::Absent;
+        }
+        let uid = self.uid.clone();
+        for (name, container) in &mut self.containers {
+            let is_seen = |attempt: u32| {
+                seen.contains(&ContainerKey { pod: uid.clone(), container: name.clone(), attempt })
+            };
+            container.older.retain(|attempt, _| is_seen(*attempt));
+            let is_ordered = |attempt: u32| container.command == Some(Doing::Create(attempt));
+            if let Some(run) =
+                container.run.as_mut().filter(|run| !is_seen(run.attempt) && !is_ordered(run.attempt))
+            {
+                if !run.has_ended() {
+                    run.state = ContainerState::Lost;
+                    run.ended = Some(now.mono);
+                    container.command = None;
+                }
+                run.is_removed = true;
+            }
+        }
+    }
+
+    fn for_people(&self, is_orphaned: bool) -> PodReport {
+        let rejected = match &self.verdict {
+            Verdict::Rejected(rejection) => Some(format!("{}: {}", rejection.reason, rejection.message)),
+            _ => None,
+        };
+        let container = |(name, container): (&String, &life::ContainerLife)| ContainerReport {
+            name: name.clone(),
+            state: match container.run.as_ref().map(|run| &run.state) {
+                Some(ContainerState::Running { .. }) => "Running",
+                Some(ContainerState::Created) => "Created",
+                Some(ContainerState::Exited(_)) => "Exited",
+                Some(ContainerState::Lost) => "Lost",
+                Some(ContainerState::Unknown(_)) => "Unknown",
+                None => "Waiting",
+            },
+            restarts: container.run.as_ref().map_or(0, |run| run.attempt).max(container.floor),
+            reason: container.waiting.as_ref().map(|(reason, _)| (*reason).to_owned()),
+        };
+        PodReport {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+            origin: match self.origin {
+                Origin::Api { .. } => "api",
+                Origin::Static { .. } => "static",
+                Origin::Found { .. } => "runtime",
+            },
+            is_orphaned,
+            is_ending: self.end.is_some(),
+            rejected,
+            containers: self.containers.iter().map(container).collect(),
+        }
+    }
+}
+
+/// Bound by another Node than this one, or found and bound by nobody known.
+fn is_orphan(life: &Life, node_uid: &str) -> bool {
+    match &life.origin {
+        Origin::Api { node_uid: bound } => bound != node_uid,
+        Origin::Found { node_uid: bound } => bound != node_uid,
+        Origin::Static { .. } => false,
+    }
+}
+
+fn name_of(object: &Value) -> (String, String) {
+    let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+    (text("namespace"), text("name"))
+}
+
+fn reference_of(object: &Value) -> PodRef {
+    let (namespace, name) = name_of(object);
+    PodRef { namespace, name, uid: object["metadata"]["uid"].as_str().unwrap_or_default().to_owned() }
+}
+
+/// The object with a spec that can be read, for a pod that must at least be answered.
+fn without_spec(object: &Value) -> Value {
+    json!({"metadata": object["metadata"], "spec": {"containers": [{"name": "unreadable"}]}})
+}

@@ -206,6 +206,7 @@ mod tests {
             key: ContainerKey { pod: PodUid::new("u").unwrap(), container: "web".into(), attempt: 1 },
             namespace: "prod".into(),
             pod_name: "web-0".into(),
+            image_name: "web:1".into(),
             image: Image::default(),
             argv: vec!["/bin/web".into(), "-v".into()],
             env: vec![("A".into(), "1=2".into())],

@@ -1,0 +1,188 @@
+//! Whether a pod may run on this node, with upstream's reasons.
+//!
+//! Always holds: a pod that has run here is not judged again, so a restart of the agent ends none; the verdict follows from the
+//! pod, the node and the pods admitted before it. Leaves to others: which fields are served (`table`).
+
+use crate::pods::event::{HostPort, NodeFacts};
+use crate::pods::spec::{Pod, PodSpec};
+use crate::pods::{resources, table, volumes};
+
+/// Why a pod does not run here.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Rejection {
+    pub(crate) reason: String,
+    /// Without "Pod was rejected: ".
+    pub(crate) message: String,
+}
+
+/// The reason for what this agent does not serve. Upstream has no word for it.
+const NOT_SERVED: &str = "PodFeatureUnsupported";
+/// The reason for what upstream's API server would have refused.
+const INVALID: &str = "UnexpectedAdmissionError";
+
+/// Judges a pod; `others`: those that are admitted and not finished.
+pub(crate) fn admit<'a>(
+    pod: &Pod,
+    is_static: bool,
+    node: &NodeFacts,
+    others: impl Iterator<Item = &'a PodSpec> + Clone,
+) -> Result<(), Rejection> {
+    let rejected = |reason: &str, message: String| Err(Rejection { reason: reason.to_owned(), message });
+    let refusals = table::refusals(&pod.raw_spec);
+    if !refusals.is_empty() {
+        return rejected(NOT_SERVED, refusals.join("; "));
+    }
+    if is_static && !crate::pods::objects::needed_by(pod).is_empty() {
+        return rejected(NOT_SERVED, "a static pod may not refer to ConfigMaps or Secrets".into());
+    }
+    if let Some(complaint) = resources::complaint(&pod.spec).or_else(|| volumes::complaint(&pod.spec)) {
+        return rejected(INVALID, complaint);
+    }
+    let os = pod.raw_spec["os"]["name"].as_str();
+    if os.is_some_and(|os| os != "linux") {
+        return rejected(
+            "PodOSNotSupported",
+            "Failed to admit pod as the OS field doesn't match node OS".into(),
+        );
+    }
+    fits(pod, node, others)
+}
+
+/// Upstream's general predicates, in its order: resources, node selector, ports.
+fn fits<'a>(
+    pod: &Pod,
+    node: &NodeFacts,
+    others: impl Iterator<Item = &'a PodSpec> + Clone,
+) -> Result<(), Rejection> {
+    let own = resources::of_pod(&pod.spec);
+    let used = |pick: fn(&resources::Total) -> u64| {
+        others.clone().fold(0u64, |sum, other| sum.saturating_add(pick(&resources::Total::of(other))))
+    };
+    let count = others.clone().count() as u64;
+    let cpu = own.cpu_request_milli.unwrap_or(0);
+    let memory = own.memory_request_bytes.unwrap_or(0);
+    for (resource, requested, used, capacity) in [
+        ("pods", 1, count, node.pods),
+        ("cpu", cpu, used(|total| total.cpu_milli), node.cpu_milli),
+        ("memory", memory, used(|total| total.memory_bytes), node.memory_bytes),
+    ] {
+        if requested > 0 && requested.saturating_add(used) > capacity {
+            return Err(Rejection {
+                reason: format!("OutOf{resource}"),
+                message: format!(
+                    "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+                ),
+            });
+        }
+    }
+    let matches = |(key, value): (&String, &String)| node.labels.get(key) == Some(value);
+    if !pod.spec.node_selector.iter().all(matches) {
+        return Err(Rejection {
+            reason: "NodeAffinity".into(),
+            message: "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+                .into(),
+        });
+    }
+    let taken: Vec<HostPort> = others.flat_map(host_ports).collect();
+    if host_ports(&pod.spec).iter().any(|port| taken.iter().any(|other| conflict(port, other))) {
+        return Err(Rejection {
+            reason: "NodePorts".into(),
+            message: "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
+                .into(),
+        });
+    }
+    Ok(())
+}
+
+/// The ports of the host that a pod takes.
+pub(crate) fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
+    let ports = spec.all_containers().flat_map(|container| &container.ports);
+    let ports = ports.filter(|port| port.host_port != 0).map(|port| HostPort {
+        host_ip: port.host_ip.clone(),
+        host_port: port.host_port,
+        container_port: port.container_port,
+        protocol: if port.protocol.is_empty() { "TCP".to_owned() } else { port.protocol.clone() },
+    });
+    ports.collect()
+}
+
+fn conflict(a: &HostPort, b: &HostPort) -> bool {
+    let is_any = |ip: &str| ip.is_empty() || ip == "0.0.0.0";
+    let same_address = is_any(&a.host_ip) || is_any(&b.host_ip) || a.host_ip == b.host_ip;
+    a.host_port == b.host_port && a.protocol == b.protocol && same_address
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::collections::BTreeMap;
+
+    fn pod(spec: Value) -> Pod {
+        Pod::read(&json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec})).unwrap()
+    }
+
+    fn check(spec: Value, others: &[Value], expect: Option<(&str, &str)>) {
+        let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
+        let node =
+            NodeFacts { labels, cpu_milli: 1000, memory_bytes: 1 << 30, pods: 3, ..NodeFacts::default() };
+        let others: Vec<PodSpec> = others.iter().map(|spec| pod(spec.clone()).spec).collect();
+        let verdict = admit(&pod(spec.clone()), false, &node, others.iter());
+        match (verdict, expect) {
+            (Ok(()), None) => {}
+            (Err(found), Some((reason, message))) => {
+                assert_eq!(found.reason, reason, "{found:?}");
+                assert!(found.message.contains(message), "{found:?}");
+            }
+            other => panic!("{spec}: {other:?}"),
+        }
+    }
+
+    fn asks(cpu: &str) -> Value {
+        json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": cpu}}}]})
+    }
+
+    fn listens(port: u16, ip: &str) -> Value {
+        json!({"containers": [{"name": "a", "ports": [{"containerPort": 1, "hostPort": port, "hostIP": ip}]}]})
+    }
+
+    #[test]
+    fn pods_are_admitted_by_what_the_node_has() {
+        check(asks("1"), &[], None);
+        let message = "resource: cpu, requested: 600, used: 500, capacity: 1000";
+        check(asks("600m"), &[asks("500m")], Some(("OutOfcpu", message)));
+        check(asks("0"), &[asks("5")], None);
+        check(asks("0"), &[asks("0"), asks("0"), asks("0")], Some(("OutOfpods", "used: 3, capacity: 3")));
+        let memory = json!({"containers": [{"name": "a", "resources": {"limits": {"memory": "2Gi"}}}]});
+        check(memory, &[], Some(("OutOfmemory", "capacity: 1073741824")));
+    }
+
+    #[test]
+    fn selector_os_and_ports_are_checked() {
+        let select = |zone: &str| json!({"nodeSelector": {"zone": zone}, "containers": [{"name": "a"}]});
+        check(select("a"), &[], None);
+        check(select("b"), &[], Some(("NodeAffinity", "didn't match")));
+        let os = |name: &str| json!({"os": {"name": name}, "containers": [{"name": "a"}]});
+        check(os("linux"), &[], None);
+        check(os("windows"), &[], Some(("PodOSNotSupported", "OS field")));
+        check(listens(80, ""), &[listens(81, "")], None);
+        check(listens(80, "10.0.0.1"), &[listens(80, "10.0.0.2")], None);
+        check(listens(80, "10.0.0.1"), &[listens(80, "")], Some(("NodePorts", "free ports")));
+    }
+
+    #[test]
+    fn unserved_and_invalid_specs_are_rejected() {
+        let probe = json!({"containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["x"]}}}]});
+        check(probe, &[], Some((NOT_SERVED, "spec.containers[0].livenessProbe: probes")));
+        check(asks("many"), &[], Some((INVALID, "expected a quantity")));
+    }
+
+    #[test]
+    fn static_pod_may_not_refer_to_objects() {
+        let env = json!([{"name": "V", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]);
+        let pod = pod(json!({"containers": [{"name": "a", "env": env}]}));
+        let node = NodeFacts { pods: 1, ..NodeFacts::default() };
+        assert!(admit(&pod, false, &node, [].iter()).is_ok());
+        assert_eq!(admit(&pod, true, &node, [].iter()).unwrap_err().reason, NOT_SERVED);
+    }
+}

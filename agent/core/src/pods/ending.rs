@@ -1,0 +1,217 @@
+//! The steps down: containers stop in their order, what is left of them is removed, at last the pod.
+//!
+//! Always holds: sidecars stop after all other containers, the last one first; a container gets what is left of the pod's grace,
+//! at least two seconds; nothing of a pod is removed while one of its containers may run, nor before its final status was
+//! accepted where there is one to report. Leaves to others: performing the steps.
+
+use crate::pods::event::{ContainerKey, PodAction};
+use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict};
+use std::time::Duration;
+
+/// The least time between the signal and KILL: kubelet's `minimumGracePeriodInSeconds`.
+const LEAST_GRACE: Duration = Duration::from_secs(2);
+
+impl Life {
+    /// The next steps of a pod that ends, or has finished.
+    pub(crate) fn go_down(&mut self, ctx: &mut Context<'_>) {
+        if matches!(self.verdict, Verdict::Rejected(_)) && self.end.is_none() {
+            return;
+        }
+        self.stop_containers(ctx);
+        if !self.is_down() {
+            return;
+        }
+        if self.end.is_some() && !self.is_end_reported() {
+            return;
+        }
+        let names: Vec<String> = self.containers.keys().cloned().collect();
+        for name in names {
+            self.remove_all(&name, ctx);
+        }
+        if !self.containers.values().any(|container| container.has_rest()) {
+            self.sweep(ctx);
+        }
+    }
+
+    fn stop_containers(&mut self, ctx: &mut Context<'_>) {
+        let grace = self.grace_left(ctx.now.mono);
+        let sidecars: Vec<String> = self.sidecars();
+        let live: Vec<String> = self
+            .containers
+            .iter()
+            .filter(|(_, container)| container.is_live())
+            .map(|(name, _)| name.clone())
+            .collect();
+        let (last, first): (Vec<String>, Vec<String>) =
+            live.into_iter().partition(|name| sidecars.contains(name));
+        let main_is_left = !first.is_empty() || self.has_start_under_way(&sidecars);
+        for name in first {
+            self.stop_any(&name, grace, ctx);
+        }
+        if main_is_left && grace > LEAST_GRACE {
+            if !last.is_empty() {
+                // sidecars that main containers wait for must not outlast the grace
+                let end_of_grace = ctx.now.mono + grace - LEAST_GRACE;
+                self.wake_at(end_of_grace);
+            }
+            return;
+        }
+        // in reverse order, one by one while there is time
+        let order = sidecars.iter().rev().filter(|name| last.contains(name)).cloned();
+        let at_once = if grace > LEAST_GRACE { 1 } else { last.len() };
+        for name in order.take(at_once).collect::<Vec<_>>() {
+            self.stop_any(&name, grace, ctx);
+        }
+    }
+
+    fn sidecars(&self) -> Vec<String> {
+        let inits = self.pod.iter().flat_map(|pod| &pod.spec.init_containers);
+        inits.filter(|spec| spec.is_sidecar()).map(|spec| spec.name.clone()).collect()
+    }
+
+    /// A main container is being created or started: it will have to be stopped before the sidecars.
+    fn has_start_under_way(&self, sidecars: &[String]) -> bool {
+        let mut main = self.containers.iter().filter(|(name, _)| !sidecars.contains(name));
+        main.any(|(_, container)| matches!(container.command, Some(Doing::Create(_) | Doing::Start(_))))
+    }
+
+    fn grace_left(&self, now: Duration) -> Duration {
+        let (grace, since) = match &self.end {
+            Some(end) => (end.grace, end.since),
+            None => (self.own_grace(), now),
+        };
+        grace.saturating_sub(now.saturating_sub(since)).max(LEAST_GRACE)
+    }
+
+    fn stop_any(&mut self, name: &str, grace: Duration, ctx: &mut Context<'_>) {
+        let container = self.containers.get(name);
+        if container.is_some_and(|container| container.older.values().any(|is_live| *is_live)) {
+            self.stop_older(name, ctx);
+        } else {
+            self.stop(name, grace, format!("Stopping container {name}"), ctx);
+        }
+    }
+
+    /// Stops the latest run; a stop under way is only given again with a shorter grace.
+    pub(crate) fn stop(&mut self, name: &str, grace: Duration, message: String, ctx: &mut Context<'_>) {
+        let now = ctx.now.mono;
+        let uid = self.uid.clone();
+        let Some(container) = self.containers.get_mut(name) else { return };
+        let Some(attempt) = container.run.as_ref().filter(|run| run.is_live()).map(|run| run.attempt) else {
+            return;
+        };
+        let kill_at = now + grace;
+        match container.command {
+            None => {}
+            // a second of difference is worth no command
+            Some(Doing::Stop { kill_at: before, .. }) if kill_at + Duration::from_secs(1) < before => {}
+            Some(_) => return,
+        }
+        let is_first = container.command.is_none();
+        if is_first && !container.cleaning.is_due(now) {
+            let due = container.cleaning.due();
+            self.wake_at(due);
+            return;
+        }
+        container.command = Some(Doing::Stop { attempt, kill_at });
+        let container = ContainerKey { pod: uid, container: name.to_owned(), attempt };
+        if is_first {
+            self.announce_of(name, false, "Killing", message, ctx.actions);
+        }
+        ctx.actions.push(PodAction::StopContainer { container, signal: None, grace });
+    }
+
+    /// Stops a run that a later one has taken the place of.
+    pub(crate) fn stop_older(&mut self, name: &str, ctx: &mut Context<'_>) {
+        let now = ctx.now.mono;
+        let uid = self.uid.clone();
+        let Some(container) = self.containers.get_mut(name) else { return };
+        let live = container.older.iter().find(|(_, is_live)| **is_live).map(|(attempt, _)| *attempt);
+        let (Some(attempt), None) = (live, container.command) else { return };
+        if !container.cleaning.is_due(now) {
+            let due = container.cleaning.due();
+            self.wake_at(due);
+            return;
+        }
+        container.command = Some(Doing::Stop { attempt, kill_at: now + LEAST_GRACE });
+        let container = ContainerKey { pod: uid, container: name.to_owned(), attempt };
+        ctx.actions.push(PodAction::StopContainer { container, signal: None, grace: LEAST_GRACE });
+    }
+
+    /// Removes one earlier run, if nothing else is under way.
+    pub(crate) fn remove_older(&mut self, name: &str, ctx: &mut Context<'_>) {
+        let Some(container) = self.containers.get(name) else { return };
+        let dead = container.older.iter().find(|(_, is_live)| !**is_live).map(|(attempt, _)| *attempt);
+        if let Some(attempt) = dead {
+            self.remove_run(name, attempt, ctx);
+        }
+    }
+
+    pub(crate) fn remove_run(&mut self, name: &str, attempt: u32, ctx: &mut Context<'_>) {
+        let key = self.key(name, attempt);
+        let Some(container) = self.containers.get_mut(name) else { return };
+        if container.command.is_some_and(|doing| doing != Doing::Pull) {
+            return;
+        }
+        if !container.cleaning.is_due(ctx.now.mono) {
+            let due = container.cleaning.due();
+            self.wake_at(due);
+            return;
+        }
+        container.command = Some(Doing::Remove(attempt));
+        ctx.actions.push(PodAction::RemoveContainer(key));
+    }
+
+    fn remove_all(&mut self, name: &str, ctx: &mut Context<'_>) {
+        self.remove_older(name, ctx);
+        let Some(container) = self.containers.get(name) else { return };
+        let left = container.run.as_ref().filter(|run| !run.is_removed && !run.is_live());
+        if let Some(attempt) = left.map(|run| run.attempt) {
+            self.remove_run(name, attempt, ctx);
+        }
+    }
+
+    /// Removes the pod's own part; its logs too if it ends.
+    fn sweep(&mut self, ctx: &mut Context<'_>) {
+        let goal = if self.end.is_some() { Swept::All } else { Swept::KeptLogs };
+        if matches!(self.sandbox, Sandbox::Preparing | Sandbox::Removing { .. })
+            || self.swept == goal
+            || self.swept == Swept::All
+        {
+            return;
+        }
+        if !self.sandbox_retry.is_due(ctx.now.mono) {
+            self.wake_at(self.sandbox_retry.due());
+            return;
+        }
+        let keep_logs = goal == Swept::KeptLogs;
+        self.sandbox = Sandbox::Removing { keep_logs };
+        ctx.actions.push(PodAction::RemovePod { pod: self.uid.clone(), keep_logs });
+    }
+
+    /// The pod's own part is removed.
+    pub(crate) fn removed(&mut self) {
+        self.is_dirty = true;
+        let kept_logs = self.sandbox == Sandbox::Removing { keep_logs: true };
+        self.swept = if kept_logs { Swept::KeptLogs } else { Swept::All };
+        self.sandbox = Sandbox::Absent;
+        self.sandbox_retry.succeeded();
+    }
+
+    /// It is over, and none of its containers runs, or is about to.
+    pub(crate) fn is_down(&self) -> bool {
+        let may_run =
+            self.containers.values().any(|container| container.is_live() || is_busy(container.command));
+        self.is_over() && !may_run
+    }
+
+    /// Whether everything is removed that the runtime had.
+    pub(crate) fn is_swept(&self) -> bool {
+        self.swept == Swept::All && !self.has_begun()
+    }
+}
+
+/// Whether a command is under way that a stop must wait for.
+fn is_busy(command: Option<Doing>) -> bool {
+    matches!(command, Some(Doing::Create(_) | Doing::Start(_) | Doing::Stop { .. }))
+}

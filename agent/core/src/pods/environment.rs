@@ -1,0 +1,378 @@
+//! A container's program, arguments and variables, from its spec, its image and the objects it refers to.
+//!
+//! Always holds: the words of an error are upstream's; `$(NAME)` is expanded as upstream does it (variables defined before, `$$`
+//! escapes, unknown references stay as they are); values from objects are not expanded. Leaves to others: the user, `HOSTNAME`
+//! and `PATH` of a container that has none (the runtime).
+
+use crate::pods::event::{ImageConfig, ObjectKind, ObjectName};
+use crate::pods::objects::{Data, Found, Objects};
+use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod};
+use std::collections::BTreeMap;
+
+/// Why an environment cannot be made yet, or as the pod is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EnvProblem {
+    /// An object is being read.
+    Awaited,
+    /// `CreateContainerConfigError`.
+    Config(String),
+}
+
+/// What variables may be taken from.
+pub(crate) struct Sources<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) objects: &'a Objects,
+    pub(crate) node_name: &'a str,
+    pub(crate) host_ip: &'a str,
+    pub(crate) pod_ips: &'a [String],
+}
+
+/// The variables of a container, its image's first.
+pub(crate) fn variables(
+    container: &Container,
+    image: &ImageConfig,
+    sources: &Sources<'_>,
+) -> Result<Vec<(String, String)>, EnvProblem> {
+    let own = own_variables(container, sources)?;
+    let mut all: Vec<(String, String)> = vec![];
+    let from_image = image.env.iter().filter_map(|line| line.split_once('='));
+    let from_image = from_image.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    for (name, value) in from_image.chain(own) {
+        match all.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => all.push((name, value)),
+        }
+    }
+    Ok(all)
+}
+
+/// The program and its arguments: `command` and `args` expanded, or the image's.
+pub(crate) fn argv(
+    container: &Container,
+    image: &ImageConfig,
+    sources: &Sources<'_>,
+) -> Result<Vec<String>, EnvProblem> {
+    let known: BTreeMap<String, String> = own_variables(container, sources)?.into_iter().collect();
+    let expanded = |words: &[String]| words.iter().map(|word| expand(word, &known)).collect::<Vec<_>>();
+    let (program, rest) = match (container.command.is_empty(), container.args.is_empty()) {
+        (false, _) => (expanded(&container.command), expanded(&container.args)),
+        (true, false) => (image.entrypoint.clone(), expanded(&container.args)),
+        (true, true) => (image.entrypoint.clone(), image.cmd.clone()),
+    };
+    let argv: Vec<String> = program.into_iter().chain(rest).collect();
+    if argv.first().is_none_or(String::is_empty) {
+        return Err(EnvProblem::Config("no command specified".into()));
+    }
+    if argv.iter().any(|word| word.contains('\0')) {
+        return Err(EnvProblem::Config("a word of the command has a NUL byte".into()));
+    }
+    Ok(argv)
+}
+
+/// What the spec defines, in order; a name that is defined again has its last value.
+fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(String, String)>, EnvProblem> {
+    let mut defined: Vec<(String, String)> = vec![];
+    let mut known = BTreeMap::new();
+    for from in &container.env_from {
+        let (kind, source) = match (&from.config_map_ref, &from.secret_ref) {
+            (Some(source), _) => (ObjectKind::ConfigMap, source),
+            (None, Some(source)) => (ObjectKind::Secret, source),
+            (None, None) => continue,
+        };
+        let Some(data) = data_of(kind, source, sources)? else { continue };
+        for (key, value) in data {
+            let name = format!("{}{key}", from.prefix);
+            // as upstream: a key that is no name of a variable is left out
+            if is_variable_name(&name) {
+                define(&mut defined, &mut known, name, text(value)?);
+            }
+        }
+    }
+    for variable in &container.env {
+        if !is_variable_name(&variable.name) {
+            return Err(EnvProblem::Config(format!("{:?} is no name of a variable", variable.name)));
+        }
+        let value = match &variable.value_from {
+            None => Some(expand(&variable.value, &known)),
+            Some(source) => value_from(source, sources)?,
+        };
+        if let Some(value) = value {
+            define(&mut defined, &mut known, variable.name.clone(), value);
+        }
+    }
+    match defined.iter().find(|(_, value)| value.contains('\0')) {
+        Some((name, _)) => Err(EnvProblem::Config(format!("the value of {name} has a NUL byte"))),
+        None => Ok(defined),
+    }
+}
+
+fn define(
+    defined: &mut Vec<(String, String)>,
+    known: &mut BTreeMap<String, String>,
+    name: String,
+    value: String,
+) {
+    if known.insert(name.clone(), value.clone()).is_some() {
+        defined.retain(|(earlier, _)| *earlier != name);
+    }
+    defined.push((name, value));
+}
+
+fn is_variable_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=')
+}
+
+fn text(value: &[u8]) -> Result<String, EnvProblem> {
+    let text = String::from_utf8(value.to_vec());
+    text.map_err(|_| EnvProblem::Config("a value for a variable is not UTF-8".into()))
+}
+
+fn value_from(source: &EnvSource, sources: &Sources<'_>) -> Result<Option<String>, EnvProblem> {
+    match source {
+        EnvSource { config_map_key_ref: Some(selector), .. } => {
+            key_of(ObjectKind::ConfigMap, selector, sources)
+        }
+        EnvSource { secret_key_ref: Some(selector), .. } => key_of(ObjectKind::Secret, selector, sources),
+        EnvSource { field_ref: Some(field), .. } => field_of(&field.field_path, sources).map(Some),
+        _ => Err(EnvProblem::Config("valueFrom has no source".into())),
+    }
+}
+
+fn key_of(
+    kind: ObjectKind,
+    selector: &KeySelector,
+    sources: &Sources<'_>,
+) -> Result<Option<String>, EnvProblem> {
+    let KeySelector { name, key, optional } = selector;
+    let Some(data) = data_of(kind, &LocalName { name: name.clone(), optional: *optional }, sources)? else {
+        return Ok(None);
+    };
+    match data.get(key) {
+        Some(value) => text(value).map(Some),
+        None if *optional => Ok(None),
+        None => {
+            let kind = if kind == ObjectKind::Secret { "Secret" } else { "ConfigMap" };
+            let namespace = &sources.pod.namespace;
+            Err(EnvProblem::Config(format!("couldn't find key {key} in {kind} {namespace}/{name}")))
+        }
+    }
+}
+
+/// None: missing, and optional.
+fn data_of<'a>(
+    kind: ObjectKind,
+    source: &LocalName,
+    sources: &Sources<'a>,
+) -> Result<Option<&'a Data>, EnvProblem> {
+    let LocalName { name, optional } = source;
+    let object = ObjectName { kind, namespace: sources.pod.namespace.clone(), name: name.clone() };
+    if kedge_api::names::subdomain_complaint(name).is_some() {
+        return Err(EnvProblem::Config(format!("{:?} is no name of an object", kedge_api::excerpt(name))));
+    }
+    match sources.objects.find(&object) {
+        Found::Data(data) => Ok(Some(data)),
+        Found::Missing(_) if *optional => Ok(None),
+        Found::Missing(why) => Err(EnvProblem::Config(why)),
+        Found::Awaited => Err(EnvProblem::Awaited),
+    }
+}
+
+fn field_of(path: &str, sources: &Sources<'_>) -> Result<String, EnvProblem> {
+    let pod = sources.pod;
+    let keyed = |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']");
+    let of = |map: &BTreeMap<String, String>, key: &str| map.get(key).cloned().unwrap_or_default();
+    Ok(match path {
+        "metadata.name" => pod.name.clone(),
+        "metadata.namespace" => pod.namespace.clone(),
+        "metadata.uid" => pod.uid.as_str().to_owned(),
+        "spec.nodeName" => sources.node_name.to_owned(),
+        "spec.serviceAccountName" => pod.spec.service_account_name.clone(),
+        "status.hostIP" | "status.hostIPs" => sources.host_ip.to_owned(),
+        "status.podIP" => sources.pod_ips.first().cloned().unwrap_or_default(),
+        "status.podIPs" => sources.pod_ips.join(","),
+        _ => match (keyed("metadata.labels"), keyed("metadata.annotations")) {
+            (Some(key), _) => of(&pod.labels, key),
+            (None, Some(key)) => of(&pod.annotations, key),
+            (None, None) => {
+                return Err(EnvProblem::Config(format!(
+                    "unsupported fieldPath: {}",
+                    kedge_api::excerpt(path)
+                )));
+            }
+        },
+    })
+}
+
+/// `$(NAME)` of a known name becomes its value, `$$` one `$`; anything else stays.
+pub(crate) fn expand(input: &str, known: &BTreeMap<String, String>) -> String {
+    let mut output = String::with_capacity(input.len());
+    let mut rest = input;
+    while let Some(at) = rest.find('$') {
+        output.push_str(&rest[..at]);
+        let after = &rest[at + 1..];
+        if let Some(after) = after.strip_prefix('$') {
+            output.push('$');
+            rest = after;
+            continue;
+        }
+        let reference = after.strip_prefix('(').and_then(|after| after.split_once(')'));
+        match reference {
+            Some((name, after)) => {
+                match known.get(name) {
+                    Some(value) => output.push_str(value),
+                    None => output.push_str(&format!("$({name})")),
+                }
+                rest = after;
+            }
+            None => {
+                output.push('$');
+                rest = after;
+            }
+        }
+    }
+    output.push_str(rest);
+    output
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Now;
+    use crate::pods::event::ObjectRead;
+    use kedge_api::Timestamp;
+    use serde_json::{Value, json};
+
+    fn pod(container: Value) -> Pod {
+        Pod::read(&json!({
+            "metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {"app": "x"}},
+            "spec": {"containers": [container]}
+        }))
+        .unwrap()
+    }
+
+    fn objects() -> Objects {
+        let now = Now { mono: std::time::Duration::ZERO, wall: Timestamp::from_micros(0) };
+        let mut objects = Objects::default();
+        let mut set = |kind, name: &str, read| {
+            let name = ObjectName { kind, namespace: "d".into(), name: name.into() };
+            objects.want(now, &name, &mut vec![]);
+            objects.answered(now, &name, read, &mut vec![]);
+        };
+        let map = json!({"data": {"A": "1 $(B)", "not=one": "x"}, "binaryData": {"B": "aGk="}});
+        set(ObjectKind::ConfigMap, "map", ObjectRead::Found(map));
+        set(
+            ObjectKind::Secret,
+            "secret",
+            ObjectRead::Found(json!({"data": {"token": "aGk=", "raw": "/w=="}})),
+        );
+        set(ObjectKind::Secret, "gone", ObjectRead::Missing);
+        objects
+    }
+
+    fn with<T>(container: Value, run: impl FnOnce(&Container, &Sources<'_>) -> T) -> T {
+        let (pod, objects) = (pod(container), objects());
+        let ips = ["10.0.0.2".to_owned()];
+        let sources =
+            Sources { pod: &pod, objects: &objects, node_name: "edge", host_ip: "10.0.0.1", pod_ips: &ips };
+        run(&pod.spec.containers[0], &sources)
+    }
+
+    fn env(env: Value, env_from: Value) -> Result<Vec<(String, String)>, EnvProblem> {
+        let image = ImageConfig { env: vec!["PATH=/bin".into(), "A=image".into()], ..ImageConfig::default() };
+        with(json!({"name": "a", "env": env, "envFrom": env_from}), |container, sources| {
+            variables(container, &image, sources)
+        })
+    }
+
+    fn check_env(vars: Value, from: Value, expect: &[(&str, &str)]) {
+        let found = env(vars, from).unwrap();
+        let found: Vec<(&str, &str)> = found.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+        assert_eq!(found, expect);
+    }
+
+    #[test]
+    fn expansion_follows_upstream() {
+        let known = BTreeMap::from([("A".to_owned(), "1".to_owned()), ("B".to_owned(), "$(A)".to_owned())]);
+        for (input, expect) in [
+            ("", ""),
+            ("$(A)", "1"),
+            ("x$(A)y$(A)", "x1y1"),
+            ("$$(A)", "$(A)"),
+            ("$$$(A)", "$1"),
+            ("$(B)", "$(A)"),
+            ("$(C)", "$(C)"),
+            ("$(A", "$(A"),
+            ("$A", "$A"),
+            ("$", "$"),
+            ("ä$(A)$ö", "ä1$ö"),
+            ("$($(A))", "$($(A))"),
+            ("$()", "$()"),
+        ] {
+            assert_eq!(expand(input, &known), expect, "{input:?}");
+        }
+    }
+
+    #[test]
+    fn variables_come_in_order_and_the_last_wins() {
+        check_env(json!([]), json!([]), &[("PATH", "/bin"), ("A", "image")]);
+        check_env(
+            json!([{"name": "A", "value": "own"}, {"name": "C", "value": "$(A)-$(D)"}, {"name": "D", "value": "d"}]),
+            json!([]),
+            &[("PATH", "/bin"), ("A", "own"), ("C", "own-$(D)"), ("D", "d")],
+        );
+        check_env(
+            json!([{"name": "X", "value": "$(P_A)"}]),
+            json!([{"prefix": "P_", "configMapRef": {"name": "map"}}]),
+            &[("PATH", "/bin"), ("A", "image"), ("P_A", "1 $(B)"), ("P_B", "hi"), ("X", "1 $(B)")],
+        );
+    }
+
+    #[test]
+    fn variables_come_from_objects_and_fields() {
+        let from = |source: Value| env(json!([{"name": "V", "valueFrom": source}]), json!([]));
+        let value = |source: Value| from(source).unwrap().pop().unwrap().1;
+        assert_eq!(value(json!({"secretKeyRef": {"name": "secret", "key": "token"}})), "hi");
+        assert_eq!(value(json!({"fieldRef": {"fieldPath": "metadata.labels['app']"}})), "x");
+        assert_eq!(value(json!({"fieldRef": {"fieldPath": "spec.nodeName"}})), "edge");
+        assert_eq!(value(json!({"fieldRef": {"fieldPath": "status.podIP"}})), "10.0.0.2");
+        let error = |source: Value| match from(source) {
+            Err(EnvProblem::Config(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(error(json!({"secretKeyRef": {"name": "gone", "key": "k"}})), "secret \"gone\" not found");
+        assert_eq!(
+            error(json!({"configMapKeyRef": {"name": "map", "key": "k"}})),
+            "couldn't find key k in ConfigMap d/map"
+        );
+        assert!(error(json!({"secretKeyRef": {"name": "secret", "key": "raw"}})).contains("UTF-8"));
+        assert!(error(json!({"fieldRef": {"fieldPath": "spec.foo"}})).contains("unsupported fieldPath"));
+        assert!(error(json!({"configMapKeyRef": {"name": "../x", "key": "k"}})).contains("no name"));
+        let optional = json!({"secretKeyRef": {"name": "gone", "key": "k", "optional": true}});
+        assert_eq!(from(optional).unwrap().len(), 2, "the image's alone");
+        let unread = from(json!({"configMapKeyRef": {"name": "unread", "key": "k", "optional": true}}));
+        assert_eq!(unread, Err(EnvProblem::Awaited), "unknown is not missing");
+    }
+
+    #[test]
+    fn command_replaces_entrypoint_and_args_replace_cmd() {
+        let image = ImageConfig {
+            entrypoint: vec!["/entry".into()],
+            cmd: vec!["default".into()],
+            ..ImageConfig::default()
+        };
+        let check = |command: Value, args: Value, expect: &[&str]| {
+            let container =
+                json!({"name": "a", "command": command, "args": args, "env": [{"name": "A", "value": "1"}]});
+            let found = with(container, |container, sources| argv(container, &image, sources)).unwrap();
+            assert_eq!(found, expect);
+        };
+        check(json!([]), json!([]), &["/entry", "default"]);
+        check(json!([]), json!(["$(A)"]), &["/entry", "1"]);
+        check(json!(["/own", "$(A)"]), json!([]), &["/own", "1"]);
+        check(json!(["/own"]), json!(["b"]), &["/own", "b"]);
+        let nothing = with(json!({"name": "a"}), |container, sources| {
+            argv(container, &ImageConfig::default(), sources)
+        });
+        assert_eq!(nothing, Err(EnvProblem::Config("no command specified".into())));
+    }
+}

@@ -1,0 +1,678 @@
+//! The life of one pod: what is known of it, and how events change that.
+//!
+//! Always holds: a run that ended never runs again; per container one command is under way; what is unknown is neither started nor
+//! taken for ended. Leaves to others: the next steps up (`starting`) and down (`ending`), what is reported and recorded
+//! (`reporting`), which pods there are (`Pods`).
+
+use crate::event::Now;
+use crate::pods::admission::Rejection;
+use crate::pods::backoff::{Restarts, Retry};
+use crate::pods::event::{
+    Command, ContainerKey, ContainerState, Exit, Failure, FailureReason, Image, NodeFacts, Observation,
+    PodAction, PodNetwork, PodNews, PodUid,
+};
+use crate::pods::objects::Objects;
+use crate::pods::reporting::{InApi, Saved};
+use crate::pods::spec::{Container, Pod, RestartPolicy};
+use crate::pods::status::{Terminated, restarts_after};
+use kedge_api::Timestamp;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// The exit code of a run that could not be started, as containerd reports it.
+const START_FAILED: i32 = 128;
+/// The exit code of a run whose end nobody saw, as upstream reports it.
+const UNSEEN: i32 = 137;
+
+/// Where a pod comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Bound by the API server to the Node of this UID.
+    Api { node_uid: String },
+    /// A file.
+    Static { path: String },
+    /// The runtime has it, and nothing else is known of it.
+    Found { node_uid: String },
+}
+
+/// The end of a pod, asked for or come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) grace: Duration,
+    pub(crate) since: Duration,
+}
+
+/// The pod's own part: network, volumes, cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sandbox {
+    Absent,
+    /// There in part.
+    Half,
+    Preparing,
+    Ready,
+    Removing {
+        keep_logs: bool,
+    },
+}
+
+/// How far the pod's leftovers are removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Swept {
+    No,
+    /// All but the logs.
+    KeptLogs,
+    All,
+}
+
+/// Whether the pod may run here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Pending,
+    Admitted,
+    Rejected(Rejection),
+}
+
+/// What a command under way does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doing {
+    Pull,
+    Create(u32),
+    Start(u32),
+    /// KILL follows at this time.
+    Stop {
+        attempt: u32,
+        kill_at: Duration,
+    },
+    Remove(u32),
+}
+
+/// The latest run of a container.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    pub(crate) attempt: u32,
+    pub(crate) state: ContainerState,
+    pub(crate) started: Option<Timestamp>,
+    pub(crate) image_name: String,
+    pub(crate) image_reference: String,
+    /// When its end was seen here.
+    pub(crate) ended: Option<Duration>,
+    /// It could not be started: why.
+    pub(crate) start_error: Option<String>,
+    /// Created by this process, so that nothing is known to be half done.
+    pub(crate) is_fresh: bool,
+    pub(crate) is_removed: bool,
+}
+
+impl Run {
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.state, ContainerState::Running { .. } | ContainerState::Unknown(_))
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.state, ContainerState::Exited(_) | ContainerState::Lost)
+    }
+
+    /// How it ended.
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        match &self.state {
+            ContainerState::Exited(exit) => Some(exit.clone()),
+            ContainerState::Lost => Some(unseen_exit()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn terminated(&self, container_id: String) -> Option<Terminated> {
+        match &self.state {
+            ContainerState::Lost => Some(Terminated::unseen(container_id)),
+            ContainerState::Exited(exit) => {
+                let mut end = Terminated::by(exit, container_id);
+                if let Some(why) = &self.start_error {
+                    end.reason = "StartError".into();
+                    end.message.clone_from(why);
+                }
+                Some(end)
+            }
+            _ => None,
+        }
+    }
+}
+
+pub(crate) fn unseen_exit() -> Exit {
+    Exit { code: UNSEEN, signal: None, oom_killed: false, started: None, finished: None }
+}
+
+/// One container of a pod.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ContainerLife {
+    pub(crate) run: Option<Run>,
+    /// Earlier runs that are not removed; true: it may still run.
+    pub(crate) older: BTreeMap<u32, bool>,
+    /// How the run before ended.
+    pub(crate) last: Option<Terminated>,
+    pub(crate) next_attempt: u32,
+    /// Restarts that were reported before this process knew the container.
+    pub(crate) floor: u32,
+    /// It ran before this boot, by its log.
+    pub(crate) ran_before: bool,
+    pub(crate) command: Option<Doing>,
+    /// Why it does not run: reason and message.
+    pub(crate) waiting: Option<(&'static str, String)>,
+    /// Seen to for the next run, and by which name.
+    pub(crate) image: Option<(String, Image)>,
+    /// The name of the image that is being seen to.
+    pub(crate) pulling: String,
+    pub(crate) restarts: Restarts,
+    /// A restart's back-off has been announced.
+    pub(crate) announced: bool,
+    pub(crate) pull: Retry,
+    /// Creating.
+    pub(crate) create: Retry,
+    /// Stopping and removing.
+    pub(crate) cleaning: Retry,
+}
+
+impl ContainerLife {
+    pub(crate) fn is_live(&self) -> bool {
+        self.run.as_ref().is_some_and(Run::is_live) || self.older.values().any(|is_live| *is_live)
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| matches!(run.state, ContainerState::Running { .. }))
+    }
+
+    /// Whether the runtime still has something of it, or is at it.
+    pub(crate) fn has_rest(&self) -> bool {
+        let busy = self.command.is_some_and(|doing| doing != Doing::Pull);
+        busy || !self.older.is_empty() || self.run.as_ref().is_some_and(|run| !run.is_removed)
+    }
+
+    fn has_ended_with(&self, code: i32) -> bool {
+        self.run.as_ref().and_then(Run::exit).is_some_and(|exit| exit.code == code)
+    }
+
+    pub(crate) fn has_succeeded(&self) -> bool {
+        self.has_ended_with(0)
+    }
+}
+
+/// One pod.
+#[derive(Debug, Clone)]
+pub(crate) struct Life {
+    pub(crate) uid: PodUid,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) origin: Origin,
+    /// None: only found in the runtime.
+    pub(crate) pod: Option<Rc<Pod>>,
+    pub(crate) api: Option<InApi>,
+    pub(crate) verdict: Verdict,
+    pub(crate) end: Option<End>,
+    pub(crate) sandbox: Sandbox,
+    pub(crate) sandbox_retry: Retry,
+    pub(crate) swept: Swept,
+    pub(crate) network: PodNetwork,
+    pub(crate) containers: BTreeMap<String, ContainerLife>,
+    /// How containers ended that are not started again.
+    pub(crate) results: BTreeMap<String, Exit>,
+    pub(crate) saved: Saved,
+    /// The API server had it as finished when it was first seen, and nothing here knows better.
+    pub(crate) is_finished_elsewhere: bool,
+    /// The last thing that was announced about the pod as a whole, so that it is not announced again.
+    pub(crate) announced: String,
+    /// Look again now.
+    pub(crate) is_dirty: bool,
+    /// Look again then.
+    pub(crate) wake: Option<Duration>,
+}
+
+/// What a decision about one pod may look at, and what it does.
+pub(crate) struct Context<'a> {
+    pub(crate) now: Now,
+    pub(crate) node: Option<&'a NodeFacts>,
+    /// The others.
+    pub(crate) lives: &'a BTreeMap<PodUid, Life>,
+    pub(crate) objects: &'a mut Objects,
+    pub(crate) actions: &'a mut Vec<PodAction>,
+}
+
+impl Life {
+    pub(crate) fn new(uid: PodUid, namespace: &str, name: &str, origin: Origin) -> Self {
+        Self {
+            uid,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            origin,
+            pod: None,
+            api: None,
+            verdict: Verdict::Pending,
+            end: None,
+            sandbox: Sandbox::Absent,
+            sandbox_retry: Retry::default(),
+            swept: Swept::No,
+            network: PodNetwork::default(),
+            containers: BTreeMap::new(),
+            results: BTreeMap::new(),
+            saved: Saved::default(),
+            is_finished_elsewhere: false,
+            announced: String::new(),
+            is_dirty: true,
+            wake: None,
+        }
+    }
+
+    pub(crate) fn is_static(&self) -> bool {
+        matches!(self.origin, Origin::Static { .. })
+    }
+
+    pub(crate) fn key(&self, container: &str, attempt: u32) -> ContainerKey {
+        ContainerKey { pod: self.uid.clone(), container: container.to_owned(), attempt }
+    }
+
+    /// Whether the runtime has, or may have, something of it.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.sandbox != Sandbox::Absent || self.containers.values().any(ContainerLife::has_rest)
+    }
+
+    /// Asks to be looked at then, at the latest.
+    pub(crate) fn wake_at(&mut self, at: Duration) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    /// Asks for its end; a later order may only shorten the grace.
+    pub(crate) fn end(&mut self, now: Now, grace: Duration) {
+        let end = self.end.get_or_insert(End { grace, since: now.mono });
+        if grace < end.grace {
+            *end = End { grace, since: now.mono };
+        }
+        self.saved.is_stale = true;
+        self.is_dirty = true;
+    }
+
+    /// The grace of its spec.
+    pub(crate) fn own_grace(&self) -> Duration {
+        let secs = self.pod.as_ref().map_or(30, |pod| pod.spec.grace_secs());
+        Duration::from_secs(secs)
+    }
+
+    /// No container will be started any more: it was rejected, has finished, or ends.
+    pub(crate) fn is_over(&self) -> bool {
+        self.end.is_some() || self.is_finished()
+    }
+
+    /// Its containers have done what they were to do, or it may not run.
+    pub(crate) fn is_finished(&self) -> bool {
+        if self.is_finished_elsewhere || matches!(self.verdict, Verdict::Rejected(_)) {
+            return true;
+        }
+        let Some(pod) = &self.pod else { return false };
+        let has_result = |container: &Container| self.results.contains_key(&container.name);
+        let failed_init =
+            |container: &Container| self.results.get(&container.name).is_some_and(|exit| exit.code != 0);
+        pod.spec.containers.iter().all(has_result) || pod.spec.init_containers.iter().any(failed_init)
+    }
+
+    /// Takes a new state of one run; the answer to a command, or something seen unasked.
+    pub(crate) fn observed(&mut self, now: Now, observation: &Observation, actions: &mut Vec<PodAction>) {
+        let ContainerKey { container: name, attempt, .. } = &observation.container;
+        let container = self.containers.entry(name.clone()).or_default();
+        let is_ordered = container.command == Some(Doing::Create(*attempt));
+        container.next_attempt = container.next_attempt.max(attempt.saturating_add(1));
+        container.answered(*attempt, &observation.state);
+        let news = container.take(now, *attempt, observation);
+        if let Some(run) = container.run.as_mut().filter(|run| is_ordered && run.attempt == *attempt) {
+            run.is_fresh = true;
+        }
+        self.is_dirty = true;
+        match news {
+            Some("Created") => self.announce_of(name, false, "Created", "Container created".into(), actions),
+            Some("Started") => self.announce_of(name, false, "Started", "Container started".into(), actions),
+            _ => {}
+        }
+    }
+
+    /// Notes how containers ended that are not started again.
+    pub(crate) fn note_results(&mut self) {
+        let Some(pod) = self.pod.clone() else { return };
+        if self.end.is_some() {
+            return;
+        }
+        let policy = pod.spec.restart_policy;
+        let is_init =
+            |container: &Container| pod.spec.init_containers.iter().any(|init| init.name == container.name);
+        for spec in pod.spec.all_containers().filter(|spec| !spec.is_sidecar()) {
+            let Some(container) = self.containers.get(&spec.name) else { continue };
+            let exit = match &container.run {
+                Some(run) if changed(run, spec) => None,
+                Some(run) => run.exit(),
+                // it ran before this boot, and may run once only
+                None if container.ran_before && policy == RestartPolicy::Never => Some(unseen_exit()),
+                None => None,
+            };
+            let Some(exit) = exit else { continue };
+            let is_final = match is_init(spec) {
+                true => exit.code != 0 && policy == RestartPolicy::Never,
+                false => !restarts_after(policy, exit.code),
+            };
+            if is_final && !self.results.contains_key(&spec.name) {
+                self.results.insert(spec.name.clone(), exit);
+                self.saved.is_stale = true;
+            }
+        }
+    }
+
+    /// Takes the failure of a command.
+    pub(crate) fn failed(
+        &mut self,
+        now: Now,
+        command: &Command,
+        failure: &Failure,
+        actions: &mut Vec<PodAction>,
+    ) {
+        self.is_dirty = true;
+        match command {
+            Command::PreparePod(_) => self.prepare_failed(now, failure, actions),
+            Command::RemovePod(_) => {
+                self.sandbox = Sandbox::Half;
+                self.sandbox_retry.failed(now.mono);
+                self.announce(
+                    true,
+                    "FailedKillPod",
+                    format!("error killing pod: {}", failure.message),
+                    actions,
+                );
+            }
+            Command::PullImage { container, .. } => self.pull_failed(now, container, failure, actions),
+            Command::CreateContainer(key) => self.create_failed(now, key, failure, actions),
+            Command::StartContainer(key) => self.start_failed(now, key, failure, actions),
+            Command::StopContainer(key) | Command::RemoveContainer(key) => {
+                let Some(container) = self.containers.get_mut(&key.container) else { return };
+                let is_it = matches!(container.command,
+                    Some(Doing::Stop { attempt, .. } | Doing::Remove(attempt)) if attempt == key.attempt);
+                if !is_it {
+                    return;
+                }
+                container.command = None;
+                container.cleaning.failed(now.mono);
+                let message = format!("error killing pod: {}: {}", key.container, failure.message);
+                self.announce(true, "FailedKillPod", message, actions);
+            }
+        }
+    }
+
+    fn prepare_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
+        self.sandbox = Sandbox::Half;
+        self.sandbox_retry.failed(now.mono);
+        let message = &failure.message;
+        match failure.reason {
+            FailureReason::Volume => self.announce(true, "FailedMount", message.clone(), actions),
+            _ => {
+                let message = format!("Failed to create pod sandbox: {message}");
+                self.announce(true, "FailedCreatePodSandBox", message, actions);
+            }
+        }
+    }
+
+    fn pull_failed(&mut self, now: Now, name: &str, failure: &Failure, actions: &mut Vec<PodAction>) {
+        let image = self.image_of(name);
+        let container = self.containers.get_mut(name);
+        let Some(container) = container.filter(|container| container.command == Some(Doing::Pull)) else {
+            return;
+        };
+        container.command = None;
+        if container.pulling != image {
+            return;
+        }
+        container.pull.failed(now.mono);
+        let message = &failure.message;
+        let (reason, event, text, told) = match failure.reason {
+            FailureReason::InvalidImageName => {
+                let told = format!("Failed to apply default image tag {image:?}: {message}");
+                ("InvalidImageName", "InspectFailed", told.clone(), told)
+            }
+            FailureReason::ImageNeverPull => {
+                let told = format!("Container image {image:?} is not present with pull policy of Never");
+                ("ErrImageNeverPull", "ErrImageNeverPull", told.clone(), told)
+            }
+            FailureReason::ImageInspect => {
+                let told = format!("Failed to inspect image {image:?}: {message}");
+                ("ImageInspectError", "InspectFailed", told.clone(), told)
+            }
+            _ if container.pull.failures() > 1 => {
+                let text = format!("Back-off pulling image {image:?}: ErrImagePull: {message}");
+                ("ImagePullBackOff", "Failed", text, format!("Failed to pull image {image:?}: {message}"))
+            }
+            _ => (
+                "ErrImagePull",
+                "Failed",
+                message.clone(),
+                format!("Failed to pull image {image:?}: {message}"),
+            ),
+        };
+        container.waiting = Some((reason, text));
+        self.announce_of(name, true, event, told, actions);
+    }
+
+    fn create_failed(
+        &mut self,
+        now: Now,
+        key: &ContainerKey,
+        failure: &Failure,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let Some(container) = self.containers.get_mut(&key.container) else { return };
+        if container.command != Some(Doing::Create(key.attempt)) {
+            return;
+        }
+        container.command = None;
+        container.create.failed(now.mono);
+        let is_config = failure.reason == FailureReason::Config;
+        let reason = if is_config { "CreateContainerConfigError" } else { "CreateContainerError" };
+        container.waiting = Some((reason, failure.message.clone()));
+        self.announce_of(&key.container, true, "Failed", format!("Error: {}", failure.message), actions);
+    }
+
+    fn start_failed(
+        &mut self,
+        now: Now,
+        key: &ContainerKey,
+        failure: &Failure,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let Some(container) = self.containers.get_mut(&key.container) else { return };
+        if container.command != Some(Doing::Start(key.attempt)) {
+            return;
+        }
+        container.command = None;
+        if let Some(run) = container.run.as_mut().filter(|run| run.attempt == key.attempt && !run.has_ended())
+        {
+            let exit = Exit { code: START_FAILED, finished: Some(now.wall), ..unseen_exit() };
+            run.state = ContainerState::Exited(exit);
+            run.ended = Some(now.mono);
+            run.start_error = Some(failure.message.clone());
+        }
+        container.waiting = Some(("RunContainerError", failure.message.clone()));
+        self.announce_of(&key.container, true, "Failed", format!("Error: {}", failure.message), actions);
+    }
+
+    /// A run's rest is removed.
+    pub(crate) fn container_removed(&mut self, key: &ContainerKey) {
+        self.is_dirty = true;
+        let Some(container) = self.containers.get_mut(&key.container) else { return };
+        if container.command == Some(Doing::Remove(key.attempt)) {
+            container.command = None;
+            container.cleaning.succeeded();
+        }
+        container.older.remove(&key.attempt);
+        if let Some(run) = container.run.as_mut().filter(|run| run.attempt == key.attempt) {
+            run.is_removed = true;
+            // half made, and never started
+            if run.state == ContainerState::Created {
+                container.run = None;
+            }
+        }
+    }
+
+    /// The image as the spec names it.
+    pub(crate) fn image_of(&self, name: &str) -> String {
+        let spec = self.pod.as_ref().and_then(|pod| pod.spec.all_containers().find(|spec| spec.name == name));
+        spec.map(|spec| spec.image.clone()).unwrap_or_default()
+    }
+
+    /// Records an Event about the pod; not the same one twice in a row.
+    pub(crate) fn announce(
+        &mut self,
+        is_warning: bool,
+        reason: &'static str,
+        message: String,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let text = format!("{reason} {message}");
+        if self.announced != text {
+            self.announced = text;
+            self.record_event(String::new(), is_warning, reason, message, actions);
+        }
+    }
+
+    /// Records an Event about a container.
+    pub(crate) fn announce_of(
+        &mut self,
+        container: &str,
+        is_warning: bool,
+        reason: &'static str,
+        message: String,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let specs = self.pod.as_ref().map(|pod| &pod.spec);
+        let is_init =
+            specs.is_some_and(|spec| spec.init_containers.iter().any(|init| init.name == container));
+        let list = if is_init { "initContainers" } else { "containers" };
+        self.record_event(format!("spec.{list}{{{container}}}"), is_warning, reason, message, actions);
+    }
+
+    fn record_event(
+        &self,
+        field_path: String,
+        is_warning: bool,
+        reason: &'static str,
+        message: String,
+        actions: &mut Vec<PodAction>,
+    ) {
+        // only what the API server knows can have events there
+        if let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted) {
+            let message = kedge_api::excerpt_of(&message, EVENT_CHARS);
+            let pod = api.reference.clone();
+            actions.push(PodAction::RecordEvent(PodNews { pod, field_path, is_warning, reason, message }));
+        }
+    }
+}
+
+/// Longest message of an Event: upstream's limit is 1,024 bytes.
+const EVENT_CHARS: usize = 1000;
+
+/// Whether the spec now has another image than this run was created with: upstream's only change that restarts a container.
+pub(crate) fn changed(run: &Run, spec: &Container) -> bool {
+    !run.image_name.is_empty() && run.image_name != spec.image
+}
+
+impl ContainerLife {
+    /// Whether this observation answers the command under way.
+    fn answered(&mut self, seen: u32, state: &ContainerState) {
+        let ended = matches!(state, ContainerState::Exited(_) | ContainerState::Lost);
+        let running = matches!(state, ContainerState::Running { .. });
+        let is_answer = match self.command {
+            Some(Doing::Create(attempt)) => attempt == seen,
+            Some(Doing::Start(attempt)) => attempt == seen && (running || ended),
+            Some(Doing::Stop { attempt, .. }) => attempt == seen && ended,
+            Some(Doing::Pull | Doing::Remove(_)) | None => false,
+        };
+        if is_answer {
+            if matches!(self.command, Some(Doing::Create(_))) {
+                self.create.succeeded();
+            }
+            if ended {
+                self.cleaning.succeeded();
+            }
+            self.command = None;
+        }
+    }
+
+    /// Takes the state; gives the word of an Event if there is something to announce.
+    fn take(&mut self, now: Now, attempt: u32, observation: &Observation) -> Option<&'static str> {
+        let latest = self.run.as_ref().map(|run| run.attempt);
+        if latest.is_some_and(|latest| attempt < latest) {
+            let is_live =
+                matches!(observation.state, ContainerState::Running { .. } | ContainerState::Unknown(_));
+            self.older.insert(attempt, is_live);
+            return None;
+        }
+        if latest != Some(attempt) {
+            self.supersede(&observation.container.pod, &observation.container.container);
+            self.run = Some(Run {
+                attempt,
+                state: ContainerState::Created,
+                started: None,
+                image_name: observation.image_name.clone(),
+                image_reference: observation.image_reference.clone(),
+                ended: None,
+                start_error: None,
+                is_fresh: false,
+                is_removed: false,
+            });
+        }
+        let run = self.run.as_mut()?;
+        if run.has_ended() {
+            return None;
+        }
+        let was = std::mem::replace(&mut run.state, observation.state.clone());
+        match &observation.state {
+            ContainerState::Created => (latest != Some(attempt)).then_some("Created"),
+            ContainerState::Running { started, .. } => {
+                run.started = Some(*started);
+                self.waiting = None;
+                self.announced = false;
+                (was == ContainerState::Created).then_some("Started")
+            }
+            ContainerState::Exited(exit) => {
+                run.started = run.started.or(exit.started);
+                run.ended = Some(now.mono);
+                self.waiting = None;
+                None
+            }
+            ContainerState::Lost => {
+                run.ended = Some(now.mono);
+                self.waiting = None;
+                None
+            }
+            ContainerState::Unknown(_) => None,
+        }
+    }
+
+    /// The run so far becomes an earlier one.
+    fn supersede(&mut self, uid: &PodUid, name: &str) {
+        self.keep_end(uid, name);
+        let Some(run) = self.run.take() else { return };
+        if !run.is_removed {
+            self.older.insert(run.attempt, run.is_live());
+        }
+    }
+
+    /// Keeps how the latest run ended, before another takes its place.
+    pub(crate) fn keep_end(&mut self, uid: &PodUid, name: &str) {
+        let end = self.run.as_ref().and_then(|run| {
+            let key = ContainerKey { pod: uid.clone(), container: name.to_owned(), attempt: run.attempt };
+            run.terminated(shown_id(&key))
+        });
+        if end.is_some() {
+            self.last = end;
+        }
+    }
+}
+
+/// What stands before a container's ID in a status: the runtime's name.
+const ID_SCHEME: &str = "kedge://";
+
+/// A container's ID as a status shows it.
+pub(crate) fn shown_id(key: &ContainerKey) -> String {
+    format!("{ID_SCHEME}{}", key.id())
+}

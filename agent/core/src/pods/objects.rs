@@ -1,0 +1,388 @@
+//! The ConfigMaps and Secrets that pods refer to: which are needed, what is known of them, which copies lie on disk.
+//!
+//! Always holds: a copy is read once and kept until no pod refers to it; an answer that did not come changes nothing; a copy on
+//! disk is rewritten only if its data changed; a Secret annotated `kedge.dev/offline: never` is never written, and a copy from
+//! before the annotation is removed. Leaves to others: what a pod does with the data (`environment`, `volumes`).
+
+use crate::config::digest::Digest;
+use crate::event::Now;
+use crate::pods::event::{DesiredFile, ObjectKind, ObjectName, ObjectRead, PodAction};
+use crate::pods::spec::{Pod, PodSpec};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// On a Secret: its data is kept in memory only, and pods that need it wait for the API server after a reboot.
+const OFFLINE_ANNOTATION: &str = "kedge.dev/offline";
+/// A copy older than this is read again when a container starts: the lifetime of kubelet's cache.
+const FRESH: Duration = Duration::from_secs(60);
+/// The wait after the first read without an answer, doubled up to `LONGEST_WAIT`.
+const FIRST_WAIT: Duration = Duration::from_secs(10);
+/// Long enough that 100 pods with missing objects cost a hub little, short enough for somebody who creates one.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The data of an object, by key.
+pub(crate) type Data = BTreeMap<String, Vec<u8>>;
+
+/// What is known of the objects.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Objects {
+    known: BTreeMap<ObjectName, Object>,
+    /// Copies on disk that no object accounts for yet: removed when nothing refers to them.
+    on_disk: BTreeMap<String, Vec<u8>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Object {
+    data: Option<Data>,
+    /// The API server answered that there is none, or that it shows none: why.
+    missing: Option<String>,
+    is_reading: bool,
+    read_at: Option<Duration>,
+    next_read: Duration,
+    failures: u32,
+    /// What is written, or being written.
+    saved: Option<Vec<u8>>,
+    is_saving: bool,
+}
+
+/// A copy on disk.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Record {
+    api_version: String,
+    kind: String,
+    object: ObjectName,
+    /// Base64.
+    data: BTreeMap<String, String>,
+}
+
+const RECORD_VERSION: &str = "kedge.dev/v1";
+const RECORD_KIND: &str = "PodObject";
+
+/// A pod's need of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Found<'a> {
+    Data(&'a Data),
+    /// There is none, or it cannot be read: upstream's words.
+    Missing(String),
+    /// Not known yet.
+    Awaited,
+}
+
+impl Objects {
+    /// Takes a copy that lies on disk.
+    pub(crate) fn take_copy(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
+        let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        if record.api_version != RECORD_VERSION
+            || record.kind != RECORD_KIND
+            || file_of(&record.object) != digest
+        {
+            return Err("it is no copy of the object that its name stands for".into());
+        }
+        let mut data = Data::new();
+        for (key, value) in &record.data {
+            let value = STANDARD.decode(value).map_err(|error| format!("{key}: {error}"))?;
+            data.insert(key.clone(), value);
+        }
+        let object = self.known.entry(record.object).or_default();
+        object.data = Some(data);
+        object.saved = Some(content.to_vec());
+        Ok(())
+    }
+
+    /// A copy on disk that could not be read: it is replaced, or removed with the last pod that may need it.
+    pub(crate) fn take_unreadable_copy(&mut self, digest: String) {
+        self.on_disk.insert(digest, vec![]);
+    }
+
+    pub(crate) fn find(&self, name: &ObjectName) -> Found<'_> {
+        let Some(object) = self.known.get(name) else { return Found::Awaited };
+        match (&object.data, &object.missing) {
+            (_, Some(why)) => Found::Missing(why.clone()),
+            (Some(data), None) => Found::Data(data),
+            (None, None) => Found::Awaited,
+        }
+    }
+
+    /// Whether what is known of it would survive a power cut, or is not meant to.
+    pub(crate) fn is_settled(&self, name: &ObjectName) -> bool {
+        self.known.get(name).is_none_or(|object| !object.is_saving)
+    }
+
+    /// Sees to it that the object is known, and read again if its copy is old; gives when to look again.
+    pub(crate) fn want(&mut self, now: Now, name: &ObjectName, actions: &mut Vec<PodAction>) {
+        let object = self.known.entry(name.clone()).or_default();
+        let is_old = object.read_at.is_none_or(|at| now.mono >= at + FRESH);
+        let is_due = now.mono >= object.next_read;
+        if !object.is_reading && is_due && (is_old || object.missing.is_some()) {
+            object.is_reading = true;
+            actions.push(PodAction::ReadObject(name.clone()));
+        }
+    }
+
+    /// Whether it is unknown because the API server did not answer.
+    pub(crate) fn is_out_of_reach(&self, name: &ObjectName) -> bool {
+        self.known.get(name).is_some_and(|object| object.data.is_none() && object.failures > 0)
+    }
+
+    /// When a missing object is looked for again.
+    pub(crate) fn next_read(&self, name: &ObjectName) -> Option<Duration> {
+        self.known.get(name).filter(|object| !object.is_reading).map(|object| object.next_read)
+    }
+
+    /// Takes an answer; true if what is known changed.
+    pub(crate) fn answered(
+        &mut self,
+        now: Now,
+        name: &ObjectName,
+        read: ObjectRead,
+        actions: &mut Vec<PodAction>,
+    ) -> bool {
+        let Some(object) = self.known.get_mut(name) else { return false };
+        object.is_reading = false;
+        let missing = match read {
+            ObjectRead::Found(found) => {
+                object.failures = 0;
+                object.read_at = Some(now.mono);
+                object.next_read = now.mono;
+                return object.take(name, &found, actions);
+            }
+            ObjectRead::Missing => Some(match name.kind {
+                ObjectKind::ConfigMap => format!("configmap {:?} not found", name.name),
+                ObjectKind::Secret => format!("secret {:?} not found", name.name),
+            }),
+            ObjectRead::Refused(why) => Some(why),
+            ObjectRead::Failed(_) => None,
+        };
+        object.next_read = now.mono + wait_after(object.failures);
+        object.failures = object.failures.saturating_add(1);
+        let Some(missing) = missing else { return false };
+        let is_news = object.missing.as_ref() != Some(&missing);
+        object.missing = Some(missing);
+        is_news
+    }
+
+    /// A copy is written, or was removed.
+    pub(crate) fn saved(&mut self, digest: &str, done: &Result<(), String>) -> bool {
+        let object = self.known.iter_mut().find(|(name, _)| file_of(name) == digest);
+        let Some((_, object)) = object else { return false };
+        object.is_saving = false;
+        if done.is_err() {
+            // what was last written is unknown: the next read writes again
+            object.saved = None;
+        }
+        true
+    }
+
+    /// Forgets what no pod refers to.
+    pub(crate) fn keep_only(&mut self, needed: &BTreeSet<ObjectName>, actions: &mut Vec<PodAction>) {
+        self.known.retain(|name, object| {
+            let keep = needed.contains(name);
+            if !keep && (object.saved.is_some() || object.is_saving) {
+                actions.push(removal(file_of(name)));
+            }
+            keep
+        });
+        let files: BTreeSet<String> = needed.iter().map(file_of).collect();
+        self.on_disk.retain(|digest, _| {
+            let keep = files.contains(digest);
+            if !keep {
+                actions.push(removal(digest.clone()));
+            }
+            keep
+        });
+    }
+
+    /// Objects kept, for the bounds that tests watch.
+    pub(crate) fn len(&self) -> usize {
+        self.known.len()
+    }
+}
+
+impl Object {
+    /// Takes what the API server has; true if that is news.
+    fn take(&mut self, name: &ObjectName, found: &Value, actions: &mut Vec<PodAction>) -> bool {
+        let data = data_of(name.kind, found);
+        let may_lie_on_disk = found["metadata"]["annotations"][OFFLINE_ANNOTATION] != "never";
+        let is_news = self.missing.take().is_some() || self.data.as_ref() != Some(&data);
+        let content = may_lie_on_disk.then(|| record_of(name, &data));
+        if content != self.saved {
+            self.is_saving = true;
+            self.saved.clone_from(&content);
+            let file = DesiredFile::Object(file_of(name));
+            actions.push(PodAction::SaveDesired { file, content });
+        }
+        self.data = Some(data);
+        is_news
+    }
+}
+
+fn wait_after(failures: u32) -> Duration {
+    FIRST_WAIT.saturating_mul(1 << failures.min(8)).min(LONGEST_WAIT)
+}
+
+fn removal(digest: String) -> PodAction {
+    PodAction::SaveDesired { file: DesiredFile::Object(digest), content: None }
+}
+
+fn file_of(name: &ObjectName) -> String {
+    let kind = match name.kind {
+        ObjectKind::ConfigMap => "ConfigMap",
+        ObjectKind::Secret => "Secret",
+    };
+    Digest::of(format!("{kind}/{}/{}", name.namespace, name.name).as_bytes()).to_string()
+}
+
+fn record_of(name: &ObjectName, data: &Data) -> Vec<u8> {
+    let record = Record {
+        api_version: RECORD_VERSION.into(),
+        kind: RECORD_KIND.into(),
+        object: name.clone(),
+        data: data.iter().map(|(key, value)| (key.clone(), STANDARD.encode(value))).collect(),
+    };
+    serde_json::to_vec(&record).expect("a map of texts is JSON")
+}
+
+/// Texts of a ConfigMap, and base64 of both kinds; a value that is not base64 is left out.
+fn data_of(kind: ObjectKind, object: &Value) -> Data {
+    let entries = |field: &str| object[field].as_object().into_iter().flatten();
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.as_bytes().to_vec()));
+    let binary =
+        |(key, value): (&String, &Value)| Some((key.clone(), STANDARD.decode(value.as_str()?).ok()?));
+    match kind {
+        ObjectKind::ConfigMap => {
+            entries("data").filter_map(text).chain(entries("binaryData").filter_map(binary)).collect()
+        }
+        ObjectKind::Secret => entries("data").filter_map(binary).collect(),
+    }
+}
+
+/// The objects that a pod refers to. A static pod refers to none: it is refused if it tries.
+pub(crate) fn needed_by(pod: &Pod) -> BTreeSet<ObjectName> {
+    let PodSpec { volumes, image_pull_secrets, .. } = &pod.spec;
+    let mut needed = BTreeSet::new();
+    let mut add = |kind, name: &str| {
+        // a name that is none is found missing without a request
+        if kedge_api::names::subdomain_complaint(name).is_none() {
+            needed.insert(ObjectName { kind, namespace: pod.namespace.clone(), name: name.to_owned() });
+        }
+    };
+    for volume in volumes {
+        if let Some(source) = &volume.config_map {
+            add(ObjectKind::ConfigMap, &source.name);
+        }
+        if let Some(source) = &volume.secret {
+            add(ObjectKind::Secret, &source.name);
+        }
+    }
+    for secret in image_pull_secrets {
+        add(ObjectKind::Secret, &secret.name);
+    }
+    for container in pod.spec.all_containers() {
+        for from in &container.env_from {
+            if let Some(source) = &from.config_map_ref {
+                add(ObjectKind::ConfigMap, &source.name);
+            }
+            if let Some(source) = &from.secret_ref {
+                add(ObjectKind::Secret, &source.name);
+            }
+        }
+        for source in container.env.iter().filter_map(|variable| variable.value_from.as_ref()) {
+            if let Some(source) = &source.config_map_key_ref {
+                add(ObjectKind::ConfigMap, &source.name);
+            }
+            if let Some(source) = &source.secret_key_ref {
+                add(ObjectKind::Secret, &source.name);
+            }
+        }
+    }
+    needed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_api::Timestamp;
+    use serde_json::json;
+
+    fn at(secs: u64) -> Now {
+        Now { mono: Duration::from_secs(secs), wall: Timestamp::from_micros(0) }
+    }
+
+    fn secret() -> ObjectName {
+        ObjectName { kind: ObjectKind::Secret, namespace: "default".into(), name: "s".into() }
+    }
+
+    fn read(objects: &mut Objects, secs: u64, read: ObjectRead) -> Vec<PodAction> {
+        let mut actions = vec![];
+        objects.answered(at(secs), &secret(), read, &mut actions);
+        actions
+    }
+
+    fn found(annotations: &Value, version: &str) -> ObjectRead {
+        ObjectRead::Found(json!({"metadata": {"annotations": annotations, "resourceVersion": version},
+            "data": {"key": "aGk="}}))
+    }
+
+    #[test]
+    fn copy_is_written_once_and_read_back() {
+        let mut objects = Objects::default();
+        let mut actions = vec![];
+        objects.want(at(0), &secret(), &mut actions);
+        objects.want(at(0), &secret(), &mut actions);
+        assert_eq!(actions, [PodAction::ReadObject(secret())], "one read at a time");
+        assert_eq!(objects.find(&secret()), Found::Awaited);
+        let saves = read(&mut objects, 1, found(&json!({}), "1"));
+        let [PodAction::SaveDesired { file: DesiredFile::Object(digest), content: Some(content) }] =
+            &saves[..]
+        else {
+            panic!("{saves:?}")
+        };
+        assert!(!objects.is_settled(&secret()), "not before it is durable");
+        objects.saved(digest, &Ok(()));
+        assert!(objects.is_settled(&secret()));
+        assert_eq!(read(&mut objects, 70, found(&json!({}), "2")), [], "metadata is not worth a write");
+
+        let mut again = Objects::default();
+        again.take_copy(digest, content).unwrap();
+        assert!(matches!(again.find(&secret()), Found::Data(data) if data["key"] == b"hi"));
+        assert!(again.take_copy(&"0".repeat(64), content).is_err(), "a file that was moved");
+        let mut actions = vec![];
+        again.keep_only(&BTreeSet::new(), &mut actions);
+        assert_eq!(actions, [removal(digest.clone())]);
+    }
+
+    #[test]
+    fn secret_that_must_not_lie_on_disk_is_not_written() {
+        let mut objects = Objects::default();
+        objects.want(at(0), &secret(), &mut vec![]);
+        assert_eq!(read(&mut objects, 1, found(&json!({"kedge.dev/offline": "never"}), "1")), []);
+        assert!(objects.is_settled(&secret()) && matches!(objects.find(&secret()), Found::Data(_)));
+        let mut objects = Objects::default();
+        objects.want(at(0), &secret(), &mut vec![]);
+        read(&mut objects, 1, found(&json!({}), "1"));
+        let removed = read(&mut objects, 2, found(&json!({"kedge.dev/offline": "never"}), "2"));
+        assert_eq!(removed, [removal(file_of(&secret()))], "a copy from before the annotation");
+    }
+
+    #[test]
+    fn answer_that_did_not_come_changes_nothing() {
+        let mut objects = Objects::default();
+        objects.want(at(0), &secret(), &mut vec![]);
+        read(&mut objects, 0, found(&json!({}), "1"));
+        objects.want(at(61), &secret(), &mut vec![]);
+        read(&mut objects, 62, ObjectRead::Failed("no route".into()));
+        assert!(matches!(objects.find(&secret()), Found::Data(_)));
+        let mut actions = vec![];
+        objects.want(at(63), &secret(), &mut actions);
+        assert_eq!(actions, [], "not before the wait is over");
+        objects.want(at(73), &secret(), &mut actions);
+        assert_eq!(actions.len(), 1);
+        read(&mut objects, 74, ObjectRead::Missing);
+        assert_eq!(objects.find(&secret()), Found::Missing("secret \"s\" not found".into()));
+    }
+}

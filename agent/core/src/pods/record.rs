@@ -1,0 +1,136 @@
+//! The record of a desired pod on disk: what goes on while the API server cannot be reached.
+//!
+//! Always holds: a record is rewritten only if what the node has to do changed (spec, the end that was asked for, a verdict, a
+//! result), never for metadata or status; a record of a newer agent, or one that cannot be read, is unknown and not empty.
+//! Leaves to others: when it is written (`life`).
+
+use crate::config::digest::Digest;
+use crate::pods::admission::Rejection;
+use crate::pods::event::Exit;
+use crate::pods::spec::Pod;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+const VERSION: &str = "kedge.dev/v1";
+const KIND: &str = "DesiredPod";
+
+/// One pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Record {
+    api_version: String,
+    kind: String,
+    /// The Node that it is bound to.
+    #[serde(rename = "nodeUID")]
+    pub(crate) node_uid: String,
+    /// Metadata as it was when this was written, and spec.
+    pub(crate) pod: Value,
+    /// Its end was asked for, with this many seconds of grace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ended: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rejected: Option<Rejection>,
+    /// How containers ended that are not started again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) results: BTreeMap<String, Exit>,
+}
+
+impl Record {
+    pub(crate) fn new(
+        node_uid: &str,
+        pod: &Pod,
+        ended: Option<u64>,
+        rejected: Option<Rejection>,
+        results: BTreeMap<String, Exit>,
+    ) -> Self {
+        let mut metadata = json!({
+            "name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "generation": pod.generation,
+            "labels": pod.labels, "annotations": pod.annotations,
+        });
+        if let Some((kind, name)) = &pod.controller {
+            metadata["ownerReferences"] = json!([{"kind": kind, "name": name, "controller": true}]);
+        }
+        if let Some(created) = pod.created {
+            metadata["creationTimestamp"] = json!(created);
+        }
+        Self {
+            api_version: VERSION.into(),
+            kind: KIND.into(),
+            node_uid: node_uid.to_owned(),
+            pod: json!({"metadata": metadata, "spec": pod.raw_spec}),
+            ended,
+            rejected,
+            results,
+        }
+    }
+
+    pub(crate) fn read(content: &[u8]) -> Result<(Self, Pod), String> {
+        let record: Self = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        if record.api_version != VERSION || record.kind != KIND {
+            let found = kedge_api::excerpt(&format!("{} {}", record.api_version, record.kind));
+            return Err(format!("it is {found:?}, expected {VERSION} {KIND}"));
+        }
+        let pod = Pod::read(&record.pod)?;
+        Ok((record, pod))
+    }
+
+    pub(crate) fn content(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a tree of JSON values is JSON")
+    }
+
+    /// What a rewrite is worth.
+    pub(crate) fn meaning(&self) -> Digest {
+        let parts = json!([self.node_uid, self.pod["spec"], self.ended, self.rejected, self.results]);
+        Digest::of(parts.to_string().as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(annotation: &str, image: &str) -> Value {
+        json!({
+            "metadata": {"name": "p", "namespace": "d", "uid": "u", "resourceVersion": annotation,
+                "annotations": {"a": annotation}, "ownerReferences": [{"kind": "DaemonSet", "name": "ds", "controller": true}]},
+            "spec": {"containers": [{"name": "a", "image": image}], "nodeName": "edge"},
+            "status": {"phase": annotation}
+        })
+    }
+
+    fn record(object: &Value) -> Record {
+        Record::new("n", &Pod::read(object).unwrap(), None, None, BTreeMap::new())
+    }
+
+    #[test]
+    fn record_is_read_back_as_the_same_pod() {
+        let written = record(&object("1", "x"));
+        let (read, pod) = Record::read(&written.content()).unwrap();
+        assert_eq!(read, written);
+        assert_eq!(pod, Pod::read(&object("1", "x")).unwrap());
+        assert_eq!(pod.controller, Some(("DaemonSet".into(), "ds".into())));
+    }
+
+    #[test]
+    fn rewrite_is_worth_a_spec_but_no_metadata() {
+        let first = record(&object("1", "x")).meaning();
+        assert_eq!(record(&object("2", "x")).meaning(), first);
+        assert_ne!(record(&object("1", "y")).meaning(), first);
+        let mut ended = record(&object("1", "x"));
+        ended.ended = Some(0);
+        assert_ne!(ended.meaning(), first);
+    }
+
+    #[test]
+    fn record_that_is_none_is_an_error() {
+        for content in [
+            &b""[..],
+            b"{",
+            b"[]",
+            b"{\"apiVersion\":\"kedge.dev/v9\",\"kind\":\"DesiredPod\",\"nodeUID\":\"\",\"pod\":{}}",
+        ] {
+            assert!(Record::read(content).is_err(), "{}", String::from_utf8_lossy(content));
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! What of a pod is recorded on disk and reported to the API server.
+//!
+//! Always holds: one write and one request of a pod are under way; a status is sent only if it differs from what the server has,
+//! and not before the results in it are durable; the record is removed before the node's last word on the pod, so that no pod
+//! comes back whose object is gone. Leaves to others: what a status says (`status`), what a record holds (`record`).
+
+use crate::config::digest::Digest;
+use crate::event::{Answer, Now};
+use crate::pods::backoff::Retry;
+use crate::pods::event::{ContainerState, DesiredFile, Exit, PodAction, PodRef};
+use crate::pods::life::{ContainerLife, Context, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit};
+use crate::pods::record::Record;
+use crate::pods::resources::qos_class;
+use crate::pods::spec::{Container, Pod, without_nulls};
+use crate::pods::status::{self, ContainerView, Shown, Situation, Terminated};
+use serde_json::{Value, json};
+
+/// The pod's object in the API, or its mirror.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct InApi {
+    pub(crate) reference: PodRef,
+    /// The resourceVersion last seen, where it is a number.
+    pub(crate) version: Option<u64>,
+    /// The status that the server has.
+    pub(crate) status: Value,
+    /// A status that was sent and not answered.
+    pub(crate) sent: Option<Value>,
+    /// The server will not take this status.
+    refused: Option<Value>,
+    /// The status that it took last: one that comes back changed is not sent over and over.
+    accepted: Option<Value>,
+    /// The server waits for the node's DELETE.
+    pub(crate) awaits_delete: bool,
+    is_deleting: bool,
+    /// The server has no such pod any more.
+    pub(crate) is_deleted: bool,
+    pub(crate) retry: RetryState,
+}
+
+/// The back-off of requests; compared never.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RetryState(pub(crate) Retry);
+
+impl PartialEq for RetryState {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl InApi {
+    pub(crate) fn new(reference: PodRef, object: &Value) -> Self {
+        Self {
+            reference,
+            version: version_of(object),
+            status: without_nulls(&object["status"]),
+            sent: None,
+            refused: None,
+            accepted: None,
+            awaits_delete: false,
+            is_deleting: false,
+            is_deleted: false,
+            retry: RetryState::default(),
+        }
+    }
+
+    /// Takes a later state of the object; an earlier one, from before the node's own patch, says nothing new.
+    pub(crate) fn seen(&mut self, object: &Value) {
+        let version = version_of(object);
+        if version.is_some() && version < self.version {
+            return;
+        }
+        self.version = version;
+        if self.sent.is_none() {
+            self.status = without_nulls(&object["status"]);
+        }
+    }
+}
+
+pub(crate) fn version_of(object: &Value) -> Option<u64> {
+    object["metadata"]["resourceVersion"].as_str()?.parse().ok()
+}
+
+/// What lies on disk of a pod.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Saved {
+    /// What the pod's record means that is durable; None: there is none.
+    pub(crate) durable: Option<Digest>,
+    /// A write failed: what lies there is unknown.
+    pub(crate) is_unknown: bool,
+    /// Being written; None in it: being removed.
+    writing: Option<Option<Digest>>,
+    /// What should lie there; kept up by `is_stale`.
+    wanted: Option<Digest>,
+    pub(crate) is_stale: bool,
+    retry: Retry,
+}
+
+impl Life {
+    /// Whether its record says what it should. Static pods have none: their file is it.
+    pub(crate) fn is_recorded(&self) -> bool {
+        let Origin::Api { .. } = self.origin else { return true };
+        let saved = &self.saved;
+        !saved.is_stale && saved.wanted.is_some() && saved.durable == saved.wanted && !saved.is_unknown
+    }
+
+    /// Whether containers may be started: a power cut would find the pod again. A later change that cannot be written stops none.
+    pub(crate) fn may_start(&self) -> bool {
+        self.is_recorded() || (self.saved.durable.is_some() && self.saved.retry.failures() > 0)
+    }
+
+    /// Writes the record if it does not say what it should.
+    pub(crate) fn save(&mut self, ctx: &mut Context<'_>) {
+        let (Origin::Api { node_uid }, Some(pod)) = (self.origin.clone(), self.pod.clone()) else { return };
+        let was_recorded = self.saved.durable.is_some() || self.saved.is_unknown;
+        // what was not judged, or ends and was never recorded, needs no record
+        if !was_recorded && (self.verdict == Verdict::Pending || self.end.is_some()) {
+            return;
+        }
+        let is_done = self.end.is_some() && self.is_swept();
+        if is_done {
+            self.saved.wanted = None;
+        } else if self.saved.is_stale || self.saved.wanted.is_none() {
+            self.saved.wanted = Some(self.record(&node_uid, &pod).meaning());
+        }
+        self.saved.is_stale = false;
+        let saved = &mut self.saved;
+        if saved.writing.is_some() || (saved.durable == saved.wanted && !saved.is_unknown) {
+            return;
+        }
+        if !saved.retry.is_due(ctx.now.mono) {
+            let due = saved.retry.due();
+            self.wake_at(due);
+            return;
+        }
+        saved.writing = Some(saved.wanted);
+        let content = (!is_done).then(|| self.record(&node_uid, &pod).content());
+        ctx.actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(self.uid.clone()), content });
+    }
+
+    fn record(&self, node_uid: &str, pod: &Pod) -> Record {
+        let rejected = match &self.verdict {
+            Verdict::Rejected(rejection) => Some(rejection.clone()),
+            _ => None,
+        };
+        let ended = self.end.as_ref().map(|end| end.grace.as_secs());
+        Record::new(node_uid, pod, ended, rejected, self.results.clone())
+    }
+
+    /// A write of the record has ended.
+    pub(crate) fn desired_saved(
+        &mut self,
+        now: Now,
+        done: &Result<(), String>,
+        actions: &mut Vec<PodAction>,
+    ) {
+        self.is_dirty = true;
+        let Some(written) = self.saved.writing.take() else { return };
+        match done {
+            Ok(()) => {
+                self.saved.durable = written;
+                self.saved.is_unknown = false;
+                self.saved.retry.succeeded();
+            }
+            Err(why) => {
+                self.saved.is_unknown = true;
+                self.saved.retry.failed(now.mono);
+                let message = format!("error syncing pod: its record cannot be written: {why}");
+                self.announce(true, "FailedSync", message, actions);
+            }
+        }
+    }
+
+    /// Whether the server has the final status, or there is none to tell it to.
+    pub(crate) fn is_end_reported(&self) -> bool {
+        match &self.api {
+            // a status that was final before is not replaced
+            Some(_) if self.is_finished_elsewhere => true,
+            Some(api) if !api.is_deleted => api.sent.is_none() && self.is_reported_now(api),
+            _ => true,
+        }
+    }
+
+    fn is_reported_now(&self, api: &InApi) -> bool {
+        let Some(pod) = &self.pod else { return true };
+        let Some(situation) = self.situation(pod, &[]) else { return true };
+        // times and addresses aside: what the end of the pod says
+        let now = kedge_api::Timestamp::default();
+        let new = status::compose(&situation, &api.status, now);
+        let same = |key: &str| new.get(key) == api.status.get(key);
+        let is_refused = api
+            .refused
+            .as_ref()
+            .is_some_and(|refused| refused.get("containerStatuses") == new.get("containerStatuses"));
+        is_refused || (same("phase") && same("containerStatuses") && same("initContainerStatuses"))
+    }
+
+    /// Sends the status if it differs from what the server has.
+    pub(crate) fn report(&mut self, ctx: &mut Context<'_>) {
+        let Some(pod) = self.pod.clone() else { return };
+        let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted && api.sent.is_none()) else { return };
+        // a result must not be heard of before it would survive a power cut
+        let is_settled = self.is_recorded() || self.end.is_some() || self.results.is_empty();
+        // what is left to say after the final status is said by the deletion
+        let is_removed = matches!(self.sandbox, Sandbox::Removing { .. }) || self.is_swept();
+        let is_told = self.end.is_some() && is_removed;
+        let is_judged = self.verdict != Verdict::Pending || self.end.is_some();
+        if !is_settled || !is_judged || is_told || self.is_finished_elsewhere {
+            return;
+        }
+        let addresses = ctx.node.map(|node| node.addresses.as_slice()).unwrap_or_default();
+        let Some(situation) = self.situation(&pod, addresses) else { return };
+        let new = status::compose(&situation, &api.status, ctx.now.wall);
+        let Some(patch) = status::patch(&api.reference, &api.status, &new) else { return };
+        if api.refused.as_ref() == Some(&new) {
+            return;
+        }
+        if !api.retry.0.is_due(ctx.now.mono) {
+            let due = api.retry.0.due();
+            self.wake_at(due);
+            return;
+        }
+        let reference = api.reference.clone();
+        if let Some(api) = &mut self.api {
+            api.sent = Some(new);
+        }
+        ctx.actions.push(PodAction::PatchPodStatus { pod: reference, patch });
+    }
+
+    /// The server answered to a status.
+    pub(crate) fn status_answered(&mut self, now: Now, answer: &Answer) {
+        self.is_dirty = true;
+        let Some(api) = &mut self.api else { return };
+        let Some(sent) = api.sent.take() else { return };
+        match answer {
+            Answer::Accepted(object) => {
+                api.refused = None;
+                match object {
+                    Some(object) if object.get("status").is_some() => api.seen(object),
+                    _ => api.status = status::merged(&api.status, &sent),
+                }
+                let is_news = api.accepted.as_ref() != Some(&sent);
+                if is_news {
+                    api.retry.0.succeeded()
+                } else {
+                    api.retry.0.failed(now.mono)
+                }
+                api.accepted = Some(sent);
+            }
+            // gone, or another pod of that name has come
+            Answer::Refused { status: 404 | 409, .. } => api.is_deleted = true,
+            Answer::Refused { status: 400 | 403 | 422, .. } => api.refused = Some(sent),
+            Answer::Refused { .. } | Answer::Failed(_) => api.retry.0.failed(now.mono),
+        }
+    }
+
+    /// The node's last word, once nothing is left of the pod.
+    pub(crate) fn delete(&mut self, ctx: &mut Context<'_>) {
+        let may = self.end.is_some() && self.is_swept() && !self.has_record();
+        let Some(api) = self.api.as_mut().filter(|api| may && api.awaits_delete) else { return };
+        if api.is_deleted || api.is_deleting || api.sent.is_some() {
+            return;
+        }
+        if !api.retry.0.is_due(ctx.now.mono) {
+            let due = api.retry.0.due();
+            self.wake_at(due);
+            return;
+        }
+        api.is_deleting = true;
+        ctx.actions.push(PodAction::DeletePod(api.reference.clone()));
+    }
+
+    pub(crate) fn delete_answered(&mut self, now: Now, answer: &Answer) {
+        self.is_dirty = true;
+        let Some(api) = &mut self.api else { return };
+        api.is_deleting = false;
+        match answer {
+            Answer::Accepted(_) | Answer::Refused { status: 404 | 409, .. } => api.is_deleted = true,
+            Answer::Refused { .. } | Answer::Failed(_) => api.retry.0.failed(now.mono),
+        }
+    }
+
+    fn has_record(&self) -> bool {
+        let Origin::Api { .. } = self.origin else { return false };
+        self.saved.durable.is_some() || self.saved.is_unknown || self.saved.writing.is_some()
+    }
+
+    /// Nothing of it is left anywhere.
+    pub(crate) fn is_over_and_gone(&self) -> bool {
+        // until the watch shows that it is gone, what comes late must meet it
+        let is_in_api = matches!(self.origin, Origin::Api { .. }) && self.api.is_some();
+        self.end.is_some() && self.is_swept() && !self.has_record() && !is_in_api
+    }
+
+    /// Takes from the API's status what this process did not see: restarts, and how earlier runs ended.
+    pub(crate) fn learn(&mut self, status: &Value) {
+        for list in ["initContainerStatuses", "containerStatuses"] {
+            for told in status[list].as_array().into_iter().flatten() {
+                let Some(name) = told["name"].as_str() else { continue };
+                let is_own = self
+                    .pod
+                    .as_ref()
+                    .is_some_and(|pod| pod.spec.all_containers().any(|spec| spec.name == name));
+                if !is_own {
+                    continue;
+                }
+                let uid = self.uid.clone();
+                self.containers.entry(name.to_owned()).or_default().learn(&uid, name, told);
+            }
+        }
+        if self.is_static() {
+            return;
+        }
+        let is_terminal = matches!(status["phase"].as_str(), Some("Failed" | "Succeeded"));
+        let knows_better = !self.results.is_empty() || matches!(self.verdict, Verdict::Rejected(_));
+        if let Some(pod) = self.pod.clone().filter(|_| is_terminal && !knows_better) {
+            self.is_finished_elsewhere = true;
+            // what is finished never runs again, also after a start without the API server
+            let told = |spec: &Container| {
+                let mut statuses = status["containerStatuses"].as_array()?.iter();
+                let told = statuses.find(|told| told["name"] == spec.name)?;
+                let end = Terminated::read(&told["state"]["terminated"])?;
+                let (started, finished) = (end.started, end.finished);
+                Some(Exit { code: end.exit_code, signal: end.signal, oom_killed: false, started, finished })
+            };
+            let results = pod.spec.containers.iter();
+            self.results =
+                results.map(|spec| (spec.name.clone(), told(spec).unwrap_or_else(unseen_exit))).collect();
+            self.saved.is_stale = true;
+        }
+    }
+
+    /// What a status is composed of; None while there is nothing to say.
+    fn situation<'a>(&'a self, pod: &'a Pod, host_addresses: &'a [String]) -> Option<Situation<'a>> {
+        let failed = match &self.verdict {
+            Verdict::Rejected(rejection) => {
+                Some((rejection.reason.clone(), format!("Pod was rejected: {}", rejection.message)))
+            }
+            _ => None,
+        };
+        let views = |specs: &'a [Container]| specs.iter().map(|spec| self.view(pod, spec)).collect();
+        let has_containers = failed.is_none();
+        Some(Situation {
+            spec: &pod.spec,
+            generation: pod.generation,
+            init: if has_containers { views(&pod.spec.init_containers) } else { vec![] },
+            main: if has_containers { views(&pod.spec.containers) } else { vec![] },
+            is_prepared: self.sandbox == Sandbox::Ready,
+            is_over: self.is_down(),
+            is_finished: self.is_finished(),
+            is_static: self.is_static(),
+            failed,
+            addresses: &self.network.addresses,
+            host_addresses,
+            qos: qos_class(&pod.spec).word(),
+        })
+    }
+
+    fn view(&self, pod: &Pod, spec: &Container) -> ContainerView {
+        let unknown = ContainerLife::default();
+        let container = self.containers.get(&spec.name).unwrap_or(&unknown);
+        let id = |run: &Run| shown_id(&self.key(&spec.name, run.attempt));
+        let run = container.run.as_ref();
+        let (state, last) = self.shown(pod, spec, container);
+        let attempt = run.map_or(container.next_attempt.saturating_sub(1), |run| run.attempt);
+        let image = run.map(|run| run.image_name.clone()).filter(|name| !name.is_empty());
+        ContainerView {
+            name: spec.name.clone(),
+            image: image.unwrap_or_else(|| spec.image.clone()),
+            image_id: run.map(|run| run.image_reference.clone()).unwrap_or_default(),
+            container_id: run.map(id).unwrap_or_default(),
+            restart_count: attempt.max(container.floor),
+            state,
+            last,
+        }
+    }
+
+    /// The state shown, and the one before.
+    fn shown(&self, pod: &Pod, spec: &Container, container: &ContainerLife) -> (Shown, Option<Terminated>) {
+        let id = |attempt| shown_id(&self.key(&spec.name, attempt));
+        let last = container.last.clone();
+        let waiting = || {
+            let default =
+                if pod.spec.init_containers.is_empty() { "ContainerCreating" } else { "PodInitializing" };
+            let (reason, message) = container.waiting.clone().unwrap_or((default, String::new()));
+            Shown::Waiting { reason: reason.into(), message }
+        };
+        let Some(run) = &container.run else {
+            return match self.results.get(&spec.name) {
+                Some(exit) if *exit == unseen_exit() => {
+                    (Shown::Terminated(last.unwrap_or_else(|| Terminated::unseen(String::new()))), None)
+                }
+                Some(exit) => (Shown::Terminated(Terminated::by(exit, String::new())), last),
+                None if self.is_init_of_the_past(pod, spec) => (Shown::Terminated(completed_unseen()), last),
+                None if self.is_down() => (
+                    Shown::Terminated(last.clone().unwrap_or_else(|| Terminated::unseen(String::new()))),
+                    None,
+                ),
+                None => (waiting(), last),
+            };
+        };
+        match (&run.state, run.started) {
+            (ContainerState::Running { started, .. }, _) => (Shown::Running { started: *started }, last),
+            (ContainerState::Unknown(_), Some(started)) => (Shown::Running { started }, last),
+            (ContainerState::Created, _) if self.is_down() => {
+                (Shown::Terminated(last.clone().unwrap_or_else(|| Terminated::unseen(String::new()))), None)
+            }
+            (ContainerState::Created | ContainerState::Unknown(_), _) => (waiting(), last),
+            (ContainerState::Exited(_) | ContainerState::Lost, _) => {
+                let end =
+                    run.terminated(id(run.attempt)).unwrap_or_else(|| Terminated::unseen(id(run.attempt)));
+                // it will run again: upstream shows why it waits
+                let waits = container.waiting.is_some() && !self.is_over();
+                if waits { (waiting(), Some(end)) } else { (Shown::Terminated(end), last) }
+            }
+        }
+    }
+
+    /// An init container that must have completed, for main containers have run.
+    fn is_init_of_the_past(&self, pod: &Pod, spec: &Container) -> bool {
+        let is_init = pod.spec.init_containers.iter().any(|init| init.name == spec.name);
+        let has_run = |main: &Container| {
+            self.containers.get(&main.name).is_some_and(|container| container.run.is_some())
+        };
+        is_init && !spec.is_sidecar() && pod.spec.containers.iter().any(has_run)
+    }
+}
+
+/// Upstream's words for an init container that nobody saw complete.
+fn completed_unseen() -> Terminated {
+    let message = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
+    Terminated {
+        exit_code: 0,
+        reason: "Completed".into(),
+        message: message.into(),
+        ..Terminated::unseen(String::new())
+    }
+}
+
+impl ContainerLife {
+    /// Takes what was last reported of it.
+    fn learn(&mut self, uid: &crate::pods::event::PodUid, name: &str, told: &Value) {
+        let count = u32::try_from(told["restartCount"].as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
+        let id = told["containerID"].as_str().unwrap_or_default();
+        let is_known = |attempt: u32| {
+            let key =
+                crate::pods::event::ContainerKey { pod: uid.clone(), container: name.to_owned(), attempt };
+            id == shown_id(&key)
+        };
+        let state = &told["state"];
+        let had_run = state["running"].is_object() || state["terminated"].is_object();
+        let is_same = self.run.as_ref().is_some_and(|run| is_known(run.attempt));
+        let before = Terminated::read(&told["lastState"]["terminated"]);
+        if is_same || !had_run {
+            self.floor = self.floor.max(count);
+            self.last = self.last.take().or(before);
+        } else {
+            self.floor = self.floor.max(count.saturating_add(u32::from(self.run.is_some())));
+            let end = Terminated::read(&state["terminated"]);
+            self.last = self.last.take().or(end).or_else(|| Some(Terminated::unseen(id.to_owned())));
+        }
+        let has_run = self.run.is_some() || had_run || self.last.is_some();
+        let next = if has_run { self.floor.saturating_add(1) } else { self.floor };
+        self.next_attempt = self.next_attempt.max(next);
+    }
+}
+
+/// The object that stands for a static pod in the API.
+pub(crate) fn mirror_of(pod: &Pod, hash: &str, node_name: &str, node_uid: &str) -> Value {
+    let mut annotations = pod.annotations.clone();
+    annotations.insert(MIRROR_ANNOTATION.into(), hash.to_owned());
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": pod.name, "namespace": pod.namespace, "labels": pod.labels, "annotations": annotations,
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": true}],
+        },
+        "spec": pod.raw_spec,
+    })
+}
+
+/// Upstream's `v1.MirrorPodAnnotationKey`.
+pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";

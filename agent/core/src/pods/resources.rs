@@ -1,0 +1,188 @@
+//! Requests and limits: a container's, a pod's, and the class of service that follows from them.
+//!
+//! Always holds: what upstream computes (`ComputePodQOS`, pod requests with sidecars and init containers) is computed here to the
+//! milli-CPU and byte. Leaves to others: cgroup values (the runtime), capacity (`admission`).
+
+use crate::kubelet::quantity::Quantity;
+use crate::pods::event::{QosClass, Resources};
+use crate::pods::spec::{Container, PodSpec};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A quantity as JSON has it: text or a number.
+pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
+    let parsed = match value {
+        Value::String(text) => Quantity::parse(text),
+        Value::Number(number) => Quantity::parse(&number.to_string()),
+        _ => None,
+    };
+    parsed.filter(|quantity| !quantity.is_negative())
+}
+
+/// The first quantity of a spec that is none, by its path.
+pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
+    spec.all_containers().find_map(|container| {
+        let both = [("requests", &container.resources.requests), ("limits", &container.resources.limits)];
+        both.into_iter().find_map(|(which, list)| {
+            let (resource, value) = list.iter().find(|(_, value)| quantity(value).is_none())?;
+            let name = &container.name;
+            Some(format!(
+                "container {name}: {which}.{resource} is {value}, expected a quantity such as 100m or 64Mi"
+            ))
+        })
+    })
+}
+
+/// A container's, with requests that default to its limits.
+pub(crate) fn of_container(container: &Container) -> Resources {
+    let cpu = |list: &BTreeMap<String, Value>| Some(quantity(list.get("cpu")?)?.milli_units().unsigned_abs());
+    let memory = |list: &BTreeMap<String, Value>| Some(quantity(list.get("memory")?)?.units().unsigned_abs());
+    let (requests, limits) = (&container.resources.requests, &container.resources.limits);
+    Resources {
+        cpu_request_milli: cpu(requests).or(cpu(limits)),
+        cpu_limit_milli: cpu(limits),
+        memory_request_bytes: memory(requests).or(memory(limits)),
+        memory_limit_bytes: memory(limits),
+    }
+}
+
+/// A pod's: the sum of what runs together, or the largest stage of its start. A limit holds for the pod only if each of its
+/// containers has one.
+pub(crate) fn of_pod(spec: &PodSpec) -> Resources {
+    let value = |pick: fn(&Resources) -> Option<u64>| total(spec, |container| pick(&of_container(container)));
+    let limit = |pick: fn(&Resources) -> Option<u64>| {
+        let all = spec
+            .all_containers()
+            .all(|container| pick(&of_container(container)).is_some_and(|limit| limit > 0));
+        if all { value(pick) } else { None }
+    };
+    Resources {
+        cpu_request_milli: value(|resources| resources.cpu_request_milli),
+        cpu_limit_milli: limit(|resources| resources.cpu_limit_milli),
+        memory_request_bytes: value(|resources| resources.memory_request_bytes),
+        memory_limit_bytes: limit(|resources| resources.memory_limit_bytes),
+    }
+}
+
+fn total(spec: &PodSpec, pick: impl Fn(&Container) -> Option<u64>) -> Option<u64> {
+    let is_given = spec.all_containers().any(|container| pick(container).is_some());
+    let sum = |containers: &mut dyn Iterator<Item = &Container>| {
+        containers.fold(0u64, |sum, container| sum.saturating_add(pick(container).unwrap_or(0)))
+    };
+    let (mut sidecars, mut largest_stage) = (0u64, 0u64);
+    for container in &spec.init_containers {
+        let own = pick(container).unwrap_or(0);
+        largest_stage = largest_stage.max(sidecars.saturating_add(own));
+        if container.is_sidecar() {
+            sidecars = sidecars.saturating_add(own);
+        }
+    }
+    let running = sidecars.saturating_add(sum(&mut spec.containers.iter()));
+    is_given.then(|| running.max(largest_stage))
+}
+
+/// What a pod takes of the node.
+pub(crate) struct Total {
+    pub(crate) cpu_milli: u64,
+    pub(crate) memory_bytes: u64,
+}
+
+impl Total {
+    pub(crate) fn of(spec: &PodSpec) -> Self {
+        let own = of_pod(spec);
+        Self {
+            cpu_milli: own.cpu_request_milli.unwrap_or(0),
+            memory_bytes: own.memory_request_bytes.unwrap_or(0),
+        }
+    }
+}
+
+/// Upstream's rule: Guaranteed if each container limits CPU and memory to what it requests, BestEffort if none asks for either.
+pub(crate) fn qos_class(spec: &PodSpec) -> QosClass {
+    let each = || spec.all_containers().map(of_container);
+    let is_set = |value: Option<u64>| value.is_some_and(|value| value > 0);
+    let none = each().all(|resources| {
+        let Resources { cpu_request_milli, cpu_limit_milli, memory_request_bytes, memory_limit_bytes } =
+            resources;
+        ![cpu_request_milli, cpu_limit_milli, memory_request_bytes, memory_limit_bytes]
+            .into_iter()
+            .any(is_set)
+    });
+    if none {
+        return QosClass::BestEffort;
+    }
+    let guaranteed = each().all(|resources| {
+        is_set(resources.cpu_limit_milli)
+            && is_set(resources.memory_limit_bytes)
+            && resources.cpu_request_milli == resources.cpu_limit_milli
+            && resources.memory_request_bytes == resources.memory_limit_bytes
+    });
+    if guaranteed { QosClass::Guaranteed } else { QosClass::Burstable }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+    use serde_json::json;
+
+    fn spec(value: Value) -> PodSpec {
+        PodSpec::deserialize(value).unwrap()
+    }
+
+    fn container(requests: Value, limits: Value) -> Value {
+        json!({"name": "a", "resources": {"requests": requests, "limits": limits}})
+    }
+
+    #[test]
+    fn quality_class_follows_upstream() {
+        let class = |containers: Value| qos_class(&spec(json!({"containers": containers})));
+        let both = json!({"cpu": "100m", "memory": "64Mi"});
+        assert_eq!(class(json!([container(json!({}), json!({}))])), QosClass::BestEffort);
+        assert_eq!(class(json!([container(json!({"cpu": 0}), json!({}))])), QosClass::BestEffort);
+        assert_eq!(class(json!([container(json!({}), both.clone())])), QosClass::Guaranteed);
+        assert_eq!(class(json!([container(both.clone(), both.clone())])), QosClass::Guaranteed);
+        assert_eq!(class(json!([container(both.clone(), json!({}))])), QosClass::Burstable);
+        assert_eq!(
+            class(json!([container(json!({}), both), container(json!({}), json!({}))])),
+            QosClass::Burstable
+        );
+    }
+
+    #[test]
+    fn pod_requests_count_sidecars_and_the_largest_stage() {
+        let cpu = |amount: &str| json!({"cpu": amount});
+        let with = |init: Value| {
+            of_pod(&spec(json!({"initContainers": init,
+                "containers": [container(cpu("100m"), json!({})), container(cpu("200m"), json!({}))]})))
+            .cpu_request_milli
+        };
+        let sidecar = |amount: &str| json!({"name": "s", "restartPolicy": "Always", "resources": {"requests": cpu(amount)}});
+        assert_eq!(with(json!([])), Some(300));
+        assert_eq!(with(json!([container(cpu("1"), json!({}))])), Some(1000));
+        assert_eq!(with(json!([sidecar("50m"), container(cpu("1"), json!({}))])), Some(1050));
+        assert_eq!(with(json!([container(cpu("1"), json!({})), sidecar("50m")])), Some(1000));
+        assert_eq!(with(json!([sidecar("50m")])), Some(350));
+    }
+
+    #[test]
+    fn pod_is_limited_only_if_each_container_is() {
+        let memory = |amount: &str| json!({"memory": amount});
+        let limited = spec(
+            json!({"containers": [container(json!({}), memory("1Mi")), container(json!({}), memory("2Mi"))]}),
+        );
+        assert_eq!(of_pod(&limited).memory_limit_bytes, Some(3 << 20));
+        let open = spec(
+            json!({"containers": [container(json!({}), memory("1Mi")), container(json!({}), json!({}))]}),
+        );
+        assert_eq!(of_pod(&open).memory_limit_bytes, None);
+    }
+
+    #[test]
+    fn quantity_that_is_none_is_named() {
+        let wrong = spec(json!({"containers": [container(json!({"cpu": "lots"}), json!({}))]}));
+        assert!(complaint(&wrong).unwrap().contains("requests.cpu is \"lots\""));
+        let negative = spec(json!({"containers": [container(json!({"cpu": -1}), json!({}))]}));
+        assert!(complaint(&negative).is_some());
+    }
+}

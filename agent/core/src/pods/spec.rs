@@ -1,0 +1,411 @@
+//! A pod as the API, a file or the checkpoint has it, read once into what a life needs.
+//!
+//! Always holds: names that become file names or map keys are checked here, and only here; what could not be read is an error with
+//! the path of the field. Leaves to others: which fields are served (`table`), what they mean.
+
+use crate::pods::event::{PodRef, PodUid, PullPolicy};
+use kedge_api::{Timestamp, names};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Most containers of one pod, init containers included: each may cost a shim of some 0.5 MiB.
+const MOST_CONTAINERS: usize = 64;
+/// `terminationGracePeriodSeconds` of a pod that has none: upstream's default.
+const DEFAULT_GRACE_SECS: u64 = 30;
+
+/// A pod, read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Pod {
+    pub(crate) uid: PodUid,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// 0: the server counts none.
+    pub(crate) generation: i64,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) annotations: BTreeMap<String, String>,
+    /// Kind, namespace and name of what made it: a controller made anew has another UID.
+    pub(crate) controller: Option<(String, String)>,
+    /// The grace that a deletion allows, if it is being deleted.
+    pub(crate) deletion: Option<u64>,
+    pub(crate) created: Option<Timestamp>,
+    pub(crate) spec: PodSpec,
+    /// The same as it came, nulls left out: what is checkpointed.
+    pub(crate) raw_spec: Value,
+}
+
+impl Pod {
+    /// Reads an object. The error names the field.
+    pub(crate) fn read(object: &Value) -> Result<Self, String> {
+        let meta = Metadata::deserialize(without_nulls(&object["metadata"]))
+            .map_err(|error| format!("metadata: {error}"))?;
+        let raw_spec = without_nulls(&object["spec"]);
+        let spec = PodSpec::deserialize(&raw_spec).map_err(|error| format!("spec: {error}"))?;
+        let uid = PodUid::new(&meta.uid)
+            .ok_or_else(|| format!("metadata.uid is {:?}, expected a UID", kedge_api::excerpt(&meta.uid)))?;
+        let name = Some(&meta.name).filter(|name| names::subdomain_complaint(name).is_none());
+        let name = name.ok_or("metadata.name is no name of a pod")?;
+        if names::label_complaint(&meta.namespace).is_some() {
+            return Err("metadata.namespace is no name of a namespace".into());
+        }
+        spec.check_names()?;
+        let controller = meta.owner_references.into_iter().find(|owner| owner.controller);
+        Ok(Self {
+            uid,
+            namespace: meta.namespace,
+            name: name.clone(),
+            generation: meta.generation,
+            labels: meta.labels,
+            annotations: meta.annotations,
+            controller: controller.map(|owner| (owner.kind, owner.name)),
+            deletion: meta.deletion_timestamp.map(|_| {
+                let grace = meta.deletion_grace_period_seconds;
+                grace.unwrap_or(spec.grace_secs())
+            }),
+            created: meta.creation_timestamp,
+            spec,
+            raw_spec,
+        })
+    }
+
+    pub(crate) fn reference(&self) -> PodRef {
+        PodRef {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            uid: self.uid.as_str().to_owned(),
+        }
+    }
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    name: String,
+    namespace: String,
+    uid: String,
+    generation: i64,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    owner_references: Vec<Owner>,
+    creation_timestamp: Option<Timestamp>,
+    deletion_timestamp: Option<Timestamp>,
+    deletion_grace_period_seconds: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Owner {
+    kind: String,
+    name: String,
+    controller: bool,
+}
+
+/// `v1.PodSpec`, the fields that are served.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodSpec {
+    pub(crate) init_containers: Vec<Container>,
+    pub(crate) containers: Vec<Container>,
+    pub(crate) volumes: Vec<VolumeSpec>,
+    pub(crate) restart_policy: RestartPolicy,
+    pub(crate) termination_grace_period_seconds: Option<u64>,
+    pub(crate) host_network: bool,
+    #[serde(rename = "hostPID")]
+    pub(crate) host_pid: bool,
+    #[serde(rename = "hostIPC")]
+    pub(crate) host_ipc: bool,
+    pub(crate) share_process_namespace: bool,
+    pub(crate) hostname: String,
+    pub(crate) service_account_name: String,
+    pub(crate) node_name: String,
+    pub(crate) dns_policy: String,
+    pub(crate) dns_config: DnsConfig,
+    pub(crate) host_aliases: Vec<HostAlias>,
+    pub(crate) image_pull_secrets: Vec<LocalName>,
+    pub(crate) node_selector: BTreeMap<String, String>,
+}
+
+impl PodSpec {
+    pub(crate) fn grace_secs(&self) -> u64 {
+        self.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECS)
+    }
+
+    /// Init containers first, as they begin.
+    pub(crate) fn all_containers(&self) -> impl Iterator<Item = &Container> {
+        self.init_containers.iter().chain(&self.containers)
+    }
+
+    fn check_names(&self) -> Result<(), String> {
+        let count = self.all_containers().count();
+        if self.containers.is_empty() || count > MOST_CONTAINERS {
+            return Err(format!("spec has {count} containers, expected 1 to {MOST_CONTAINERS}"));
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for container in self.all_containers() {
+            if names::label_complaint(&container.name).is_some() || !seen.insert(&container.name) {
+                let name = kedge_api::excerpt(&container.name);
+                return Err(format!("container name {name:?} is no label, or is used twice"));
+            }
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for volume in &self.volumes {
+            if names::label_complaint(&volume.name).is_some() || !seen.insert(&volume.name) {
+                let name = kedge_api::excerpt(&volume.name);
+                return Err(format!("volume name {name:?} is no label, or is used twice"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub(crate) enum RestartPolicy {
+    #[default]
+    Always,
+    OnFailure,
+    Never,
+}
+
+/// `v1.Container`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Container {
+    pub(crate) name: String,
+    pub(crate) image: String,
+    pub(crate) image_pull_policy: Option<String>,
+    pub(crate) command: Vec<String>,
+    pub(crate) args: Vec<String>,
+    pub(crate) working_dir: String,
+    pub(crate) env: Vec<EnvVar>,
+    pub(crate) env_from: Vec<EnvFrom>,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) resources: ResourceRequirements,
+    pub(crate) volume_mounts: Vec<VolumeMount>,
+    /// `Always` on an init container: a sidecar.
+    pub(crate) restart_policy: Option<String>,
+}
+
+impl Container {
+    pub(crate) fn is_sidecar(&self) -> bool {
+        self.restart_policy.is_some()
+    }
+
+    /// As given, else upstream's default: `Always` for no tag or `latest`.
+    pub(crate) fn pull_policy(&self) -> PullPolicy {
+        match self.image_pull_policy.as_deref() {
+            Some("Always") => PullPolicy::Always,
+            Some("Never") => PullPolicy::Never,
+            Some(_) => PullPolicy::IfNotPresent,
+            None if has_fixed_tag(&self.image) => PullPolicy::IfNotPresent,
+            None => PullPolicy::Always,
+        }
+    }
+}
+
+fn has_fixed_tag(image: &str) -> bool {
+    if image.contains('@') {
+        return true;
+    }
+    let last = image.rsplit('/').next().unwrap_or(image);
+    last.split_once(':').is_some_and(|(_, tag)| tag != "latest")
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EnvVar {
+    pub(crate) name: String,
+    pub(crate) value: String,
+    pub(crate) value_from: Option<EnvSource>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EnvSource {
+    pub(crate) config_map_key_ref: Option<KeySelector>,
+    pub(crate) secret_key_ref: Option<KeySelector>,
+    pub(crate) field_ref: Option<FieldRef>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct FieldRef {
+    pub(crate) field_path: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct KeySelector {
+    pub(crate) name: String,
+    pub(crate) key: String,
+    pub(crate) optional: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EnvFrom {
+    pub(crate) prefix: String,
+    pub(crate) config_map_ref: Option<LocalName>,
+    pub(crate) secret_ref: Option<LocalName>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LocalName {
+    pub(crate) name: String,
+    pub(crate) optional: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Port {
+    pub(crate) container_port: u16,
+    pub(crate) host_port: u16,
+    #[serde(rename = "hostIP")]
+    pub(crate) host_ip: String,
+    pub(crate) protocol: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ResourceRequirements {
+    /// Quantities: text, or a number.
+    pub(crate) requests: BTreeMap<String, Value>,
+    pub(crate) limits: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VolumeMount {
+    pub(crate) name: String,
+    pub(crate) mount_path: String,
+    pub(crate) read_only: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VolumeSpec {
+    pub(crate) name: String,
+    pub(crate) empty_dir: Option<EmptyDir>,
+    pub(crate) host_path: Option<HostPath>,
+    pub(crate) config_map: Option<ObjectVolume>,
+    pub(crate) secret: Option<ObjectVolume>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EmptyDir {
+    pub(crate) medium: String,
+    pub(crate) size_limit: Option<Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct HostPath {
+    pub(crate) path: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+}
+
+/// A ConfigMap's or a Secret's volume.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ObjectVolume {
+    /// `secretName` of a Secret's.
+    #[serde(alias = "secretName")]
+    pub(crate) name: String,
+    pub(crate) items: Vec<KeyToPath>,
+    pub(crate) default_mode: Option<u32>,
+    pub(crate) optional: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct KeyToPath {
+    pub(crate) key: String,
+    pub(crate) path: String,
+    pub(crate) mode: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DnsConfig {
+    pub(crate) nameservers: Vec<String>,
+    pub(crate) searches: Vec<String>,
+    pub(crate) options: Vec<DnsOption>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct DnsOption {
+    pub(crate) name: String,
+    pub(crate) value: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct HostAlias {
+    pub(crate) ip: String,
+    pub(crate) hostnames: Vec<String>,
+}
+
+/// The same without nulls: Kubernetes' clients write them for what is absent.
+pub(crate) fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut kept = Map::new();
+            for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
+                kept.insert(key.clone(), without_nulls(value));
+            }
+            Value::Object(kept)
+        }
+        Value::Array(items) => Value::Array(items.iter().map(without_nulls).collect()),
+        Value::Null => Value::Object(Map::new()),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(spec: Value) -> Result<Pod, String> {
+        Pod::read(&json!({"metadata": {"name": "p", "namespace": "default", "uid": "u-1",
+            "creationTimestamp": null}, "spec": spec}))
+    }
+
+    #[test]
+    fn pod_with_nulls_and_defaults_is_read() {
+        let pod = pod(json!({"containers": [{"name": "a", "image": "x", "env": null}],
+            "terminationGracePeriodSeconds": null}))
+        .unwrap();
+        assert_eq!(pod.spec.grace_secs(), 30);
+        assert_eq!(pod.spec.restart_policy, RestartPolicy::Always);
+        assert_eq!(pod.deletion, None);
+    }
+
+    #[test]
+    fn names_that_could_leave_a_directory_are_refused() {
+        for name in ["", "..", "a/b", "A", "a.b"] {
+            let error = pod(json!({"containers": [{"name": name, "image": "x"}]})).unwrap_err();
+            assert!(error.contains("container name"), "{error}");
+        }
+        let twice = json!({"containers": [{"name": "a"}], "initContainers": [{"name": "a"}]});
+        assert!(pod(twice).unwrap_err().contains("used twice"));
+        let object = json!({"metadata": {"name": "p", "namespace": "d", "uid": "../x"},
+            "spec": {"containers": [{"name": "a"}]}});
+        assert!(Pod::read(&object).unwrap_err().contains("metadata.uid"));
+        assert!(pod(json!({"containers": []})).unwrap_err().contains("0 containers"));
+    }
+
+    #[test]
+    fn pull_policy_defaults_by_tag() {
+        let policy = |image: &str| Container { image: image.into(), ..Container::default() }.pull_policy();
+        for fixed in ["a:1", "r:5000/a:1", "a@sha256:00", "a:latest@sha256:00"] {
+            assert_eq!(policy(fixed), PullPolicy::IfNotPresent, "{fixed}");
+        }
+        for floating in ["a", "a:latest", "r:5000/a", "r:5000/b/a:latest"] {
+            assert_eq!(policy(floating), PullPolicy::Always, "{floating}");
+        }
+    }
+}

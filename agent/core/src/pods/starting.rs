@@ -1,0 +1,465 @@
+//! The steps up: admission, volumes and network, containers in their order.
+//!
+//! Always holds: nothing is started before the pod's record is durable, nor while another pod of its namespace and name has
+//! anything left; init containers run one after the other; an image is seen to before each run. Leaves to others: performing
+//! the steps, and the steps down (`ending`).
+
+use crate::event::Level;
+use crate::pods::admission::{self, host_ports};
+use crate::pods::environment::{self, EnvProblem, Sources};
+use crate::pods::event::{
+    ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork, PodSandbox, Volume,
+};
+use crate::pods::life::{Context, Doing, Life, Origin, Sandbox, Swept, Verdict, changed};
+use crate::pods::objects::{self, Found};
+use crate::pods::resources;
+use crate::pods::spec::{Container, Pod, RestartPolicy};
+use crate::pods::status::restarts_after;
+use crate::pods::volumes::{self, VolumeProblem};
+
+/// When a container that ended is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Restart {
+    /// A sidecar: always.
+    Sidecar,
+    /// An init container: until it succeeds, unless the pod's policy is Never.
+    Init(RestartPolicy),
+    /// By the pod's policy.
+    Main(RestartPolicy),
+}
+
+impl Restart {
+    fn after(self, exit_code: i32) -> bool {
+        match self {
+            Self::Sidecar => true,
+            Self::Init(policy) => exit_code != 0 && policy != RestartPolicy::Never,
+            Self::Main(policy) => restarts_after(policy, exit_code),
+        }
+    }
+}
+
+impl Life {
+    /// The next steps of a pod that should run.
+    pub(crate) fn go_up(&mut self, ctx: &mut Context<'_>) {
+        let Some(pod) = self.pod.clone() else { return };
+        if self.verdict != Verdict::Admitted || !self.may_start() {
+            return;
+        }
+        let is_taken =
+            |life: &Life| life.namespace == self.namespace && life.name == self.name && life.has_begun();
+        if !self.has_begun() && ctx.lives.values().any(is_taken) {
+            return;
+        }
+        self.see_to_objects(&pod, ctx);
+        if self.prepare(&pod, ctx) {
+            self.start_containers(&pod, ctx);
+        }
+    }
+
+    /// Judges a pod that has not been judged. A pod that runs is not judged again.
+    pub(crate) fn admit(&mut self, ctx: &mut Context<'_>) {
+        let (Verdict::Pending, Some(pod)) = (&self.verdict, self.pod.clone()) else { return };
+        if self.has_begun() || self.is_finished() {
+            self.verdict = Verdict::Admitted;
+            self.saved.is_stale = true;
+            return;
+        }
+        let Some(node) = ctx.node else { return };
+        let counts = |life: &&Life| life.verdict == Verdict::Admitted && !life.is_finished();
+        let others = ctx.lives.values().filter(counts).filter_map(|life| Some(&life.pod.as_ref()?.spec));
+        self.saved.is_stale = true;
+        match admission::admit(&pod, self.is_static(), node, others) {
+            Ok(()) => self.verdict = Verdict::Admitted,
+            Err(rejection) => self.reject(rejection, ctx),
+        }
+    }
+
+    fn reject(&mut self, rejection: admission::Rejection, ctx: &mut Context<'_>) {
+        let text = format!(
+            "pod {}/{} is rejected: {}: {}",
+            self.namespace, self.name, rejection.reason, rejection.message
+        );
+        ctx.actions.push(PodAction::Log(Level::Warn, text));
+        let reason =
+            REASONS.iter().find(|reason| **reason == rejection.reason).unwrap_or(&"UnexpectedAdmissionError");
+        self.announce(true, reason, rejection.message.clone(), ctx.actions);
+        self.verdict = Verdict::Rejected(rejection);
+    }
+
+    /// Reads what is not known yet.
+    fn see_to_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
+        for name in objects::needed_by(pod) {
+            if !matches!(ctx.objects.find(&name), Found::Data(_)) {
+                ctx.objects.want(ctx.now, &name, ctx.actions);
+                if let Some(at) = ctx.objects.next_read(&name) {
+                    self.wake_at(at);
+                }
+            }
+        }
+    }
+
+    /// Reads again what may be old, for a container that starts.
+    fn refresh_objects(pod: &Pod, ctx: &mut Context<'_>) {
+        for name in objects::needed_by(pod) {
+            ctx.objects.want(ctx.now, &name, ctx.actions);
+        }
+    }
+
+    fn are_objects_settled(pod: &Pod, ctx: &Context<'_>) -> bool {
+        objects::needed_by(pod).iter().all(|name| ctx.objects.is_settled(name))
+    }
+
+    /// Network, volumes, cgroup; true if they are there.
+    fn prepare(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
+        match self.sandbox {
+            Sandbox::Ready => return true,
+            Sandbox::Preparing | Sandbox::Removing { .. } => return false,
+            Sandbox::Absent | Sandbox::Half => {}
+        }
+        if !self.sandbox_retry.is_due(ctx.now.mono) {
+            self.wake_at(self.sandbox_retry.due());
+            return false;
+        }
+        if !pod.spec.host_network && !ctx.node.is_some_and(|node| node.network_ready) {
+            let message = "network is not ready: no network plugin is configured on this node";
+            self.announce(true, "NetworkNotReady", message.into(), ctx.actions);
+            return false;
+        }
+        let volumes = match volumes::volumes(pod, ctx.objects) {
+            Ok(volumes) if Self::are_objects_settled(pod, ctx) => volumes,
+            Ok(_) | Err(VolumeProblem::Awaited) => return false,
+            Err(VolumeProblem::Failed(why)) => {
+                self.announce(true, "FailedMount", why, ctx.actions);
+                return false;
+            }
+        };
+        self.sandbox = Sandbox::Preparing;
+        self.swept = Swept::No;
+        let sandbox = self.sandbox_of(pod, volumes);
+        ctx.actions.push(PodAction::PreparePod(Box::new(sandbox)));
+        false
+    }
+
+    fn sandbox_of(&self, pod: &Pod, volumes: Vec<Volume>) -> PodSandbox {
+        let spec = &pod.spec;
+        let node_uid = match &self.origin {
+            Origin::Api { node_uid } | Origin::Found { node_uid } => node_uid.clone(),
+            Origin::Static { .. } => String::new(),
+        };
+        let options = spec.dns_config.options.iter();
+        PodSandbox {
+            uid: self.uid.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            node_uid,
+            hostname: hostname(pod),
+            host_network: spec.host_network,
+            host_pid: spec.host_pid,
+            host_ipc: spec.host_ipc,
+            share_process_namespace: spec.share_process_namespace,
+            qos: resources::qos_class(spec),
+            resources: resources::of_pod(spec),
+            volumes,
+            host_ports: host_ports(spec),
+            dns: Dns {
+                policy: if spec.dns_policy.is_empty() {
+                    "ClusterFirst".into()
+                } else {
+                    spec.dns_policy.clone()
+                },
+                nameservers: spec.dns_config.nameservers.clone(),
+                searches: spec.dns_config.searches.clone(),
+                options: options.map(|option| (option.name.clone(), option.value.clone())).collect(),
+            },
+            host_aliases: spec
+                .host_aliases
+                .iter()
+                .map(|alias| (alias.ip.clone(), alias.hostnames.clone()))
+                .collect(),
+        }
+    }
+
+    /// The pod's part is there.
+    pub(crate) fn prepared(&mut self, network: PodNetwork) {
+        self.sandbox = Sandbox::Ready;
+        self.sandbox_retry.succeeded();
+        self.network = network;
+        self.announced.clear();
+        self.is_dirty = true;
+    }
+
+    fn start_containers(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
+        let policy = pod.spec.restart_policy;
+        let has_run = |spec: &Container| {
+            self.containers.get(&spec.name).is_some_and(|container| container.run.is_some())
+        };
+        let is_initialized = pod.spec.containers.iter().any(has_run);
+        for spec in &pod.spec.init_containers {
+            let container = self.containers.entry(spec.name.clone()).or_default();
+            if spec.is_sidecar() {
+                let is_running = container.is_running();
+                self.ensure(pod, spec, Restart::Sidecar, ctx);
+                if !is_initialized && !is_running {
+                    return;
+                }
+            } else if !is_initialized && !container.has_succeeded() {
+                self.ensure(pod, spec, Restart::Init(policy), ctx);
+                return;
+            }
+        }
+        for spec in &pod.spec.containers {
+            self.ensure(pod, spec, Restart::Main(policy), ctx);
+        }
+    }
+
+    /// The next step of one container that should run, or run again.
+    fn ensure(&mut self, pod: &Pod, spec: &Container, restart: Restart, ctx: &mut Context<'_>) {
+        let container = self.containers.entry(spec.name.clone()).or_default();
+        if container.command.is_some() {
+            return;
+        }
+        if container.older.values().any(|is_live| *is_live) {
+            // two runs at once: the earlier one must go first
+            self.stop_older(&spec.name, ctx);
+            return;
+        }
+        let is_changed = container.run.as_ref().is_some_and(|run| changed(run, spec));
+        match &container.run {
+            Some(run) if run.is_live() => {
+                if is_changed {
+                    let message = format!("Container {} definition changed, will be restarted", spec.name);
+                    self.stop(&spec.name, self.own_grace(), message, ctx);
+                } else {
+                    self.remove_older(&spec.name, ctx);
+                }
+                return;
+            }
+            Some(run) if !run.has_ended() => {
+                let attempt = run.attempt;
+                self.start_or_remove(&spec.name, attempt, ctx);
+                return;
+            }
+            Some(run) => {
+                let code = run.exit().map_or(0, |exit| exit.code);
+                if !is_changed && !restart.after(code) {
+                    return;
+                }
+                if !is_changed && self.is_backing_off(pod, &spec.name, ctx) {
+                    return;
+                }
+            }
+            None => {}
+        }
+        self.create(pod, spec, ctx);
+    }
+
+    /// A container that is created is started; one that another process left half made is removed, and made anew.
+    fn start_or_remove(&mut self, name: &str, attempt: u32, ctx: &mut Context<'_>) {
+        let key = self.key(name, attempt);
+        let Some(container) = self.containers.get_mut(name) else { return };
+        let is_fresh = container.run.as_ref().is_some_and(|run| run.is_fresh);
+        if is_fresh {
+            container.command = Some(Doing::Start(attempt));
+            ctx.actions.push(PodAction::StartContainer(key));
+        } else {
+            self.remove_run(name, attempt, ctx);
+        }
+    }
+
+    /// Whether a container that ended must wait; says so once.
+    fn is_backing_off(&mut self, pod: &Pod, name: &str, ctx: &mut Context<'_>) -> bool {
+        let Some(container) = self.containers.get_mut(name) else { return false };
+        let ended = container.run.as_ref().and_then(|run| run.ended).unwrap_or_default();
+        let due = container.restarts.due(ended);
+        if ctx.now.mono >= due || container.image.is_some() {
+            return false;
+        }
+        let whole = format!("{}_{}({})", pod.name, pod.namespace, pod.uid);
+        let wait = go_duration(container.restarts.current(ended).unwrap_or_default().as_secs());
+        let text = format!("back-off {wait} restarting failed container={name} pod={whole}");
+        container.waiting = Some(("CrashLoopBackOff", text));
+        let is_news = !std::mem::replace(&mut container.announced, true);
+        self.wake_at(due);
+        if is_news {
+            let message = format!("Back-off restarting failed container {name} in pod {whole}");
+            self.announce_of(name, true, "BackOff", message, ctx.actions);
+        }
+        true
+    }
+
+    /// Sees to the image, then creates the next run.
+    fn create(&mut self, pod: &Pod, spec: &Container, ctx: &mut Context<'_>) {
+        let now = ctx.now.mono;
+        let Some(container) = self.containers.get_mut(&spec.name) else { return };
+        let waits = [&container.create, &container.pull].into_iter().filter(|retry| !retry.is_due(now));
+        if let Some(due) = waits.map(crate::pods::backoff::Retry::due).max() {
+            self.wake_at(due);
+            return;
+        }
+        if container.image.as_ref().is_some_and(|(name, _)| *name != spec.image) {
+            container.image = None;
+        }
+        let Some((_, image)) = container.image.clone() else {
+            self.pull(pod, spec, ctx);
+            return;
+        };
+        let host_ip = ctx.node.and_then(|node| node.addresses.first()).cloned().unwrap_or_default();
+        let own_ip =
+            if pod.spec.host_network { vec![host_ip.clone()] } else { self.network.addresses.clone() };
+        let sources = Sources {
+            pod,
+            objects: ctx.objects,
+            node_name: ctx.node.map_or("", |node| node.name.as_str()),
+            host_ip: &host_ip,
+            pod_ips: &own_ip,
+        };
+        let made = environment::variables(spec, &image.config, &sources)
+            .and_then(|env| Ok((env, environment::argv(spec, &image.config, &sources)?)));
+        let (env, argv) = match made {
+            Ok(made) if Self::are_objects_settled(pod, ctx) => made,
+            Ok(_) | Err(EnvProblem::Awaited) => return,
+            Err(EnvProblem::Config(why)) => {
+                let is_news = container.waiting.as_ref().is_none_or(|(_, told)| *told != why);
+                container.waiting = Some(("CreateContainerConfigError", why.clone()));
+                if is_news {
+                    self.announce_of(&spec.name, true, "Failed", format!("Error: {why}"), ctx.actions);
+                }
+                return;
+            }
+        };
+        let ended = container.run.as_ref().and_then(|run| run.ended);
+        if let Some(ended) = ended.filter(|_| container.create.failures() == 0) {
+            container.restarts.restarted(ended, now);
+        }
+        let attempt = container.next_attempt;
+        container.keep_end(&self.uid, &spec.name);
+        container.command = Some(Doing::Create(attempt));
+        container.image = None;
+        let order = ContainerOrder {
+            key: self.key(&spec.name, attempt),
+            namespace: self.namespace.clone(),
+            pod_name: self.name.clone(),
+            image_name: spec.image.clone(),
+            argv,
+            env,
+            working_dir: if spec.working_dir.is_empty() {
+                image.config.working_dir.clone()
+            } else {
+                spec.working_dir.clone()
+            },
+            mounts: volumes::mounts(spec, &pod.spec),
+            resources: resources::of_container(spec),
+            qos: resources::qos_class(&pod.spec),
+            stop_signal: if image.config.stop_signal.is_empty() {
+                "SIGTERM".into()
+            } else {
+                image.config.stop_signal.clone()
+            },
+            image,
+        };
+        ctx.actions.push(PodAction::CreateContainer(Box::new(order)));
+    }
+
+    fn pull(&mut self, pod: &Pod, spec: &Container, ctx: &mut Context<'_>) {
+        Self::refresh_objects(pod, ctx);
+        let Some(credentials) = credentials(pod, ctx) else { return };
+        let Some(container) = self.containers.get_mut(&spec.name) else { return };
+        container.command = Some(Doing::Pull);
+        container.pulling.clone_from(&spec.image);
+        ctx.actions.push(PodAction::PullImage(Box::new(ImageOrder {
+            pod: self.uid.clone(),
+            container: spec.name.clone(),
+            image: spec.image.clone(),
+            policy: spec.pull_policy(),
+            credentials,
+        })));
+    }
+
+    /// The image is there.
+    pub(crate) fn image_ready(&mut self, name: &str, image: Image, actions: &mut Vec<PodAction>) {
+        let named = self.image_of(name);
+        let Some(container) = self.containers.get_mut(name) else { return };
+        if container.command != Some(Doing::Pull) {
+            return;
+        }
+        container.command = None;
+        self.is_dirty = true;
+        if container.pulling != named {
+            return;
+        }
+        container.pull.succeeded();
+        let message = match image.pulled {
+            Some((took, bytes)) => format!(
+                "Successfully pulled image {named:?} in {}. Image size: {bytes} bytes.",
+                go_millis(took)
+            ),
+            None => format!("Container image {named:?} already present on machine"),
+        };
+        container.image = Some((named, image));
+        self.announce_of(name, false, "Pulled", message, actions);
+    }
+}
+
+/// Reasons of rejections, for Events.
+const REASONS: &[&str] = &[
+    "NodeAffinity",
+    "NodePorts",
+    "OutOfcpu",
+    "OutOfmemory",
+    "OutOfpods",
+    "PodFeatureUnsupported",
+    "PodOSNotSupported",
+    "UnexpectedAdmissionError",
+];
+
+/// The pull secrets' contents; None while one is being read for the first time. One that is missing is left out, as upstream.
+fn credentials(pod: &Pod, ctx: &Context<'_>) -> Option<Vec<Vec<u8>>> {
+    let mut all = vec![];
+    for secret in &pod.spec.image_pull_secrets {
+        let name = ObjectName {
+            kind: ObjectKind::Secret,
+            namespace: pod.namespace.clone(),
+            name: secret.name.clone(),
+        };
+        match ctx.objects.find(&name) {
+            Found::Data(data) => {
+                if let Some(config) = data.get(".dockerconfigjson") {
+                    all.push(config.clone());
+                } else if let Some(older) = data.get(".dockercfg") {
+                    all.push([b"{\"auths\":", older.as_slice(), b"}"].concat());
+                }
+            }
+            // the image may be there already
+            Found::Awaited if ctx.objects.is_out_of_reach(&name) => {}
+            Found::Awaited => return None,
+            Found::Missing(_) => {}
+        }
+    }
+    Some(all)
+}
+
+/// Longest hostname of Linux: upstream cuts a pod's name to it.
+const HOSTNAME_BYTES: usize = 63;
+
+fn hostname(pod: &Pod) -> String {
+    let own = &pod.spec.hostname;
+    let name = if own.is_empty() { &pod.name } else { own };
+    let cut = &name[..name.len().min(HOSTNAME_BYTES)];
+    cut.trim_end_matches(['-', '.']).to_owned()
+}
+
+/// Whole seconds as Go writes a duration.
+fn go_duration(secs: u64) -> String {
+    match (secs / 60, secs % 60) {
+        (0, secs) => format!("{secs}s"),
+        (minutes, secs) => format!("{minutes}m{secs}s"),
+    }
+}
+
+fn go_millis(took: std::time::Duration) -> String {
+    if took.as_secs() == 0 {
+        format!("{}ms", took.as_millis())
+    } else {
+        format!("{:.3}s", took.as_secs_f64())
+    }
+}

@@ -1,0 +1,590 @@
+//! A pod's status as upstream's node agent composes it: phase, conditions, container states; and the patch that brings it to the
+//! API server.
+//!
+//! Always holds: a condition keeps its `lastTransitionTime` while its status stays; conditions of others are left alone; a patch
+//! has only what changed. Leaves to others: what containers do (`life`), when it is sent.
+
+use crate::pods::event::{Exit, PodRef};
+use crate::pods::spec::{Container, PodSpec, RestartPolicy};
+use kedge_api::Timestamp;
+use serde_json::{Map, Value, json};
+
+/// A state of a container as a status shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Shown {
+    Waiting { reason: String, message: String },
+    Running { started: Timestamp },
+    Terminated(Terminated),
+}
+
+/// How a run ended, as a status shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Terminated {
+    pub(crate) exit_code: i32,
+    pub(crate) signal: Option<i32>,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    pub(crate) started: Option<Timestamp>,
+    pub(crate) finished: Option<Timestamp>,
+    pub(crate) container_id: String,
+}
+
+impl Terminated {
+    pub(crate) fn by(exit: &Exit, container_id: String) -> Self {
+        let reason = match exit {
+            Exit { oom_killed: true, .. } => "OOMKilled",
+            Exit { code: 0, .. } => "Completed",
+            _ => "Error",
+        };
+        Self {
+            exit_code: exit.code,
+            signal: exit.signal,
+            reason: reason.into(),
+            message: String::new(),
+            started: exit.started,
+            finished: exit.finished,
+            container_id,
+        }
+    }
+
+    /// It ran, and nobody saw its end: upstream's words.
+    pub(crate) fn unseen(container_id: String) -> Self {
+        Self {
+            exit_code: 137,
+            signal: None,
+            reason: "ContainerStatusUnknown".into(),
+            message: "The container could not be located when the pod was terminated".into(),
+            started: None,
+            finished: None,
+            container_id,
+        }
+    }
+
+    /// As a status of the API has it.
+    pub(crate) fn read(value: &Value) -> Option<Self> {
+        let terminated = value.as_object()?;
+        let text = |key: &str| terminated.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let time = |key: &str| Timestamp::parse(terminated.get(key)?.as_str()?).ok();
+        let number = |key: &str| i32::try_from(terminated.get(key)?.as_i64()?).ok();
+        Some(Self {
+            exit_code: number("exitCode").unwrap_or(0),
+            signal: number("signal"),
+            reason: text("reason"),
+            message: text("message"),
+            started: time("startedAt"),
+            finished: time("finishedAt"),
+            container_id: text("containerID"),
+        })
+    }
+
+    fn json(&self) -> Value {
+        let mut json = json!({"exitCode": self.exit_code, "reason": self.reason});
+        let texts = [("message", &self.message), ("containerID", &self.container_id)];
+        for (key, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
+            json[key] = json!(text);
+        }
+        if let Some(signal) = self.signal {
+            json["signal"] = json!(signal);
+        }
+        for (key, time) in [("startedAt", self.started), ("finishedAt", self.finished)] {
+            if let Some(time) = time {
+                json[key] = json!(time);
+            }
+        }
+        json
+    }
+}
+
+/// One container, as a status shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ContainerView {
+    pub(crate) name: String,
+    pub(crate) image: String,
+    pub(crate) image_id: String,
+    pub(crate) container_id: String,
+    pub(crate) restart_count: u32,
+    pub(crate) state: Shown,
+    pub(crate) last: Option<Terminated>,
+}
+
+impl ContainerView {
+    fn is_running(&self) -> bool {
+        matches!(self.state, Shown::Running { .. })
+    }
+
+    /// Until probes are served, what runs is ready; an init container is when it has completed.
+    fn is_ready(&self, spec: &Container, is_init: bool) -> bool {
+        match &self.state {
+            Shown::Terminated(end) => is_init && !spec.is_sidecar() && end.exit_code == 0,
+            Shown::Running { .. } => !is_init || spec.is_sidecar(),
+            Shown::Waiting { .. } => false,
+        }
+    }
+
+    fn json(&self, spec: &Container, is_init: bool) -> Value {
+        let state = match &self.state {
+            Shown::Running { started } => json!({"running": {"startedAt": started}}),
+            Shown::Terminated(end) => json!({"terminated": end.json()}),
+            Shown::Waiting { reason, message } if message.is_empty() => {
+                json!({"waiting": {"reason": reason}})
+            }
+            Shown::Waiting { reason, message } => {
+                json!({"waiting": {"reason": reason, "message": kedge_api::excerpt_of(message, MESSAGE_CHARS)}})
+            }
+        };
+        let last = self.last.as_ref().map_or(json!({}), |end| json!({"terminated": end.json()}));
+        let mut json = json!({
+            "name": self.name, "image": self.image, "imageID": self.image_id, "state": state, "lastState": last,
+            "restartCount": self.restart_count, "ready": self.is_ready(spec, is_init), "started": self.is_running(),
+        });
+        if !self.container_id.is_empty() {
+            json["containerID"] = json!(self.container_id);
+        }
+        json
+    }
+}
+
+/// Longest message of a waiting container: every watcher of pods gets it.
+const MESSAGE_CHARS: usize = 1024;
+
+/// What a status is composed of.
+pub(crate) struct Situation<'a> {
+    pub(crate) spec: &'a PodSpec,
+    pub(crate) generation: i64,
+    /// In the spec's order.
+    pub(crate) init: Vec<ContainerView>,
+    pub(crate) main: Vec<ContainerView>,
+    /// The network and the volumes are there.
+    pub(crate) is_prepared: bool,
+    /// No container runs, or will be started any more.
+    pub(crate) is_over: bool,
+    /// What its containers did is their result: none is started again, whatever the spec says meanwhile.
+    pub(crate) is_finished: bool,
+    pub(crate) is_static: bool,
+    /// Reason and message, whatever the containers did: the pod failed.
+    pub(crate) failed: Option<(String, String)>,
+    pub(crate) addresses: &'a [String],
+    pub(crate) host_addresses: &'a [String],
+    pub(crate) qos: &'static str,
+}
+
+/// The phase: upstream's `getPhase`.
+pub(crate) fn phase(situation: &Situation<'_>) -> &'static str {
+    if situation.failed.is_some() {
+        return "Failed";
+    }
+    let policy = situation.spec.restart_policy;
+    let mut pending_init = 0;
+    for (view, spec) in situation.init.iter().zip(&situation.spec.init_containers) {
+        let end = match (&view.state, &view.last) {
+            _ if spec.is_sidecar() => continue,
+            (Shown::Terminated(end), _) | (Shown::Waiting { .. }, Some(end)) => Some(end),
+            _ => None,
+        };
+        match end {
+            Some(end) if situation.is_finished && end.exit_code != 0 && policy == RestartPolicy::Never => {
+                return "Failed";
+            }
+            Some(_) => {}
+            None => pending_init += 1,
+        }
+    }
+    let sidecars =
+        || situation.init.iter().zip(&situation.spec.init_containers).filter(|(_, spec)| spec.is_sidecar());
+    let has_initialized = situation.main.iter().any(|view| view.is_running() || view.last.is_some());
+    let never_ran = |view: &ContainerView| matches!(view.state, Shown::Waiting { .. }) && view.last.is_none();
+    let pending_sidecars = sidecars().filter(|(view, _)| never_ran(view)).count();
+    let waiting = situation.main.iter().filter(|view| never_ran(view)).count() + pending_sidecars;
+    let running = situation.main.iter().filter(|view| view.is_running()).count()
+        + sidecars().filter(|(view, _)| view.is_running()).count();
+    if pending_init > 0 || (pending_sidecars > 0 && !has_initialized) || waiting > 0 {
+        return "Pending";
+    }
+    if running > 0 {
+        return "Running";
+    }
+    let ends: Vec<&Terminated> = situation.main.iter().filter_map(end_of).collect();
+    let succeeded = ends.iter().all(|end| end.exit_code == 0);
+    let is_restarted = !situation.is_finished || ends.iter().any(|end| restarts_after(policy, end.exit_code));
+    match (situation.is_over && !situation.is_static, is_restarted, succeeded) {
+        (true, _, true) | (false, false, true) => "Succeeded",
+        (true, _, false) | (false, false, false) => "Failed",
+        (false, true, _) => "Running",
+    }
+}
+
+fn end_of(view: &ContainerView) -> Option<&Terminated> {
+    match &view.state {
+        Shown::Terminated(end) => Some(end),
+        Shown::Waiting { .. } => view.last.as_ref(),
+        Shown::Running { .. } => None,
+    }
+}
+
+/// Whether a main container that ended so is started again.
+pub(crate) fn restarts_after(policy: RestartPolicy, exit_code: i32) -> bool {
+    match policy {
+        RestartPolicy::Always => true,
+        RestartPolicy::OnFailure => exit_code != 0,
+        RestartPolicy::Never => false,
+    }
+}
+
+/// The whole status; `old` is what the API server has.
+pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) -> Value {
+    // as upstream: a phase that was final stays
+    let phase = match old["phase"].as_str() {
+        Some("Failed") => "Failed",
+        Some("Succeeded") => "Succeeded",
+        _ => phase(situation),
+    };
+    let mut status = Map::new();
+    let mut set = |key: &str, value: Value| status.insert(key.to_owned(), value);
+    set("phase", json!(phase));
+    if let Some((reason, message)) = &situation.failed {
+        set("reason", json!(reason));
+        set("message", json!(kedge_api::excerpt_of(message, MESSAGE_CHARS)));
+    }
+    set("conditions", conditions(situation, phase, old, now));
+    set("qosClass", json!(situation.qos));
+    if situation.generation > 0 {
+        set("observedGeneration", json!(situation.generation));
+    }
+    set("startTime", old.get("startTime").cloned().unwrap_or_else(|| json!(now)));
+    if let Some(first) = situation.host_addresses.first() {
+        set("hostIP", json!(first));
+        set("hostIPs", json!([{"ip": first}]));
+    }
+    let own = if situation.spec.host_network && situation.is_prepared {
+        &situation.host_addresses[..situation.host_addresses.len().min(1)]
+    } else {
+        situation.addresses
+    };
+    if let Some(first) = own.first() {
+        set("podIP", json!(first));
+        set("podIPs", own.iter().map(|ip| json!({"ip": ip})).collect());
+    } else if let (Some(ip), Some(ips)) = (old.get("podIP"), old.get("podIPs")) {
+        // a pod that is over keeps the address it had
+        if situation.is_over {
+            set("podIP", ip.clone());
+            set("podIPs", ips.clone());
+        }
+    }
+    let statuses = |views: &[ContainerView], specs: &[Container], is_init| {
+        views.iter().zip(specs).map(|(view, spec)| view.json(spec, is_init)).collect::<Value>()
+    };
+    if !situation.init.is_empty() {
+        set("initContainerStatuses", statuses(&situation.init, &situation.spec.init_containers, true));
+    }
+    set("containerStatuses", statuses(&situation.main, &situation.spec.containers, false));
+    Value::Object(status)
+}
+
+/// Status, reason and message of a condition.
+type Judged = (bool, &'static str, String);
+
+fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestamp) -> Value {
+    let good: Judged = (true, "", String::new());
+    let initialized = initialized(situation, phase);
+    let ready = containers_ready(situation, phase);
+    let prepared = (situation.is_prepared, "", String::new());
+    let all = [
+        ("PodReadyToStartContainers", prepared),
+        ("Initialized", initialized),
+        ("Ready", ready.clone()),
+        ("ContainersReady", ready),
+        ("PodScheduled", good),
+    ];
+    let old = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let condition = |(kind, (is_true, reason, message)): (&str, Judged)| {
+        let status = if is_true { "True" } else { "False" };
+        let before = old.iter().find(|before| before["type"] == kind && before["status"] == status);
+        let since = before.map(|before| before["lastTransitionTime"].clone()).filter(|time| !time.is_null());
+        let mut condition = json!({"type": kind, "status": status, "lastTransitionTime": since.unwrap_or_else(|| json!(now))});
+        if !reason.is_empty() {
+            condition["reason"] = json!(reason);
+        }
+        if !message.is_empty() {
+            condition["message"] = json!(message);
+        }
+        if situation.generation > 0 {
+            condition["observedGeneration"] = json!(situation.generation);
+        }
+        condition
+    };
+    all.into_iter().map(condition).collect()
+}
+
+fn initialized(situation: &Situation<'_>, phase: &str) -> Judged {
+    if phase == "Succeeded" {
+        return (true, "PodCompleted", String::new());
+    }
+    let has_started = situation.main.iter().any(|view| view.is_running() || end_of(view).is_some());
+    let pairs = situation.init.iter().zip(&situation.spec.init_containers);
+    let incomplete = pairs.filter(|(view, spec)| !view.is_ready(spec, true));
+    let incomplete: Vec<&str> = incomplete.map(|(view, _)| view.name.as_str()).collect();
+    if incomplete.is_empty() || has_started {
+        return (true, "", String::new());
+    }
+    let message = format!("containers with incomplete status: [{}]", incomplete.join(" "));
+    (false, "ContainersNotInitialized", message)
+}
+
+fn containers_ready(situation: &Situation<'_>, phase: &str) -> Judged {
+    match phase {
+        "Succeeded" => return (false, "PodCompleted", String::new()),
+        "Failed" => return (false, "PodFailed", String::new()),
+        _ => {}
+    }
+    let sidecars = situation.init.iter().zip(&situation.spec.init_containers);
+    let sidecars = sidecars.filter(|(_, spec)| spec.is_sidecar()).map(|pair| (pair, true));
+    let main = situation.main.iter().zip(&situation.spec.containers).map(|pair| (pair, false));
+    let unready = sidecars.chain(main).filter(|((view, spec), is_init)| !view.is_ready(spec, *is_init));
+    let unready: Vec<&str> = unready.map(|((view, _), _)| view.name.as_str()).collect();
+    if unready.is_empty() {
+        return (true, "", String::new());
+    }
+    (false, "ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" ")))
+}
+
+/// Fields of a status that a patch of this agent may remove.
+const OWNED: &[&str] = &["reason", "message", "podIP", "podIPs"];
+
+/// The strategic merge patch from `old` to `new`; None if nothing differs.
+pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
+    let mut changes = Map::new();
+    for (key, value) in new.as_object()? {
+        if key == "conditions" {
+            let before = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let conditions = value.as_array().into_iter().flatten();
+            let changed: Vec<Value> =
+                conditions.filter(|condition| !has_same(before, condition)).cloned().collect();
+            if !changed.is_empty() {
+                changes.insert(key.clone(), Value::Array(changed));
+            }
+        } else if old.get(key) != Some(value) {
+            let value =
+                if matches!(key.as_str(), "podIPs" | "hostIPs") { replaced(value) } else { value.clone() };
+            changes.insert(key.clone(), value);
+        }
+    }
+    for key in OWNED {
+        if new.get(key).is_none() && old.get(key).is_some_and(|value| !value.is_null()) {
+            changes.insert((*key).to_owned(), Value::Null);
+        }
+    }
+    (!changes.is_empty()).then(|| json!({"metadata": {"uid": pod.uid}, "status": changes}))
+}
+
+/// Whether the server has this condition; fields that others add do not count.
+fn has_same(before: &[Value], condition: &Value) -> bool {
+    let same = |key: &str, before: &Value| {
+        let absent = |value: &Value| value.is_null() || value == "";
+        before[key] == condition[key] || (absent(&before[key]) && absent(&condition[key]))
+    };
+    let keys = ["status", "reason", "message", "lastTransitionTime", "observedGeneration"];
+    let before = before.iter().find(|before| before["type"] == condition["type"]);
+    before.is_some_and(|before| keys.iter().all(|key| same(key, before)))
+}
+
+/// A list that a strategic merge patch would merge, replaced.
+fn replaced(list: &Value) -> Value {
+    let items = list.as_array().cloned().unwrap_or_default();
+    items.into_iter().chain([json!({"$patch": "replace"})]).collect()
+}
+
+/// `old` after the API server took `new`.
+pub(crate) fn merged(old: &Value, new: &Value) -> Value {
+    let mut merged = old.as_object().cloned().unwrap_or_default();
+    for key in OWNED {
+        merged.remove(*key);
+    }
+    for (key, value) in new.as_object().into_iter().flatten() {
+        if key != "conditions" {
+            merged.insert(key.clone(), value.clone());
+        }
+    }
+    let ours = new["conditions"].as_array().cloned().unwrap_or_default();
+    let others = old["conditions"].as_array().cloned().unwrap_or_default().into_iter();
+    let others = others.filter(|other| ours.iter().all(|own| own["type"] != other["type"]));
+    let conditions = others.chain(ours.clone()).collect::<Vec<_>>();
+    merged.insert("conditions".into(), Value::Array(conditions));
+    Value::Object(merged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    fn at(secs: i64) -> Timestamp {
+        Timestamp::from_micros(secs * 1_000_000)
+    }
+
+    fn view(name: &str, state: Shown, last: Option<i32>) -> ContainerView {
+        ContainerView {
+            name: name.into(),
+            image: "x".into(),
+            image_id: String::new(),
+            container_id: String::new(),
+            restart_count: 0,
+            state,
+            last: last.map(ended),
+        }
+    }
+
+    fn ended(code: i32) -> Terminated {
+        let exit = Exit { code, signal: None, oom_killed: false, started: None, finished: None };
+        Terminated::by(&exit, String::new())
+    }
+
+    fn state(word: &str) -> (Shown, Option<i32>) {
+        let waiting = || Shown::Waiting { reason: "ContainerCreating".into(), message: String::new() };
+        match word {
+            "wait" => (waiting(), None),
+            "run" => (Shown::Running { started: at(1) }, None),
+            "ok" => (Shown::Terminated(ended(0)), None),
+            "bad" => (Shown::Terminated(ended(1)), None),
+            "loop" => (waiting(), Some(1)),
+            other => panic!("{other}"),
+        }
+    }
+
+    /// `i:` is an init container, `s:` a sidecar.
+    fn with<T>(policy: &str, words: &str, is_over: bool, run: impl FnOnce(&Situation<'_>) -> T) -> T {
+        let (mut init, mut main, mut inits, mut mains) = (vec![], vec![], vec![], vec![]);
+        for (index, word) in words.split_whitespace().enumerate() {
+            let name = format!("c{index}");
+            let (kind, word) = word.split_once(':').unwrap_or(("", word));
+            let (state, last) = state(word);
+            let mut spec = json!({"name": name});
+            if kind == "s" {
+                spec["restartPolicy"] = json!("Always");
+            }
+            let (views, specs) =
+                if kind.is_empty() { (&mut main, &mut mains) } else { (&mut init, &mut inits) };
+            views.push(view(&name, state, last));
+            specs.push(spec);
+        }
+        let spec = json!({"restartPolicy": policy, "initContainers": inits, "containers": mains});
+        let spec = PodSpec::deserialize(spec).unwrap();
+        run(&Situation {
+            spec: &spec,
+            generation: 2,
+            init,
+            main,
+            is_prepared: true,
+            is_over,
+            is_finished: true,
+            is_static: false,
+            failed: None,
+            addresses: &["10.1.0.2".into()],
+            host_addresses: &["10.0.0.1".into()],
+            qos: "BestEffort",
+        })
+    }
+
+    #[test]
+    fn phase_follows_upstream() {
+        for (policy, words, is_over, expect) in [
+            ("Always", "wait", false, "Pending"),
+            ("Always", "run", false, "Running"),
+            ("Always", "run wait", false, "Pending"),
+            ("Always", "run loop", false, "Running"),
+            ("Always", "loop", false, "Running"),
+            ("Always", "ok", false, "Running"),
+            ("Always", "ok", true, "Succeeded"),
+            ("Always", "bad", true, "Failed"),
+            ("OnFailure", "ok", false, "Succeeded"),
+            ("OnFailure", "bad ok", false, "Running"),
+            ("Never", "bad ok", false, "Failed"),
+            ("Never", "ok ok", false, "Succeeded"),
+            ("Never", "ok run", false, "Running"),
+            ("Always", "i:run wait", false, "Pending"),
+            ("Always", "i:loop wait", false, "Pending"),
+            ("Never", "i:bad wait", false, "Failed"),
+            ("OnFailure", "i:bad wait", false, "Pending"),
+            ("Always", "i:ok run", false, "Running"),
+            ("Always", "s:run run", false, "Running"),
+            ("Always", "s:run wait", false, "Pending"),
+            ("Always", "s:loop run", false, "Running"),
+            ("Never", "s:run ok", false, "Running"),
+            ("Never", "s:bad ok", false, "Succeeded"),
+        ] {
+            assert_eq!(with(policy, words, is_over, phase), expect, "{policy} {words} over: {is_over}");
+        }
+    }
+
+    fn condition(status: &Value, kind: &str) -> (String, String, String) {
+        let conditions = status["conditions"].as_array().unwrap();
+        let found = conditions.iter().find(|condition| condition["type"] == kind).unwrap();
+        let text = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+        (text("status"), text("reason"), text("message"))
+    }
+
+    #[test]
+    fn conditions_follow_upstream() {
+        let check = |policy: &str, words: &str, kind: &str, expect: (&str, &str, &str)| {
+            let status = with(policy, words, false, |situation| compose(situation, &json!({}), at(5)));
+            let found = condition(&status, kind);
+            assert_eq!((found.0.as_str(), found.1.as_str(), found.2.as_str()), expect, "{words} {kind}");
+        };
+        check("Always", "run", "Ready", ("True", "", ""));
+        check("Always", "run", "PodScheduled", ("True", "", ""));
+        let unready = "containers with unready status: [c1]";
+        check("Always", "run loop", "Ready", ("False", "ContainersNotReady", unready));
+        check("Always", "run loop", "ContainersReady", ("False", "ContainersNotReady", unready));
+        check("Never", "ok", "Ready", ("False", "PodCompleted", ""));
+        check("Never", "ok", "Initialized", ("True", "PodCompleted", ""));
+        check("Never", "bad", "Ready", ("False", "PodFailed", ""));
+        let incomplete = "containers with incomplete status: [c0 c1]";
+        check(
+            "Always",
+            "i:run s:wait wait",
+            "Initialized",
+            ("False", "ContainersNotInitialized", incomplete),
+        );
+        check("Always", "i:ok s:run wait", "Initialized", ("True", "", ""));
+        check("Always", "i:ok s:loop run", "Initialized", ("True", "", ""));
+    }
+
+    #[test]
+    fn patch_has_only_what_changed() {
+        let pod = PodRef { namespace: "d".into(), name: "p".into(), uid: "u".into() };
+        let others =
+            json!({"conditions": [{"type": "Mine", "status": "True"}], "startTime": "1970-01-01T00:00:01Z"});
+        let first = with("Always", "wait", false, |situation| compose(situation, &others, at(5)));
+        let sent = patch(&pod, &others, &first).unwrap();
+        assert_eq!(sent["metadata"]["uid"], "u");
+        assert!(sent["status"].get("startTime").is_none(), "kept");
+        assert_eq!(sent["status"]["podIPs"], json!([{"ip": "10.1.0.2"}, {"$patch": "replace"}]));
+        let known = merged(&others, &first);
+        assert_eq!(known["conditions"].as_array().unwrap().len(), 6, "another's condition stays");
+        let same = with("Always", "wait", false, |situation| compose(situation, &known, at(9)));
+        assert_eq!(patch(&pod, &known, &same), None, "time alone is no change");
+        let running = with("Always", "run", false, |situation| compose(situation, &known, at(9)));
+        let sent = patch(&pod, &known, &running).unwrap();
+        let mut changed: Vec<&String> = sent["status"].as_object().unwrap().keys().collect();
+        changed.sort();
+        assert_eq!(changed, ["conditions", "containerStatuses", "phase"]);
+        let kinds: Vec<&Value> =
+            sent["status"]["conditions"].as_array().unwrap().iter().map(|c| &c["type"]).collect();
+        assert_eq!(kinds, ["Ready", "ContainersReady"], "those whose status changed");
+        assert_eq!(sent["status"]["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:09Z");
+    }
+
+    #[test]
+    fn terminated_state_round_trips() {
+        let exit = Exit {
+            code: 137,
+            signal: Some(9),
+            oom_killed: true,
+            started: Some(at(1)),
+            finished: Some(at(2)),
+        };
+        let end = Terminated::by(&exit, "kedge://x".into());
+        assert_eq!(end.reason, "OOMKilled");
+        assert_eq!(Terminated::read(&end.json()), Some(end));
+        assert_eq!(Terminated::read(&Value::Null), None);
+    }
+}

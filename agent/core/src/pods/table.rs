@@ -1,0 +1,316 @@
+//! The one table of the PodSpec: what is served, what is refused and why, what is ignored and why.
+//!
+//! Always holds: each field of upstream's PodSpec has one row, or lies below one (a test walks them); a field without a row is
+//! refused by its name. Empty lists, objects and texts, zero and `false` count as absent where a row does not give values, as in
+//! Go's encoding. Leaves to others: what served fields mean.
+
+use serde_json::Value;
+
+/// What becomes of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Treatment {
+    /// It has its effect, and so has everything below it that has no row of its own.
+    Served,
+    /// Served with these values; refused with any other.
+    Only(&'static [&'static str], &'static str),
+    /// A pod with it is not run.
+    Refused(&'static str),
+    /// It has no effect on a node, or none yet that a pod relies on.
+    Ignored(&'static str),
+    /// The rows below it decide.
+    Below,
+}
+
+use Treatment::{Below, Ignored, Only, Refused, Served};
+
+const PROBES: &str = "probes are not served yet";
+const SECURITY: &str = "security contexts are not served yet";
+const SCHEDULER: &str = "the scheduler's: the pod is bound already";
+const STORAGE: &str = "no storage drivers: use emptyDir, hostPath, configMap or secret";
+const ATTACH: &str = "nothing can attach to a container's input";
+const GROUPS: &str = "pods are scheduled one by one";
+const CLAIMS: &str = "no dynamic resource allocation";
+
+/// Path in the spec, treatment. `initContainers[]` is looked up as `containers[]` where it has no row of its own.
+pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
+    ("activeDeadlineSeconds", Refused("deadlines are not served yet")),
+    ("affinity", Ignored(SCHEDULER)),
+    ("automountServiceAccountToken", Ignored("the API server mounts tokens by a volume, which is refused")),
+    ("containers", Below),
+    ("containers[].args", Served),
+    ("containers[].command", Served),
+    ("containers[].env", Below),
+    ("containers[].env[].name", Served),
+    ("containers[].env[].value", Served),
+    ("containers[].env[].valueFrom", Below),
+    ("containers[].env[].valueFrom.configMapKeyRef", Served),
+    ("containers[].env[].valueFrom.fieldRef", Served),
+    ("containers[].env[].valueFrom.fileKeyRef", Refused("files are no source of variables")),
+    ("containers[].env[].valueFrom.resourceFieldRef", Refused("resourceFieldRef is not served yet")),
+    ("containers[].env[].valueFrom.secretKeyRef", Served),
+    ("containers[].envFrom", Served),
+    ("containers[].image", Served),
+    ("containers[].imagePullPolicy", Served),
+    ("containers[].lifecycle", Refused("hooks are not served yet")),
+    ("containers[].livenessProbe", Refused(PROBES)),
+    ("containers[].name", Served),
+    ("containers[].ports", Served),
+    ("containers[].readinessProbe", Refused(PROBES)),
+    ("containers[].resizePolicy", Ignored("pods are not resized in place")),
+    ("containers[].resources", Below),
+    ("containers[].resources.claims", Refused(CLAIMS)),
+    ("containers[].resources.limits", Served),
+    ("containers[].resources.requests", Served),
+    (
+        "containers[].restartPolicy",
+        Refused("a restart policy of one container is not served, but of a sidecar"),
+    ),
+    ("containers[].restartPolicyRules", Refused("restart rules are not served")),
+    ("containers[].securityContext", Refused(SECURITY)),
+    ("containers[].startupProbe", Refused(PROBES)),
+    ("containers[].stdin", Refused(ATTACH)),
+    ("containers[].stdinOnce", Refused(ATTACH)),
+    ("containers[].terminationMessagePath", Ignored("messages are not read yet")),
+    ("containers[].terminationMessagePolicy", Ignored("messages are not read yet")),
+    ("containers[].tty", Refused(ATTACH)),
+    ("containers[].volumeDevices", Refused(STORAGE)),
+    ("containers[].volumeMounts", Below),
+    ("containers[].volumeMounts[].mountPath", Served),
+    ("containers[].volumeMounts[].mountPropagation", Only(&["None"], "mounts are not propagated")),
+    ("containers[].volumeMounts[].name", Served),
+    ("containers[].volumeMounts[].readOnly", Served),
+    (
+        "containers[].volumeMounts[].recursiveReadOnly",
+        Only(&["Disabled", "IfPossible"], "mounts below are not made read-only"),
+    ),
+    ("containers[].volumeMounts[].subPath", Refused("subPath is not served yet")),
+    ("containers[].volumeMounts[].subPathExpr", Refused("subPathExpr is not served yet")),
+    ("containers[].workingDir", Served),
+    ("dnsConfig", Served),
+    ("dnsPolicy", Served),
+    ("enableServiceLinks", Ignored("there are no Services on a node")),
+    ("ephemeralContainers", Ignored("they are not started; a pod without them runs")),
+    ("hostAliases", Served),
+    ("hostIPC", Served),
+    ("hostNetwork", Served),
+    ("hostPID", Served),
+    ("hostUsers", Only(&["true"], "no user namespaces")),
+    ("hostname", Served),
+    ("hostnameOverride", Refused("hostnameOverride is not served")),
+    ("imagePullSecrets", Served),
+    ("initContainers", Below),
+    (
+        "initContainers[].restartPolicy",
+        Only(&["Always"], "an init container restarts always, or by the pod's policy"),
+    ),
+    ("nodeName", Served),
+    ("nodeSelector", Served),
+    ("os", Below),
+    ("os.name", Served),
+    ("overhead", Ignored("it belongs to runtime classes, which are refused")),
+    ("preemptionPolicy", Ignored(SCHEDULER)),
+    ("priority", Ignored("eviction is not served yet")),
+    ("priorityClassName", Ignored("the API server resolves it to a priority")),
+    ("readinessGates", Refused("readiness gates are not served yet")),
+    ("resourceClaims", Refused(CLAIMS)),
+    ("resources", Refused("resources of a pod as a whole are not served")),
+    ("restartPolicy", Served),
+    ("runtimeClassName", Refused("there is one runtime")),
+    ("schedulerName", Ignored(SCHEDULER)),
+    ("schedulingGates", Ignored(SCHEDULER)),
+    ("schedulingGroup", Ignored(GROUPS)),
+    ("securityContext", Refused(SECURITY)),
+    ("serviceAccount", Ignored("the older name of serviceAccountName")),
+    ("serviceAccountName", Served),
+    ("setHostnameAsFQDN", Refused("a node has no cluster domain of its own")),
+    ("shareProcessNamespace", Served),
+    ("subdomain", Ignored("there are no Services on a node, so no name is made of it")),
+    ("terminationGracePeriodSeconds", Served),
+    ("tolerations", Ignored(SCHEDULER)),
+    ("topologySpreadConstraints", Ignored(SCHEDULER)),
+    ("volumes", Below),
+    ("volumes[].awsElasticBlockStore", Refused(STORAGE)),
+    ("volumes[].azureDisk", Refused(STORAGE)),
+    ("volumes[].azureFile", Refused(STORAGE)),
+    ("volumes[].cephfs", Refused(STORAGE)),
+    ("volumes[].cinder", Refused(STORAGE)),
+    ("volumes[].configMap", Served),
+    ("volumes[].csi", Refused(STORAGE)),
+    ("volumes[].downwardAPI", Refused("downwardAPI volumes are not served yet")),
+    ("volumes[].emptyDir", Served),
+    ("volumes[].ephemeral", Refused(STORAGE)),
+    ("volumes[].fc", Refused(STORAGE)),
+    ("volumes[].flexVolume", Refused(STORAGE)),
+    ("volumes[].flocker", Refused(STORAGE)),
+    ("volumes[].gcePersistentDisk", Refused(STORAGE)),
+    ("volumes[].gitRepo", Refused(STORAGE)),
+    ("volumes[].glusterfs", Refused(STORAGE)),
+    ("volumes[].hostPath", Served),
+    ("volumes[].image", Refused("image volumes are not served yet")),
+    ("volumes[].iscsi", Refused(STORAGE)),
+    ("volumes[].name", Served),
+    ("volumes[].nfs", Refused(STORAGE)),
+    ("volumes[].persistentVolumeClaim", Refused(STORAGE)),
+    ("volumes[].photonPersistentDisk", Refused(STORAGE)),
+    ("volumes[].portworxVolume", Refused(STORAGE)),
+    (
+        "volumes[].projected",
+        Refused(
+            "projected volumes are not served yet; automountServiceAccountToken: false leaves the token's out",
+        ),
+    ),
+    ("volumes[].quobyte", Refused(STORAGE)),
+    ("volumes[].rbd", Refused(STORAGE)),
+    ("volumes[].scaleIO", Refused(STORAGE)),
+    ("volumes[].secret", Served),
+    ("volumes[].storageos", Refused(STORAGE)),
+    ("volumes[].vsphereVolume", Refused(STORAGE)),
+];
+
+/// Refusals that one message names: enough to mend a manifest at once, and no more than a status should hold.
+const MOST_REFUSALS: usize = 8;
+
+/// Why this spec is not run, field by field; empty if it is.
+pub(crate) fn refusals(spec: &Value) -> Vec<String> {
+    let mut found = vec![];
+    walk(spec, "", "", &mut found);
+    found
+}
+
+fn walk(value: &Value, row: &str, shown: &str, found: &mut Vec<String>) {
+    if found.len() == MOST_REFUSALS {
+        return;
+    }
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let join = |prefix: &str| {
+                    if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") }
+                };
+                judge(value, &join(row), &join(shown), found);
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                walk(item, &format!("{row}[]"), &format!("{shown}[{index}]"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn judge(value: &Value, row: &str, shown: &str, found: &mut Vec<String>) {
+    let why = match treatment(row) {
+        Some(Served | Ignored(_)) => None,
+        Some(Below) => {
+            walk(value, row, shown, found);
+            None
+        }
+        Some(Only(values, why)) => {
+            (!is_empty_text(value) && !values.contains(&text_of(value).as_str())).then_some(why)
+        }
+        Some(Refused(why)) => (!is_zero(value)).then_some(why),
+        None => (!is_zero(value)).then_some("this agent does not know the field"),
+    };
+    if let Some(why) = why.filter(|_| found.len() < MOST_REFUSALS) {
+        found.push(format!("spec.{}: {why}", kedge_api::excerpt_of(shown, 120)));
+    }
+}
+
+/// The row of a path.
+pub(crate) fn treatment(path: &str) -> Option<Treatment> {
+    let exact = |path: &str| POD_SPEC.iter().find(|(row, _)| *row == path).map(|(_, treatment)| *treatment);
+    exact(path).or_else(|| exact(&format!("containers[]{}", path.strip_prefix("initContainers[]")?)))
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn is_empty_text(value: &Value) -> bool {
+    value.as_str() == Some("") || value.is_null()
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.values().all(Value::is_null),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Upstream's types with their fields: type, then lines of `name number shape`.
+    const TYPES: &str = include_str!("../../../../hub/core/schema/types.txt");
+
+    fn fields_of(kind: &str) -> Vec<(&'static str, &'static str)> {
+        let mut lines = TYPES.lines().skip_while(|line| line.split(' ').next() != Some(kind)).skip(1);
+        let mut fields = vec![];
+        while let Some(line) = lines.next().filter(|line| line.starts_with("  ")) {
+            let mut words = line.split_whitespace();
+            let name = words.next().unwrap();
+            fields.push((name, words.nth(1).unwrap()));
+        }
+        assert!(!fields.is_empty(), "{kind} is in the schema");
+        fields
+    }
+
+    fn walk_schema(kind: &str, prefix: &str, without: &mut Vec<String>, seen: &mut Vec<String>) {
+        for (name, shape) in fields_of(kind) {
+            let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+            match treatment(&path) {
+                None => without.push(path),
+                Some(Below) => {
+                    let list = shape.strip_prefix("[]");
+                    let below = if list.is_some() { format!("{path}[]") } else { path.clone() };
+                    walk_schema(list.unwrap_or(shape), &below, without, seen);
+                    seen.push(path);
+                }
+                Some(_) => seen.push(path),
+            }
+        }
+    }
+
+    #[test]
+    fn each_field_of_upstream_has_a_row_and_each_row_a_field() {
+        let (mut without, mut seen) = (vec![], vec![]);
+        walk_schema("core/v1/PodSpec", "", &mut without, &mut seen);
+        assert_eq!(without, Vec::<String>::new(), "fields of the PodSpec without a row");
+        for (path, _) in POD_SPEC {
+            assert!(seen.iter().any(|field| field == path), "{path} is no field of the PodSpec");
+        }
+    }
+
+    #[test]
+    fn unserved_fields_are_refused_by_path() {
+        let check = |spec: Value, expect: &[&str]| {
+            let found = refusals(&spec);
+            assert_eq!(found.len(), expect.len(), "{found:?}");
+            for (found, expect) in found.iter().zip(expect) {
+                assert!(found.starts_with(expect), "{found:?}, expected {expect:?}");
+            }
+        };
+        check(json!({"containers": [{"name": "a", "image": "x", "tty": false, "securityContext": {}}]}), &[]);
+        check(json!({"securityContext": {"runAsUser": 1}}), &["spec.securityContext: security"]);
+        check(json!({"hostUsers": false}), &["spec.hostUsers: no user"]);
+        check(json!({"hostUsers": true, "hostNetwork": true}), &[]);
+        check(
+            json!({"initContainers": [{"restartPolicy": "Always"}, {"restartPolicy": "Never", "tty": true}]}),
+            &["spec.initContainers[1].restartPolicy", "spec.initContainers[1].tty"],
+        );
+        check(json!({"containers": [{"restartPolicy": "Always"}]}), &["spec.containers[0].restartPolicy"]);
+        check(
+            json!({"volumes": [{"name": "v", "nfs": {"path": "/"}}]}),
+            &["spec.volumes[0].nfs: no storage"],
+        );
+        check(json!({"brandNew": 1, "other": 0}), &["spec.brandNew: this agent does not know"]);
+        check(json!({"containers": vec![json!({"tty": true}); 50]}), &["spec"; MOST_REFUSALS]);
+    }
+}
