@@ -1,0 +1,976 @@
+//! Random walks over the life of pods: one node's decisions against a runtime, a disk and an API server that fail, with crashes of
+//! the agent and power cuts between any two steps.
+//!
+//! Owns: the fakes, what must hold after each step, and what must hold when everything works again. The walk of a seed is the same
+//! every time; `KEDGE_SEED=N` walks one. Leaves to others: the words of statuses and events (unit tests).
+
+#![allow(clippy::unwrap_used, reason = "the fakes know what they hold; a surprise must end the test")]
+
+use kedge_api::Timestamp;
+use kedge_core::pods::*;
+use kedge_core::{Answer, Now};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Walks, and steps of each: some 2 s of a debug build together.
+const WALKS: u64 = 100;
+const STEPS: usize = 260;
+const NODE: &str = "edge";
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % limit as u64).unwrap()
+    }
+
+    fn one_in(&mut self, odds: usize) -> bool {
+        self.below(odds) == 0
+    }
+}
+
+/// The runtime: what it has, and the commands it has not performed yet.
+#[derive(Default)]
+struct Runtime {
+    pods: BTreeMap<PodUid, PodFound>,
+    containers: BTreeMap<ContainerKey, Observation>,
+    images: BTreeSet<String>,
+    logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    queue: Vec<PodAction>,
+    /// Every key that was created, and what the pod was named.
+    used: BTreeMap<ContainerKey, (String, String)>,
+}
+
+#[derive(Default)]
+struct Disk {
+    files: BTreeMap<DesiredFile, Vec<u8>>,
+    queue: VecDeque<(DesiredFile, Option<Vec<u8>>)>,
+}
+
+struct Api {
+    node_uid: String,
+    objects: BTreeMap<(String, String), Value>,
+    version: u64,
+    made: u64,
+    is_online: bool,
+    /// What the agent's watch has not delivered yet. None: it must list.
+    watch: Option<VecDeque<PodEvent>>,
+    requests: VecDeque<PodAction>,
+}
+
+/// What was asked for, whatever the node knows of it.
+#[derive(Default)]
+struct Wishes {
+    /// Pods that may be stopped: deleted, superseded, released, a file that went.
+    ended: BTreeSet<String>,
+    /// Pods whose image was changed.
+    edited: BTreeSet<String>,
+    released: bool,
+    held: bool,
+    /// Every pod that the API server had: name, UID, Node.
+    born: Vec<(String, String, String)>,
+}
+
+struct World {
+    random: Random,
+    seed: u64,
+    now: Duration,
+    core: Pods,
+    runtime: Runtime,
+    disk: Disk,
+    api: Api,
+    wishes: Wishes,
+    files: BTreeMap<String, String>,
+    /// Faults on.
+    is_rough: bool,
+    trace: VecDeque<String>,
+}
+
+fn exit(code: i32, signal: Option<i32>) -> ContainerState {
+    ContainerState::Exited(Exit {
+        code,
+        signal,
+        oom_killed: signal == Some(9),
+        started: None,
+        finished: None,
+    })
+}
+
+fn is_live(state: &ContainerState) -> bool {
+    matches!(state, ContainerState::Running { .. } | ContainerState::Unknown(_))
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let api = Api {
+            node_uid: "node-1".into(),
+            objects: BTreeMap::new(),
+            version: 1,
+            made: 0,
+            is_online: true,
+            watch: None,
+            requests: VecDeque::new(),
+        };
+        let mut world = Self {
+            random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
+            seed,
+            now: Duration::from_secs(1),
+            core: Pods::new(NODE),
+            runtime: Runtime::default(),
+            disk: Disk::default(),
+            api,
+            wishes: Wishes::default(),
+            files: BTreeMap::new(),
+            is_rough: true,
+            trace: VecDeque::new(),
+        };
+        world.start_agent();
+        world
+    }
+
+    #[track_caller]
+    fn must(&self, holds: bool, what: &str) {
+        if !holds {
+            let trace: Vec<&str> = self.trace.iter().map(String::as_str).collect();
+            panic!("seed {}: {what}\n{}", self.seed, trace.join("\n"));
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        if self.trace.len() == 60 {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(text);
+    }
+
+    fn now(&self) -> Now {
+        let micros = i64::try_from(self.now.as_micros()).unwrap();
+        Now { mono: self.now, wall: Timestamp::from_micros(micros) }
+    }
+
+    fn tell(&mut self, event: PodEvent) {
+        let text = format!("{:>6.1} -> {event:?}", self.now.as_secs_f64());
+        self.note(text.chars().take(1200).collect());
+        let mut actions = vec![];
+        self.core.handle(self.now(), event, &mut actions);
+        for action in actions {
+            self.order(action);
+        }
+    }
+
+    /// Takes an action; what it may not be is judged here.
+    fn order(&mut self, action: PodAction) {
+        if !matches!(action, PodAction::RecordEvent(_) | PodAction::Log(..)) {
+            let text = format!("       <- {action:?}");
+            self.note(text.chars().take(1200).collect());
+        }
+        match &action {
+            PodAction::CreateContainer(order) => self.judge_create(order),
+            PodAction::StopContainer { container, .. } => self.judge_stop(&container.clone()),
+            PodAction::PreparePod(_) | PodAction::StartContainer(_) | PodAction::RemovePod { .. } => {
+                self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
+            }
+            _ => {}
+        }
+        match action {
+            PodAction::SaveDesired { file, content } => self.disk.queue.push_back((file, content)),
+            PodAction::PatchPodStatus { .. }
+            | PodAction::DeletePod(_)
+            | PodAction::CreateMirrorPod { .. }
+            | PodAction::ReadObject(_) => self.api.requests.push_back(action),
+            PodAction::RecordEvent(_) | PodAction::Log(..) => {}
+            command => self.runtime.queue.push(command),
+        }
+    }
+
+    fn judge_create(&self, order: &ContainerOrder) {
+        self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
+        let of_it = |key: &ContainerKey| key.pod == order.key.pod && key.container == order.key.container;
+        let live = self.runtime.containers.values().any(|run| of_it(&run.container) && is_live(&run.state));
+        self.must(!live, "invariant: no container is created beside a run of it");
+        self.must(!self.runtime.used.contains_key(&order.key), "invariant: a run's key is used once");
+        let is_static =
+            self.api.objects.values().all(|object| object["metadata"]["uid"] != order.key.pod.as_str())
+                && order.key.pod.as_str().len() == 32;
+        let is_recorded = self.disk.files.contains_key(&DesiredFile::Pod(order.key.pod.clone()));
+        self.must(is_static || is_recorded, "invariant: nothing is started before it is recorded");
+    }
+
+    /// A container is stopped only if somebody asked for it, or its pod's work is done.
+    fn judge_stop(&self, key: &ContainerKey) {
+        self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
+        let uid = key.pod.as_str();
+        let is_wished = self.wishes.ended.contains(uid) || self.wishes.edited.contains(uid);
+        let is_sidecar = key.container == "side";
+        self.must(
+            is_wished || is_sidecar || self.wishes.released,
+            "invariant: no container is stopped that nobody asked to stop",
+        );
+    }
+
+    // ---- the runtime
+
+    fn perform(&mut self, command: PodAction, is_heard: bool) {
+        let fails = self.is_rough && self.random.one_in(12);
+        let failure = |command| PodEvent::Failed {
+            command,
+            failure: Failure { reason: FailureReason::Other, message: "fault".into() },
+        };
+        let event = match command {
+            PodAction::PreparePod(pod) => {
+                let network = (!fails).then(|| PodNetwork { addresses: vec!["10.1.0.2".into()] });
+                let found = PodFound {
+                    uid: pod.uid.clone(),
+                    namespace: pod.namespace,
+                    name: pod.name,
+                    node_uid: pod.node_uid,
+                    network: network.clone(),
+                };
+                self.runtime.pods.insert(pod.uid.clone(), found);
+                match network {
+                    Some(network) => PodEvent::PodPrepared { pod: pod.uid, network },
+                    None => failure(Command::PreparePod(pod.uid)),
+                }
+            }
+            PodAction::PullImage(order) if fails => {
+                failure(Command::PullImage { pod: order.pod, container: order.container })
+            }
+            PodAction::PullImage(order) => {
+                self.runtime.images.insert(order.image.clone());
+                let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
+                let image = Image { id: order.image.clone(), reference: order.image, config, pulled: None };
+                PodEvent::ImageReady { pod: order.pod, container: order.container, image }
+            }
+            PodAction::CreateContainer(order) if fails => failure(Command::CreateContainer(order.key)),
+            PodAction::CreateContainer(order) => self.create(*order),
+            PodAction::StartContainer(key) if fails => failure(Command::StartContainer(key)),
+            PodAction::StartContainer(key) => self.start(key),
+            PodAction::StopContainer { container, .. } if fails => failure(Command::StopContainer(container)),
+            PodAction::StopContainer { container, .. } => {
+                // its end was seen, and it is removed
+                let Some(run) = self.runtime.containers.get_mut(&container) else { return };
+                if is_live(&run.state) {
+                    run.state = exit(143, Some(15));
+                }
+                PodEvent::Observed(run.clone())
+            }
+            PodAction::RemoveContainer(key) if fails => failure(Command::RemoveContainer(key)),
+            PodAction::RemoveContainer(key) => {
+                let run = self.runtime.containers.remove(&key);
+                let state = run.map(|run| run.state);
+                self.must(
+                    state.is_none_or(|state| !is_live(&state)),
+                    "invariant: no run is removed that may run",
+                );
+                PodEvent::ContainerRemoved(key)
+            }
+            PodAction::RemovePod { pod, .. } if fails => failure(Command::RemovePod(pod)),
+            PodAction::RemovePod { pod, keep_logs } => {
+                let left = self.runtime.containers.keys().any(|key| key.pod == pod);
+                self.must(!left, "invariant: a pod is removed after its containers");
+                self.runtime.pods.remove(&pod);
+                if !keep_logs {
+                    self.runtime.logs.remove(&pod);
+                    self.runtime.used.retain(|key, _| key.pod != pod);
+                }
+                PodEvent::PodRemoved { pod }
+            }
+            other => panic!("{other:?} is no command"),
+        };
+        if is_heard {
+            self.tell(event);
+        }
+    }
+
+    fn create(&mut self, order: ContainerOrder) -> PodEvent {
+        let key = order.key.clone();
+        let is_prepared = self.runtime.pods.get(&key.pod).is_some_and(|pod| pod.network.is_some());
+        self.must(is_prepared, "invariant: a container is created in a pod that is prepared");
+        let is_whole = self.runtime.images.contains(&order.image.id);
+        self.must(is_whole, "invariant: an image that is not wholly there is not run");
+        self.runtime.used.insert(key.clone(), (order.namespace, order.pod_name));
+        let logs = self.runtime.logs.entry(key.pod.clone()).or_default();
+        logs.insert(key.container.clone(), key.attempt);
+        let run = Observation {
+            container: key.clone(),
+            state: ContainerState::Created,
+            image_name: order.image_name,
+            image_reference: order.image.reference,
+        };
+        self.runtime.containers.insert(key, run.clone());
+        PodEvent::Observed(run)
+    }
+
+    fn start(&mut self, key: ContainerKey) -> PodEvent {
+        let name = self.runtime.used[&key].clone();
+        let twin = self.runtime.containers.values().any(|run| {
+            is_live(&run.state)
+                && run.container.container == key.container
+                && self.runtime.used[&run.container] == name
+        });
+        self.must(!twin, "invariant: no pod runs twice");
+        let run = self.runtime.containers.get_mut(&key).expect("a run that is started is there");
+        let started = Timestamp::from_micros(i64::try_from(self.now.as_micros()).unwrap());
+        run.state = ContainerState::Running { pid: 7, started };
+        if key.container == "init" {
+            run.state = exit(0, None);
+        }
+        PodEvent::Observed(run.clone())
+    }
+
+    fn inventory(&self) -> Inventory {
+        Inventory {
+            pods: self.runtime.pods.values().cloned().collect(),
+            containers: self.runtime.containers.values().cloned().collect(),
+            logs: self.runtime.logs.clone(),
+        }
+    }
+
+    /// Some container ends by itself, or cannot be told to run for a while.
+    fn disturb_container(&mut self) {
+        let live: Vec<ContainerKey> = self
+            .runtime
+            .containers
+            .values()
+            .filter(|run| is_live(&run.state))
+            .map(|run| run.container.clone())
+            .collect();
+        if live.is_empty() {
+            return;
+        }
+        let key = live[self.random.below(live.len())].clone();
+        if self.random.one_in(6) {
+            let state = ContainerState::Unknown("stuck".into());
+            let unknown = Observation { state, ..self.runtime.containers[&key].clone() };
+            self.tell(PodEvent::Observed(unknown));
+            return;
+        }
+        let state = match self.random.below(6) {
+            0 => exit(137, Some(9)),
+            1 => ContainerState::Lost,
+            2 => exit(1, None),
+            _ => exit(0, None),
+        };
+        let run = self.runtime.containers.get_mut(&key).unwrap();
+        run.state = state;
+        let run = run.clone();
+        // seen late, or only by the next inventory
+        if !self.random.one_in(8) {
+            self.tell(PodEvent::Observed(run));
+        } else {
+            let inventory = self.inventory();
+            self.tell(PodEvent::Inventory(inventory));
+        }
+    }
+
+    // ---- the agent and the board
+
+    fn start_agent(&mut self) {
+        self.core = Pods::new(NODE);
+        self.api.watch = None;
+        self.api.requests.clear();
+        self.tell(PodEvent::Held(self.wishes.held));
+        self.tell(PodEvent::Node(Box::new(NodeFacts {
+            name: NODE.into(),
+            addresses: vec!["10.0.0.1".into()],
+            cpu_milli: 4000,
+            memory_bytes: 1 << 30,
+            pods: 50,
+            network_ready: true,
+            ..NodeFacts::default()
+        })));
+        let files = self.disk.files.iter();
+        let found =
+            files.map(|(file, content)| DesiredFound { file: file.clone(), content: Ok(content.clone()) });
+        let found = found.collect();
+        let inventory = self.inventory();
+        if self.random.one_in(2) {
+            self.tell(PodEvent::DesiredRead(Ok(found)));
+            self.tell(PodEvent::Inventory(inventory));
+        } else {
+            self.tell(PodEvent::Inventory(inventory));
+            self.tell(PodEvent::DesiredRead(Ok(found)));
+        }
+        self.tell_static();
+    }
+
+    fn crash_agent(&mut self) {
+        self.note("== the agent is killed".into());
+        let queue = std::mem::take(&mut self.runtime.queue);
+        for command in queue {
+            if self.random.one_in(2) {
+                self.perform(command, false);
+            }
+        }
+        self.lose_writes();
+        self.start_agent();
+    }
+
+    fn cut_power(&mut self) {
+        self.note("== the power is cut".into());
+        self.runtime.queue.clear();
+        self.runtime.containers.clear();
+        self.runtime.pods.clear();
+        self.lose_writes();
+        self.start_agent();
+    }
+
+    /// Of the writes under way some first ones are durable.
+    fn lose_writes(&mut self) {
+        let kept = self.random.below(self.disk.queue.len() + 1);
+        for (file, content) in std::mem::take(&mut self.disk.queue).into_iter().take(kept) {
+            self.write(file, content);
+        }
+    }
+
+    fn write(&mut self, file: DesiredFile, content: Option<Vec<u8>>) {
+        match content {
+            Some(content) => self.disk.files.insert(file, content),
+            None => self.disk.files.remove(&file),
+        };
+    }
+
+    fn perform_write(&mut self) {
+        let Some((file, content)) = self.disk.queue.pop_front() else { return };
+        let fails = self.is_rough && self.random.one_in(10);
+        if !fails {
+            self.write(file.clone(), content);
+        }
+        let done = if fails { Err("disk full".into()) } else { Ok(()) };
+        self.tell(PodEvent::DesiredSaved { file, done });
+    }
+
+    // ---- the API server
+
+    fn changed(&mut self, key: (String, String)) {
+        self.api.version += 1;
+        let version = self.api.version.to_string();
+        let object = self.api.objects.get_mut(&key).unwrap();
+        object["metadata"]["resourceVersion"] = json!(version);
+        let event = PodEvent::PodSeen(object.clone());
+        if let Some(watch) = &mut self.api.watch {
+            watch.push_back(event);
+        }
+    }
+
+    fn gone(&mut self, key: &(String, String)) {
+        let Some(object) = self.api.objects.remove(key) else { return };
+        self.wishes.ended.insert(object["metadata"]["uid"].as_str().unwrap().to_owned());
+        if let Some(watch) = &mut self.api.watch {
+            watch.push_back(PodEvent::PodGone(object));
+        }
+    }
+
+    fn create_pod(&mut self) {
+        let name = ["a", "b", "c", "d"][self.random.below(4)];
+        let key = ("default".to_owned(), name.to_owned());
+        if self.api.objects.contains_key(&key) {
+            return;
+        }
+        self.api.made += 1;
+        let spec = match self.random.below(6) {
+            0 => json!({"containers": [{"name": "main", "image": "x:1"}]}),
+            1 => json!({"containers": [{"name": "main", "image": "x:1"}, {"name": "more", "image": "y:1"}],
+                "initContainers": [{"name": "init", "image": "x:1"},
+                    {"name": "side", "image": "x:1", "restartPolicy": "Always"}]}),
+            2 => json!({"restartPolicy": "Never", "containers": [{"name": "main", "image": "x:1"}],
+                "initContainers": [{"name": "side", "image": "x:1", "restartPolicy": "Always"}]}),
+            3 => json!({"restartPolicy": "OnFailure", "containers": [{"name": "main", "image": "x:1"}]}),
+            4 => json!({"containers": [{"name": "main", "image": "x:1", "env":
+                [{"name": "V", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}],
+                "volumes": [{"name": "v", "configMap": {"name": "m"}}]}),
+            _ => json!({"containers": [{"name": "main", "image": "x:1", "tty": self.random.one_in(3)}]}),
+        };
+        let controller = json!([{"kind": "DaemonSet", "name": name, "controller": true}]);
+        let object = json!({
+            "metadata": {"name": name, "namespace": "default", "uid": format!("pod-{}", self.api.made),
+                "ownerReferences": controller, "generation": 1},
+            "spec": spec, "status": {"phase": "Pending"},
+        });
+        self.supersede(name);
+        self.api.objects.insert(key.clone(), object);
+        self.changed(key);
+    }
+
+    /// What another Node left under this name may end now.
+    fn supersede(&mut self, name: &str) {
+        let (born, node_uid) = (&self.wishes.born, &self.api.node_uid);
+        let old = born.iter().filter(|(other, _, node)| other == name && node != node_uid);
+        let old: Vec<String> = old.map(|(_, uid, _)| uid.clone()).collect();
+        self.wishes.ended.extend(old);
+        let uid = format!("pod-{}", self.api.made);
+        self.wishes.born.push((name.to_owned(), uid, self.api.node_uid.clone()));
+    }
+
+    fn some_pod(&mut self) -> Option<(String, String)> {
+        let keys: Vec<_> = self.api.objects.keys().cloned().collect();
+        if keys.is_empty() { None } else { Some(keys[self.random.below(keys.len())].clone()) }
+    }
+
+    fn delete_pod(&mut self) {
+        let Some(key) = self.some_pod() else { return };
+        if self.random.one_in(6) {
+            self.gone(&key);
+            return;
+        }
+        let object = self.api.objects.get_mut(&key).unwrap();
+        object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        object["metadata"]["deletionGracePeriodSeconds"] = json!(5);
+        let uid = object["metadata"]["uid"].as_str().unwrap().to_owned();
+        self.wishes.ended.insert(uid);
+        self.changed(key);
+    }
+
+    fn edit_pod(&mut self) {
+        let Some(key) = self.some_pod() else { return };
+        let object = self.api.objects.get_mut(&key).unwrap();
+        let image = &mut object["spec"]["containers"][0]["image"];
+        *image = if *image == "x:1" { json!("x:2") } else { json!("x:1") };
+        let uid = object["metadata"]["uid"].as_str().unwrap().to_owned();
+        self.wishes.edited.insert(uid);
+        self.changed(key);
+    }
+
+    /// The hub is wiped, or the node moves: another Node, no pods.
+    fn move_node(&mut self) {
+        self.note("== another Node".into());
+        self.api.made += 1;
+        self.api.node_uid = format!("node-{}", self.api.made);
+        self.api.objects.clear();
+        self.api.watch = None;
+        if self.random.one_in(2) {
+            self.crash_agent();
+            return;
+        }
+        self.api.is_online = false;
+        while !self.api.requests.is_empty() {
+            self.perform_request();
+        }
+        self.api.is_online = true;
+    }
+
+    fn perform_request(&mut self) {
+        let Some(request) = self.api.requests.pop_front() else { return };
+        let is_lost = !self.api.is_online || (self.is_rough && self.random.one_in(10));
+        let is_done = self.api.is_online && !(is_lost && self.random.one_in(2));
+        let refused = |status| Answer::Refused {
+            status,
+            reason: String::new(),
+            message: String::new(),
+            retry_after: None,
+        };
+        let failed = Answer::Failed("no route".into());
+        match request {
+            PodAction::ReadObject(name) => {
+                let found = json!({"data": match name.kind {
+                    ObjectKind::Secret => json!({"k": "aGk="}),
+                    ObjectKind::ConfigMap => json!({"k": "hi"}),
+                }});
+                let read =
+                    if is_lost { ObjectRead::Failed("no route".into()) } else { ObjectRead::Found(found) };
+                self.tell(PodEvent::ObjectRead { name, read });
+            }
+            PodAction::PatchPodStatus { pod, patch } => {
+                let answer = if is_done { self.patch(&pod, &patch) } else { failed.clone() };
+                let answer = if is_lost { failed } else { answer };
+                self.tell(PodEvent::Answered { request: PodRequest::PatchStatus(pod), answer });
+            }
+            PodAction::DeletePod(pod) => {
+                let key = (pod.namespace.clone(), pod.name.clone());
+                let uid = self.api.objects.get(&key).map(|object| object["metadata"]["uid"].clone());
+                let mut answer = match uid {
+                    None => refused(404),
+                    Some(uid) if uid != pod.uid.as_str() => refused(409),
+                    Some(_) => Answer::Accepted(None),
+                };
+                if is_done && answer == Answer::Accepted(None) {
+                    let rest = self.runtime.containers.keys().any(|run| run.pod.as_str() == pod.uid);
+                    self.must(!rest, "invariant: the last word on a pod comes after its containers");
+                    self.gone(&key);
+                }
+                if is_lost {
+                    answer = failed;
+                }
+                self.tell(PodEvent::Answered { request: PodRequest::Delete(pod), answer });
+            }
+            PodAction::CreateMirrorPod { namespace, name, pod } => {
+                let key = (namespace.clone(), name.clone());
+                let mut answer = refused(409);
+                if is_done && !self.api.objects.contains_key(&key) {
+                    self.api.made += 1;
+                    let mut object = pod;
+                    object["metadata"]["uid"] = json!(format!("mirror-{}", self.api.made));
+                    self.api.objects.insert(key.clone(), object);
+                    self.changed(key.clone());
+                    let object = self.api.objects[&key].clone();
+                    answer = Answer::Accepted(Some(object));
+                }
+                if is_lost {
+                    answer = failed;
+                }
+                self.tell(PodEvent::Answered {
+                    request: PodRequest::CreateMirror { namespace, name },
+                    answer,
+                });
+            }
+            other => panic!("{other:?} is no request"),
+        }
+    }
+
+    fn patch(&mut self, pod: &PodRef, patch: &Value) -> Answer {
+        let key = (pod.namespace.clone(), pod.name.clone());
+        let is_it =
+            self.api.objects.get(&key).is_some_and(|object| object["metadata"]["uid"] == pod.uid.as_str());
+        if !is_it {
+            let message = "no such pod".to_owned();
+            return Answer::Refused { status: 404, reason: String::new(), message, retry_after: None };
+        }
+        let old = self.api.objects[&key]["status"].clone();
+        let new = merged(&old, &patch["status"]);
+        self.judge_status(&old, &new);
+        self.api.objects.get_mut(&key).unwrap()["status"] = new;
+        self.changed(key.clone());
+        let object = self.api.objects[&key].clone();
+        Answer::Accepted(self.random.one_in(2).then_some(object))
+    }
+
+    /// What was reported as running runs on, or its end is reported; nothing goes back.
+    fn judge_status(&self, old: &Value, new: &Value) {
+        let is_over = |status: &Value| matches!(status["phase"].as_str(), Some("Failed" | "Succeeded"));
+        self.must(!is_over(old) || old["phase"] == new["phase"], "invariant: a phase that is final stays");
+        for list in ["containerStatuses", "initContainerStatuses"] {
+            for before in old[list].as_array().into_iter().flatten() {
+                let after = new[list]
+                    .as_array()
+                    .and_then(|list| list.iter().find(|after| after["name"] == before["name"]));
+                let Some(after) = after else {
+                    self.must(false, "invariant: no container leaves a status");
+                    return;
+                };
+                let count = |status: &Value| status["restartCount"].as_u64().unwrap_or(0);
+                self.must(count(after) >= count(before), "invariant: restarts are never taken back");
+                if before["state"]["running"].is_object() {
+                    let id = &before["containerID"];
+                    let runs = after["state"]["running"].is_object() && after["containerID"] == *id;
+                    let ended = [&after["state"], &after["lastState"]];
+                    let is_told = ended.iter().any(|state| state["terminated"]["containerID"] == *id);
+                    // more than one restart at once: only the latest end has a place
+                    let later = ended.iter().any(|state| state["terminated"]["containerID"].is_string());
+                    let skipped = later && count(after) > count(before);
+                    self.must(
+                        runs || is_told || skipped,
+                        "invariant: the end of what was reported as running is reported",
+                    );
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self) {
+        if !self.api.is_online {
+            return;
+        }
+        match &mut self.api.watch {
+            None => {
+                self.api.watch = Some(VecDeque::new());
+                let pods = self.api.objects.values().cloned().collect();
+                let node_uid = self.api.node_uid.clone();
+                self.tell(PodEvent::PodsListed { node_uid, pods });
+            }
+            Some(watch) => {
+                if let Some(event) = watch.pop_front() {
+                    self.tell(event);
+                }
+            }
+        }
+    }
+
+    // ---- static pods
+
+    fn edit_files(&mut self) {
+        let path = "/etc/static/w.yaml".to_owned();
+        let old = self.static_uids();
+        if self.random.one_in(3) {
+            self.files.remove(&path);
+        } else {
+            let image = if self.random.one_in(2) { "x:1" } else { "x:2" };
+            let text = format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: w}}\nspec: {{hostNetwork: true, containers: [{{name: main, image: '{image}'}}]}}\n"
+            );
+            self.files.insert(path, text);
+        }
+        // the old one may end; the new one, which may be one from before, must not
+        self.wishes.ended.extend(old);
+        self.tell_static();
+    }
+
+    fn static_uids(&self) -> Vec<String> {
+        let pods = self.core.report();
+        pods.into_iter()
+            .filter(|pod| pod.uid.as_str().len() == 32)
+            .map(|pod| pod.uid.as_str().to_owned())
+            .collect()
+    }
+
+    fn tell_static(&mut self) {
+        let files = self.files.iter();
+        let files = files
+            .map(|(path, text)| StaticFile { path: path.clone(), content: Ok(text.clone().into_bytes()) });
+        let files = files.collect();
+        self.tell(PodEvent::StaticPods(Ok(files)));
+    }
+
+    // ---- the walk
+
+    fn step(&mut self) {
+        match self.random.below(40) {
+            0..=13 => self.perform_command(),
+            14..=18 => self.perform_write(),
+            19..=22 => self.perform_request(),
+            23..=26 => self.hear(),
+            27 => self.disturb_container(),
+            28..=29 => self.create_pod(),
+            30 => self.delete_pod(),
+            31 if self.random.one_in(3) => self.edit_pod(),
+            32 if self.random.one_in(3) => self.edit_files(),
+            33 if self.random.one_in(2) => self.crash_agent(),
+            34 if self.random.one_in(5) => self.cut_power(),
+            35 => self.api.is_online = !self.random.one_in(3),
+            36 if !self.api.is_online => self.api.watch = None,
+            37 if self.random.one_in(15) => self.move_node(),
+            38 if self.random.one_in(8) => self.hold(),
+            39 if self.random.one_in(10) => {
+                self.wishes.released = true;
+                self.tell(PodEvent::Release(None));
+            }
+            _ => self.pass_time(),
+        }
+        let most = self.core.kept().into_iter().max_by_key(|(_, kept)| *kept).unwrap();
+        self.must(most.1 <= 60, most.0);
+    }
+
+    fn hold(&mut self) {
+        let is_held = !self.wishes.held;
+        // what was ordered before is performed
+        while !self.runtime.queue.is_empty() {
+            self.perform_command();
+        }
+        self.wishes.held = is_held;
+        self.tell(PodEvent::Held(is_held));
+    }
+
+    fn perform_command(&mut self) {
+        if !self.runtime.queue.is_empty() {
+            let at = self.random.below(self.runtime.queue.len());
+            let command = self.runtime.queue.remove(at);
+            self.perform(command, true);
+        }
+    }
+
+    fn pass_time(&mut self) {
+        let deadline = self.core.next_deadline();
+        let least = Duration::from_millis(200);
+        self.now = deadline
+            .map_or(self.now + least, |deadline| deadline.max(self.now + least).min(self.now + least * 100));
+        self.tell(PodEvent::Tick);
+    }
+
+    /// Everything works from here on, until nothing is left to do.
+    fn settle(&mut self) {
+        self.is_rough = false;
+        let inventory = self.inventory();
+        self.tell(PodEvent::Inventory(inventory));
+        for _ in 0..20_000 {
+            if !self.runtime.queue.is_empty() {
+                self.perform_command();
+            } else if !self.disk.queue.is_empty() {
+                self.perform_write();
+            } else if !self.api.requests.is_empty() {
+                self.perform_request();
+            } else if self.api.is_online && self.api.watch.as_ref().is_none_or(|watch| !watch.is_empty()) {
+                self.hear();
+            } else if let Some(deadline) = self.core.next_deadline() {
+                if !self.api.is_online && deadline > self.now + Duration::from_secs(900) {
+                    return;
+                }
+                // away from the API server reads are tried for ever
+                self.now = deadline.max(self.now + Duration::from_millis(1));
+                self.tell(PodEvent::Tick);
+                if !self.api.is_online && self.random.one_in(60) {
+                    return;
+                }
+            } else {
+                return;
+            }
+        }
+        self.must(false, "invariant: it comes to rest");
+    }
+
+    fn unhold(&mut self) {
+        self.wishes.held = false;
+        self.tell(PodEvent::Held(false));
+    }
+
+    /// After a cut without the hub, what it last asked for runs.
+    fn judge_offline(&self) {
+        let records: Vec<Value> = self
+            .disk
+            .files
+            .iter()
+            .filter_map(|(file, content)| match file {
+                DesiredFile::Pod(_) => Some(serde_json::from_slice(content).unwrap()),
+                DesiredFile::Object(_) => None,
+            })
+            .collect();
+        let name = |record: &Value| record["pod"]["metadata"]["name"].as_str().unwrap().to_owned();
+        for record in &records {
+            let spec = &record["pod"]["spec"];
+            let has_twin = records.iter().filter(|other| name(other) == name(record)).count() > 1;
+            let is_plain = spec["restartPolicy"].is_null() && spec["volumes"].is_null();
+            if !record["ended"].is_null()
+                || !record["rejected"].is_null()
+                || !is_plain
+                || !record["results"].is_null()
+                || has_twin
+            {
+                continue;
+            }
+            let uid = record["pod"]["metadata"]["uid"].as_str().unwrap();
+            self.must_run(uid, spec);
+        }
+    }
+
+    fn must_run(&self, uid: &str, spec: &Value) {
+        for container in spec["containers"].as_array().unwrap() {
+            let runs = self.runtime.containers.values().any(|run| {
+                run.container.pod.as_str() == uid
+                    && run.container.container == container["name"]
+                    && is_live(&run.state)
+                    && run.image_name == container["image"].as_str().unwrap()
+            });
+            self.must(runs, &format!("invariant: {uid} runs: {}", container["name"]));
+        }
+    }
+
+    /// At rest with everything working: what is asked for runs and is reported, what is not is gone.
+    fn judge_rest(&self) {
+        let mut desired = BTreeSet::new();
+        for object in self.api.objects.values() {
+            let uid = object["metadata"]["uid"].as_str().unwrap();
+            self.must(
+                object["metadata"]["deletionTimestamp"].is_null(),
+                &format!("invariant: deleted {uid} ends and is reported gone"),
+            );
+            if uid.starts_with("mirror") {
+                continue;
+            }
+            desired.insert(uid.to_owned());
+            let (status, spec) = (&object["status"], &object["spec"]);
+            match status["phase"].as_str() {
+                Some("Running") => self.must_run(uid, spec),
+                Some("Failed" | "Succeeded") => {}
+                phase => self.must(false, &format!("invariant: {uid} gets on, and is not {phase:?}")),
+            }
+            for told in status["containerStatuses"].as_array().into_iter().flatten() {
+                if told["state"]["running"].is_object() {
+                    let id = told["containerID"].as_str().unwrap().strip_prefix("kedge://").unwrap();
+                    let runs = self
+                        .runtime
+                        .containers
+                        .values()
+                        .any(|run| run.container.id() == id && is_live(&run.state));
+                    self.must(runs, "invariant: what is reported as running runs");
+                }
+            }
+        }
+        for run in self.runtime.containers.values() {
+            let uid = run.container.pod.as_str();
+            let is_orphan = self
+                .runtime
+                .pods
+                .get(&run.container.pod)
+                .is_some_and(|pod| pod.node_uid != self.api.node_uid);
+            self.must(desired.contains(uid) || is_orphan, &format!("invariant: {uid} is gone"));
+        }
+        let mut runs = BTreeMap::new();
+        for key in self.runtime.containers.keys() {
+            *runs.entry((key.pod.clone(), key.container.clone())).or_insert(0) += 1;
+        }
+        self.must(runs.values().all(|runs| *runs <= 2), "invariant: nothing grows: runs");
+        for file in self.disk.files.keys() {
+            if let DesiredFile::Pod(uid) = file {
+                let is_kept = self.core.report().iter().any(|pod| pod.uid == *uid);
+                self.must(is_kept, "invariant: nothing grows: records");
+            }
+        }
+        let mirrors = self
+            .api
+            .objects
+            .values()
+            .filter(|object| object["metadata"]["uid"].as_str().unwrap().starts_with("mirror"));
+        self.must(
+            mirrors.count() == self.files.len(),
+            "invariant: each static pod has its mirror, and no other",
+        );
+    }
+}
+
+fn merged(old: &Value, patch: &Value) -> Value {
+    let mut new = old.as_object().cloned().unwrap_or_default();
+    for (key, value) in patch.as_object().unwrap() {
+        match (key.as_str(), value) {
+            (_, Value::Null) => {
+                new.remove(key);
+            }
+            ("conditions", Value::Array(conditions)) => {
+                let list = new.entry(key).or_insert_with(|| json!([])).as_array_mut().unwrap();
+                for condition in conditions {
+                    list.retain(|other| other["type"] != condition["type"]);
+                    list.push(condition.clone());
+                }
+            }
+            (_, Value::Array(items)) => {
+                let items = items.iter().filter(|item| item.get("$patch").is_none()).cloned();
+                new.insert(key.clone(), items.collect());
+            }
+            (_, value) => {
+                new.insert(key.clone(), value.clone());
+            }
+        }
+    }
+    Value::Object(new)
+}
+
+fn walk(seed: u64) {
+    let mut world = World::new(seed);
+    for _ in 0..STEPS {
+        world.step();
+    }
+    world.unhold();
+    if seed.is_multiple_of(3) {
+        world.api.is_online = false;
+        world.api.watch = None;
+        world.cut_power();
+        world.settle();
+        world.judge_offline();
+    }
+    world.api.is_online = true;
+    world.settle();
+    world.judge_rest();
+}
+
+#[allow(clippy::disallowed_methods, reason = "a failed walk is repeated by its seed")]
+#[test]
+fn random_walks_keep_every_promise() {
+    if let Ok(seed) = std::env::var("KEDGE_SEED") {
+        walk(seed.parse().unwrap());
+        return;
+    }
+    for seed in 0..WALKS {
+        walk(seed);
+    }
+}
