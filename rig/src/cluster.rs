@@ -3,7 +3,7 @@
 //! Owns a scratch directory with everything in it. Always holds: changes go through kubectl, and what is waited for is what the
 //! API says; the processes end before their directory is removed.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -115,14 +115,26 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a hub without nodes.
     pub fn start(purpose: &str) -> Result<Cluster, RigError> {
-        Cluster::start_at(purpose, Ipv4Addr::LOCALHOST.into())
+        Cluster::start_with(purpose, &[])
+    }
+
+    /// The same with more flags of the hub.
+    pub fn start_with(purpose: &str, flags: &[&str]) -> Result<Cluster, RigError> {
+        Cluster::around(purpose, |dir| Hub::start(dir, flags))
     }
 
     /// The same with a hub on another address of this machine.
     pub fn start_at(purpose: &str, address: IpAddr) -> Result<Cluster, RigError> {
+        Cluster::around(purpose, |dir| Hub::start_at(dir, address))
+    }
+
+    fn around(
+        purpose: &str,
+        start: impl FnOnce(&Path) -> Result<Hub, RigError>,
+    ) -> Result<Cluster, RigError> {
         let scratch = Scratch::new(purpose)
             .map_err(|source| RigError::Io { tried: "make a temporary directory".into(), source })?;
-        let hub = Hub::start_at(&scratch.path().join("hub"), address)?;
+        let hub = start(&scratch.path().join("hub"))?;
         let view = View::open(hub.kubectl())?;
         Ok(Cluster { view, agents: Vec::new(), hub, scratch })
     }

@@ -64,6 +64,11 @@ impl Setup {
         Setup { cluster: Cluster::start(purpose).unwrap() }
     }
 
+    /// The same; its log has a line for each request.
+    pub(crate) fn with_telling_hub(purpose: &str) -> Setup {
+        Setup { cluster: Cluster::start_with(purpose, &["--log-level", "debug"]).unwrap() }
+    }
+
     pub(crate) fn agent(&self) -> &Agent {
         self.cluster.agent(NODE)
     }

@@ -1,4 +1,5 @@
-//! What a node learns from the answers to its renewals: that a watch went deaf, and, without watches, each change.
+//! What a node learns from the answers to its renewals: that a watch went deaf, and, without watches, each change. And that watches
+//! which show everything are left alone.
 
 use kedge_rig::link::Link;
 
@@ -57,5 +58,41 @@ fn node_without_watches_keeps_one_connection_and_is_pushed_to() {
     rests("after renewals");
     let watches = &setup.agent().kedge_json(&["status"]).unwrap()["server"]["watches"];
     assert_eq!(watches, &serde_json::json!([]), "none was ever opened");
+    assert_eq!(setup.unclean_ends(), 0);
+}
+
+/// How often the node has asked for ConfigMaps: once for each list, once for each watch.
+fn asked_for_config_maps(setup: &Setup) -> usize {
+    let log = std::fs::read_to_string(setup.cluster.hub().log()).unwrap();
+    log.lines().filter(|line| line.ends_with("GET /api/v1/namespaces/default/configmaps 200")).count()
+}
+
+#[test]
+fn stop_of_the_hub_and_a_bound_pod_lead_to_no_list() {
+    let mut setup = Setup::with_telling_hub("no-lists");
+    let agent = setup.cluster.add(NODE, plain()).unwrap();
+    agent
+        .write_drop_in(
+            "20-test.conf",
+            &format!("{}nodeLeaseDurationSeconds: 4\n", kedge_rig::cluster::HEADER),
+        )
+        .unwrap();
+    agent.start().unwrap();
+    let uid = setup.pin("edge-good", &payload(1, 2, ""));
+    setup.runs(&uid);
+    setup.promotes(&uid);
+    waits_for_renewals(&setup, 2);
+    let before = asked_for_config_maps(&setup);
+    setup.cluster.hub_mut().stop().unwrap();
+    setup.cluster.hub_mut().start_again().unwrap();
+    waits_for_renewals(&setup, 3);
+    let pod = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+        "spec": {"nodeName": "edge-1", "containers": [{"name": "c", "image": "i"}]}}"#;
+    setup.cluster.kubectl().feed(&["create", "-f", "-"], pod).unwrap();
+    // a second each: a watch that had not come to the pod's change would be taken for deaf after five
+    waits_for_renewals(&setup, 8);
+    let log = setup.agent().log_text();
+    assert!(!log.contains("listing anew"), "{log}");
+    assert_eq!(asked_for_config_maps(&setup) - before, 1, "the watch that goes on\n{log}");
     assert_eq!(setup.unclean_ends(), 0);
 }
