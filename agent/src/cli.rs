@@ -526,7 +526,7 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
             let files = linux::files(&places.dynamic_config_dir);
             let path = StateFile::Current.path(VERSION);
             files
-                .write_durably(Path::new(&path), &Current::local("").to_bytes())
+                .write_durably(Path::new(&path), &Current::reset("").to_bytes())
                 .map_err(|error| failed_in(&places.dynamic_config_dir, &error))?;
             print(format_args!(
                 "no agent is running; {} says local now, and the next start uses it",

@@ -167,3 +167,23 @@ fn refused_status_is_sent_until_it_is_accepted() {
         &format!("failed to parse current (UID: {bad})"),
     );
 }
+
+/// A Node that takes back its config during the first trial on it: nothing was promoted, so no record of that changes.
+#[test]
+fn config_taken_back_in_its_trial_is_an_event() {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.crash_and_start();
+    world.take_events();
+    world.hub.assign(Value::Null);
+    world.turn();
+    world.restart();
+    let changed = |world: &mut World| {
+        let events = world.take_events();
+        events.into_iter().filter(|event| event.contains("restarted to use local config")).count()
+    };
+    assert_eq!(changed(&mut world), 1);
+    world.stop();
+    world.start();
+    world.run_for(MINUTE);
+    assert_eq!(changed(&mut world), 0, "it runs on");
+}

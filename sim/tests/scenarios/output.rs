@@ -325,6 +325,9 @@ impl Observer {
         if !text("invalidSource").is_empty() {
             words.push("source invalid".into());
         }
+        if record["reset"] == json!(true) {
+            words.push("reset".into());
+        }
         self.named(&words.join(", "))
     }
 

@@ -203,6 +203,8 @@ pub struct Current {
     pub node_uid: String,
     /// The source that a running agent last read was invalid; the text says why.
     pub invalid_source: Option<String>,
+    /// `kedge config reset` made it local, and no Node was seen since to ask for nothing: last-known-good stays what it is.
+    pub reset: bool,
 }
 
 /// An assigned configuration.
@@ -617,7 +619,9 @@ struct RecordJson {
     downloaded: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     invalid_source: Option<String>,
-    /// Agents that do not know it ignore it.
+    /// Agents that do not know this or what follows ignore it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    reset: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     previous: Option<Box<RecordJson>>,
 }
@@ -642,6 +646,7 @@ impl RecordJson {
             since: None,
             downloaded: None,
             invalid_source: None,
+            reset: false,
             previous: None,
         }
     }
@@ -723,7 +728,12 @@ fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result
 impl Current {
     /// Nothing assigned.
     pub fn local(node_uid: &str) -> Self {
-        Self { assigned: None, node_uid: node_uid.into(), invalid_source: None }
+        Self { assigned: None, node_uid: node_uid.into(), invalid_source: None, reset: false }
+    }
+
+    /// Nothing assigned until a Node that asks for something is seen.
+    pub fn reset(node_uid: &str) -> Self {
+        Self { reset: true, ..Self::local(node_uid) }
     }
 
     /// Reads `current`.
@@ -734,7 +744,8 @@ impl Current {
                 since: json.since,
                 downloaded: json.downloaded.unwrap_or(true),
             });
-            Ok(Self { assigned, node_uid: json.node_uid, invalid_source: json.invalid_source })
+            let (node_uid, invalid_source) = (json.node_uid, json.invalid_source);
+            Ok(Self { assigned, node_uid, invalid_source, reset: json.reset })
         })
     }
 
@@ -743,6 +754,7 @@ impl Current {
         let mut json = RecordJson::of(self.assigned.as_ref().map(|assigned| &assigned.config));
         json.node_uid.clone_from(&self.node_uid);
         json.invalid_source = self.invalid_source.as_deref().map(shortened);
+        json.reset = self.reset;
         if let Some(assigned) = &self.assigned {
             json.since = assigned.since;
             json.downloaded = Some(assigned.downloaded);
@@ -1048,8 +1060,9 @@ mod tests {
             Assigned { config: record(), since: Some(Timestamp::from_micros(0)), downloaded: false };
         for current in [
             Current::local(""),
-            Current { assigned: None, node_uid: "n-1".into(), invalid_source: Some("why".into()) },
-            Current { assigned: Some(assigned), node_uid: "n-1".into(), invalid_source: None },
+            Current::reset("n-1"),
+            Current { invalid_source: Some("why".into()), ..Current::local("n-1") },
+            Current { assigned: Some(assigned), ..Current::local("n-1") },
         ] {
             assert_eq!(Current::read(&content(&current.to_bytes())), Known::Is(current));
         }
@@ -1241,7 +1254,7 @@ mod tests {
 
     #[test]
     fn damaged_record_is_unknown_with_a_reason() {
-        let whole = Current { assigned: None, node_uid: "n".into(), invalid_source: None }.to_bytes();
+        let whole = Current::local("n").to_bytes();
         let mut cases: Vec<Vec<u8>> = vec![vec![0; 40], b"{}".to_vec(), b"[]".to_vec(), b"null".to_vec()];
         cases.extend((1..whole.len() - 1).map(|n| whole[..n].to_vec()));
         for bytes in cases {

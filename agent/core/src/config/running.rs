@@ -135,7 +135,7 @@ enum Transition {
         current: Current,
     },
     Unassign {
-        node_uid: String,
+        current: Current,
         why: String,
     },
     TrialProgress {
@@ -784,8 +784,8 @@ impl Configuration {
                     durable!(disk.put_current(steps, current.clone()));
                 }
                 Transition::NoteSource { current } => durable!(disk.put_current(steps, current.clone())),
-                Transition::Unassign { node_uid, why } => {
-                    durable!(disk.put_current(steps, Current::local(node_uid)));
+                Transition::Unassign { current, why } => {
+                    durable!(disk.put_current(steps, current.clone()));
                     exit = Some(why.clone());
                 }
                 Transition::TrialProgress { startups, bad } => {
@@ -1136,7 +1136,7 @@ impl Configuration {
             let why = "reset to the local config on request, restarting to use it".to_owned();
             // until it is done: it was promised
             return (self.reset && now.mono >= self.not_before)
-                .then(|| Transition::Unassign { node_uid: self.node_uid_or_recorded(), why });
+                .then(|| Transition::Unassign { current: self.reset_current(), why });
         };
         Some(self.forgiving(uid))
     }
@@ -1182,6 +1182,16 @@ impl Configuration {
             emptied.startups.forgive(ran_as);
         }
         emptied
+    }
+
+    /// What a reset makes of `current`. A Node that may still ask for a config is not overruled for good: it may need what there is to
+    /// fall back to.
+    fn reset_current(&self) -> Current {
+        let node_uid = self.node_uid_or_recorded();
+        match &self.requested {
+            Some(RequestedSource::Nil) => Current::local(&node_uid),
+            _ => Current::reset(&node_uid),
+        }
     }
 
     fn node_uid_or_recorded(&self) -> String {
@@ -1241,7 +1251,10 @@ impl Configuration {
     fn compare_nil(&self) -> (Option<SyncProblem>, Option<Transition>) {
         let known = self.disk.current.known();
         match self.disk.assigned() {
-            AssignedNow::Local => match known.filter(|current| current.invalid_source.is_some()) {
+            // from now on it is this Node that wants the local config: what a reset had left is not needed any more
+            AssignedNow::Local => match known
+                .filter(|current| current.invalid_source.is_some() || current.reset)
+            {
                 Some(_) => (None, Some(Transition::NoteSource { current: Current::local(&self.node_uid) })),
                 None => (None, None),
             },
@@ -1249,7 +1262,8 @@ impl Configuration {
                 let same_node = known.is_some_and(|current| current.node_uid == self.node_uid);
                 if same_node || self.asked_by == self.node_uid {
                     let why = "the Node asks for no config, restarting to use the local one".to_owned();
-                    return (None, Some(Transition::Unassign { node_uid: self.node_uid.clone(), why }));
+                    let current = Current::local(&self.node_uid);
+                    return (None, Some(Transition::Unassign { current, why }));
                 }
                 // another Node's source was invalid: this one asks for nothing, so the assigned config may run again
                 let valid = known.filter(|current| current.invalid_source.is_some());
@@ -1419,8 +1433,7 @@ impl Configuration {
         };
         let current = Current {
             assigned: Some(Assigned { config, since: Some(now.wall), downloaded: true }),
-            node_uid: self.node_uid.clone(),
-            invalid_source: None,
+            ..Current::local(&self.node_uid)
         };
         let transition = match self.known_to_be_bad(uid, &is) {
             Some(verdict) => Transition::AdoptBad { checkpoint, current, is, verdict },
@@ -1461,8 +1474,7 @@ impl Configuration {
 
     /// The source names the recorded config: only the note about an invalid source, or the Node's UID, may have to change.
     fn source_is_current(&self, assigned: Assigned) -> Option<Transition> {
-        let current =
-            Current { assigned: Some(assigned), node_uid: self.node_uid.clone(), invalid_source: None };
+        let current = Current { assigned: Some(assigned), ..Current::local(&self.node_uid) };
         (self.disk.current.known() != Some(&current)).then_some(Transition::NoteSource { current })
     }
 

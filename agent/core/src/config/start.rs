@@ -194,7 +194,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         AssignedNow::Local => {
             let mut started = started;
             started.disk.settle_verdicts(steps, &AssignedNow::Local, None)?;
-            start_local(steps, started)
+            start_local(steps, facts, started)
         }
         AssignedNow::Config(config, downloaded) => {
             start_assigned(steps, facts, parsed, started, config, downloaded)
@@ -207,20 +207,24 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
     }
 }
 
-/// (2) Nothing assigned: the local config is its own last-known-good.
-fn start_local(steps: &mut Steps, mut started: Started) -> Suspendable<Started> {
+/// (2) Nothing assigned: the local config is its own last-known-good. After a reset the last-known-good stays until a Node was seen.
+fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspendable<Started> {
     // a write that fails here changes nothing about what runs, and the next start tries again
-    if started.disk.last_known_good != Known::Absent {
-        let before = started.disk.last_known_good.clone();
+    let before = (started.disk.last_known_good.clone(), started.disk.startups.clone());
+    if started.disk.current.known().is_some_and(|current| current.reset) {
+        fallbacks(steps, facts, &mut started, None)?;
+    } else if started.disk.last_known_good != Known::Absent {
         let _ = started.disk.put_last_known_good(steps, LastKnownGood::default())?;
-        let changed = started.disk.last_known_good != before;
-        started.changed = changed.then(|| "kedge restarted to use local config".to_owned());
     }
-    // nothing can be fallen back to, so there is nothing to count: a missing file stays missing
+    // there is nothing that could run instead, so there is nothing to count: a missing file stays missing
     started.startups = Startups::local();
     if started.disk.startups != Known::Absent {
         let _ = started.disk.put_startups(steps, Startups::local())?;
     }
+    let ran_config = |startups: &Startups| matches!(startups.last, Some(RanAs::Payload(_)));
+    let was_config = before.1.known().is_some_and(ran_config) && started.disk.startups != before.1;
+    let is_another = was_config || started.disk.last_known_good != before.0;
+    started.changed = is_another.then(|| "kedge restarted to use local config".to_owned());
     started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
     Ok(started)
 }
