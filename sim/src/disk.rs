@@ -254,7 +254,7 @@ fn cause(error: WriteError) -> String {
     }
 }
 
-/// The name of a record in ARCHITECTURE.md's tables.
+/// The name of a record in RULES.md's tables.
 pub fn name(file: &StateFile) -> &'static str {
     match file {
         StateFile::Current => "current",

@@ -1,4 +1,4 @@
-//! ARCHITECTURE.md, "How the previous run ended", row by row, through real systemd and real resets.
+//! RULES.md, "How the previous run ended", row by row, through real systemd and real resets.
 
 use super::config::{good, rolled_back, take_faulty_agent};
 use crate::error::HilError;

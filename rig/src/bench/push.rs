@@ -1,7 +1,7 @@
 //! A pushed configuration: how soon it is active, and what it costs the disk until it is promoted.
 //!
 //! Always holds: the push is a patch of the ConfigMap over the API, and *active* is what the Node's status shows there. The writes
-//! that are allowed are those of ARCHITECTURE.md, "Durable writes", written out below; one more is a goal missed.
+//! that are allowed are those of RULES.md, "Durable writes", written out below; one more is a goal missed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -166,7 +166,7 @@ pub(crate) fn writes() -> Result<Vec<Figure>, RigError> {
             format!("strace, files renamed into place: {}", listed.join(", ")),
         )
         .with_goal(Goal::Exactly(total as f64)),
-        Figure::new("agent: of them not in ARCHITECTURE.md's list", beyond as f64, "", "by file")
+        Figure::new("agent: of them not in RULES.md's list", beyond as f64, "", "by file")
             .with_goal(Goal::Exactly(0.0)),
         Figure::new(
             "agent: fsyncs, adoption to promotion",

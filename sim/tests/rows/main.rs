@@ -1,4 +1,4 @@
-//! The decision rules of ARCHITECTURE.md where text would not do (see `scenarios`): one property over many inputs, counts
+//! The decision rules of RULES.md where text would not do (see `scenarios`): one property over many inputs, counts
 //! over hours, the bodies of requests, and what the core answers when it is asked directly.
 //!
 //! Always holds: the core is driven by events and observed by its actions; nothing here looks inside.

@@ -1,4 +1,4 @@
-//! Sources (ARCHITECTURE.md) on an API server that is not a hub, and which ConfigMaps are listed and downloaded. What else a
+//! Sources (RULES.md) on an API server that is not a hub, and which ConfigMaps are listed and downloaded. What else a
 //! running agent does about a source: `source.txt`.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL_AND_A_RENEWAL, payload};

@@ -1,4 +1,4 @@
-//! The judgement of a configuration before it runs (ARCHITECTURE.md, "Rules a to f"): how the previous run ended, what
+//! The judgement of a configuration before it runs (RULES.md, "Rules a to f"): how the previous run ended, what
 //! that counts, and rules c, d and f.
 //!
 //! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
@@ -152,7 +152,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// How the run that left this record ended (ARCHITECTURE.md, "How the previous run ended").
+    /// How the run that left this record ended (RULES.md, "How the previous run ended").
     pub(crate) fn read(counts: &Counts, boot_id: &str, previous: &PreviousRun) -> Self {
         let Some(open) = counts.open.as_deref() else { return Self::Clean };
         // "fresh evidence": the end of a run before the one that left this record open says nothing about it. Such a record

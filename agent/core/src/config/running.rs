@@ -1,5 +1,5 @@
 //! The configuration of a running agent: compares the source with the records and with what runs, and makes the one
-//! transition that is due (ARCHITECTURE.md, "Sources" and "Durable writes").
+//! transition that is due (RULES.md, "Sources" and "Durable writes").
 //!
 //! Level-triggered: an event only changes what is known, and then `next` compares. One transition is under way at a time, as
 //! a program of durable writes; what the agent believes about its disk changes when it ends. Always holds: the source
@@ -115,7 +115,7 @@ struct Emptied {
     is_due: bool,
 }
 
-/// The transitions that a running agent makes (ARCHITECTURE.md, "Durable writes").
+/// The transitions that a running agent makes (RULES.md, "Durable writes").
 #[derive(Debug, Clone, PartialEq)]
 enum Transition {
     /// Adopts a config with this verdict while the one runs that the start would choose.
@@ -745,7 +745,7 @@ impl Configuration {
         }
     }
 
-    /// The writes of each transition, in the order of ARCHITECTURE.md, "Durable writes".
+    /// The writes of each transition, in the order of RULES.md, "Durable writes".
     fn perform(&self, job: &Job) -> Suspendable<Ended> {
         let mut steps = Steps::over(&job.outcomes);
         let steps = &mut steps;
@@ -1200,7 +1200,7 @@ impl Configuration {
         if self.node_uid.is_empty() { recorded() } else { self.node_uid.clone() }
     }
 
-    /// Compares the source with `current` (ARCHITECTURE.md, "Sources"). Sets what the condition says about the source.
+    /// Compares the source with `current` (RULES.md, "Sources"). Sets what the condition says about the source.
     fn compare_source(&mut self, now: Now) -> Option<Transition> {
         let requested = self.requested.clone()?;
         let (problem, transition) = match &requested {

@@ -1,6 +1,6 @@
 //! Where a node's configuration is asked to come from: `Node.spec.configSource`, or the annotation in its place.
 //!
-//! Owns the judgement "empty, correct or invalid" (ARCHITECTURE.md, "Sources"). Looks only at the Node: whether
+//! Owns the judgement "empty, correct or invalid" (RULES.md, "Sources"). Looks only at the Node: whether
 //! the object named exists and has the UID asked for is known once it was read.
 
 use kedge_api::excerpt;

@@ -1,4 +1,4 @@
-//! The decision at start (ARCHITECTURE.md, "Start"): which config runs, and what is written before it runs.
+//! The decision at start (RULES.md, "Start"): which config runs, and what is written before it runs.
 //!
 //! Always holds: some config runs, the local one if nothing else can; the start of a config is recorded before its payload
 //! is parsed; a verdict that could not be written leaves the counts that prove it in their record; every prefix of the writes is
