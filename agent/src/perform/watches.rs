@@ -275,12 +275,11 @@ impl Listener<'_> {
             (Some((namespace, name)), None) => {
                 Event::ConfigMapGone { namespace: namespace.clone(), name: name.clone() }
             }
-            (Some((namespace, name)), Some(mut object)) => {
-                // items of a list lack what stands on the list; a checkpoint is a whole object
-                object["apiVersion"] = "v1".into();
-                object["kind"] = "ConfigMap".into();
-                Event::ConfigMapSeen { namespace: namespace.clone(), name: name.clone(), object }
-            }
+            (Some((namespace, name)), Some(object)) => Event::ConfigMapSeen {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                object: complete_config_map(object),
+            },
         }
     }
 
@@ -350,6 +349,15 @@ impl Listener<'_> {
     }
 }
 
+/// Items of a list lack what stands on the list; a checkpoint is a whole object. What is no object is core's to judge.
+fn complete_config_map(mut object: Value) -> Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.insert("apiVersion".into(), "v1".into());
+        fields.insert("kind".into(), "ConfigMap".into());
+    }
+    object
+}
+
 /// Which version of an object this is.
 fn version_of(object: &Value) -> Option<ObjectVersion> {
     Some((object["metadata"]["uid"].as_str()?.to_owned(), resource_version_of(object)?))
@@ -357,4 +365,19 @@ fn version_of(object: &Value) -> Option<ObjectVersion> {
 
 fn resource_version_of(object: &Value) -> Option<String> {
     object["metadata"]["resourceVersion"].as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn item_that_is_no_object_is_handed_on_as_it_is() {
+        for item in [json!(5), json!("x"), json!(true), json!([1]), Value::Null] {
+            assert_eq!(complete_config_map(item.clone()), item);
+        }
+        let whole = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {}});
+        assert_eq!(complete_config_map(json!({"data": {}})), whole);
+    }
 }
