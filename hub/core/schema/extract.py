@@ -4,7 +4,7 @@
 The facts come from two crates of generated types, read as source text, and from Kubernetes' own declarations:
 `k8s-openapi` (exact JSON names, required fields, descriptions), `k8s-pb` (`+patchMergeKey`, `+listType`
 markers), and the struct tags of the Go modules k8s.io/api and k8s.io/apimachinery (field numbers, embedded structs, which
-fields leave out a zero). A number is compared with k8s-pb, which has it from another source, by a test of `protobuf.rs`.
+fields leave out a zero). A number is compared with k8s-pb, which has it from another source, by a test of `protobuf_numbers.rs`.
 The version is that of the Kubernetes whose API the hub says it serves (`KUBERNETES` in hub/src/server/health.rs).
 Run by hand when Kubernetes' API moves on; GO_SRC_DIR holds k8s.io/api and k8s.io/apimachinery:
     hub/core/schema/extract.py REGISTRY_SRC_DIR GO_SRC_DIR > hub/core/schema/types.txt
