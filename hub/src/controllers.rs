@@ -185,11 +185,16 @@ impl<C: Controller> Runner<C> {
         if C::MINDS_STALLS {
             pulses.spawn(pulse(Arc::clone(&self.hub), Arc::clone(&stalls)));
         }
-        while !self.hub.memory().is_closed() {
+        while self.can_write() {
             self.follow(&stalls).await;
             self.turns.idle();
             tokio::time::sleep(RESUBSCRIBE).await;
         }
+    }
+
+    /// Not while the hub stops, which closes the store before it ends the subscriptions.
+    fn can_write(&self) -> bool {
+        self.hub.writer().is_alive() && !self.hub.memory().is_closed()
     }
 
     /// Follows the changes of the controller's inputs until one of the subscriptions ends.
@@ -208,7 +213,7 @@ impl<C: Controller> Runner<C> {
                 self.controller.observe(kind, &event);
             }
             // a subscription ends if it fell behind or the hub closes
-            if listeners.try_join_next().is_some() {
+            if listeners.try_join_next().is_some() || !self.can_write() {
                 return;
             }
             if let (Some(at), Some(period)) = (next_sweep, C::SWEEP)
@@ -275,7 +280,7 @@ impl<C: Controller> Runner<C> {
     /// hub closes: nothing can be written any more.
     async fn perform(&mut self, tasks: Vec<Task<C::Purpose>>, now: Now) {
         let mut waiting = VecDeque::from(tasks);
-        while !waiting.is_empty() && !self.hub.memory().is_closed() {
+        while !waiting.is_empty() && self.can_write() {
             self.turns.idle_for(ACTIONS);
             let mut group = JoinSet::new();
             for Task { purpose, action } in waiting.drain(..waiting.len().min(C::AT_ONCE)) {
