@@ -108,17 +108,18 @@ impl<'a> Registry<'a> {
         let url = self.url(path);
         // each credential once, an expired token, and the anonymous first request
         for _ in 0..self.credentials.len() + 3 {
-            let (url, answer) = self.follow(&url, accept, from)?;
-            let status = answer.status();
-            match status.as_u16() {
+            let (answered, answer) = self.follow(&url, accept, from)?;
+            // a server to which a redirect led may not ask for this registry's password
+            let is_registry = site_of(&answered)? == site_of(&url)?;
+            match answer.status().as_u16() {
                 200 | 206 => {
                     self.has_served = true;
                     return Ok(answer);
                 }
                 416 if from > 0 => return Ok(answer),
-                401 => self.authenticate(&url, answer)?,
-                403 if self.refused + 1 < self.credentials.len() => self.refuse(),
-                _ => return Err(refusal(&url, answer)),
+                401 if is_registry => self.authenticate(&url, answer)?,
+                403 if is_registry && self.refused + 1 < self.credentials.len() => self.refuse(),
+                _ => return Err(refusal(&answered, answer)),
             }
         }
         Err(PullError::new(

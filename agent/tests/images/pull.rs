@@ -213,6 +213,32 @@ fn credentials_go_to_their_registry_alone() {
 }
 
 #[test]
+fn server_behind_a_redirect_gets_no_password() {
+    let Some((node, registry, name)) = setup("pull-redirected-auth") else { return };
+    let store = FakeRegistry::start().unwrap();
+    image().push(&store, "team/app", "v1");
+    let auth = json!({"auths": {registry.name(): {"username": "edge", "password": "s3cret"}}});
+    node.scratch.write("creds.json", auth.to_string());
+    node.configure(&json!({
+        "insecureRegistries": [registry.name(), store.name()],
+        "credentialsFile": node.scratch.join("creds.json"),
+    }));
+    registry.set_access(Access::Basic("edge:s3cret".into()));
+    // it asks for the password in the registry's place, and names itself as the token server
+    for access in [
+        Access::Bearer { user: "edge:s3cret".into(), token: "t".into() },
+        Access::Basic("edge:s3cret".into()),
+    ] {
+        store.set_access(access);
+        registry.fail(&layer(0), Fault::RedirectTo(format!("http://{}", store.name())));
+        node.fails(&["pull", &name], "401");
+        let seen = store.take_seen();
+        assert_eq!(seen.len(), 1, "{seen:?}");
+        assert_eq!(seen[0].authorization, None);
+    }
+}
+
+#[test]
 fn mirror_is_asked_first_and_may_be_wrong() {
     let Some((node, registry, name)) = setup("pull-mirror") else { return };
     let mirror = FakeRegistry::start().unwrap();
