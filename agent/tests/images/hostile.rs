@@ -134,6 +134,25 @@ fn archive_that_is_too_much_is_refused() {
 }
 
 #[test]
+fn directories_cost_what_they_take_and_end() {
+    let Some(node) = Node::new("hostile-deep", &[]) else { return };
+    // directories that no entry lists: one header makes two thousand of them
+    let path = vec!["a"; 2000].join("/");
+    let deep = Archive::default().extended("path", path.as_bytes()).file("short", b"");
+    refused(&node, Packed::gzip(&deep), "below more than 128 directories");
+    // and a link that leads to the deepest shortens the path, not the tree
+    let most = vec!["a"; 100].join("/");
+    let chained = Archive::default()
+        .extended("path", format!("{most}/file").as_bytes())
+        .file("short", b"")
+        .extended("linkpath", format!("/{most}").as_bytes())
+        .symlink("s", "short")
+        .extended("path", format!("s/{most}/file").as_bytes())
+        .file("short", b"");
+    refused(&node, Packed::gzip(&chained), "below more than 128 directories");
+}
+
+#[test]
 fn garbage_is_refused() {
     let Some(node) = Node::new("hostile-garbage", &[]) else { return };
     let whole = Archive::default().file("a", &[7; 5000]).bytes();

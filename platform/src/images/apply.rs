@@ -25,18 +25,23 @@ use tar::{Archive, Entry, EntryType, Header};
 
 use super::blobs::hex;
 use super::confine::set_attribute;
-use super::remove_tree;
 
 /// Longest path or target of a link: the kernel's.
 const MAX_PATH_BYTES: u64 = 4096;
 /// Longest extended header: a path, a target, and attributes of 64 KiB each.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
+/// Most directories above a file, links resolved. Images have some 20; each level is a descriptor of whatever walks the tree.
+const MAX_DEPTH: usize = 128;
 /// What an entry costs on a disk besides its content: an inode, its name.
 const ENTRY_BYTES: u64 = 512;
 /// Space is given out in blocks of this size.
 const BLOCK_BYTES: u64 = 4096;
+/// Most characters of a path in an error.
+const SHOWN_CHARS: usize = 300;
 /// Bytes copied at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// Largest window of zstd that is read, which is memory: the strongest levels without `--long` use 8 MiB, `--ultra -22` 128.
+const MAX_WINDOW_BYTES: u64 = 64 << 20;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -103,6 +108,15 @@ pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Resu
     }
 }
 
+/// A path for an error, which has to leave room for the reason.
+fn shown(path: &Path) -> String {
+    let text = path.display().to_string();
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 fn drain(source: &mut dyn Read) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK_BYTES];
     while source.read(&mut buffer)? > 0 {}
@@ -137,7 +151,9 @@ struct ZstdFrames<R> {
 
 impl<R: io::BufRead> ZstdFrames<R> {
     fn new(source: R) -> Self {
-        Self { source, decoder: ruzstd::decoding::FrameDecoder::new(), is_within: false }
+        let mut decoder = ruzstd::decoding::FrameDecoder::new();
+        decoder.set_max_window_size(MAX_WINDOW_BYTES);
+        Self { source, decoder, is_within: false }
     }
 
     /// Begins the next frame; false at the end.
@@ -219,6 +235,8 @@ struct Layer {
     key: RandomState,
     /// Directories, whose times change while they are filled.
     directories: Vec<(PathBuf, u32, i64)>,
+    /// The directory whose depth was looked at last, while nothing was made that could lead elsewhere.
+    shallow: PathBuf,
 }
 
 impl Layer {
@@ -230,6 +248,7 @@ impl Layer {
             made: HashSet::new(),
             key: RandomState::new(),
             directories: Vec::new(),
+            shallow: PathBuf::new(),
         }
     }
 
@@ -237,20 +256,17 @@ impl Layer {
         let mut extensions = Extensions::default();
         let at = |number: u64, error: &dyn std::fmt::Display| format!("entry {number}: {error}");
         let entries = archive.entries().map_err(|error| at(0, &error))?.raw(true);
-        for entry in entries {
-            self.entries += 1;
-            if self.entries > self.entries_most {
-                return Err(format!("it has more than {} entries", self.entries_most));
-            }
-            let mut entry = entry.map_err(|error| at(self.entries, &error))?;
-            if extensions.take_from(&mut entry).map_err(|error| at(self.entries, &error))? {
+        for (number, entry) in (1..).zip(entries) {
+            self.take_entry()?;
+            let mut entry = entry.map_err(|error| at(number, &error))?;
+            if extensions.take_from(&mut entry).map_err(|error| at(number, &error))? {
                 continue;
             }
             let described = std::mem::take(&mut extensions);
-            let Some(node) = node_of(&entry, described).map_err(|error| at(self.entries, &error))? else {
+            let Some(node) = node_of(&entry, described).map_err(|error| at(number, &error))? else {
                 continue;
             };
-            let shown = node.path.display().to_string();
+            let shown = shown(&node.path);
             self.make(node, &mut entry).map_err(|error| format!("{shown}: {error}"))?;
         }
         self.finish_directories()
@@ -263,7 +279,7 @@ impl Layer {
             return self.describe(&node).map_err(io);
         };
         let parent = node.path.parent().unwrap_or(Path::new("/")).to_path_buf();
-        self.make_parents(&parent).map_err(io)?;
+        self.make_parents(&parent)?;
         if name == OPAQUE {
             return self.empty(&parent).map_err(io);
         }
@@ -273,10 +289,14 @@ impl Layer {
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
             return match hidden {
                 b"" | b"." | b".." => Err("it removes nothing that has a name".to_owned()),
-                hidden => remove_tree(&parent.join(OsStr::from_bytes(hidden))).map_err(io),
+                hidden => self.remove(&parent.join(OsStr::from_bytes(hidden))).map_err(io),
             };
         }
+        self.check_depth(&parent)?;
         self.place(&node, content)?;
+        for value in node.attributes.values() {
+            self.take_blocks(value.len() as u64)?;
+        }
         self.note(&node.path);
         if node.kind.is_hard_link() { Ok(()) } else { self.describe(&node).map_err(io) }
     }
@@ -290,16 +310,20 @@ impl Layer {
             if found.as_ref().is_some_and(fs::Metadata::is_dir) {
                 return Ok(());
             }
-            remove_tree(path).map_err(io)?;
+            self.remove(path).map_err(io)?;
+            self.take_bytes(BLOCK_BYTES)?;
             return fs::create_dir(path).map_err(io);
         }
         if found.is_some() {
-            remove_tree(path).map_err(io)?;
+            self.remove(path).map_err(io)?;
         }
         let target = || node.target.as_deref().ok_or("the link has no target");
         match node.kind {
             EntryType::Regular | EntryType::Continuous => self.write(path, node.size, content),
-            EntryType::Symlink => symlink(target()?, path).map_err(io),
+            EntryType::Symlink => {
+                self.take_bytes(BLOCK_BYTES)?;
+                symlink(target()?, path).map_err(io)
+            }
             EntryType::Link => {
                 let (_, inside) = inside(target()?.as_os_str().as_bytes())?;
                 fs::hard_link(inside, path).map_err(io)
@@ -309,7 +333,7 @@ impl Layer {
     }
 
     fn write(&mut self, path: &Path, size: u64, content: &mut dyn Read) -> Result<(), String> {
-        self.take_bytes(size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))?;
+        self.take_blocks(size)?;
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let mut file = file.map_err(|error| error.to_string())?;
         let mut buffer = vec![0; CHUNK_BYTES.min(size.max(1) as usize)];
@@ -324,6 +348,20 @@ impl Layer {
             left -= count as u64;
         }
         Ok(())
+    }
+
+    /// Counts whatever costs an inode.
+    fn take_entry(&mut self) -> Result<(), String> {
+        self.entries += 1;
+        if self.entries > self.entries_most {
+            return Err(format!("it has more than {} entries", self.entries_most));
+        }
+        Ok(())
+    }
+
+    /// Counts the blocks that so many bytes fill.
+    fn take_blocks(&mut self, bytes: u64) -> Result<(), String> {
+        self.take_bytes(bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))
     }
 
     fn take_bytes(&mut self, bytes: u64) -> Result<(), String> {
@@ -367,23 +405,57 @@ impl Layer {
         Ok(())
     }
 
-    fn make_parents(&mut self, parent: &Path) -> io::Result<()> {
+    /// Makes the directories above an entry that the archive does not list; each costs what a listed one does.
+    fn make_parents(&mut self, parent: &Path) -> Result<(), String> {
         if fs::metadata(parent).is_ok_and(|found| found.is_dir()) {
             return Ok(());
         }
         let mut path = PathBuf::new();
         for component in parent.components() {
+            let above = path.clone();
             path.push(component);
-            match fs::create_dir(&path) {
-                Ok(()) => {
-                    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-                    self.note(&path);
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
+            if fs::symlink_metadata(&path).is_ok() {
+                continue;
             }
+            self.check_depth(&above)?;
+            self.take_entry()?;
+            self.take_bytes(ENTRY_BYTES + BLOCK_BYTES)?;
+            let made = fs::create_dir(&path)
+                .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o755)));
+            made.map_err(|error| error.to_string())?;
+            self.note(&path);
         }
         Ok(())
+    }
+
+    /// Whether one more level may be made in a directory: what counts is where it really is, whatever links lead to it.
+    fn check_depth(&mut self, directory: &Path) -> Result<(), String> {
+        if directory == self.shallow {
+            return Ok(());
+        }
+        let resolved = directory.canonicalize().map_err(|error| error.to_string())?;
+        // the first component is the root
+        if resolved.components().count() > MAX_DEPTH + 1 {
+            return Err(format!("it lies below more than {MAX_DEPTH} directories"));
+        }
+        self.shallow = directory.to_path_buf();
+        Ok(())
+    }
+
+    /// Removes a tree or a file; that it is missing is fine. Here by a walk that holds a descriptor for each level: overlayfs
+    /// refuses to rename a directory of a layer below, and no tree has more than [`MAX_DEPTH`] levels.
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        // a link may take its place
+        self.shallow.clear();
+        let removed = match fs::symlink_metadata(path) {
+            Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+            Ok(_) => fs::remove_file(path),
+            Err(error) => Err(error),
+        };
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn note(&mut self, path: &Path) {
@@ -395,12 +467,12 @@ impl Layer {
     }
 
     /// Removes what lower layers have in a directory, and keeps what this one put there.
-    fn empty(&self, directory: &Path) -> io::Result<()> {
+    fn empty(&mut self, directory: &Path) -> io::Result<()> {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let path = entry.path();
             if !self.is_made(&path) {
-                remove_tree(&path)?;
+                self.remove(&path)?;
             } else if entry.file_type()?.is_dir() {
                 self.empty(&path)?;
             }
@@ -595,6 +667,18 @@ mod tests {
         for path in ["..", "a/../b", "a/..", "/../etc"] {
             assert!(inside(path.as_bytes()).is_err(), "{path}");
         }
+    }
+
+    #[test]
+    fn window_of_zstd_is_bounded() {
+        let frame = |window: u8| [0x28, 0xb5, 0x2f, 0xfd, 0, window, 1 | 3 << 3, 0, 0, b'a', b'b', b'c'];
+        let read = |window: u8| {
+            let mut text = String::new();
+            ZstdFrames::new(&frame(window)[..]).read_to_string(&mut text).map(|_| text)
+        };
+        // the exponent less 10, in the upper five bits
+        assert_eq!(read((26 - 10) << 3).unwrap(), "abc");
+        assert!(read((27 - 10) << 3).is_err());
     }
 
     #[test]
