@@ -153,6 +153,32 @@ fn directories_cost_what_they_take_and_end() {
 }
 
 #[test]
+fn process_that_unpacks_is_set_apart() {
+    if Node::new("hostile-apart", &[]).is_none() {
+        return;
+    }
+    let scratch = kedge_rig::Scratch::new("apart").unwrap();
+    let mut child = std::process::Command::new(super::setup::PROGRAM)
+        .args(["unpack", "plain", "10", "100000", "60"])
+        .current_dir(scratch.path())
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let of = |process: &str, name: &str| fs::read_link(format!("/proc/{process}/ns/{name}")).unwrap();
+    let id = child.id().to_string();
+    kedge_rig::scratch::wait_until("it is confined", std::time::Duration::from_secs(60), || {
+        fs::read_link(format!("/proc/{id}/root")).unwrap() == scratch.path()
+    });
+    for name in ["net", "ipc"] {
+        assert_ne!(of(&id, name), of("self", name), "{name}");
+    }
+    let score = fs::read_to_string(format!("/proc/{id}/oom_score_adj")).unwrap();
+    assert_eq!(score.trim(), "1000", "it goes before the agent and what runs in containers");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn garbage_is_refused() {
     let Some(node) = Node::new("hostile-garbage", &[]) else { return };
     let whole = Archive::default().file("a", &[7; 5000]).bytes();
