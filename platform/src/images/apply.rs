@@ -497,7 +497,7 @@ fn make_device(node: &Node) -> Result<(), String> {
 }
 
 fn set_time(path: &Path, mtime: i64) -> io::Result<()> {
-    let time = TimeSpec::new(mtime as nix::libc::time_t, 0);
+    let time = TimeSpec::new(mtime as _, 0);
     match utimensat(AT_FDCWD, path, &time, &time, UtimensatFlags::NoFollowSymlink) {
         // a time that this file system cannot keep matters to nobody
         Ok(()) | Err(Errno::EINVAL) => Ok(()),
