@@ -6,6 +6,7 @@
 use crate::pods::event::{HostPort, NodeFacts};
 use crate::pods::spec::{Pod, PodSpec};
 use crate::pods::{resources, table, volumes};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a pod does not run here.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -20,6 +21,9 @@ const NOT_SERVED: &str = "PodFeatureUnsupported";
 /// The reason for what upstream's API server would have refused.
 const INVALID: &str = "UnexpectedAdmissionError";
 
+/// Longest message of a rejection: eight refusals, each with a path.
+const MESSAGE_CHARS: usize = 2000;
+
 /// Judges a pod; `others`: those that are admitted and not finished.
 pub(crate) fn admit<'a>(
     pod: &Pod,
@@ -27,7 +31,10 @@ pub(crate) fn admit<'a>(
     node: &NodeFacts,
     others: impl Iterator<Item = &'a PodSpec> + Clone,
 ) -> Result<(), Rejection> {
-    let rejected = |reason: &str, message: String| Err(Rejection { reason: reason.to_owned(), message });
+    // a complaint may quote the spec, and goes into a status
+    let rejected = |reason: &str, message: String| {
+        Err(Rejection { reason: reason.to_owned(), message: kedge_api::excerpt_of(&message, MESSAGE_CHARS) })
+    };
     let refusals = table::refusals(&pod.raw_spec);
     if !refusals.is_empty() {
         return rejected(NOT_SERVED, refusals.join("; "));
@@ -83,8 +90,9 @@ fn fits<'a>(
                 .into(),
         });
     }
-    let taken: Vec<HostPort> = others.flat_map(host_ports).collect();
-    if host_ports(&pod.spec).iter().any(|port| taken.iter().any(|other| conflict(port, other))) {
+    let own = host_ports(&pod.spec);
+    let taken = if own.is_empty() { Taken::default() } else { Taken::of(others.flat_map(host_ports)) };
+    if own.iter().any(|port| taken.has(port)) {
         return Err(Rejection {
             reason: "NodePorts".into(),
             message: "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
@@ -106,17 +114,35 @@ pub(crate) fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     ports.collect()
 }
 
-fn conflict(a: &HostPort, b: &HostPort) -> bool {
-    let is_any = |ip: &str| ip.is_empty() || ip == "0.0.0.0";
-    let same_address = is_any(&a.host_ip) || is_any(&b.host_ip) || a.host_ip == b.host_ip;
-    a.host_port == b.host_port && a.protocol == b.protocol && same_address
+/// Ports that are taken: protocol and port, with the addresses; the empty one is every address.
+#[derive(Default)]
+struct Taken(BTreeMap<(String, u16), BTreeSet<String>>);
+
+impl Taken {
+    fn of(ports: impl Iterator<Item = HostPort>) -> Self {
+        let mut taken = Self::default();
+        for port in ports {
+            let address = address_of(&port).to_owned();
+            taken.0.entry((port.protocol, port.host_port)).or_default().insert(address);
+        }
+        taken
+    }
+
+    fn has(&self, port: &HostPort) -> bool {
+        let address = address_of(port);
+        let others = self.0.get(&(port.protocol.clone(), port.host_port));
+        others.is_some_and(|others| address.is_empty() || others.contains("") || others.contains(address))
+    }
+}
+
+fn address_of(port: &HostPort) -> &str {
+    if port.host_ip == "0.0.0.0" { "" } else { &port.host_ip }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::{Value, json};
-    use std::collections::BTreeMap;
 
     fn pod(spec: Value) -> Pod {
         Pod::read(&json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec})).unwrap()
@@ -168,6 +194,8 @@ mod tests {
         check(listens(80, ""), &[listens(81, "")], None);
         check(listens(80, "10.0.0.1"), &[listens(80, "10.0.0.2")], None);
         check(listens(80, "10.0.0.1"), &[listens(80, "")], Some(("NodePorts", "free ports")));
+        check(listens(80, "0.0.0.0"), &[listens(80, "10.0.0.2")], Some(("NodePorts", "free ports")));
+        check(listens(80, "10.0.0.1"), &[listens(80, "10.0.0.1")], Some(("NodePorts", "free ports")));
     }
 
     #[test]

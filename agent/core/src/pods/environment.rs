@@ -9,6 +9,13 @@ use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod};
 use std::collections::BTreeMap;
 
+/// Longest word of a command, or variable with its name: Linux' `MAX_ARG_STRLEN` without the NUL, beyond which nothing can be
+/// executed.
+const LONGEST_TEXT: usize = 128 * 1024 - 1;
+/// Most bytes of variables, and of words, of one container: half of what Linux takes (a quarter of a stack of 8 MiB). References
+/// double a text with each variable, so a spec of a few lines could ask for more than the memory.
+const MOST_TEXT: usize = 1024 * 1024;
+
 /// Why an environment cannot be made yet, or as the pod is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EnvProblem {
@@ -35,12 +42,16 @@ pub(crate) fn variables(
 ) -> Result<Vec<(String, String)>, EnvProblem> {
     let own = own_variables(container, sources)?;
     let mut all: Vec<(String, String)> = vec![];
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
     let from_image = image.env.iter().filter_map(|line| line.split_once('='));
     let from_image = from_image.map(|(name, value)| (name.to_owned(), value.to_owned()));
     for (name, value) in from_image.chain(own) {
-        match all.iter_mut().find(|(known, _)| *known == name) {
-            Some(known) => known.1 = value,
-            None => all.push((name, value)),
+        match places.get(&name) {
+            Some(place) => all[*place].1 = value,
+            None => {
+                places.insert(name.clone(), all.len());
+                all.push((name, value));
+            }
         }
     }
     Ok(all)
@@ -53,10 +64,19 @@ pub(crate) fn argv(
     sources: &Sources<'_>,
 ) -> Result<Vec<String>, EnvProblem> {
     let known: BTreeMap<String, String> = own_variables(container, sources)?.into_iter().collect();
-    let expanded = |words: &[String]| words.iter().map(|word| expand(word, &known)).collect::<Vec<_>>();
+    let mut left = MOST_TEXT;
+    let mut expanded = |words: &[String]| -> Result<Vec<String>, EnvProblem> {
+        let mut all = Vec::with_capacity(words.len());
+        for word in words {
+            let word = expand(word, &known).ok_or_else(|| too_long("a word of the command"))?;
+            left = left.checked_sub(word.len() + 1).ok_or_else(|| too_much("the command"))?;
+            all.push(word);
+        }
+        Ok(all)
+    };
     let (program, rest) = match (container.command.is_empty(), container.args.is_empty()) {
-        (false, _) => (expanded(&container.command), expanded(&container.args)),
-        (true, false) => (image.entrypoint.clone(), expanded(&container.args)),
+        (false, _) => (expanded(&container.command)?, expanded(&container.args)?),
+        (true, false) => (image.entrypoint.clone(), expanded(&container.args)?),
         (true, true) => (image.entrypoint.clone(), image.cmd.clone()),
     };
     let argv: Vec<String> = program.into_iter().chain(rest).collect();
@@ -69,10 +89,17 @@ pub(crate) fn argv(
     Ok(argv)
 }
 
-/// What the spec defines, in order; a name that is defined again has its last value.
+fn too_long(what: &str) -> EnvProblem {
+    EnvProblem::Config(format!("{what} is longer than {LONGEST_TEXT} bytes"))
+}
+
+fn too_much(what: &str) -> EnvProblem {
+    EnvProblem::Config(format!("{what} is longer than {MOST_TEXT} bytes in all"))
+}
+
+/// What the spec defines, in order; a name that is defined again has its last value, and its last place.
 fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(String, String)>, EnvProblem> {
-    let mut defined: Vec<(String, String)> = vec![];
-    let mut known = BTreeMap::new();
+    let mut defined = Defined { known: BTreeMap::new(), order: vec![], left: MOST_TEXT };
     for from in &container.env_from {
         let (kind, source) = match (&from.config_map_ref, &from.secret_ref) {
             (Some(source), _) => (ObjectKind::ConfigMap, source),
@@ -84,38 +111,64 @@ fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(St
             let name = format!("{}{key}", from.prefix);
             // as upstream: a key that is no name of a variable is left out
             if is_variable_name(&name) {
-                define(&mut defined, &mut known, name, text(value)?);
+                defined.add(name, text(value)?)?;
             }
         }
     }
     for variable in &container.env {
         if !is_variable_name(&variable.name) {
-            return Err(EnvProblem::Config(format!("{:?} is no name of a variable", variable.name)));
+            let name = kedge_api::excerpt(&variable.name);
+            return Err(EnvProblem::Config(format!("{name:?} is no name of a variable")));
         }
         let value = match &variable.value_from {
-            None => Some(expand(&variable.value, &known)),
+            None => {
+                let value = expand(&variable.value, &defined.known);
+                Some(value.ok_or_else(|| too_long(&shown(&variable.name)))?)
+            }
             Some(source) => value_from(source, sources)?,
         };
         if let Some(value) = value {
-            define(&mut defined, &mut known, variable.name.clone(), value);
+            defined.add(variable.name.clone(), value)?;
         }
     }
-    match defined.iter().find(|(_, value)| value.contains('\0')) {
-        Some((name, _)) => Err(EnvProblem::Config(format!("the value of {name} has a NUL byte"))),
-        None => Ok(defined),
+    Ok(defined.in_order())
+}
+
+/// The variables defined so far.
+struct Defined {
+    known: BTreeMap<String, String>,
+    /// Each definition; of a name that is here more than once the last counts.
+    order: Vec<String>,
+    /// Bytes that may still be defined; what is defined again has its cost again.
+    left: usize,
+}
+
+impl Defined {
+    fn add(&mut self, name: String, value: String) -> Result<(), EnvProblem> {
+        if value.contains('\0') {
+            return Err(EnvProblem::Config(format!("the value of {} has a NUL byte", shown(&name))));
+        }
+        let bytes = name.len() + 1 + value.len();
+        if bytes > LONGEST_TEXT {
+            return Err(too_long(&shown(&name)));
+        }
+        self.left = self.left.checked_sub(bytes + 1).ok_or_else(|| too_much("the environment"))?;
+        self.order.push(name.clone());
+        self.known.insert(name, value);
+        Ok(())
+    }
+
+    fn in_order(mut self) -> Vec<(String, String)> {
+        let from_last = self.order.into_iter().rev();
+        let mut all: Vec<_> = from_last.filter_map(|name| self.known.remove_entry(&name)).collect();
+        all.reverse();
+        all
     }
 }
 
-fn define(
-    defined: &mut Vec<(String, String)>,
-    known: &mut BTreeMap<String, String>,
-    name: String,
-    value: String,
-) {
-    if known.insert(name.clone(), value.clone()).is_some() {
-        defined.retain(|(earlier, _)| *earlier != name);
-    }
-    defined.push((name, value));
+/// A variable in an error.
+fn shown(name: &str) -> String {
+    format!("variable {}", kedge_api::excerpt(name))
 }
 
 fn is_variable_name(name: &str) -> bool {
@@ -203,11 +256,16 @@ fn field_of(path: &str, sources: &Sources<'_>) -> Result<String, EnvProblem> {
     })
 }
 
-/// `$(NAME)` of a known name becomes its value, `$$` one `$`; anything else stays.
-pub(crate) fn expand(input: &str, known: &BTreeMap<String, String>) -> String {
-    let mut output = String::with_capacity(input.len());
+/// `$(NAME)` of a known name becomes its value, `$$` one `$`; anything else stays. None: longer than `LONGEST_TEXT`.
+fn expand(input: &str, known: &BTreeMap<String, String>) -> Option<String> {
+    let mut output = String::new();
     let mut rest = input;
+    // looked for once: each `$(` of a text without it would search the rest of the text again
+    let last_closing = input.rfind(')').unwrap_or(0);
     while let Some(at) = rest.find('$') {
+        if output.len() + at > LONGEST_TEXT {
+            return None;
+        }
         output.push_str(&rest[..at]);
         let after = &rest[at + 1..];
         if let Some(after) = after.strip_prefix('$') {
@@ -215,7 +273,9 @@ pub(crate) fn expand(input: &str, known: &BTreeMap<String, String>) -> String {
             rest = after;
             continue;
         }
-        let reference = after.strip_prefix('(').and_then(|after| after.split_once(')'));
+        let may_close = input.len() - after.len() <= last_closing;
+        let opened = after.strip_prefix('(').filter(|_| may_close);
+        let reference = opened.and_then(|after| after.split_once(')'));
         match reference {
             Some((name, after)) => {
                 match known.get(name) {
@@ -230,8 +290,7 @@ pub(crate) fn expand(input: &str, known: &BTreeMap<String, String>) -> String {
             }
         }
     }
-    output.push_str(rest);
-    output
+    (output.len() + rest.len() <= LONGEST_TEXT).then(|| output + rest)
 }
 
 #[cfg(test)]
@@ -308,8 +367,33 @@ mod tests {
             ("$($(A))", "$($(A))"),
             ("$()", "$()"),
         ] {
-            assert_eq!(expand(input, &known), expect, "{input:?}");
+            assert_eq!(expand(input, &known).as_deref(), Some(expect), "{input:?}");
         }
+    }
+
+    #[test]
+    fn expansion_has_an_end() {
+        // 2^60 bytes, were it done
+        let doubling = |index: usize| json!({"name": format!("V{}", index + 1), "value": format!("$(V{index})$(V{index})")});
+        let mut variables = vec![json!({"name": "V0", "value": "0123456789abcdef"})];
+        variables.extend((0..56).map(doubling));
+        let error = |result: Result<Vec<(String, String)>, EnvProblem>| match result {
+            Err(EnvProblem::Config(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        let why = error(env(json!(variables), json!([])));
+        assert_eq!(why, "variable V13 is longer than 131071 bytes");
+        // each short enough
+        let many: Vec<Value> = (0..9)
+            .map(|index| json!({"name": format!("V{index}"), "value": "x".repeat(120 << 10)}))
+            .collect();
+        assert_eq!(error(env(json!(many), json!([]))), "the environment is longer than 1048576 bytes in all");
+        let long = json!({"name": "a", "command": vec!["x"; 10], "env": [{"name": "V", "value": "x".repeat(120 << 10)}],
+            "args": vec!["$(V)"; 10]});
+        let why = with(long, |container, sources| argv(container, &ImageConfig::default(), sources));
+        assert_eq!(why, Err(EnvProblem::Config("the command is longer than 1048576 bytes in all".into())));
+        assert_eq!(expand(&"$$".repeat(LONGEST_TEXT + 1), &BTreeMap::new()), None);
+        assert!(expand(&"$(".repeat(LONGEST_TEXT / 2), &BTreeMap::new()).is_some(), "no reference closes");
     }
 
     #[test]

@@ -66,7 +66,8 @@ impl Record {
     }
 
     pub(crate) fn read(content: &[u8]) -> Result<(Self, Pod), String> {
-        let record: Self = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        let mut record: Self = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        record.ended = record.ended.map(|secs| secs.min(crate::pods::spec::LONGEST_GRACE_SECS));
         if record.api_version != VERSION || record.kind != KIND {
             let found = kedge_api::excerpt(&format!("{} {}", record.api_version, record.kind));
             return Err(format!("it is {found:?}, expected {VERSION} {KIND}"));
@@ -120,6 +121,13 @@ mod tests {
         let mut ended = record(&object("1", "x"));
         ended.ended = Some(0);
         assert_ne!(ended.meaning(), first);
+    }
+
+    #[test]
+    fn grace_without_measure_is_cut() {
+        let mut written = record(&object("1", "x"));
+        written.ended = Some(u64::MAX);
+        assert_eq!(Record::read(&written.content()).unwrap().0.ended, Some(2_147_483_647));
     }
 
     #[test]

@@ -11,6 +11,12 @@ use std::collections::BTreeMap;
 
 /// Most containers of one pod, init containers included: each may cost a shim of some 0.5 MiB.
 const MOST_CONTAINERS: usize = 64;
+/// Most variables, sources of variables, ports and mounts of one container together: each is looked at for each start.
+const MOST_PARTS: usize = 1024;
+/// Most volumes of one pod: each is a mount, or a directory.
+const MOST_VOLUMES: usize = 256;
+/// Longest grace, 68 years: what upstream's int32 fields hold, and no time overflows with it.
+pub(crate) const LONGEST_GRACE_SECS: u64 = i32::MAX as u64;
 /// `terminationGracePeriodSeconds` of a pod that has none: upstream's default.
 const DEFAULT_GRACE_SECS: u64 = 30;
 
@@ -60,7 +66,7 @@ impl Pod {
             controller: controller.map(|owner| (owner.kind, owner.name)),
             deletion: meta.deletion_timestamp.map(|_| {
                 let grace = meta.deletion_grace_period_seconds;
-                grace.unwrap_or(spec.grace_secs())
+                grace.unwrap_or(spec.grace_secs()).min(LONGEST_GRACE_SECS)
             }),
             created: meta.creation_timestamp,
             spec,
@@ -127,7 +133,8 @@ pub(crate) struct PodSpec {
 
 impl PodSpec {
     pub(crate) fn grace_secs(&self) -> u64 {
-        self.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECS)
+        let secs = self.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECS);
+        secs.min(LONGEST_GRACE_SECS)
     }
 
     /// Init containers first, as they begin.
@@ -146,6 +153,20 @@ impl PodSpec {
                 let name = kedge_api::excerpt(&container.name);
                 return Err(format!("container name {name:?} is no label, or is used twice"));
             }
+            let parts = container.parts();
+            if parts > MOST_PARTS {
+                let name = &container.name;
+                let what = "variables, sources of variables, ports and mounts";
+                return Err(format!("container {name} has {parts} {what}, expected at most {MOST_PARTS}"));
+            }
+        }
+        if !self.hostname.is_empty() && names::label_complaint(&self.hostname).is_some() {
+            let hostname = kedge_api::excerpt(&self.hostname);
+            return Err(format!("spec.hostname is {hostname:?}, expected a label"));
+        }
+        let volumes = self.volumes.len();
+        if volumes > MOST_VOLUMES {
+            return Err(format!("spec has {volumes} volumes, expected at most {MOST_VOLUMES}"));
         }
         let mut seen = std::collections::BTreeSet::new();
         for volume in &self.volumes {
@@ -186,6 +207,10 @@ pub(crate) struct Container {
 }
 
 impl Container {
+    fn parts(&self) -> usize {
+        self.env.len() + self.env_from.len() + self.ports.len() + self.volume_mounts.len()
+    }
+
     pub(crate) fn is_sidecar(&self) -> bool {
         self.restart_policy.is_some()
     }
@@ -396,6 +421,35 @@ mod tests {
             "spec": {"containers": [{"name": "a"}]}});
         assert!(Pod::read(&object).unwrap_err().contains("metadata.uid"));
         assert!(pod(json!({"containers": []})).unwrap_err().contains("0 containers"));
+    }
+
+    #[test]
+    fn spec_without_measure_is_refused() {
+        let check = |spec: Value, expect: &str| {
+            let error = pod(spec).unwrap_err();
+            assert!(error.contains(expect), "{error}");
+        };
+        let parts = |count: usize| {
+            json!({"containers": [{"name": "a", "env": vec![json!({"name": "V"}); count - 3],
+                "envFrom": [{}], "ports": [{"containerPort": 1}], "volumeMounts": [{"name": "v"}]}]})
+        };
+        assert!(pod(parts(MOST_PARTS)).is_ok());
+        check(parts(MOST_PARTS + 1), "container a has 1025 variables");
+        let volumes: Vec<Value> =
+            (0..=MOST_VOLUMES).map(|index| json!({"name": format!("v{index}")})).collect();
+        check(json!({"containers": [{"name": "a"}], "volumes": volumes}), "257 volumes");
+        for hostname in ["ä".repeat(40), "a.b".to_owned(), "-".to_owned(), "a".repeat(64)] {
+            check(json!({"containers": [{"name": "a"}], "hostname": hostname}), "spec.hostname");
+        }
+    }
+
+    #[test]
+    fn grace_without_measure_is_cut() {
+        let object = json!({"metadata": {"name": "p", "namespace": "d", "uid": "u",
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": u64::MAX},
+            "spec": {"containers": [{"name": "a"}], "terminationGracePeriodSeconds": u64::MAX}});
+        let pod = Pod::read(&object).unwrap();
+        assert_eq!((pod.spec.grace_secs(), pod.deletion), (2_147_483_647, Some(2_147_483_647)));
     }
 
     #[test]

@@ -444,7 +444,7 @@ const HOSTNAME_BYTES: usize = 63;
 fn hostname(pod: &Pod) -> String {
     let own = &pod.spec.hostname;
     let name = if own.is_empty() { &pod.name } else { own };
-    let cut = &name[..name.len().min(HOSTNAME_BYTES)];
+    let cut = name.get(..HOSTNAME_BYTES).unwrap_or(name);
     cut.trim_end_matches(['-', '.']).to_owned()
 }
 

@@ -7,7 +7,12 @@ use crate::pods::event::{Mount, ObjectKind, ObjectName, Volume, VolumeFile, Volu
 use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::resources::quantity;
 use crate::pods::spec::{Container, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeSpec};
+use std::collections::BTreeSet;
 
+/// Most bytes of files in one pod's volumes, copied from ConfigMaps and Secrets: one object may be named by many items and volumes.
+const MOST_FILE_BYTES: usize = 16 * 1024 * 1024;
+/// What a file costs beside its content.
+const FILE_BYTES: usize = 256;
 /// `defaultMode` of a volume that has none: upstream's.
 const DEFAULT_MODE: u32 = 0o644;
 
@@ -54,8 +59,9 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
             return Some(format!("volume {:?}: the path {path:?} leaves the volume", volume.name));
         }
     }
+    let names: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     spec.all_containers().find_map(|container| {
-        let known = |name: &str| spec.volumes.iter().any(|volume| volume.name == name);
+        let known = |name: &str| names.contains(name);
         let mut mounts = container.volume_mounts.iter();
         let wrong = mounts.find(|mount| !known(&mount.name) || !is_absolute(&mount.mount_path))?;
         let path = kedge_api::excerpt(&wrong.mount_path);
@@ -79,10 +85,17 @@ fn is_inside(path: &str) -> bool {
 
 /// All volumes of a pod.
 pub(crate) fn volumes(pod: &Pod, objects: &Objects) -> Result<Vec<Volume>, VolumeProblem> {
-    pod.spec.volumes.iter().map(|volume| made(pod, volume, objects)).collect()
+    let mut left = MOST_FILE_BYTES;
+    pod.spec.volumes.iter().map(|volume| made(pod, volume, objects, &mut left)).collect()
 }
 
-fn made(pod: &Pod, volume: &VolumeSpec, objects: &Objects) -> Result<Volume, VolumeProblem> {
+/// `left`: bytes of files that the pod may still have.
+fn made(
+    pod: &Pod,
+    volume: &VolumeSpec,
+    objects: &Objects,
+    left: &mut usize,
+) -> Result<Volume, VolumeProblem> {
     let source = match volume {
         VolumeSpec { empty_dir: Some(dir), .. } => VolumeSource::EmptyDir {
             memory: dir.medium == "Memory",
@@ -92,9 +105,11 @@ fn made(pod: &Pod, volume: &VolumeSpec, objects: &Objects) -> Result<Volume, Vol
             VolumeSource::HostPath { path: host.path.clone(), kind: host.kind.clone() }
         }
         VolumeSpec { config_map: Some(source), .. } => {
-            files(pod, volume, ObjectKind::ConfigMap, source, objects)?
+            files(pod, volume, ObjectKind::ConfigMap, source, objects, left)?
         }
-        VolumeSpec { secret: Some(source), .. } => files(pod, volume, ObjectKind::Secret, source, objects)?,
+        VolumeSpec { secret: Some(source), .. } => {
+            files(pod, volume, ObjectKind::Secret, source, objects, left)?
+        }
         _ => return Err(VolumeProblem::Failed(format!("volume {:?} has no source", volume.name))),
     };
     Ok(Volume { name: volume.name.clone(), source })
@@ -106,6 +121,7 @@ fn files(
     kind: ObjectKind,
     source: &ObjectVolume,
     objects: &Objects,
+    left: &mut usize,
 ) -> Result<VolumeSource, VolumeProblem> {
     let failed = |why: String| {
         VolumeProblem::Failed(format!("MountVolume.SetUp failed for volume {:?} : {why}", volume.name))
@@ -123,20 +139,22 @@ fn files(
         Found::Awaited => return Err(VolumeProblem::Awaited),
     };
     let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
-    let file = |path: &str, mode: u32, content: &Vec<u8>| VolumeFile {
-        path: path.to_owned(),
-        mode: mode & 0o777,
-        content: content.clone(),
+    let mut file = |path: &str, mode: u32, content: &Vec<u8>| {
+        let bytes = FILE_BYTES + path.len() + content.len();
+        *left = left.checked_sub(bytes).ok_or_else(|| {
+            failed(format!("the files of the pod's volumes are more than {MOST_FILE_BYTES} bytes"))
+        })?;
+        Ok(VolumeFile { path: path.to_owned(), mode: mode & 0o777, content: content.clone() })
     };
     if source.items.is_empty() {
         let files = data.iter().filter(|(key, _)| is_inside(key));
-        let files = files.map(|(key, content)| file(key, mode, content)).collect();
-        return Ok(VolumeSource::Files { files, secret: is_secret });
+        let files: Result<_, _> = files.map(|(key, content)| file(key, mode, content)).collect();
+        return Ok(VolumeSource::Files { files: files?, secret: is_secret });
     }
     let mut chosen = vec![];
     for KeyToPath { key, path, mode: own } in &source.items {
         match data.get(key) {
-            Some(content) => chosen.push(file(path, own.unwrap_or(mode), content)),
+            Some(content) => chosen.push(file(path, own.unwrap_or(mode), content)?),
             None if source.optional => {}
             None => {
                 let kind = if is_secret { "secret" } else { "config" };
@@ -149,10 +167,9 @@ fn files(
 
 /// The mounts of a container. Files of objects are read only whatever the mount says, as upstream.
 pub(crate) fn mounts(container: &Container, spec: &PodSpec) -> Vec<Mount> {
-    let is_files = |name: &str| {
-        let volume = spec.volumes.iter().find(|volume| volume.name == name);
-        volume.is_some_and(|volume| volume.config_map.is_some() || volume.secret.is_some())
-    };
+    let files = spec.volumes.iter().filter(|volume| volume.config_map.is_some() || volume.secret.is_some());
+    let files: BTreeSet<&str> = files.map(|volume| volume.name.as_str()).collect();
+    let is_files = |name: &str| files.contains(name);
     let mounts = container.volume_mounts.iter().map(|mount| Mount {
         volume: mount.name.clone(),
         path: mount.mount_path.clone(),
@@ -193,6 +210,22 @@ mod tests {
 
     fn found() -> Option<ObjectRead> {
         Some(ObjectRead::Found(json!({"data": {"a": "MQ==", "b": "Mg==", "..c": "Mw==", "..": "Mw=="}})))
+    }
+
+    #[test]
+    fn one_object_fills_no_memory_by_many_items() {
+        let content = "x".repeat(1 << 20);
+        let read = || Some(ObjectRead::Found(json!({"data": {"a": content}})));
+        let items = |count: usize| {
+            let items: Vec<Value> =
+                (0..count).map(|index| json!({"key": "a", "path": format!("f{index}")})).collect();
+            json!({"name": "v", "configMap": {"name": "o", "items": items}})
+        };
+        assert!(made(items(15), read()).is_ok());
+        match made(items(16), read()) {
+            Err(VolumeProblem::Failed(why)) => assert!(why.contains("16777216 bytes"), "{why}"),
+            other => panic!("{:?}", other.map(|_| ())),
+        }
     }
 
     #[test]
