@@ -17,6 +17,8 @@ use std::time::Duration;
 const WALKS: u64 = 100;
 const STEPS: usize = 260;
 const NODE: &str = "edge";
+/// The image of static pods with policy OnFailure.
+const JOB: &str = "job:1";
 
 struct Random(u64);
 
@@ -73,6 +75,12 @@ struct Wishes {
     held: bool,
     /// Every pod that the API server had: name, UID, Node.
     born: Vec<(String, String, String)>,
+    /// Pods that want the one port of the host.
+    ports: BTreeSet<String>,
+    /// Pods whose rejection was judged.
+    rejected: BTreeSet<String>,
+    /// Static pods with policy OnFailure whose container ended with 0 since the machine was booted.
+    done: BTreeSet<PodUid>,
 }
 
 struct World {
@@ -171,6 +179,7 @@ impl World {
         match &action {
             PodAction::CreateContainer(order) => self.judge_create(order),
             PodAction::StopContainer { container, .. } => self.judge_stop(&container.clone()),
+            PodAction::PatchPodStatus { pod, patch } => self.judge_rejection(&pod.uid, &patch["status"]),
             PodAction::PreparePod(_) | PodAction::StartContainer(_) | PodAction::RemovePod { .. } => {
                 self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
             }
@@ -185,6 +194,18 @@ impl World {
             PodAction::RecordEvent(_) | PodAction::Log(..) => {}
             command => self.runtime.queue.push(command),
         }
+    }
+
+    /// A pod is rejected for a port only while one that stays has it.
+    fn judge_rejection(&mut self, uid: &str, status: &Value) {
+        if status["reason"] != "NodePorts" || !self.wishes.rejected.insert(uid.to_owned()) {
+            return;
+        }
+        let pods = self.core.report();
+        let mut others =
+            pods.iter().filter(|pod| pod.uid.as_str() != uid && self.wishes.ports.contains(pod.uid.as_str()));
+        let has_cause = others.any(|pod| !pod.is_ending && pod.rejected.is_none());
+        self.must(has_cause, "invariant: no pod is rejected for what a pod has that ends");
     }
 
     fn judge_create(&self, order: &ContainerOrder) {
@@ -313,6 +334,11 @@ impl World {
                 && self.runtime.used[&run.container] == name
         });
         self.must(!twin, "invariant: no pod runs twice");
+        let is_done = self.results_of(key.pod.as_str()).contains(&key.container);
+        self.must(
+            !is_done && !self.wishes.done.contains(&key.pod),
+            "invariant: what has done its work is not started again",
+        );
         let run = self.runtime.containers.get_mut(&key).expect("a run that is started is there");
         let started = Timestamp::from_micros(i64::try_from(self.now.as_micros()).unwrap());
         run.state = ContainerState::Running { pid: 7, started };
@@ -320,6 +346,15 @@ impl World {
             run.state = exit(0, None);
         }
         PodEvent::Observed(run.clone())
+    }
+
+    /// The containers whose end is final and durable.
+    fn results_of(&self, uid: &str) -> BTreeSet<String> {
+        let file = PodUid::new(uid).map(DesiredFile::Pod);
+        let content = file.and_then(|file| self.disk.files.get(&file));
+        let record: Value =
+            content.map(|content| serde_json::from_slice(content).unwrap()).unwrap_or_default();
+        record["results"].as_object().into_iter().flat_map(|results| results.keys().cloned()).collect()
     }
 
     fn inventory(&self) -> Inventory {
@@ -355,7 +390,11 @@ impl World {
             2 => exit(1, None),
             _ => exit(0, None),
         };
+        let is_ending = self.core.report().iter().any(|pod| pod.uid == key.pod && pod.is_ending);
         let run = self.runtime.containers.get_mut(&key).unwrap();
+        if run.image_name == JOB && !is_ending && state == exit(0, None) {
+            self.wishes.done.insert(key.pod.clone());
+        }
         run.state = state;
         let run = run.clone();
         // seen late, or only by the next inventory
@@ -415,6 +454,7 @@ impl World {
         self.runtime.queue.clear();
         self.runtime.containers.clear();
         self.runtime.pods.clear();
+        self.wishes.done.clear();
         self.lose_writes();
         self.start_agent();
     }
@@ -472,7 +512,13 @@ impl World {
             return;
         }
         self.api.made += 1;
-        let spec = match self.random.below(6) {
+        let port = json!([{"containerPort": 80, "hostPort": 80}]);
+        let spec = match self.random.below(9) {
+            6 => json!({"restartPolicy": "Never",
+                "containers": [{"name": "main", "image": "x:1"}, {"name": "more", "image": "y:1"}]}),
+            7 => json!({"restartPolicy": "OnFailure",
+                "containers": [{"name": "main", "image": "x:1"}, {"name": "more", "image": "y:1"}]}),
+            8 => json!({"containers": [{"name": "main", "image": "x:1", "ports": port}]}),
             0 => json!({"containers": [{"name": "main", "image": "x:1"}]}),
             1 => json!({"containers": [{"name": "main", "image": "x:1"}, {"name": "more", "image": "y:1"}],
                 "initContainers": [{"name": "init", "image": "x:1"},
@@ -485,6 +531,9 @@ impl World {
                 "volumes": [{"name": "v", "configMap": {"name": "m"}}]}),
             _ => json!({"containers": [{"name": "main", "image": "x:1", "tty": self.random.one_in(3)}]}),
         };
+        if spec["containers"][0]["ports"].is_array() {
+            self.wishes.ports.insert(format!("pod-{}", self.api.made));
+        }
         let controller = json!([{"kind": "DaemonSet", "name": name, "controller": true}]);
         let object = json!({
             "metadata": {"name": name, "namespace": "default", "uid": format!("pod-{}", self.api.made),
@@ -697,14 +746,16 @@ impl World {
         if self.random.one_in(3) {
             self.files.remove(&path);
         } else {
-            let image = if self.random.one_in(2) { "x:1" } else { "x:2" };
+            let image = ["x:1", "x:2", JOB][self.random.below(3)];
+            let policy = if image == JOB { "OnFailure" } else { "Always" };
             let text = format!(
-                "apiVersion: v1\nkind: Pod\nmetadata: {{name: w}}\nspec: {{hostNetwork: true, containers: [{{name: main, image: '{image}'}}]}}\n"
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: w}}\nspec: {{hostNetwork: true, restartPolicy: {policy}, containers: [{{name: main, image: '{image}'}}]}}\n"
             );
             self.files.insert(path, text);
         }
         // the old one may end; the new one, which may be one from before, must not
         self.wishes.ended.extend(old);
+        self.wishes.done.clear();
         self.tell_static();
     }
 
@@ -845,7 +896,9 @@ impl World {
     }
 
     fn must_run(&self, uid: &str, spec: &Value) {
-        for container in spec["containers"].as_array().unwrap() {
+        let done = self.results_of(uid);
+        let containers = spec["containers"].as_array().unwrap().iter();
+        for container in containers.filter(|container| !done.contains(container["name"].as_str().unwrap())) {
             let runs = self.runtime.containers.values().any(|run| {
                 run.container.pod.as_str() == uid
                     && run.container.container == container["name"]

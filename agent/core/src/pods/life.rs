@@ -101,6 +101,8 @@ pub(crate) struct Run {
     pub(crate) start_error: Option<String>,
     /// Created by this process, so that nothing is known to be half done.
     pub(crate) is_fresh: bool,
+    /// It was stopped for a run with another image: how it ends is no result.
+    pub(crate) is_replaced: bool,
     pub(crate) is_removed: bool,
 }
 
@@ -265,6 +267,14 @@ impl Life {
         matches!(self.origin, Origin::Static { .. })
     }
 
+    /// The Node that it is bound to; empty for a static pod.
+    pub(crate) fn node_uid(&self) -> &str {
+        match &self.origin {
+            Origin::Api { node_uid } | Origin::Found { node_uid } => node_uid,
+            Origin::Static { .. } => "",
+        }
+    }
+
     pub(crate) fn key(&self, container: &str, attempt: u32) -> ContainerKey {
         ContainerKey { pod: self.uid.clone(), container: container.to_owned(), attempt }
     }
@@ -282,7 +292,7 @@ impl Life {
     /// Asks for its end; a later order may only shorten the grace.
     pub(crate) fn end(&mut self, now: Now, grace: Duration) {
         let end = self.end.get_or_insert(End { grace, since: now.mono });
-        if grace < end.grace {
+        if now.mono + grace < end.since + end.grace {
             *end = End { grace, since: now.mono };
         }
         self.saved.is_stale = true;
@@ -343,7 +353,7 @@ impl Life {
         for spec in pod.spec.all_containers().filter(|spec| !spec.is_sidecar()) {
             let Some(container) = self.containers.get(&spec.name) else { continue };
             let exit = match &container.run {
-                Some(run) if changed(run, spec) => None,
+                Some(run) if run.is_replaced => None,
                 Some(run) => run.exit(),
                 // it ran before this boot, and may run once only
                 None if container.ran_before && policy == RestartPolicy::Never => Some(unseen_exit()),
@@ -617,6 +627,7 @@ impl ContainerLife {
                 ended: None,
                 start_error: None,
                 is_fresh: false,
+                is_replaced: false,
                 is_removed: false,
             });
         }

@@ -747,16 +747,24 @@ impl Pods {
             if let Some(mirror) = self.mirrors.get_mut(&(namespace.clone(), name.clone())) {
                 mirror.hash.clear();
             }
-            for other in
-                self.lives.values_mut().filter(|other| other.namespace == namespace && other.name == name)
-            {
-                other.is_dirty = true;
-            }
+            self.make_way(&namespace);
             self.has_new_needs = true;
             self.begin_static(uid);
             return;
         }
+        if life.end.is_some() && !life.has_begun() {
+            self.make_way(&life.namespace);
+        }
         self.lives.insert(uid.clone(), life);
+    }
+
+    /// A pod of this namespace has ended: those that waited for it look again.
+    fn make_way(&mut self, namespace: &str) {
+        for life in self.lives.values_mut() {
+            let waits = life.namespace == namespace && !life.has_begun() && !life.is_over();
+            let is_unjudged = life.verdict == Verdict::Pending && life.end.is_none();
+            life.is_dirty |= waits || is_unjudged;
+        }
     }
 
     // ---- for others

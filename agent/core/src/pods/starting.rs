@@ -10,12 +10,13 @@ use crate::pods::environment::{self, EnvProblem, Sources};
 use crate::pods::event::{
     ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork, PodSandbox, Volume,
 };
-use crate::pods::life::{Context, Doing, Life, Origin, Sandbox, Swept, Verdict, changed};
+use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
 use crate::pods::resources;
 use crate::pods::spec::{Container, Pod, RestartPolicy};
 use crate::pods::status::restarts_after;
 use crate::pods::volumes::{self, VolumeProblem};
+use std::rc::Rc;
 
 /// When a container that ended is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,15 +46,24 @@ impl Life {
         if self.verdict != Verdict::Admitted || !self.may_start() {
             return;
         }
-        let is_taken =
-            |life: &Life| life.namespace == self.namespace && life.name == self.name && life.has_begun();
-        if !self.has_begun() && ctx.lives.values().any(is_taken) {
+        if !self.has_begun() && ctx.lives.values().any(|life| life.has_begun() && self.follows(life)) {
             return;
         }
         self.see_to_objects(&pod, ctx);
         if self.prepare(&pod, ctx) {
             self.start_containers(&pod, ctx);
         }
+    }
+
+    /// Whether the other pod must be gone before this one begins: a namesake, or what another Node left of the same controller.
+    fn follows(&self, other: &Life) -> bool {
+        let controller = |life: &Self| life.pod.as_ref().and_then(|pod| pod.controller.clone());
+        let is_left = || {
+            other.end.is_some()
+                && other.node_uid() != self.node_uid()
+                && controller(other).is_some_and(|theirs| controller(self) == Some(theirs))
+        };
+        other.namespace == self.namespace && (other.name == self.name || is_left())
     }
 
     /// Judges a pod that has not been judged. A pod that runs is not judged again.
@@ -65,13 +75,29 @@ impl Life {
             return;
         }
         let Some(node) = ctx.node else { return };
-        let counts = |life: &&Life| life.verdict == Verdict::Admitted && !life.is_finished();
-        let others = ctx.lives.values().filter(counts).filter_map(|life| Some(&life.pod.as_ref()?.spec));
+        let counted = ctx.lives.values().filter(|life| life.takes_its_share());
+        let spec = |life: &'_ Life| life.pod.clone();
+        let all: Vec<Rc<Pod>> = counted.clone().filter_map(spec).collect();
+        let staying = counted.filter(|life| life.end.is_none() && !self.follows(life));
+        let judge = |others: &[Rc<Pod>]| {
+            admission::admit(&pod, self.is_static(), node, others.iter().map(|pod| &pod.spec))
+        };
+        let verdict = judge(&all);
+        // a rejection is for good: not for want of what pods have that are about to go
+        if verdict.is_err() && judge(&staying.filter_map(spec).collect::<Vec<_>>()).is_ok() {
+            return;
+        }
         self.saved.is_stale = true;
-        match admission::admit(&pod, self.is_static(), node, others) {
+        match verdict {
             Ok(()) => self.verdict = Verdict::Admitted,
             Err(rejection) => self.reject(rejection, ctx),
         }
+    }
+
+    /// Whether it has, or will have, its part of the node.
+    fn takes_its_share(&self) -> bool {
+        let may_run = self.end.is_none() || self.has_begun();
+        self.verdict == Verdict::Admitted && !self.is_finished() && may_run
     }
 
     fn reject(&mut self, rejection: admission::Rejection, ctx: &mut Context<'_>) {
@@ -142,10 +168,7 @@ impl Life {
 
     fn sandbox_of(&self, pod: &Pod, volumes: Vec<Volume>) -> PodSandbox {
         let spec = &pod.spec;
-        let node_uid = match &self.origin {
-            Origin::Api { node_uid } | Origin::Found { node_uid } => node_uid.clone(),
-            Origin::Static { .. } => String::new(),
-        };
+        let node_uid = self.node_uid().to_owned();
         let options = spec.dns_config.options.iter();
         PodSandbox {
             uid: self.uid.clone(),
@@ -214,8 +237,9 @@ impl Life {
 
     /// The next step of one container that should run, or run again.
     fn ensure(&mut self, pod: &Pod, spec: &Container, restart: Restart, ctx: &mut Context<'_>) {
+        let is_done = matches!(restart, Restart::Main(_)) && self.results.contains_key(&spec.name);
         let container = self.containers.entry(spec.name.clone()).or_default();
-        if container.command.is_some() {
+        if container.command.is_some() || (is_done && !container.is_live()) {
             return;
         }
         if container.older.values().any(|is_live| *is_live) {
@@ -227,9 +251,12 @@ impl Life {
         match &container.run {
             Some(run) if run.is_live() => {
                 if is_changed {
+                    self.replace(&spec.name, true);
                     let message = format!("Container {} definition changed, will be restarted", spec.name);
                     self.stop(&spec.name, self.own_grace(), message, ctx);
                 } else {
+                    // an edit was taken back while the stop failed
+                    self.replace(&spec.name, false);
                     self.remove_older(&spec.name, ctx);
                 }
                 return;
@@ -241,7 +268,8 @@ impl Life {
             }
             Some(run) => {
                 let code = run.exit().map_or(0, |exit| exit.code);
-                if !is_changed && !restart.after(code) {
+                // as upstream: another image runs whatever the policy if it takes a run's place, and not if that had ended before
+                if !run.is_replaced && !restart.after(code) {
                     return;
                 }
                 if !is_changed && self.is_backing_off(pod, &spec.name, ctx) {
@@ -251,6 +279,13 @@ impl Life {
             None => {}
         }
         self.create(pod, spec, ctx);
+    }
+
+    /// Notes whether the latest run is stopped for another to take its place.
+    fn replace(&mut self, name: &str, is_replaced: bool) {
+        if let Some(run) = self.containers.get_mut(name).and_then(|container| container.run.as_mut()) {
+            run.is_replaced = is_replaced;
+        }
     }
 
     /// A container that is created is started; one that another process left half made is removed, and made anew.
