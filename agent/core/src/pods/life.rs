@@ -234,7 +234,10 @@ pub(crate) struct Context<'a> {
     pub(crate) node: Option<&'a NodeFacts>,
     /// The others.
     pub(crate) lives: &'a BTreeMap<PodUid, Life>,
+    /// Those of the API server that bound the pod.
     pub(crate) objects: &'a mut Objects,
+    /// Whether that API server is the present one, so that they can be read.
+    pub(crate) can_read: bool,
     pub(crate) actions: &'a mut Vec<PodAction>,
 }
 

@@ -76,7 +76,11 @@ pub struct Pods {
     lives: BTreeMap<PodUid, Life>,
     /// Records that could not be read.
     unreadable: BTreeSet<PodUid>,
-    objects: Objects,
+    /// By Node UID.
+    objects: BTreeMap<String, Objects>,
+    /// Copies of objects on disk that could not be read, by their name: each is replaced, or removed with the last pod that may
+    /// need it.
+    unreadable_copies: BTreeSet<String>,
     /// Pods came, changed or went: objects may be needed no more.
     has_new_needs: bool,
     /// What the runtime had, until the desired set is known.
@@ -137,7 +141,8 @@ impl Pods {
             early: Early::default(),
             lives: BTreeMap::new(),
             unreadable: BTreeSet::new(),
-            objects: Objects::default(),
+            objects: BTreeMap::new(),
+            unreadable_copies: BTreeSet::new(),
             has_new_needs: false,
             logs: BTreeMap::new(),
             mirrors: BTreeMap::new(),
@@ -190,7 +195,10 @@ impl Pods {
             }
             PodEvent::StaticPods(files) => self.static_pods(now, files, actions),
             PodEvent::ObjectRead { name, read } => {
-                self.objects.answered(now, &name, read, actions);
+                let present = self.node_uid.as_ref().and_then(|uid| self.objects.get_mut(uid));
+                if let Some(objects) = present {
+                    objects.answered(now, &name, read, actions);
+                }
                 self.touch_all();
             }
             PodEvent::Release(which) => self.release(now, which.as_ref(), actions),
@@ -198,7 +206,9 @@ impl Pods {
                 self.with(&uid, |life| life.desired_saved(now, &done, actions));
             }
             PodEvent::DesiredSaved { file: DesiredFile::Object(digest), done } => {
-                self.objects.saved(&digest, &done);
+                for objects in self.objects.values_mut() {
+                    objects.saved(&digest, &done);
+                }
                 self.touch_all();
             }
             PodEvent::Answered { request, answer } => self.answered(now, &request, &answer),
@@ -269,7 +279,7 @@ impl Pods {
             let path = file.path();
             let taken = content.and_then(|content| match &file {
                 DesiredFile::Pod(uid) => self.take_record(now, uid, &content),
-                DesiredFile::Object(digest) => self.objects.take_copy(digest, &content),
+                DesiredFile::Object(digest) => self.take_copy(digest, &content),
             });
             let Err(why) = taken else { continue };
             actions.push(warn(format!("{path} cannot be used: {why}; what runs goes on")));
@@ -277,7 +287,9 @@ impl Pods {
                 DesiredFile::Pod(uid) => {
                     self.unreadable.insert(uid);
                 }
-                DesiredFile::Object(digest) => self.objects.take_unreadable_copy(digest),
+                DesiredFile::Object(digest) => {
+                    self.unreadable_copies.insert(digest);
+                }
             }
         }
         self.has_desired = true;
@@ -288,6 +300,15 @@ impl Pods {
             self.listed(now, node_uid, &pods, actions);
         }
         self.touch_all();
+    }
+
+    fn take_copy(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
+        let node_uid = objects::owner_of(content)?;
+        self.objects_of(&node_uid).take_copy(digest, content)
+    }
+
+    fn objects_of(&mut self, node_uid: &str) -> &mut Objects {
+        self.objects.entry(node_uid.to_owned()).or_insert_with(|| Objects::of(node_uid))
     }
 
     fn take_record(&mut self, now: Now, uid: &PodUid, content: &[u8]) -> Result<(), String> {
@@ -343,6 +364,10 @@ impl Pods {
     // ---- the API server
 
     fn listed(&mut self, now: Now, node_uid: String, pods: &[Value], actions: &mut Vec<PodAction>) {
+        if self.node_uid.as_ref() != Some(&node_uid) {
+            let reads: Vec<_> = self.objects.values_mut().flat_map(Objects::give_up_reads).collect();
+            self.objects_of(&node_uid).await_foreign(reads);
+        }
         self.node_uid = Some(node_uid.clone());
         self.mirrors.clear();
         let mut listed = BTreeSet::new();
@@ -680,11 +705,33 @@ impl Pods {
             }
         }
         if std::mem::take(&mut self.has_new_needs) {
-            let needed =
-                self.lives.values().filter(|life| !life.is_static()).filter_map(|life| life.pod.as_ref());
-            let needed: BTreeSet<ObjectName> = needed.flat_map(|pod| objects::needed_by(pod)).collect();
-            self.objects.keep_only(&needed, actions);
+            self.forget_objects(actions);
         }
+    }
+
+    /// Forgets the objects that no pod refers to.
+    fn forget_objects(&mut self, actions: &mut Vec<PodAction>) {
+        let mut needed: BTreeMap<&str, BTreeSet<ObjectName>> = BTreeMap::new();
+        for life in self.lives.values().filter(|life| !life.is_static()) {
+            let names = life.pod.iter().flat_map(|pod| objects::needed_by(pod));
+            needed.entry(life.node_uid()).or_default().extend(names);
+        }
+        let nothing = BTreeSet::new();
+        for (node_uid, objects) in &mut self.objects {
+            objects.keep_only(needed.get(node_uid.as_str()).unwrap_or(&nothing), actions);
+        }
+        self.objects.retain(|_, objects| objects.len() > 0);
+        let mut files = BTreeSet::new();
+        for (node_uid, names) in &needed {
+            files.extend(names.iter().map(|name| objects::file_of(node_uid, name)));
+        }
+        self.unreadable_copies.retain(|digest| {
+            let keep = files.contains(digest);
+            if !keep {
+                actions.push(objects::removal(digest.clone()));
+            }
+            keep
+        });
     }
 
     fn due(&self, now: Now) -> impl Iterator<Item = PodUid> + use<'_> {
@@ -719,11 +766,14 @@ impl Pods {
         let Some(mut life) = self.lives.remove(uid) else { return };
         life.is_dirty = false;
         life.wake = None;
+        let node_uid = life.node_uid().to_owned();
+        let can_read = self.node_uid.as_ref() == Some(&node_uid);
         let mut ctx = Context {
             now,
             node: self.node.as_ref(),
             lives: &self.lives,
-            objects: &mut self.objects,
+            objects: self.objects.entry(node_uid).or_insert_with_key(|uid| Objects::of(uid)),
+            can_read,
             actions,
         };
         life.note_results();
@@ -800,7 +850,7 @@ impl Pods {
             ("pods", self.lives.len()),
             ("containers", containers),
             ("earlier runs", older.sum()),
-            ("objects", self.objects.len()),
+            ("objects", self.objects.values().map(Objects::len).sum()),
             ("mirrors", self.mirrors.len() + self.creating.len() + self.creating_now.len()),
             ("complaints", self.complaints.len() + self.unreadable.len()),
         ]

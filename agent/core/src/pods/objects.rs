@@ -1,4 +1,5 @@
-//! The ConfigMaps and Secrets that pods refer to: which are needed, what is known of them, which copies lie on disk.
+//! The ConfigMaps and Secrets that pods of one Node refer to: which are needed, what is known of them, which copies lie on disk.
+//! Another Node's API server may have others of the same names, so each Node UID has its own.
 //!
 //! Always holds: a copy is read once and kept until no pod refers to it; an answer that did not come changes nothing; a copy on
 //! disk is rewritten only if its data changed; a Secret annotated `kedge.dev/offline: never` is never written, and a copy from
@@ -27,12 +28,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// The data of an object, by key.
 pub(crate) type Data = BTreeMap<String, Vec<u8>>;
 
-/// What is known of the objects.
+/// What is known of the objects of one API server.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Objects {
+    /// The Node that it bound the pods to.
+    node_uid: String,
     known: BTreeMap<ObjectName, Object>,
-    /// Copies on disk that no object accounts for yet: removed when nothing refers to them.
-    on_disk: BTreeMap<String, Vec<u8>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -41,6 +42,8 @@ struct Object {
     /// The API server answered that there is none, or that it shows none: why.
     missing: Option<String>,
     is_reading: bool,
+    /// Reads of this name that were sent for pods of another Node and are not answered: their answers say nothing.
+    foreign: u32,
     read_at: Option<Duration>,
     next_read: Duration,
     failures: u32,
@@ -55,6 +58,9 @@ struct Object {
 struct Record {
     api_version: String,
     kind: String,
+    /// The Node whose pods refer to it.
+    #[serde(rename = "nodeUID")]
+    node_uid: String,
     object: ObjectName,
     /// Base64.
     data: BTreeMap<String, String>,
@@ -73,13 +79,24 @@ pub(crate) enum Found<'a> {
     Awaited,
 }
 
+/// The Node that a copy on disk belongs to.
+pub(crate) fn owner_of(content: &[u8]) -> Result<String, String> {
+    let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+    Ok(record.node_uid)
+}
+
 impl Objects {
+    pub(crate) fn of(node_uid: &str) -> Self {
+        Self { node_uid: node_uid.to_owned(), ..Self::default() }
+    }
+
     /// Takes a copy that lies on disk.
     pub(crate) fn take_copy(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
         let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
         if record.api_version != RECORD_VERSION
             || record.kind != RECORD_KIND
-            || file_of(&record.object) != digest
+            || record.node_uid != self.node_uid
+            || file_of(&self.node_uid, &record.object) != digest
         {
             return Err("it is no copy of the object that its name stands for".into());
         }
@@ -92,11 +109,6 @@ impl Objects {
         object.data = Some(data);
         object.saved = Some(content.to_vec());
         Ok(())
-    }
-
-    /// A copy on disk that could not be read: it is replaced, or removed with the last pod that may need it.
-    pub(crate) fn take_unreadable_copy(&mut self, digest: String) {
-        self.on_disk.insert(digest, vec![]);
     }
 
     pub(crate) fn find(&self, name: &ObjectName) -> Found<'_> {
@@ -118,7 +130,7 @@ impl Objects {
         let object = self.known.entry(name.clone()).or_default();
         let is_old = object.read_at.is_none_or(|at| now.mono >= at + FRESH);
         let is_due = now.mono >= object.next_read;
-        if !object.is_reading && is_due && (is_old || object.missing.is_some()) {
+        if !object.is_reading && object.foreign == 0 && is_due && (is_old || object.missing.is_some()) {
             object.is_reading = true;
             actions.push(PodAction::ReadObject(name.clone()));
         }
@@ -131,7 +143,10 @@ impl Objects {
 
     /// When a missing object is looked for again.
     pub(crate) fn next_read(&self, name: &ObjectName) -> Option<Duration> {
-        self.known.get(name).filter(|object| !object.is_reading).map(|object| object.next_read)
+        self.known
+            .get(name)
+            .filter(|object| !object.is_reading && object.foreign == 0)
+            .map(|object| object.next_read)
     }
 
     /// Takes an answer; true if what is known changed.
@@ -143,19 +158,24 @@ impl Objects {
         actions: &mut Vec<PodAction>,
     ) -> bool {
         let Some(object) = self.known.get_mut(name) else { return false };
+        if object.foreign > 0 {
+            object.foreign -= 1;
+            return false;
+        }
         object.is_reading = false;
         let missing = match read {
             ObjectRead::Found(found) => {
                 object.failures = 0;
                 object.read_at = Some(now.mono);
                 object.next_read = now.mono;
-                return object.take(name, &found, actions);
+                return object.take(&self.node_uid, name, &found, actions);
             }
             ObjectRead::Missing => Some(match name.kind {
                 ObjectKind::ConfigMap => format!("configmap {:?} not found", name.name),
                 ObjectKind::Secret => format!("secret {:?} not found", name.name),
             }),
-            ObjectRead::Refused(why) => Some(why),
+            // what may not be read now was read before, and containers run with it
+            ObjectRead::Refused(why) => object.data.is_none().then_some(why),
             ObjectRead::Failed(_) => None,
         };
         object.next_read = now.mono + wait_after(object.failures);
@@ -166,9 +186,32 @@ impl Objects {
         is_news
     }
 
+    /// Another API server is asked from now on: what is known stays, and reads under way become another's.
+    pub(crate) fn give_up_reads(&mut self) -> Vec<(ObjectName, u32)> {
+        let mut reads = vec![];
+        for (name, object) in &mut self.known {
+            // as after a restart of the agent, which finds the copy
+            object.missing.take_if(|_| object.data.is_some());
+            let own = u32::from(std::mem::take(&mut object.is_reading));
+            let count = std::mem::take(&mut object.foreign) + own;
+            if count > 0 {
+                reads.push((name.clone(), count));
+            }
+        }
+        reads
+    }
+
+    /// Takes over reads that are under way for another Node's pods: none of the same name is sent before they are answered.
+    pub(crate) fn await_foreign(&mut self, reads: Vec<(ObjectName, u32)>) {
+        for (name, count) in reads {
+            self.known.entry(name).or_default().foreign += count;
+        }
+    }
+
     /// A copy is written, or was removed.
     pub(crate) fn saved(&mut self, digest: &str, done: &Result<(), String>) -> bool {
-        let object = self.known.iter_mut().find(|(name, _)| file_of(name) == digest);
+        let node_uid = &self.node_uid;
+        let object = self.known.iter_mut().find(|(name, _)| file_of(node_uid, name) == digest);
         let Some((_, object)) = object else { return false };
         object.is_saving = false;
         if done.is_err() {
@@ -180,18 +223,11 @@ impl Objects {
 
     /// Forgets what no pod refers to.
     pub(crate) fn keep_only(&mut self, needed: &BTreeSet<ObjectName>, actions: &mut Vec<PodAction>) {
+        let node_uid = &self.node_uid;
         self.known.retain(|name, object| {
-            let keep = needed.contains(name);
+            let keep = needed.contains(name) || object.foreign > 0;
             if !keep && (object.saved.is_some() || object.is_saving) {
-                actions.push(removal(file_of(name)));
-            }
-            keep
-        });
-        let files: BTreeSet<String> = needed.iter().map(file_of).collect();
-        self.on_disk.retain(|digest, _| {
-            let keep = files.contains(digest);
-            if !keep {
-                actions.push(removal(digest.clone()));
+                actions.push(removal(file_of(node_uid, name)));
             }
             keep
         });
@@ -205,15 +241,21 @@ impl Objects {
 
 impl Object {
     /// Takes what the API server has; true if that is news.
-    fn take(&mut self, name: &ObjectName, found: &Value, actions: &mut Vec<PodAction>) -> bool {
+    fn take(
+        &mut self,
+        node_uid: &str,
+        name: &ObjectName,
+        found: &Value,
+        actions: &mut Vec<PodAction>,
+    ) -> bool {
         let data = data_of(name.kind, found);
         let may_lie_on_disk = found["metadata"]["annotations"][OFFLINE_ANNOTATION] != "never";
         let is_news = self.missing.take().is_some() || self.data.as_ref() != Some(&data);
-        let content = may_lie_on_disk.then(|| record_of(name, &data));
+        let content = may_lie_on_disk.then(|| record_of(node_uid, name, &data));
         if content != self.saved {
             self.is_saving = true;
             self.saved.clone_from(&content);
-            let file = DesiredFile::Object(file_of(name));
+            let file = DesiredFile::Object(file_of(node_uid, name));
             actions.push(PodAction::SaveDesired { file, content });
         }
         self.data = Some(data);
@@ -225,22 +267,24 @@ fn wait_after(failures: u32) -> Duration {
     FIRST_WAIT.saturating_mul(1 << failures.min(8)).min(LONGEST_WAIT)
 }
 
-fn removal(digest: String) -> PodAction {
+pub(crate) fn removal(digest: String) -> PodAction {
     PodAction::SaveDesired { file: DesiredFile::Object(digest), content: None }
 }
 
-fn file_of(name: &ObjectName) -> String {
+/// The name of an object's copy on disk.
+pub(crate) fn file_of(node_uid: &str, name: &ObjectName) -> String {
     let kind = match name.kind {
         ObjectKind::ConfigMap => "ConfigMap",
         ObjectKind::Secret => "Secret",
     };
-    Digest::of(format!("{kind}/{}/{}", name.namespace, name.name).as_bytes()).to_string()
+    Digest::of(format!("{node_uid}/{kind}/{}/{}", name.namespace, name.name).as_bytes()).to_string()
 }
 
-fn record_of(name: &ObjectName, data: &Data) -> Vec<u8> {
+fn record_of(node_uid: &str, name: &ObjectName, data: &Data) -> Vec<u8> {
     let record = Record {
         api_version: RECORD_VERSION.into(),
         kind: RECORD_KIND.into(),
+        node_uid: node_uid.to_owned(),
         object: name.clone(),
         data: data.iter().map(|(key, value)| (key.clone(), STANDARD.encode(value))).collect(),
     };
@@ -366,7 +410,52 @@ mod tests {
         objects.want(at(0), &secret(), &mut vec![]);
         read(&mut objects, 1, found(&json!({}), "1"));
         let removed = read(&mut objects, 2, found(&json!({"kedge.dev/offline": "never"}), "2"));
-        assert_eq!(removed, [removal(file_of(&secret()))], "a copy from before the annotation");
+        assert_eq!(removed, [removal(file_of("", &secret()))], "a copy from before the annotation");
+    }
+
+    #[test]
+    fn refusal_hides_nothing_that_is_known() {
+        let mut objects = Objects::default();
+        objects.want(at(0), &secret(), &mut vec![]);
+        read(&mut objects, 0, ObjectRead::Refused("forbidden".into()));
+        assert_eq!(objects.find(&secret()), Found::Missing("forbidden".into()));
+        objects.want(at(20), &secret(), &mut vec![]);
+        read(&mut objects, 20, found(&json!({}), "1"));
+        objects.want(at(90), &secret(), &mut vec![]);
+        read(&mut objects, 90, ObjectRead::Refused("forbidden".into()));
+        assert!(matches!(objects.find(&secret()), Found::Data(_)));
+    }
+
+    #[test]
+    fn answer_of_another_api_server_says_nothing() {
+        let (mut old, mut new) = (Objects::of("1"), Objects::of("2"));
+        old.want(at(0), &secret(), &mut vec![]);
+        read(&mut old, 0, found(&json!({}), "1"));
+        old.want(at(61), &secret(), &mut vec![]);
+        new.await_foreign(old.give_up_reads());
+        let mut actions = vec![];
+        new.want(at(61), &secret(), &mut actions);
+        assert_eq!(actions, [], "whose answer would it be?");
+        read(&mut new, 62, found(&json!({}), "9"));
+        assert_eq!(new.find(&secret()), Found::Awaited);
+        assert!(matches!(old.find(&secret()), Found::Data(_)));
+        new.want(at(62), &secret(), &mut actions);
+        assert_eq!(actions, [PodAction::ReadObject(secret())]);
+    }
+
+    #[test]
+    fn copy_belongs_to_one_node() {
+        let (mut first, mut second) = (Objects::of("1"), Objects::of("2"));
+        first.want(at(0), &secret(), &mut vec![]);
+        let saves = read(&mut first, 1, found(&json!({}), "1"));
+        let [PodAction::SaveDesired { file: DesiredFile::Object(digest), content: Some(content) }] =
+            &saves[..]
+        else {
+            panic!("{saves:?}")
+        };
+        assert_eq!(owner_of(content), Ok("1".into()));
+        assert!(second.take_copy(digest, content).is_err());
+        assert_ne!(file_of("1", &secret()), file_of("2", &secret()));
     }
 
     #[test]

@@ -116,16 +116,27 @@ impl Life {
     fn see_to_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
         for name in objects::needed_by(pod) {
             if !matches!(ctx.objects.find(&name), Found::Data(_)) {
-                ctx.objects.want(ctx.now, &name, ctx.actions);
-                if let Some(at) = ctx.objects.next_read(&name) {
-                    self.wake_at(at);
-                }
+                self.see_to_object(&name, ctx);
             }
+        }
+    }
+
+    fn see_to_object(&mut self, name: &ObjectName, ctx: &mut Context<'_>) {
+        // the present API server knows nothing of what another one's pods refer to
+        if !ctx.can_read {
+            return;
+        }
+        ctx.objects.want(ctx.now, name, ctx.actions);
+        if let Some(at) = ctx.objects.next_read(name) {
+            self.wake_at(at);
         }
     }
 
     /// Reads again what may be old, for a container that starts.
     fn refresh_objects(pod: &Pod, ctx: &mut Context<'_>) {
+        if !ctx.can_read {
+            return;
+        }
         for name in objects::needed_by(pod) {
             ctx.objects.want(ctx.now, &name, ctx.actions);
         }
@@ -465,7 +476,7 @@ fn credentials(pod: &Pod, ctx: &Context<'_>) -> Option<Vec<Vec<u8>>> {
                 }
             }
             // the image may be there already
-            Found::Awaited if ctx.objects.is_out_of_reach(&name) => {}
+            Found::Awaited if !ctx.can_read || ctx.objects.is_out_of_reach(&name) => {}
             Found::Awaited => return None,
             Found::Missing(_) => {}
         }
