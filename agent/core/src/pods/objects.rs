@@ -120,9 +120,11 @@ impl Objects {
         }
     }
 
-    /// Whether what is known of it would survive a power cut, or is not meant to.
+    /// Whether what is known of it would survive a power cut, or is not meant to, and no later state is about to be known. A server
+    /// that did not answer the last time is not waited for.
     pub(crate) fn is_settled(&self, name: &ObjectName) -> bool {
-        self.known.get(name).is_none_or(|object| !object.is_saving)
+        let is_awaited = |object: &Object| object.is_reading && object.failures == 0;
+        self.known.get(name).is_none_or(|object| !object.is_saving && !is_awaited(object))
     }
 
     /// Sees to it that the object is known, and read again if its copy is old; gives when to look again.
@@ -141,12 +143,12 @@ impl Objects {
         self.known.get(name).is_some_and(|object| object.data.is_none() && object.failures > 0)
     }
 
-    /// When a missing object is looked for again.
+    /// When it may be read again; None while it is being read.
     pub(crate) fn next_read(&self, name: &ObjectName) -> Option<Duration> {
-        self.known
-            .get(name)
-            .filter(|object| !object.is_reading && object.foreign == 0)
-            .map(|object| object.next_read)
+        let object = self.known.get(name).filter(|object| !object.is_reading && object.foreign == 0)?;
+        let old_at =
+            object.read_at.filter(|_| object.missing.is_none()).map_or(Duration::ZERO, |at| at + FRESH);
+        Some(object.next_read.max(old_at))
     }
 
     /// Takes an answer; true if what is known changed.
@@ -387,6 +389,7 @@ mod tests {
             panic!("{saves:?}")
         };
         assert!(!objects.is_settled(&secret()), "not before it is durable");
+        assert_eq!(objects.next_read(&secret()), Some(Duration::from_secs(61)));
         objects.saved(digest, &Ok(()));
         assert!(objects.is_settled(&secret()));
         assert_eq!(read(&mut objects, 70, found(&json!({}), "2")), [], "metadata is not worth a write");
@@ -456,6 +459,21 @@ mod tests {
         assert_eq!(owner_of(content), Ok("1".into()));
         assert!(second.take_copy(digest, content).is_err());
         assert_ne!(file_of("1", &secret()), file_of("2", &secret()));
+    }
+
+    #[test]
+    fn read_under_way_is_waited_for_once() {
+        let mut objects = Objects::default();
+        objects.want(at(0), &secret(), &mut vec![]);
+        assert!(!objects.is_settled(&secret()));
+        read(&mut objects, 0, found(&json!({"kedge.dev/offline": "never"}), "1"));
+        objects.want(at(61), &secret(), &mut vec![]);
+        assert!(!objects.is_settled(&secret()), "the answer may be news");
+        assert_eq!(objects.next_read(&secret()), None);
+        read(&mut objects, 62, ObjectRead::Failed("no route".into()));
+        assert!(objects.is_settled(&secret()));
+        objects.want(at(72), &secret(), &mut vec![]);
+        assert!(objects.is_settled(&secret()), "a server that did not answer holds nothing up");
     }
 
     #[test]

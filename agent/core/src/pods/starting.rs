@@ -121,6 +121,13 @@ impl Life {
         }
     }
 
+    /// Something is wrong with what objects hold: all are read again and again until somebody has mended them.
+    fn watch_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
+        for name in objects::needed_by(pod) {
+            self.see_to_object(&name, ctx);
+        }
+    }
+
     fn see_to_object(&mut self, name: &ObjectName, ctx: &mut Context<'_>) {
         // the present API server knows nothing of what another one's pods refer to
         if !ctx.can_read {
@@ -162,11 +169,16 @@ impl Life {
             self.announce(true, "NetworkNotReady", message.into(), ctx.actions);
             return false;
         }
+        Self::refresh_objects(pod, ctx);
+        if !Self::are_objects_settled(pod, ctx) {
+            return false;
+        }
         let volumes = match volumes::volumes(pod, ctx.objects) {
-            Ok(volumes) if Self::are_objects_settled(pod, ctx) => volumes,
-            Ok(_) | Err(VolumeProblem::Awaited) => return false,
+            Ok(volumes) => volumes,
+            Err(VolumeProblem::Awaited) => return false,
             Err(VolumeProblem::Failed(why)) => {
                 self.announce(true, "FailedMount", why, ctx.actions);
+                self.watch_objects(pod, ctx);
                 return false;
             }
         };
@@ -349,6 +361,10 @@ impl Life {
             self.pull(pod, spec, ctx);
             return;
         };
+        Self::refresh_objects(pod, ctx);
+        if !Self::are_objects_settled(pod, ctx) {
+            return;
+        }
         let host_ip = ctx.node.and_then(|node| node.addresses.first()).cloned().unwrap_or_default();
         let own_ip =
             if pod.spec.host_network { vec![host_ip.clone()] } else { self.network.addresses.clone() };
@@ -362,14 +378,15 @@ impl Life {
         let made = environment::variables(spec, &image.config, &sources)
             .and_then(|env| Ok((env, environment::argv(spec, &image.config, &sources)?)));
         let (env, argv) = match made {
-            Ok(made) if Self::are_objects_settled(pod, ctx) => made,
-            Ok(_) | Err(EnvProblem::Awaited) => return,
+            Ok(made) => made,
+            Err(EnvProblem::Awaited) => return,
             Err(EnvProblem::Config(why)) => {
                 let is_news = container.waiting.as_ref().is_none_or(|(_, told)| *told != why);
                 container.waiting = Some(("CreateContainerConfigError", why.clone()));
                 if is_news {
                     self.announce_of(&spec.name, true, "Failed", format!("Error: {why}"), ctx.actions);
                 }
+                self.watch_objects(pod, ctx);
                 return;
             }
         };
