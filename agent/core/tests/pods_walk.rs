@@ -1016,6 +1016,40 @@ fn walk(seed: u64) {
     world.judge_rest();
 }
 
+#[test]
+fn rejected_pods_cost_no_flash_and_are_limited() {
+    let mut core = Pods::new(NODE);
+    let mut actions = vec![];
+    let facts = NodeFacts { name: NODE.into(), pods: 2, network_ready: true, ..NodeFacts::default() };
+    let pods = (0..20).map(|index| {
+        json!({"metadata": {"name": format!("p{index}"), "namespace": "d", "uid": format!("u-{index}")},
+            "spec": {"nodeSelector": {"zone": "elsewhere"}, "containers": [{"name": "a", "image": "x:1"}]},
+            "status": {"phase": "Pending"}})
+    });
+    let empty = Inventory { pods: vec![], containers: vec![], logs: BTreeMap::new() };
+    for event in [
+        PodEvent::Held(false),
+        PodEvent::Node(Box::new(facts)),
+        PodEvent::DesiredRead(Ok(vec![])),
+        PodEvent::Inventory(empty),
+        PodEvent::StaticPods(Ok(vec![])),
+        PodEvent::PodsListed { node_uid: "n".into(), pods: pods.collect() },
+    ] {
+        let now = Now { mono: Duration::from_secs(1), wall: Timestamp::from_micros(0) };
+        core.handle(now, event, &mut actions);
+    }
+    let reasons = actions.iter().filter_map(|action| match action {
+        PodAction::PatchPodStatus { patch, .. } => patch["status"]["reason"].as_str(),
+        _ => None,
+    });
+    let reasons: Vec<&str> = reasons.collect();
+    let count = |reason: &str| reasons.iter().filter(|other| **other == reason).count();
+    assert_eq!((count("NodeAffinity"), count("OutOfpods")), (8, 12), "each is answered");
+    assert_eq!(core.kept()[0], ("pods", 8));
+    let saves = actions.iter().filter(|action| matches!(action, PodAction::SaveDesired { .. })).count();
+    assert_eq!(saves, 0, "what never ran is not recorded");
+}
+
 #[allow(clippy::disallowed_methods, reason = "a failed walk is repeated by its seed")]
 #[test]
 fn random_walks_keep_every_promise() {

@@ -42,6 +42,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Pods that are remembered for each that may run: some that end, some that were rejected and wait to be deleted.
+const LIVES_PER_POD: u64 = 4;
+/// Pods that may run while the node's facts are not known: upstream's `maxPods`.
+const USUAL_PODS: u64 = 110;
+/// Longest complaint about a pod that cannot be read: it may quote the pod.
+const COMPLAINT_CHARS: usize = 1000;
+
 /// Rounds over the pods after one event: one pod's step may concern another, whose step concerns no third.
 const MOST_ROUNDS: usize = 8;
 
@@ -416,8 +423,9 @@ impl Pods {
         let (pod, problem) = match Pod::read(object) {
             Ok(pod) => (pod, None),
             Err(why) => match Pod::read(&without_spec(object)) {
-                Ok(pod) => (pod, Some(why)),
+                Ok(pod) => (pod, Some(kedge_api::excerpt_of(&why, COMPLAINT_CHARS))),
                 Err(_) => {
+                    let why = kedge_api::excerpt_of(&why, COMPLAINT_CHARS);
                     let name = kedge_api::excerpt(object["metadata"]["name"].as_str().unwrap_or_default());
                     let text = format!("a pod named {name:?} cannot be read and is left alone: {why}");
                     actions.push(PodAction::Log(Level::Warn, text));
@@ -425,6 +433,10 @@ impl Pods {
                 }
             },
         };
+        if self.is_one_too_many(&pod.uid) {
+            turn_away(&pod, object, self.lives.len(), actions);
+            return;
+        }
         self.end_predecessors(now, &node_uid, &pod);
         let origin = Origin::Api { node_uid };
         let uid = pod.uid.clone();
@@ -435,6 +447,14 @@ impl Pods {
         }
         life.bound(now, origin, pod, object, problem);
         self.has_new_needs = true;
+    }
+
+    /// Whether nothing is known of this pod, and there is no place to remember it.
+    fn is_one_too_many(&self, uid: &PodUid) -> bool {
+        // before the inventory the runtime may have it
+        let is_new = self.has_inventory && !self.lives.contains_key(uid) && !self.unreadable.contains(uid);
+        let may_run = self.node.as_ref().map_or(USUAL_PODS, |node| node.pods);
+        is_new && self.lives.len() as u64 >= may_run.saturating_mul(LIVES_PER_POD)
     }
 
     /// Orphaned pods end when the API binds a pod of their namespace and name, or of their controller.
@@ -805,6 +825,7 @@ impl Pods {
         if life.end.is_some() && !life.has_begun() {
             self.make_way(&life.namespace);
         }
+        self.has_new_needs |= life.slim();
         self.lives.insert(uid.clone(), life);
     }
 
@@ -1001,6 +1022,22 @@ impl Life {
             containers: self.containers.iter().map(container).collect(),
         }
     }
+}
+
+/// Answers a pod that is not remembered. An answer that is lost is given again when the pod is listed again.
+fn turn_away(pod: &Pod, object: &Value, known: usize, actions: &mut Vec<PodAction>) {
+    let reference = pod.reference();
+    if pod.deletion.is_some() {
+        actions.push(PodAction::DeletePod(reference));
+        return;
+    }
+    if matches!(object["status"]["phase"].as_str(), Some("Failed" | "Succeeded")) {
+        return;
+    }
+    let message = format!("Pod was rejected: this node has {known} pods, and remembers no more");
+    let status = json!({"phase": "Failed", "reason": "OutOfpods", "message": message});
+    let patch = json!({"metadata": {"uid": reference.uid}, "status": status});
+    actions.push(PodAction::PatchPodStatus { pod: reference, patch });
 }
 
 /// Bound by another Node than this one, or found and bound by nobody known.

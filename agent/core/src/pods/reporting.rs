@@ -14,6 +14,7 @@ use crate::pods::resources::qos_class;
 use crate::pods::spec::{Container, Pod, without_nulls};
 use crate::pods::status::{self, ContainerView, Shown, Situation, Terminated};
 use serde_json::{Value, json};
+use std::rc::Rc;
 
 /// The pod's object in the API, or its mirror.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,8 +113,7 @@ impl Life {
     pub(crate) fn save(&mut self, ctx: &mut Context<'_>) {
         let (Origin::Api { node_uid }, Some(pod)) = (self.origin.clone(), self.pod.clone()) else { return };
         let was_recorded = self.saved.durable.is_some() || self.saved.is_unknown;
-        // what was not judged, or ends and was never recorded, needs no record
-        if !was_recorded && (self.verdict == Verdict::Pending || self.end.is_some()) {
+        if (!was_recorded && !self.needs_record()) || pod.is_slim() {
             return;
         }
         let is_done = self.end.is_some() && self.is_swept();
@@ -135,6 +135,28 @@ impl Life {
         saved.writing = Some(saved.wanted);
         let content = (!is_done).then(|| self.record(&node_uid, &pod).content());
         ctx.actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(self.uid.clone()), content });
+    }
+
+    /// Whether a power cut must not make the node forget it: not what was not judged, what ends and was never recorded, or what has
+    /// nothing to do here.
+    fn needs_record(&self) -> bool {
+        self.verdict != Verdict::Pending && self.end.is_none() && !self.is_idle()
+    }
+
+    /// It was rejected, or had finished before it came here, and the runtime has nothing of it. The API server knows as much.
+    fn is_idle(&self) -> bool {
+        let is_rejected = matches!(self.verdict, Verdict::Rejected(_));
+        (is_rejected || self.is_finished_elsewhere) && !self.has_begun()
+    }
+
+    /// Drops what only pods with something to do here need, for there may be many others; true if there was something.
+    pub(crate) fn slim(&mut self) -> bool {
+        if !self.is_idle() || self.is_static() || self.has_record() {
+            return false;
+        }
+        let Some(pod) = self.pod.as_mut().filter(|pod| !pod.is_slim()) else { return false };
+        Rc::make_mut(pod).slim();
+        true
     }
 
     fn record(&self, node_uid: &str, pod: &Pod) -> Record {

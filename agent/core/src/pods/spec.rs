@@ -74,6 +74,32 @@ impl Pod {
         })
     }
 
+    /// Keeps what a status and an Event are made of.
+    pub(crate) fn slim(&mut self) {
+        self.raw_spec = Value::Null;
+        self.labels = BTreeMap::new();
+        self.annotations = BTreeMap::new();
+        let spec = &mut self.spec;
+        spec.volumes = vec![];
+        spec.host_aliases = vec![];
+        spec.image_pull_secrets = vec![];
+        spec.node_selector = BTreeMap::new();
+        spec.dns_config = DnsConfig::default();
+        for container in spec.init_containers.iter_mut().chain(&mut spec.containers) {
+            container.command = vec![];
+            container.args = vec![];
+            container.env = vec![];
+            container.env_from = vec![];
+            container.ports = vec![];
+            container.volume_mounts = vec![];
+        }
+    }
+
+    /// No spec that was read is null.
+    pub(crate) fn is_slim(&self) -> bool {
+        self.raw_spec.is_null()
+    }
+
     pub(crate) fn reference(&self) -> PodRef {
         PodRef {
             namespace: self.namespace.clone(),
