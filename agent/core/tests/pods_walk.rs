@@ -1016,34 +1016,92 @@ fn walk(seed: u64) {
     world.judge_rest();
 }
 
-#[test]
-fn rejected_pods_cost_no_flash_and_are_limited() {
+/// A node for two pods, at its start.
+fn begun() -> Pods {
     let mut core = Pods::new(NODE);
-    let mut actions = vec![];
     let facts = NodeFacts { name: NODE.into(), pods: 2, network_ready: true, ..NodeFacts::default() };
-    let pods = (0..20).map(|index| {
-        json!({"metadata": {"name": format!("p{index}"), "namespace": "d", "uid": format!("u-{index}")},
-            "spec": {"nodeSelector": {"zone": "elsewhere"}, "containers": [{"name": "a", "image": "x:1"}]},
-            "status": {"phase": "Pending"}})
-    });
-    let empty = Inventory { pods: vec![], containers: vec![], logs: BTreeMap::new() };
     for event in [
         PodEvent::Held(false),
         PodEvent::Node(Box::new(facts)),
         PodEvent::DesiredRead(Ok(vec![])),
-        PodEvent::Inventory(empty),
+        PodEvent::Inventory(Inventory::default()),
         PodEvent::StaticPods(Ok(vec![])),
-        PodEvent::PodsListed { node_uid: "n".into(), pods: pods.collect() },
     ] {
-        let now = Now { mono: Duration::from_secs(1), wall: Timestamp::from_micros(0) };
-        core.handle(now, event, &mut actions);
+        told(&mut core, 0, event);
     }
-    let reasons = actions.iter().filter_map(|action| match action {
-        PodAction::PatchPodStatus { patch, .. } => patch["status"]["reason"].as_str(),
+    core
+}
+
+fn told(core: &mut Pods, secs: u64, event: PodEvent) -> Vec<PodAction> {
+    let mut actions = vec![];
+    let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::from_micros(0) };
+    core.handle(now, event, &mut actions);
+    actions
+}
+
+/// A pod that is rejected.
+fn misplaced(index: usize) -> Value {
+    json!({"metadata": {"name": format!("p{index}"), "namespace": "d", "uid": format!("u-{index}")},
+        "spec": {"nodeSelector": {"zone": "elsewhere"}, "containers": [{"name": "a", "image": "x:1"}]},
+        "status": {"phase": "Pending"}})
+}
+
+fn patched(actions: &[PodAction]) -> Vec<(PodRef, Value)> {
+    let patches = actions.iter().filter_map(|action| match action {
+        PodAction::PatchPodStatus { pod, patch } => Some((pod.clone(), patch.clone())),
         _ => None,
     });
-    let reasons: Vec<&str> = reasons.collect();
-    let count = |reason: &str| reasons.iter().filter(|other| **other == reason).count();
+    patches.collect()
+}
+
+#[test]
+fn refused_status_is_sent_again_unless_the_pod_is_gone() {
+    let mut core = begun();
+    let pods = vec![misplaced(0)];
+    let actions = told(&mut core, 1, PodEvent::PodsListed { node_uid: "n".into(), pods });
+    let (pod, _) = patched(&actions).pop().unwrap();
+    let mut secs = 1;
+    for (status, is_sent_again) in [(409, true), (422, true), (403, true), (404, false)] {
+        let (reason, message) = (String::new(), String::new());
+        let answer = Answer::Refused { status, reason, message, retry_after: None };
+        let request = PodRequest::PatchStatus(pod.clone());
+        let at_once = told(&mut core, secs, PodEvent::Answered { request, answer });
+        assert!(patched(&at_once).is_empty(), "{status}: not without a wait");
+        secs += 300;
+        let later = told(&mut core, secs, PodEvent::Tick);
+        assert_eq!(!patched(&later).is_empty(), is_sent_again, "{status}");
+    }
+}
+
+#[test]
+fn list_from_a_backup_is_believed() {
+    let mut core = begun();
+    let pod = |version: &str, phase: &str| {
+        let mut pod = misplaced(0);
+        pod["metadata"]["resourceVersion"] = json!(version);
+        pod["status"]["phase"] = json!(phase);
+        vec![pod]
+    };
+    let listed = |pods| PodEvent::PodsListed { node_uid: "n".into(), pods };
+    let sent = told(&mut core, 1, listed(pod("100", "Pending")));
+    let (reference, patch) = patched(&sent).pop().unwrap();
+    let mut stored = pod("101", "Failed").pop().unwrap();
+    stored["status"] = patch["status"].clone();
+    let request = PodRequest::PatchStatus(reference);
+    let answer = Answer::Accepted(Some(stored));
+    let rest = told(&mut core, 2, PodEvent::Answered { request, answer });
+    assert!(patched(&rest).is_empty());
+    let again = told(&mut core, 3, listed(pod("7", "Pending")));
+    assert_eq!(patched(&again).len(), 1, "the status that the backup lacks");
+}
+
+#[test]
+fn rejected_pods_cost_no_flash_and_are_limited() {
+    let (mut core, pods) = (begun(), (0..20).map(misplaced).collect());
+    let actions = told(&mut core, 1, PodEvent::PodsListed { node_uid: "n".into(), pods });
+    let patches = patched(&actions);
+    let count =
+        |reason: &str| patches.iter().filter(|(_, patch)| patch["status"]["reason"] == reason).count();
     assert_eq!((count("NodeAffinity"), count("OutOfpods")), (8, 12), "each is answered");
     assert_eq!(core.kept()[0], ("pods", 8));
     let saves = actions.iter().filter(|action| matches!(action, PodAction::SaveDesired { .. })).count();

@@ -378,6 +378,10 @@ impl Pods {
         self.node_uid = Some(node_uid.clone());
         self.mirrors.clear();
         let mut listed = BTreeSet::new();
+        // what a list has is so, even if its versions are older: the server's data may come from a backup
+        for api in self.lives.values_mut().filter_map(|life| life.api.as_mut()) {
+            api.version = None;
+        }
         for object in pods {
             if let Some(uid) = object["metadata"]["uid"].as_str().and_then(PodUid::new) {
                 // the server has it after all
@@ -1040,10 +1044,11 @@ fn turn_away(pod: &Pod, object: &Value, known: usize, actions: &mut Vec<PodActio
     actions.push(PodAction::PatchPodStatus { pod: reference, patch });
 }
 
-/// Bound by another Node than this one, or found and bound by nobody known.
+/// Bound by another Node than this one, or found and bound by nobody known; not a static pod whose file was not read yet.
 fn is_orphan(life: &Life, node_uid: &str) -> bool {
     match &life.origin {
         Origin::Api { node_uid: bound } => bound != node_uid,
+        Origin::Found { node_uid: bound } if bound.is_empty() => life.name.is_empty(),
         Origin::Found { node_uid: bound } => bound != node_uid,
         Origin::Static { .. } => false,
     }

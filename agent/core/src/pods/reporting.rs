@@ -233,9 +233,6 @@ impl Life {
         let Some(situation) = self.situation(&pod, addresses) else { return };
         let new = status::compose(&situation, &api.status, ctx.now.wall);
         let Some(patch) = status::patch(&api.reference, &api.status, &new) else { return };
-        if api.refused.as_ref() == Some(&new) {
-            return;
-        }
         if !api.retry.0.is_due(ctx.now.mono) {
             let due = api.retry.0.due();
             self.wake_at(due);
@@ -268,9 +265,13 @@ impl Life {
                 }
                 api.accepted = Some(sent);
             }
-            // gone, or another pod of that name has come
-            Answer::Refused { status: 404 | 409, .. } => api.is_deleted = true,
-            Answer::Refused { status: 400 | 403 | 422, .. } => api.refused = Some(sent),
+            Answer::Refused { status: 404, .. } => api.is_deleted = true,
+            // a permission may come, and so may a server that takes it; a pod that ends does not wait for that
+            Answer::Refused { status: 400 | 403 | 422, .. } => {
+                api.refused = Some(sent);
+                api.retry.0.failed(now.mono);
+            }
+            // also a conflict (409): if another pod of that name has come, the watch shows that this one is gone
             Answer::Refused { .. } | Answer::Failed(_) => api.retry.0.failed(now.mono),
         }
     }
