@@ -51,6 +51,8 @@ struct Runtime {
 struct Disk {
     files: BTreeMap<DesiredFile, Vec<u8>>,
     queue: VecDeque<(DesiredFile, Option<Vec<u8>>)>,
+    /// A copy of an object could not be written: it may be lost.
+    lost_copy: bool,
 }
 
 struct Api {
@@ -62,6 +64,23 @@ struct Api {
     /// What the agent's watch has not delivered yet. None: it must list.
     watch: Option<VecDeque<PodEvent>>,
     requests: VecDeque<PodAction>,
+    /// The ConfigMap `m`: None: there is none; 0: it lacks the key.
+    map: Option<u64>,
+    /// Whether there is a Secret `s`.
+    has_secret: bool,
+}
+
+impl Api {
+    fn read(&self, kind: ObjectKind) -> ObjectRead {
+        match (kind, self.map) {
+            (ObjectKind::Secret, _) if self.has_secret => ObjectRead::Found(json!({"data": {"k": "aGk="}})),
+            (ObjectKind::ConfigMap, Some(0)) => ObjectRead::Found(json!({"data": {"other": "x"}})),
+            (ObjectKind::ConfigMap, Some(version)) => {
+                ObjectRead::Found(json!({"data": {"k": format!("v{version}")}}))
+            }
+            _ => ObjectRead::Missing,
+        }
+    }
 }
 
 /// What was asked for, whatever the node knows of it.
@@ -122,6 +141,8 @@ impl World {
             is_online: true,
             watch: None,
             requests: VecDeque::new(),
+            map: Some(1),
+            has_secret: true,
         };
         let mut world = Self {
             random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
@@ -412,7 +433,11 @@ impl World {
         self.core = Pods::new(NODE);
         self.api.watch = None;
         self.api.requests.clear();
-        self.tell(PodEvent::Held(self.wishes.held));
+        let is_held = self.wishes.held;
+        let is_held_first = self.random.one_in(2);
+        if is_held_first {
+            self.tell(PodEvent::Held(is_held));
+        }
         self.tell(PodEvent::Node(Box::new(NodeFacts {
             name: NODE.into(),
             addresses: vec!["10.0.0.1".into()],
@@ -435,6 +460,9 @@ impl World {
             self.tell(PodEvent::DesiredRead(Ok(found)));
         }
         self.tell_static();
+        if !is_held_first {
+            self.tell(PodEvent::Held(is_held));
+        }
     }
 
     fn crash_agent(&mut self) {
@@ -477,7 +505,9 @@ impl World {
     fn perform_write(&mut self) {
         let Some((file, content)) = self.disk.queue.pop_front() else { return };
         let fails = self.is_rough && self.random.one_in(10);
-        if !fails {
+        if fails {
+            self.disk.lost_copy |= matches!(file, DesiredFile::Object(_));
+        } else {
             self.write(file.clone(), content);
         }
         let done = if fails { Err("disk full".into()) } else { Ok(()) };
@@ -513,7 +543,11 @@ impl World {
         }
         self.api.made += 1;
         let port = json!([{"containerPort": 80, "hostPort": 80}]);
-        let spec = match self.random.below(9) {
+        let from = json!({"configMapKeyRef": {"name": "m", "key": "k"}});
+        let spec = match self.random.below(10) {
+            9 => {
+                json!({"containers": [{"name": "main", "image": "x:1", "env": [{"name": "K", "valueFrom": from}]}]})
+            }
             6 => json!({"restartPolicy": "Never",
                 "containers": [{"name": "main", "image": "x:1"}, {"name": "more", "image": "y:1"}]}),
             7 => json!({"restartPolicy": "OnFailure",
@@ -591,6 +625,7 @@ impl World {
         self.api.node_uid = format!("node-{}", self.api.made);
         self.api.objects.clear();
         self.api.watch = None;
+        (self.api.map, self.api.has_secret) = (None, false);
         if self.random.one_in(2) {
             self.crash_agent();
             return;
@@ -600,6 +635,12 @@ impl World {
             self.perform_request();
         }
         self.api.is_online = true;
+    }
+
+    /// Somebody edits the ConfigMap, breaks it, deletes it.
+    fn edit_map(&mut self) {
+        self.api.map = [None, Some(0), Some(self.api.version)][self.random.below(3)];
+        self.api.has_secret = true;
     }
 
     fn perform_request(&mut self) {
@@ -615,12 +656,8 @@ impl World {
         let failed = Answer::Failed("no route".into());
         match request {
             PodAction::ReadObject(name) => {
-                let found = json!({"data": match name.kind {
-                    ObjectKind::Secret => json!({"k": "aGk="}),
-                    ObjectKind::ConfigMap => json!({"k": "hi"}),
-                }});
-                let read =
-                    if is_lost { ObjectRead::Failed("no route".into()) } else { ObjectRead::Found(found) };
+                let no_route = ObjectRead::Failed("no route".into());
+                let read = if is_lost { no_route } else { self.api.read(name.kind) };
                 self.tell(PodEvent::ObjectRead { name, read });
             }
             PodAction::PatchPodStatus { pod, patch } => {
@@ -691,6 +728,13 @@ impl World {
     fn judge_status(&self, old: &Value, new: &Value) {
         let is_over = |status: &Value| matches!(status["phase"].as_str(), Some("Failed" | "Succeeded"));
         self.must(!is_over(old) || old["phase"] == new["phase"], "invariant: a phase that is final stays");
+        if new["phase"] == "Failed" && !is_over(old) {
+            let lists = ["containerStatuses", "initContainerStatuses"];
+            let mut all = lists.iter().flat_map(|list| new[*list].as_array().into_iter().flatten());
+            let has_failed =
+                all.any(|told| told["state"]["terminated"]["exitCode"].as_i64().unwrap_or(0) != 0);
+            self.must(new["reason"].is_string() || has_failed, "invariant: a pod that failed has a cause");
+        }
         for list in ["containerStatuses", "initContainerStatuses"] {
             for before in old[list].as_array().into_iter().flatten() {
                 let after = new[list]
@@ -778,7 +822,7 @@ impl World {
     // ---- the walk
 
     fn step(&mut self) {
-        match self.random.below(40) {
+        match self.random.below(41) {
             0..=13 => self.perform_command(),
             14..=18 => self.perform_write(),
             19..=22 => self.perform_request(),
@@ -794,6 +838,7 @@ impl World {
             36 if !self.api.is_online => self.api.watch = None,
             37 if self.random.one_in(15) => self.move_node(),
             38 if self.random.one_in(8) => self.hold(),
+            40 if self.random.one_in(2) => self.edit_map(),
             39 if self.random.one_in(10) => {
                 self.wishes.released = true;
                 self.tell(PodEvent::Release(None));
@@ -833,6 +878,7 @@ impl World {
     /// Everything works from here on, until nothing is left to do.
     fn settle(&mut self) {
         self.is_rough = false;
+        (self.api.map, self.api.has_secret) = (Some(self.api.version), true);
         let inventory = self.inventory();
         self.tell(PodEvent::Inventory(inventory));
         for _ in 0..20_000 {
@@ -881,7 +927,9 @@ impl World {
         for record in &records {
             let spec = &record["pod"]["spec"];
             let has_twin = records.iter().filter(|other| name(other) == name(record)).count() > 1;
-            let is_plain = spec["restartPolicy"].is_null() && spec["volumes"].is_null();
+            let is_plain = spec["restartPolicy"].is_null()
+                && spec["volumes"].is_null()
+                && spec["containers"][0]["env"].is_null();
             if !record["ended"].is_null()
                 || !record["rejected"].is_null()
                 || !is_plain
@@ -906,6 +954,22 @@ impl World {
                     && run.image_name == container["image"].as_str().unwrap()
             });
             self.must(runs, &format!("invariant: {uid} runs: {}", container["name"]));
+        }
+    }
+
+    /// What another API server bound and nobody ended goes on with what that one's objects held.
+    fn judge_orphans(&self) {
+        let pods = self.core.report();
+        for pod in pods.iter().filter(|pod| pod.is_orphaned && !pod.is_ending && pod.rejected.is_none()) {
+            let Some(content) = self.disk.files.get(&DesiredFile::Pod(pod.uid.clone())) else { continue };
+            let record: Value = serde_json::from_slice(content).unwrap();
+            let spec = &record["pod"]["spec"];
+            let has_run = self.runtime.used.keys().any(|key| key.pod == pod.uid && key.container == "main");
+            // the key that it needs may have gone before the Node did
+            let has_what_it_needs = !self.disk.lost_copy && spec["containers"][0]["env"][0]["name"] != "K";
+            if spec["restartPolicy"].is_null() && has_run && has_what_it_needs {
+                self.must_run(pod.uid.as_str(), spec);
+            }
         }
     }
 
@@ -1014,6 +1078,7 @@ fn walk(seed: u64) {
     world.api.is_online = true;
     world.settle();
     world.judge_rest();
+    world.judge_orphans();
 }
 
 /// A node for two pods, at its start.

@@ -96,6 +96,7 @@ pub enum PodEvent {
     /// What the node is and has. Without it no pod is admitted; at the start it may be what the last run knew.
     Node(Box<NodeFacts>),
     /// Whether the pods are held (a crash loop under a proven config): while they are, nothing is started or stopped.
+    /// Nothing is done before the first of these.
     Held(bool),
     /// All pods that the API server binds to this node, read at once, and the UID of the Node they are bound to. Only a list that
     /// was read to its end is one; a failed or partial read sends nothing.

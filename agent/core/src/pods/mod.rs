@@ -1,9 +1,10 @@
 //! The life of the pods bound to this node: what should run, what runs, what to do next, what to report.
 //!
 //! `Pods::handle` takes one event at one time and appends actions; `Pods::next_deadline` says when to call it again without one.
-//! Always holds: nothing is done before the runtime's inventory and the desired set on disk were read; a list that was not read
-//! means nothing; a pod belongs to the Node that it was bound to, and goes on, orphaned, when the node is another one; while pods
-//! are held nothing is started or stopped. Leaves to others: containers, images, files and requests (`event` is the contract).
+//! Always holds: nothing is done before the runtime's inventory, the desired set on disk and whether pods are held are known; a
+//! list that was not read means nothing; a pod belongs to the Node that it was bound to, and goes on, orphaned, when the node is
+//! another one; while pods are held nothing is started or stopped. Leaves to others: containers, images, files and requests
+//! (`event` is the contract).
 
 mod admission;
 mod backoff;
@@ -75,7 +76,8 @@ pub struct Pods {
     node: Option<NodeFacts>,
     /// The Node that the last list was read for.
     node_uid: Option<String>,
-    is_held: bool,
+    /// None: not known yet, so nothing is done.
+    is_held: Option<bool>,
     has_desired: bool,
     has_inventory: bool,
     has_static: bool,
@@ -141,7 +143,7 @@ impl Pods {
             node_name: node_name.to_owned(),
             node: None,
             node_uid: None,
-            is_held: false,
+            is_held: None,
             has_desired: false,
             has_inventory: false,
             has_static: false,
@@ -170,10 +172,15 @@ impl Pods {
     /// When to call `handle` with `Tick` if nothing happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
-        let is_ready = self.has_desired && self.has_inventory;
+        let is_ready = self.is_ready();
         let lives = self.lives.values().filter(|_| is_ready);
         let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { life.wake });
         lives.chain(self.mirror_wake).min()
+    }
+
+    /// Whether all that a decision needs was heard of.
+    fn is_ready(&self) -> bool {
+        self.has_desired && self.has_inventory && self.is_held.is_some()
     }
 
     fn take(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
@@ -197,7 +204,7 @@ impl Pods {
             PodEvent::Tick => {}
             PodEvent::Node(facts) => self.node(*facts),
             PodEvent::Held(is_held) => {
-                self.is_held = is_held;
+                self.is_held = Some(is_held);
                 self.touch_all();
             }
             PodEvent::StaticPods(files) => self.static_pods(now, files, actions),
@@ -714,7 +721,7 @@ impl Pods {
 
     /// Brings every pod that something happened to, or whose time has come, one step on.
     fn settle(&mut self, now: Now, actions: &mut Vec<PodAction>) {
-        if !self.has_desired || !self.has_inventory {
+        if !self.is_ready() {
             return;
         }
         self.take_logs(now);
@@ -790,6 +797,7 @@ impl Pods {
         let Some(mut life) = self.lives.remove(uid) else { return };
         life.is_dirty = false;
         life.wake = None;
+        let is_held = self.is_held != Some(false);
         let node_uid = life.node_uid().to_owned();
         let can_read = self.node_uid.as_ref() == Some(&node_uid);
         let mut ctx = Context {
@@ -801,11 +809,11 @@ impl Pods {
             actions,
         };
         life.note_results();
-        if life.end.is_none() && !self.is_held {
+        if life.end.is_none() && !is_held {
             life.admit(&mut ctx);
         }
         life.save(&mut ctx);
-        if !self.is_held {
+        if !is_held {
             if life.is_over() {
                 life.go_down(&mut ctx);
             } else {
