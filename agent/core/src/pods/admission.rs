@@ -45,6 +45,9 @@ pub(crate) fn admit<'a>(
     if let Some(complaint) = resources::complaint(&pod.spec).or_else(|| volumes::complaint(&pod.spec)) {
         return rejected(INVALID, complaint);
     }
+    if let Some(refusal) = resources::refusal(&pod.spec) {
+        return rejected(NOT_SERVED, refusal);
+    }
     let os = pod.raw_spec["os"]["name"].as_str();
     if os.is_some_and(|os| os != "linux") {
         return rejected(
@@ -203,6 +206,15 @@ mod tests {
         let probe = json!({"containers": [{"name": "a", "livenessProbe": {"exec": {"command": ["x"]}}}]});
         check(probe, &[], Some((NOT_SERVED, "spec.containers[0].livenessProbe: probes")));
         check(asks("many"), &[], Some((INVALID, "expected a quantity")));
+        let resources = |which: &str, resource: &str, amount: &str| json!({"containers": [{"name": "a", "resources": {which: {resource: amount}}}]});
+        check(resources("requests", "ephemeral-storage", "1Gi"), &[], None);
+        for (which, resource) in
+            [("limits", "ephemeral-storage"), ("requests", "hugepages-2Mi"), ("limits", "example.com/gpu")]
+        {
+            let message = format!("{which}.{resource} is not served");
+            check(resources(which, resource, "1"), &[], Some((NOT_SERVED, message.as_str())));
+            check(resources(which, resource, "0"), &[], None);
+        }
     }
 
     #[test]

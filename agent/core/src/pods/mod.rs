@@ -735,7 +735,8 @@ impl Pods {
                 self.advance(now, &uid, actions);
             }
         }
-        if std::mem::take(&mut self.has_new_needs) {
+        // what a record that cannot be read refers to is unknown
+        if self.unreadable.is_empty() && std::mem::take(&mut self.has_new_needs) {
             self.forget_objects(actions);
         }
     }

@@ -33,6 +33,25 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     })
 }
 
+/// The first resource that nobody limits or sets aside here. A request for ephemeral storage is the scheduler's affair.
+pub(crate) fn refusal(spec: &PodSpec) -> Option<String> {
+    let served = |which: &str, resource: &str| match resource {
+        "cpu" | "memory" => true,
+        "ephemeral-storage" => which == "requests",
+        _ => false,
+    };
+    let is_zero = |value: &Value| quantity(value).is_some_and(|quantity| quantity.milli_units() == 0);
+    spec.all_containers().find_map(|container| {
+        let both = [("requests", &container.resources.requests), ("limits", &container.resources.limits)];
+        both.into_iter().find_map(|(which, list)| {
+            let (resource, _) =
+                list.iter().find(|(resource, value)| !served(which, resource) && !is_zero(value))?;
+            let resource = kedge_api::excerpt(resource);
+            Some(format!("container {}: {which}.{resource} is not served", container.name))
+        })
+    })
+}
+
 /// A container's, with requests that default to its limits.
 pub(crate) fn of_container(container: &Container) -> Resources {
     let cpu = |list: &BTreeMap<String, Value>| Some(quantity(list.get("cpu")?)?.milli_units().unsigned_abs());
