@@ -2,8 +2,8 @@
 //!
 //! Always holds: sidecars stop after all other containers, the last one first; a container gets what is left of the pod's grace,
 //! at least two seconds; nothing of a pod is removed while one of its containers may run, nor before its final status was
-//! accepted where there is one to report. The last runs of a static pod that has finished stay while its file does, so that the next
-//! agent knows; after a reboot nothing is left of them, and a static pod with policy OnFailure runs again. Leaves to others:
+//! accepted where there is one to report. The last runs of a static pod that has finished stay while its file does, so that the
+//! next agent knows; after a reboot nothing is left of them, and a static pod with policy OnFailure runs again. Leaves to others:
 //! performing the steps.
 
 use crate::pods::event::{ContainerKey, PodAction};

@@ -1,8 +1,8 @@
 //! The volumes of a pod as the runtime makes them: paths checked, files of ConfigMaps and Secrets chosen.
 //!
 //! Always holds: a file's path is relative and never leaves its volume; what an optional source lacks is left out, anything else
-//! that is missing is an error in upstream's words. The files are those of the moment in which the pod was prepared: a later edit of
-//! a ConfigMap or Secret does not reach them. Leaves to others: mounting (the runtime), reading objects (`objects`).
+//! that is missing is an error in upstream's words. The files are those of the moment in which the pod was prepared: a later edit
+//! of a ConfigMap or Secret does not reach them. Leaves to others: mounting (the runtime), reading objects (`objects`).
 
 use crate::pods::event::{Mount, ObjectKind, ObjectName, Volume, VolumeFile, VolumeSource};
 use crate::pods::objects::{Data, Found, Objects};
