@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{
     DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
@@ -232,25 +233,32 @@ pub fn mount_memory(place: &Path, limit_bytes: Option<u64>, mode: u32) -> io::Re
 pub(super) fn user_files(root: &Path) -> Result<UserFiles, WorkloadError> {
     let root_fd = File::open(root).map_err(super::on("open", root))?;
     let read = |path: &str| -> Result<String, WorkloadError> {
-        let name = CString::new(path).expect("constants without a zero byte");
-        // O_NONBLOCK: a pipe in their place does not block
-        let how = OpenHow::new()
-            .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)
-            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        let file: File = match openat2(&root_fd, name.as_c_str(), how) {
-            Ok(fd) => fd.into(),
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(String::new()),
-            Err(error) => {
-                return Err(WorkloadError::failed(format_args!("open {path} in {}", root.display()), error));
-            }
+        let failed = |tried: &str, error: io::Error| {
+            WorkloadError::failed(format_args!("{tried} {path} in {}", root.display()), error)
         };
-        let bytes = match file.metadata().map(|found| found.is_file()) {
-            Ok(true) => read_up_to(file, USERS_BYTES).map_err(super::on("read user files in", root))?,
-            _ => Vec::new(),
+        let Some(found) = found_in(&root_fd, path).map_err(|error| failed("open", error))? else {
+            return Ok(String::new());
         };
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()));
+        let bytes = file.and_then(|file| read_up_to(file, USERS_BYTES));
+        Ok(String::from_utf8_lossy(&bytes.map_err(|error| failed("read", error))?).into_owned())
     };
     Ok(UserFiles { passwd: read("etc/passwd")?, group: read("etc/group")? })
+}
+
+/// A regular file of an image, found but not opened: an image may have a device node in its place, and opening one of the machine's
+/// devices has effects (`/dev/watchdog` begins to count). `None`: there is none, or it is no file.
+fn found_in(root: &File, path: &str) -> io::Result<Option<File>> {
+    let name = CString::new(path)?;
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let found: File = match openat2(root, name.as_c_str(), how) {
+        Ok(fd) => fd.into(),
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(found.metadata()?.is_file().then_some(found))
 }
 
 #[cfg(test)]
@@ -282,6 +290,33 @@ mod tests {
         check(place.join("outside").to_str().unwrap(), "");
         check("passwd", "");
         check("/etc", "");
+        let _ = fs::remove_dir_all(place);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_opened() {
+        use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+        let place = place("nodes");
+        fs::create_dir(place.join("etc")).unwrap();
+        let check = |path: &Path| {
+            let opens = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+            opens.add_watch(path, AddWatchFlags::IN_OPEN).unwrap();
+            assert_eq!(user_files(&place).unwrap(), UserFiles::default());
+            assert_eq!(opens.read_events().unwrap_err(), Errno::EAGAIN, "{} was opened", path.display());
+            // the watch sees what it is there for
+            let flags = OFlag::O_NONBLOCK.bits();
+            drop(fs::OpenOptions::new().read(true).custom_flags(flags).open(path).unwrap());
+            assert_eq!(opens.read_events().unwrap().len(), 1);
+        };
+        nix::unistd::mkfifo(&place.join("etc/passwd"), Mode::S_IRWXU).unwrap();
+        check(&place.join("etc/passwd"));
+        // needs root: a device, through a link
+        if mknod(&place.join("zero"), SFlag::S_IFCHR, Mode::S_IRWXU, nix::sys::stat::makedev(1, 5)).is_ok()
+            && File::open(place.join("zero")).is_ok()
+        {
+            std::os::unix::fs::symlink("../zero", place.join("etc/group")).unwrap();
+            check(&place.join("zero"));
+        }
         let _ = fs::remove_dir_all(place);
     }
 
