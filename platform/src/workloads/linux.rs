@@ -639,7 +639,7 @@ impl Workloads for LinuxWorkloads {
         grace: Duration,
     ) -> Result<(), WorkloadError> {
         let container = self.container(id)?;
-        let kill_at = Instant::now() + grace;
+        let kill_at = process::after(Instant::now(), grace);
         container.stop = match container.stop.take() {
             None => Some(Stop { signal: Some(signal).filter(|_| !grace.is_zero()), kill_at }),
             Some(stop) => Some(Stop { kill_at: stop.kill_at.min(kill_at), ..stop }),
@@ -681,7 +681,7 @@ impl Workloads for LinuxWorkloads {
     }
 
     fn observe(&mut self, patience: Duration) -> Vec<Observation> {
-        let end = Instant::now() + patience;
+        let end = process::after(Instant::now(), patience);
         loop {
             let now = Instant::now();
             let until = self.kill_due(now, end);

@@ -24,6 +24,14 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+/// Longest wait that is counted: 68 years. What is longer is for ever, and must not overflow the clock.
+const MOST_WAIT: Duration = Duration::from_secs(i32::MAX as u64);
+
+/// The moment when a wait ends, however long somebody asked for.
+pub(super) fn after(begin: Instant, wait: Duration) -> Instant {
+    begin + wait.min(MOST_WAIT)
+}
+
 /// A process: its ID, and when it began, in ticks since the machine's start. No two processes of a boot share both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessName {
@@ -93,7 +101,7 @@ impl ProcessFd {
 
     /// Waits until it has ended; false: it has not within `limit`.
     pub(super) fn wait(&self, limit: Duration) -> bool {
-        let end = Instant::now() + limit;
+        let end = after(Instant::now(), limit);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
@@ -184,6 +192,15 @@ mod tests {
         }
         assert_eq!(start_in("77 (sh) S 1"), None);
         assert_eq!(start_in("nonsense"), None);
+    }
+
+    #[test]
+    fn longest_waits_do_not_overflow_the_clock() {
+        let now = Instant::now();
+        for wait in [Duration::from_secs(i64::MAX as u64), Duration::from_secs(u64::MAX), Duration::MAX] {
+            assert_eq!(after(now, wait) - now, MOST_WAIT);
+        }
+        assert_eq!(after(now, Duration::from_secs(30)) - now, Duration::from_secs(30));
     }
 
     #[test]

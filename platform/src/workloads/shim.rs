@@ -128,7 +128,7 @@ impl Shim {
         let program = self.order.crun.program.display();
         let child = child.map_err(|error| io::Error::new(error.kind(), format!("run {program}: {error}")))?;
         let pid = child.id().cast_signed();
-        let end = Instant::now() + limit;
+        let end = process::after(Instant::now(), limit);
         loop {
             self.collect();
             if let Some(status) = self.ended.remove(&pid) {
