@@ -136,10 +136,9 @@ fn after_a_reboot_nothing_of_before_is_left() {
         kill(runtime.record(&container.id, "shim.json")["shim"]["pid"].as_i64().unwrap());
         let run = machine.settings.run.clone();
         let unmount = std::process::Command::new("umount").arg(runtime.root(&container.id)).status().unwrap();
-        let shm = run.join("pods/uid-1/shm");
-        let shm =
-            std::process::Command::new("umount").arg(shm).arg(run.join("pods/uid-1/ipc")).status().unwrap();
-        assert!(unmount.success() && shm.success());
+        let shared = ["shm", "ipc", "files"].map(|name| run.join("pods/uid-1").join(name));
+        let shared = std::process::Command::new("umount").args(shared).status().unwrap();
+        assert!(unmount.success() && shared.success());
         drop(runtime);
         std::fs::remove_dir_all(&run).unwrap();
         let mut next = machine.open();

@@ -46,6 +46,31 @@ fn container_on_the_host_network_cannot_change_the_machine() {
 }
 
 #[test]
+fn full_hosts_file_harms_no_other_container() {
+    isolated("sharing::full_hosts_file_harms_no_other_container", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let script = "for f in hosts hostname resolv.conf; do cat /dev/zero >/etc/$f; done 2>/dev/null; echo full; sleep 1000";
+        let filler = wanted("filler", script);
+        runtime.run(&filler);
+        wait_until("full files", LIMIT, || !machine.logged(&filler.id).is_empty());
+        let files = machine.settings.run.join("pods/uid-1/files");
+        let bytes: u64 = ["hosts", "hostname", "resolv.conf"]
+            .map(|name| std::fs::metadata(files.join(name)).unwrap().len())
+            .iter()
+            .sum();
+        assert!((1 << 19..=1 << 20).contains(&bytes), "{bytes}");
+        // its pod is prepared again with it
+        let other = wanted("other", "exit 4");
+        let exit = runtime.run_to_end(&other);
+        assert_eq!((exit.exit_code, exit.error), (4, None));
+        runtime.workloads.kill_container(&filler.id).unwrap();
+        runtime.await_end(&filler.id);
+        runtime.clean_up(&[filler.id, other.id]);
+    });
+}
+
+#[test]
 fn container_inherits_nothing_from_the_service() {
     isolated("sharing::container_inherits_nothing_from_the_service", || {
         let machine = Machine::new();

@@ -33,6 +33,8 @@ use super::{PodOrder, PodPlaces, WorkloadError, check_name, on};
 
 /// As containerd's and Docker's.
 const SHM_OPTIONS: &str = "mode=1777,size=65536k";
+/// The small files, which containers may write: hosts and resolv.conf of the machine are 256 KiB each at most.
+const FILES_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=16";
 /// The process that holds the PID namespace.
 const PAUSE: &str = "pause.json";
 /// How long it may take to end after SIGKILL, which also ends all in its namespace.
@@ -71,13 +73,7 @@ pub(super) fn prepare(
     for (name, mode) in [("c", 0o700), ("files", 0o755)] {
         make_directory(&pod.join(name), mode)?;
     }
-    for (name, text) in &order.files {
-        check_name("file of a pod", &name.replace('.', "-"))?;
-        let path = pod.join("files").join(name);
-        fs::write(&path, text)
-            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)))
-            .map_err(on("write", &path))?;
-    }
+    write_files(&pod.join("files"), order)?;
     for (group, limits) in &order.groups {
         let missed = cgroups.make(group, limits).map_err(on("make control groups of", &pod))?;
         for missed in missed {
@@ -97,11 +93,7 @@ pub(super) fn prepare(
     let shm = pod.join("shm");
     if !order.host_ipc {
         make_directory(&shm, 0o755)?;
-        if !is_on(&shm, TMPFS_MAGIC) || !is_mount_point(&shm) {
-            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-            mount(Some("shm"), &shm, Some("tmpfs"), flags, Some(SHM_OPTIONS))
-                .map_err(|error| WorkloadError::failed(format_args!("mount {}", shm.display()), error))?;
-        }
+        mount_small(&shm, "shm", SHM_OPTIONS)?;
     }
     if order.share_process_namespace {
         hold_processes(&pod, cgroups, program, order).map_err(on("make a PID namespace for", &pod))?;
@@ -116,6 +108,35 @@ pub(super) fn prepare(
         shm: if order.host_ipc { "/dev/shm".into() } else { shm },
         files: pod.join("files"),
     })
+}
+
+/// The files that containers mount, and may write: on a file system of their own, so that a container that fills one fills nothing
+/// else.
+fn write_files(directory: &Path, order: &PodOrder) -> Result<(), WorkloadError> {
+    mount_small(directory, "files", FILES_OPTIONS)?;
+    for name in order.files.keys() {
+        check_name("file of a pod", &name.replace('.', "-"))?;
+        let path = directory.join(name);
+        // all are emptied before the first one is written: a container may have filled them
+        File::create(&path).map_err(on("empty", &path))?;
+    }
+    for (name, text) in &order.files {
+        let path = directory.join(name);
+        fs::write(&path, text)
+            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)))
+            .map_err(on("write", &path))?;
+    }
+    Ok(())
+}
+
+/// Mounts a file system in memory, unless it is there.
+fn mount_small(place: &Path, name: &str, options: &str) -> Result<(), WorkloadError> {
+    if is_on(place, TMPFS_MAGIC) && is_mount_point(place) {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some(name), place, Some("tmpfs"), flags, Some(options))
+        .map_err(|error| WorkloadError::failed(format_args!("mount {}", place.display()), error))
 }
 
 /// Removes all of it; the containers must be gone.
@@ -137,7 +158,7 @@ pub(super) fn remove(places: &Places, cgroups: &Cgroups, uid: &str) -> Result<()
         keep(cgroups.kill_all(own).map_err(on("end what is left in", &pod)));
         keep(cgroups.remove(own).map_err(on("remove the control group of", &pod)));
     }
-    for name in ["net", "uts", "ipc", "pid", "shm"] {
+    for name in ["net", "uts", "ipc", "pid", "shm", "files"] {
         let place = pod.join(name);
         keep(unmount(&place).map_err(on("unmount", &place)));
     }
