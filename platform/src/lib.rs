@@ -18,6 +18,7 @@ pub mod images;
 pub mod linux;
 pub mod replace;
 pub mod supervisor;
+pub mod trees;
 pub mod watchdog;
 pub mod workloads;
 

@@ -15,6 +15,7 @@ use kedge_core::pods::{
 };
 use kedge_core::workloads::groups::{self, Limits};
 use kedge_core::workloads::{files, spec, users};
+use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{
     ContainerExit, ContainerId, ContainerOrder, ContainerState, GroupLimits, LogOrder, Observation, PodOrder,
     PodPlaces, WorkloadError, Workloads,
@@ -85,6 +86,8 @@ pub struct Performer<W, L> {
     workloads: W,
     images: L,
     node: Node,
+    /// Of volumes on the disk.
+    removal: Removal,
     prepared: BTreeMap<PodUid, Prepared>,
     /// Starts that have not been answered.
     starting: BTreeSet<ContainerId>,
@@ -102,7 +105,8 @@ fn other(error: impl ToString) -> Failed {
 impl<W: Workloads, L: Layers> Performer<W, L> {
     pub fn new(workloads: W, images: L, node: Node) -> Self {
         let (starting, stopping) = (BTreeSet::new(), BTreeSet::new());
-        Self { workloads, images, node, prepared: BTreeMap::new(), starting, stopping }
+        let removal = Removal::open(&node.volumes.disk);
+        Self { workloads, images, node, removal, prepared: BTreeMap::new(), starting, stopping }
     }
 
     /// The board's side.
@@ -320,15 +324,14 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let known = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
         let notes = known.and_then(|found| found.order).map(|order| order.notes).unwrap_or_default();
         // volumes first: without the pod's record nobody would look for them
-        self.node.volumes.remove(pod).map_err(|why| (FailureReason::Volume, why))?;
+        self.node.volumes.remove(pod, &mut self.removal).map_err(|why| (FailureReason::Volume, why))?;
         self.workloads.remove_pod(pod.as_str()).map_err(other)?;
         let logs = self.prepared.remove(pod).map(|prepared| prepared.logs).or_else(|| {
             let (namespace, name) = (notes.get(NAMESPACE)?, notes.get(NAME)?);
             Some(self.node.logs.join(format!("{namespace}_{name}_{pod}")))
         });
         if let Some(logs) = logs.filter(|_| !keep_logs)
-            && let Err(error) = std::fs::remove_dir_all(&logs)
-            && error.kind() != std::io::ErrorKind::NotFound
+            && let Err(error) = trees::remove(&logs)
         {
             log::warn!("remove the logs in {}: {error}", logs.display());
         }

@@ -5,6 +5,7 @@
 //! Leaves to others: which volumes a container mounts where (core), updates of files while a pod runs.
 
 use kedge_core::pods::{PodUid, Volume, VolumeFile, VolumeSource};
+use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{mount_memory, unmount};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
@@ -64,23 +65,19 @@ impl Places {
         }
     }
 
-    /// Removes a pod's volumes, but for the host's own paths.
+    /// Removes a pod's volumes, but for the host's own paths; those on the disk by `removal`, which is for [`Places::disk`].
     ///
     /// # Errors
     /// One is left: which, and why.
-    pub fn remove(&self, pod: &PodUid) -> Result<(), String> {
+    pub fn remove(&self, pod: &PodUid, removal: &mut Removal) -> Result<(), String> {
         let failed = |path: &Path, error: io::Error| format!("remove volumes in {}: {error}", path.display());
         let memory = self.memory.join(pod.as_str());
         for entry in fs::read_dir(&memory).into_iter().flatten().flatten() {
             unmount(&entry.path()).map_err(|error| failed(&entry.path(), error))?;
         }
-        for root in [&memory, &self.disk.join(pod.as_str())] {
-            match fs::remove_dir_all(root) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(root, error)),
-                _ => {}
-            }
-        }
-        Ok(())
+        trees::remove(&memory).map_err(|error| failed(&memory, error))?;
+        let disk = self.disk.join(pod.as_str());
+        removal.take(&disk).map_err(|error| failed(&disk, error))
     }
 }
 
@@ -180,9 +177,10 @@ mod tests {
         assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o7777, 0o440);
         assert!(made["data"].join("kept").exists());
         std::os::unix::fs::symlink(&*scratch, made["data"].join("link")).unwrap();
-        places.remove(&pod).unwrap();
+        let mut removal = Removal::open(&places.disk);
+        places.remove(&pod, &mut removal).unwrap();
         assert!(scratch.exists() && !made["data"].exists() && !made["config"].exists());
-        places.remove(&pod).unwrap();
+        places.remove(&pod, &mut removal).unwrap();
     }
 
     #[test]

@@ -35,6 +35,7 @@ use super::{
     PodPlaces, WorkloadError, Workloads, check_name, on, sandbox,
 };
 use crate::linux::Roots;
+use crate::trees::{self, Removal};
 
 /// The file whose lock belongs to the shim.
 const LOCK: &str = "lock";
@@ -149,6 +150,7 @@ pub struct LinuxWorkloads {
     board: Board,
     inotify: Inotify,
     wake: Waker,
+    removal: Removal,
     containers: BTreeMap<ContainerId, Container>,
     observed: Vec<Observation>,
 }
@@ -169,8 +171,9 @@ impl LinuxWorkloads {
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
             .map_err(|error| WorkloadError::failed("make an event descriptor", error))?;
         let wake = Waker(Arc::new(event));
+        let removal = Removal::open(&places.data);
         let (containers, observed) = (BTreeMap::new(), Vec::new());
-        let mut workloads = Self { settings, places, board, inotify, wake, containers, observed };
+        let mut workloads = Self { settings, places, board, inotify, wake, removal, containers, observed };
         workloads.take_over();
         workloads.sweep();
         Ok(workloads)
@@ -231,13 +234,13 @@ impl LinuxWorkloads {
 
     /// Removes data of containers that the run directory does not know: the machine was booted since, or an agent was killed while
     /// it removed them. Then control groups of pods that it does not know.
-    fn sweep(&self) {
+    fn sweep(&mut self) {
         for uid in names(&self.places.data) {
             let data = self.places.data_of_pod(&uid);
             for name in names(&data) {
                 let known =
                     ContainerId::parse(&uid, &name).is_some_and(|id| self.places.bundle(&id).exists());
-                if !known && let Err(error) = fs::remove_dir_all(data.join(&name)) {
+                if !known && let Err(error) = self.removal.take(&data.join(&name)) {
                     log::warn!("remove leftover {}: {error}", data.join(&name).display());
                 }
             }
@@ -357,7 +360,7 @@ impl LinuxWorkloads {
 
     /// Removes what there is of a container without a shim. Its order goes only after its processes; from then on errors are
     /// gathered.
-    fn remove_rest(&self, id: &ContainerId, group: Option<&str>) -> Result<(), WorkloadError> {
+    fn remove_rest(&mut self, id: &ContainerId, group: Option<&str>) -> Result<(), WorkloadError> {
         let (bundle, data) = (self.places.bundle(id), self.places.data_of(id));
         let groups = &self.board.cgroups;
         if let Some(group) = group {
@@ -380,9 +383,8 @@ impl LinuxWorkloads {
         keep(unmounted);
         // what is mounted must not be emptied
         if is_unmounted {
-            for directory in [&data, &bundle] {
-                keep(removed(directory).map_err(on("remove", directory)));
-            }
+            keep(self.removal.take(&data).map_err(on("remove", &data)));
+            keep(trees::remove(&bundle).map_err(on("remove", &bundle)));
         }
         failed.map_or(Ok(()), Err)
     }
@@ -560,13 +562,6 @@ fn names(directory: &Path) -> Vec<String> {
     names.retain(|name| !name.starts_with('.'));
     names.sort();
     names
-}
-
-fn removed(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 impl Workloads for LinuxWorkloads {

@@ -13,6 +13,7 @@
 //!     RUN/pods/UID/pause.json         the process that holds its PID namespace
 //!     RUN/pods/UID/c/NAME-ATTEMPT/    the bundle: config.json, order.json, rootfs, lock; by its shim: shim.json, state.json, exit.json
 //!     DATA/UID/NAME-ATTEMPT/          what the container writes into its root file system
+//!     DATA/.gone-N/                   what is being removed
 
 use std::path::{Path, PathBuf};
 

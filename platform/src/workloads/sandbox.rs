@@ -30,6 +30,7 @@ use super::process::ProcessName;
 use super::records::{ORDER, Records, VERSION};
 use super::rootfs::{make_directory, unmount};
 use super::{PodOrder, PodPlaces, WorkloadError, check_name, on};
+use crate::trees;
 
 /// As containerd's and Docker's.
 const SHM_OPTIONS: &str = "mode=1777,size=65536k";
@@ -166,14 +167,10 @@ pub(super) fn remove(places: &Places, cgroups: &Cgroups, uid: &str) -> Result<()
     if let Some(error) = failed {
         return Err(error);
     }
-    match fs::remove_dir_all(&pod) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(on("remove", &pod)(error)),
-        _ => {
-            // it stays where a container's data could not be removed
-            let _ = fs::remove_dir(places.data_of_pod(uid));
-            Ok(())
-        }
-    }
+    trees::remove(&pod).map_err(on("remove", &pod))?;
+    // it stays where a container's data could not be removed
+    let _ = fs::remove_dir(places.data_of_pod(uid));
+    Ok(())
 }
 
 fn is_on(place: &Path, kind: FsType) -> bool {

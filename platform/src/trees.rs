@@ -1,0 +1,211 @@
+//! Removes whole trees of files that others made: what containers wrote, what images held.
+//!
+//! What always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names and no depth of
+//! stack, because the directories of a directory are moved up before it is removed. No link is followed, and nothing that is
+//! mounted within the tree is entered. Removal that was cut short is taken up by calling it again.
+//!
+//! Leaves to others: when something may go.
+
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use nix::dir::{Dir, Type};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, renameat};
+use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+/// Names that are listed at once.
+const BATCH: usize = 1024;
+/// What a tree that waits for its removal is called, and a number.
+const GONE: &str = ".gone-";
+/// Most trees that an earlier run left and that are taken up: a hundred times what a node is meant for.
+const LEFT: usize = 10_000;
+
+/// Removes a tree or a file; that it is missing is fine.
+///
+/// # Errors
+/// Something is left: the first cause. All else is removed.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => empty(path).and_then(|()| fs::remove_dir(path)),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Directories of directories are moved to the top, so there is never a way down that is longer than two.
+fn empty(path: &Path) -> io::Result<()> {
+    let mut top = Dir::open(path, flags(), Mode::empty())?;
+    let mut tree = Tree { device: fstat(top.as_fd())?.st_dev, next: 0 };
+    loop {
+        let names = batch(&mut top)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        let (mut failed, mut has_moved) = (None, false);
+        for (name, kind) in names {
+            match tree.remove_entry(&top, &name, kind) {
+                Ok(()) => has_moved = true,
+                Err(error) => drop(failed.get_or_insert(error)),
+            }
+        }
+        if let Some(error) = failed.filter(|_| !has_moved) {
+            return Err(error.into());
+        }
+    }
+}
+
+struct Tree {
+    device: nix::libc::dev_t,
+    /// For the names of directories that are moved up.
+    next: u64,
+}
+
+impl Tree {
+    fn remove_entry(&mut self, top: &Dir, name: &CStr, kind: Option<Type>) -> nix::Result<()> {
+        if kind != Some(Type::Directory) {
+            match unlinkat(top, name, UnlinkatFlags::NoRemoveDir) {
+                Err(Errno::EISDIR) => {}
+                Err(Errno::ENOENT) => return Ok(()),
+                done => return done,
+            }
+        }
+        self.flatten(top, name)?;
+        unlinkat(top, name, UnlinkatFlags::RemoveDir)
+    }
+
+    /// Empties a directory of the top one: its files go, its directories become neighbours.
+    fn flatten(&mut self, top: &Dir, name: &CStr) -> nix::Result<()> {
+        // looked at before it is opened, and again after: what is mounted there must keep its content
+        let found = fstatat(top, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        let mut directory = Dir::openat(top, name, flags(), Mode::empty())?;
+        if found.st_dev != self.device || fstat(directory.as_fd())?.st_dev != self.device {
+            return Err(Errno::EXDEV);
+        }
+        loop {
+            let names = batch(&mut directory)?;
+            if names.is_empty() {
+                return Ok(());
+            }
+            for (name, kind) in names {
+                if kind != Some(Type::Directory) {
+                    match unlinkat(&directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
+                        Err(Errno::EISDIR) => {}
+                        Err(Errno::ENOENT) => continue,
+                        done => {
+                            done?;
+                            continue;
+                        }
+                    }
+                }
+                self.move_up(&directory, &name, top)?;
+            }
+        }
+    }
+
+    /// Under a name that nothing else has; an empty directory of that name is replaced, which is as good as removed.
+    fn move_up(&mut self, from: &Dir, name: &CStr, top: &Dir) -> nix::Result<()> {
+        loop {
+            self.next += 1;
+            match renameat(from, name, top, format!("{GONE}{}", self.next).as_str()) {
+                Err(Errno::EEXIST | Errno::ENOTEMPTY | Errno::ENOTDIR) => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+fn flags() -> OFlag {
+    OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC
+}
+
+/// The first names of a directory, from its beginning: those that were listed before have been removed.
+fn batch(directory: &mut Dir) -> nix::Result<Vec<(CString, Option<Type>)>> {
+    let mut names = Vec::new();
+    for entry in directory.iter() {
+        let entry = entry?;
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        names.push((entry.file_name().to_owned(), entry.file_type()));
+        if names.len() == BATCH {
+            break;
+        }
+    }
+    Ok(names)
+}
+
+/// Trees that go one after another, in a thread of its own: whoever gives one away does not wait for the disk.
+#[derive(Debug)]
+pub struct Removal {
+    directory: PathBuf,
+    /// `None`: there is no thread; trees go at once.
+    queue: Option<Sender<PathBuf>>,
+    next: u64,
+}
+
+impl Removal {
+    /// For trees on the file system of this directory, which is theirs until they are gone. Takes up what an earlier run left there.
+    pub fn open(directory: &Path) -> Self {
+        let (queue, trees) = channel();
+        let builder = std::thread::Builder::new().name("removal".into());
+        let thread = builder.spawn(move || remove_all(&trees));
+        let removal =
+            Self { directory: directory.to_path_buf(), queue: thread.is_ok().then_some(queue), next: 0 };
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten().take(LEFT) {
+            if entry.file_name().as_encoded_bytes().starts_with(GONE.as_bytes())
+                && let Err(error) = removal.enqueue(entry.path())
+            {
+                log::warn!("remove leftover {}: {error}", entry.path().display());
+            }
+        }
+        removal
+    }
+
+    /// Removes a tree: when this returns nothing has its name any more. That it is missing is fine.
+    ///
+    /// # Errors
+    /// It cannot be renamed: something is mounted there, or it is on another file system.
+    pub fn take(&mut self, path: &Path) -> io::Result<()> {
+        loop {
+            self.next += 1;
+            let gone = self.directory.join(format!("{GONE}{}", self.next));
+            match fs::rename(path, &gone) {
+                Ok(()) => return self.enqueue(gone),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                // an earlier run's, or another's
+                Err(error)
+                    if [Errno::EEXIST, Errno::ENOTEMPTY, Errno::ENOTDIR]
+                        .iter()
+                        .any(|taken| error.raw_os_error() == Some(*taken as i32)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn enqueue(&self, gone: PathBuf) -> io::Result<()> {
+        match self.queue.as_ref().map(|queue| queue.send(gone.clone())) {
+            Some(Ok(())) => Ok(()),
+            None | Some(Err(_)) => remove(&gone),
+        }
+    }
+}
+
+/// Ends when nobody can give it another tree.
+fn remove_all(trees: &Receiver<PathBuf>) {
+    for tree in trees {
+        if let Err(error) = remove(&tree) {
+            // the next start tries again
+            log::warn!("remove {}: {error}", tree.display());
+        }
+    }
+}
