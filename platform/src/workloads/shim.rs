@@ -40,6 +40,9 @@ const LAST_OUTPUT_BYTES: usize = 1024 * 1024;
 /// Most that is read of one output before the other has its turn.
 const TURN_BYTES: usize = 64 * 1024;
 
+/// How often processes that do not end after SIGKILL are killed again: they wait for a dead disk, or for ever.
+const KILL_AGAIN: Duration = Duration::from_secs(2);
+
 /// Runs the shim of the bundle to its end. Called in a process of its own.
 ///
 /// # Errors
@@ -200,7 +203,7 @@ impl Shim {
     /// After the end: ends what the container left, takes the last output, and forgets the container. Returns the lines that the
     /// log misses.
     fn wind_up(&mut self, sources: &mut [Source; 2], log: Log) -> u64 {
-        let _ = self.order.cgroups.kill_all(&self.order.group);
+        self.end_all();
         let end = Instant::now() + PATIENCE;
         for source in sources {
             let mut left = LAST_OUTPUT_BYTES;
@@ -226,6 +229,23 @@ impl Shim {
         dropped
     }
 
+    /// Ends all processes of the container, however long that takes: as long as one is left the container has not ended, and its
+    /// files and volumes are in use.
+    fn end_all(&mut self) {
+        let (groups, group) = (self.order.cgroups.clone(), self.order.group.clone());
+        let mut left = groups.kill_all(&group).map_err(|error| error.kind());
+        // no group at all has no processes
+        while left.is_err_and(|kind| kind != io::ErrorKind::InvalidInput) {
+            self.collect();
+            let _ = wait(&mut [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)], KILL_AGAIN);
+            left = match groups.kill_once(&group) {
+                Ok(0) => Ok(()),
+                Ok(_) => Err(io::ErrorKind::Other),
+                Err(error) => Err(error.kind()),
+            };
+        }
+    }
+
     fn forget(&mut self) {
         let delete = self.order.crun.delete(&self.bundle, &self.order.id);
         // what is left of it then, the agent's removal meets
@@ -238,7 +258,7 @@ impl Shim {
 
     /// The container did not begin, or cannot be followed: ends what there is of it.
     fn failed(&mut self, error: &io::Error) -> ContainerExit {
-        let _ = self.order.cgroups.kill_all(&self.order.group);
+        self.end_all();
         self.forget();
         self.collect();
         match self.started_at {
