@@ -323,6 +323,9 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     fn remove_pod(&mut self, pod: &PodUid, keep_logs: bool) -> Result<(), Failed> {
         let known = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
         let notes = known.and_then(|found| found.order).map(|order| order.notes).unwrap_or_default();
+        if self.workloads.has_containers(pod.as_str()) {
+            return Err(other(format!("pod {pod} still has containers, which may use its volumes")));
+        }
         // volumes first: without the pod's record nobody would look for them
         self.node.volumes.remove(pod, &mut self.removal).map_err(|why| (FailureReason::Volume, why))?;
         self.workloads.remove_pod(pod.as_str()).map_err(other)?;

@@ -205,6 +205,17 @@ fn stop_of_what_never_began_is_answered() {
 }
 
 #[test]
+fn volumes_stay_while_the_pod_has_containers() {
+    let scratch = Scratch::new("performer").unwrap();
+    let mut performer = running(&scratch, FakeWorkloads::default());
+    let kept = scratch.write("disk/uid-1/data/kept", "x");
+    let remove = PodAction::RemovePod { pod: pod(), keep_logs: false };
+    let events = perform(&mut performer, remove);
+    check_failed(&events, &Command::RemovePod(pod()), FailureReason::Other, "still has containers");
+    assert!(kept.exists());
+}
+
+#[test]
 fn logs_of_the_two_latest_runs_stay() {
     let scratch = Scratch::new("performer").unwrap();
     for name in ["0.log", "1.log", "1.log.1", "2.log", "3.log", "3.log.1", "other"] {

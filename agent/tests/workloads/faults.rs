@@ -79,6 +79,46 @@ fn killed_shim_ends_its_container() {
     });
 }
 
+#[test]
+fn container_that_cannot_be_read_is_ended_once() {
+    isolated("faults::container_that_cannot_be_read_is_ended_once", || {
+        for order in ["{\"version\":9}", "{"] {
+            let machine = Machine::new();
+            let mut runtime = machine.open();
+            let container = wanted("web", SLEEPER);
+            assert!(matches!(runtime.run(&container), ContainerState::Running { .. }));
+            std::fs::write(runtime.bundle(&container.id).join("order.json"), order).unwrap();
+            drop(runtime);
+            let mut next = machine.open();
+            assert!(next.workloads.has_containers("uid-1"), "it is not forgotten");
+            let exit = next.await_end(&container.id);
+            assert_eq!((exit.exit_code, exit.error), (137, None));
+            assert_eq!(processes("busybox"), Vec::<String>::new());
+            next.clean_up(&[container.id]);
+        }
+    });
+}
+
+#[test]
+fn start_while_the_lock_is_copied_is_answered() {
+    isolated("faults::start_while_the_lock_is_copied_is_answered", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let container = wanted("web", "exit 3");
+        runtime.create(&container).unwrap();
+        // as a child has it that another thread just forked
+        let copy = std::fs::File::create(runtime.bundle(&container.id).join("lock")).unwrap();
+        copy.lock().unwrap();
+        runtime.workloads.start_container(&container.id).unwrap();
+        drop(copy);
+        let exit = runtime.await_end(&container.id);
+        assert!(exit.error.is_some(), "{exit:?}");
+        runtime.workloads.start_container(&container.id).unwrap();
+        assert_eq!(runtime.await_end(&container.id).exit_code, 3);
+        runtime.clean_up(&[container.id]);
+    });
+}
+
 /// The shim is killed while crun is held at a step; the next agent ends what there is of the container.
 fn check_shim_killed_at(script: &str, mark: &str) {
     let machine = Machine::new();

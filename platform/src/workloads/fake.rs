@@ -292,9 +292,15 @@ impl Workloads for FakeWorkloads {
         Ok(())
     }
 
+    fn has_containers(&self, uid: &str) -> bool {
+        let machine = self.machine();
+        machine.containers.keys().chain(&machine.half_made).any(|id| id.pod == uid)
+    }
+
     fn remove_pod(&mut self, uid: &str) -> Result<(), WorkloadError> {
+        let is_busy = self.has_containers(uid);
         let mut machine = self.machine();
-        if machine.containers.keys().chain(&machine.half_made).any(|id| id.pod == uid) {
+        if is_busy {
             return Err(WorkloadError::Busy(format!("pod {uid} still has containers")));
         }
         if machine.fails(FakeFault::Remove) {

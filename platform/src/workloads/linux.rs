@@ -43,8 +43,13 @@ const LOCK: &str = "lock";
 const ENTRIES: usize = 10_000;
 /// A shim that was just started by an agent that was killed has no record yet: how often it is looked for.
 const UNNAMED_LOOK: Duration = Duration::from_millis(50);
+/// How often a container is looked at that the kernel gives no watch for.
+const UNWATCHED_LOOK: Duration = Duration::from_secs(1);
 /// How long to wait before a container that does not end is killed again, or a lost one ended again.
 const RETRY: Duration = Duration::from_secs(2);
+/// When processes that were killed are looked for again; doubled this often.
+const LOST_LOOK: Duration = Duration::from_millis(10);
+const LOST_DOUBLINGS: u32 = 8;
 
 /// crun, and how long one of its steps may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,14 +131,19 @@ struct Container {
     bundle: PathBuf,
     group: String,
     notes: Notes,
-    watch: WatchDescriptor,
+    /// `None`: the kernel has no more to give.
+    watch: Option<WatchDescriptor>,
     shim: Shim,
     told: Option<ContainerState>,
     stop: Option<Stop>,
     /// It must be judged again then, because ending it failed.
     retry: Option<Instant>,
-    /// We started a shim for it.
+    /// How often its processes were looked for in vain.
+    looks: u32,
+    /// We started a shim for it, or tried to.
     was_started: bool,
+    /// Its order cannot be read: it is ended, because nobody could say what it is.
+    is_foreign: bool,
 }
 
 impl Container {
@@ -148,7 +158,8 @@ pub struct LinuxWorkloads {
     settings: Settings,
     places: Places,
     board: Board,
-    inotify: Inotify,
+    /// `None`: the kernel has no more to give, and all containers are unwatched.
+    inotify: Option<Inotify>,
     wake: Waker,
     removal: Removal,
     containers: BTreeMap<ContainerId, Container>,
@@ -159,7 +170,7 @@ impl LinuxWorkloads {
     /// Looks at the board, takes over what an earlier agent left, and removes what nobody needs.
     ///
     /// # Errors
-    /// Our directories cannot be made, or the kernel has no inotify to give.
+    /// Our directories cannot be made, or the kernel has no descriptors to give.
     pub fn open(settings: Settings, roots: &Roots) -> Result<Self, WorkloadError> {
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
         for directory in [&places.pods(), &places.crun(), &places.data] {
@@ -167,7 +178,8 @@ impl LinuxWorkloads {
         }
         let board = probe(roots, &settings.crun);
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
-            .map_err(|error| WorkloadError::failed("watch containers", error))?;
+            .inspect_err(|error| log::warn!("containers are not watched, but looked at each second: {error}"))
+            .ok();
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
             .map_err(|error| WorkloadError::failed("make an event descriptor", error))?;
         let wake = Waker(Arc::new(event));
@@ -189,7 +201,8 @@ impl LinuxWorkloads {
         self.wake.clone()
     }
 
-    /// Every bundle becomes a container again, or goes if it was half made.
+    /// Every bundle becomes a container again, or goes if it was half made. None is passed over: what is not known would be run
+    /// a second time.
     fn take_over(&mut self) {
         for uid in names(&self.places.pods()) {
             for name in names(&self.places.containers(&uid)) {
@@ -203,33 +216,56 @@ impl LinuxWorkloads {
 
     fn adopt(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
         let bundle = self.places.bundle(id);
-        let Some(order) = Records::of(&bundle).read::<Order>(ORDER)? else {
-            return self.remove_rest(id, None);
+        match Records::of(&bundle).read::<Order>(ORDER) {
+            Ok(None) => return self.remove_rest(id, None),
+            Ok(Some(order)) => drop(self.track(id, order.group, order.notes)),
+            Err(error) => {
+                log::warn!("container {id} is ended: {error}");
+                let group = self.group_of_foreign(id);
+                let container = self.track(id, group, Notes::new());
+                container.is_foreign = true;
+                container.stop = Some(Stop { signal: None, kill_at: Instant::now() });
+            }
         };
-        self.track(id, &order)?;
         self.judge(id);
         Ok(())
     }
 
-    fn track(&mut self, id: &ContainerId, order: &Order) -> Result<(), WorkloadError> {
+    fn track(&mut self, id: &ContainerId, group: String, notes: Notes) -> &mut Container {
         let bundle = self.places.bundle(id);
-        let watch = self
-            .inotify
-            .add_watch(&bundle, AddWatchFlags::IN_MOVED_TO)
-            .map_err(|error| WorkloadError::failed(format_args!("watch {}", bundle.display()), error))?;
+        let watch = self.inotify.as_ref().map(|it| it.add_watch(&bundle, AddWatchFlags::IN_MOVED_TO));
+        if let Some(Err(error)) = &watch {
+            log::warn!("container {id} is looked at each second, its directory cannot be watched: {error}");
+        }
         let container = Container {
             bundle,
-            group: order.group.clone(),
-            notes: order.notes.clone(),
-            watch,
+            group,
+            notes,
+            watch: watch.and_then(Result::ok),
             shim: Shim::Absent,
             told: None,
             stop: None,
             retry: None,
+            looks: 0,
             was_started: false,
+            is_foreign: false,
         };
-        self.containers.insert(id.clone(), container);
-        Ok(())
+        self.containers.remove(id);
+        self.containers.entry(id.clone()).or_insert(container)
+    }
+
+    /// Where the group of a container must be whose order cannot be read: the layout says so for all classes.
+    fn group_of_foreign(&self, id: &ContainerId) -> String {
+        let pods = self.classes().map(|class| format!("{class}/pod{}", id.pod));
+        let has_it = |pod: &&String| self.board.cgroups.children(pod).contains(&id.directory());
+        let pod = pods.iter().find(has_it).unwrap_or(&pods[0]);
+        format!("{pod}/{}", id.directory())
+    }
+
+    /// The groups that the groups of pods are in.
+    fn classes(&self) -> [String; 3] {
+        let root = &self.settings.pods_group;
+        [root.clone(), format!("{root}/burstable"), format!("{root}/besteffort")]
     }
 
     /// Removes data of containers that the run directory does not know: the machine was booted since, or an agent was killed while
@@ -247,8 +283,7 @@ impl LinuxWorkloads {
             // it goes if it is empty
             let _ = fs::remove_dir(&data);
         }
-        let root = &self.settings.pods_group;
-        for class in [root.clone(), format!("{root}/burstable"), format!("{root}/besteffort")] {
+        for class in self.classes() {
             for group in self.board.cgroups.children(&class) {
                 let known = group.strip_prefix("pod").is_none_or(|uid| self.places.pod(uid).exists());
                 if !known {
@@ -276,7 +311,8 @@ impl LinuxWorkloads {
         let Some(container) = self.containers.get_mut(id) else { return };
         container.retry = None;
         container.look_for_shim();
-        let state = match container.state() {
+        let found = if container.is_foreign { Ok(container.foreign_state()) } else { container.state() };
+        let state = match found {
             Ok(Found::Is(ContainerState::Created)) if container.was_started => {
                 let exit = ContainerExit::never_began("its shim ended before it had begun");
                 match container.records().write(EXIT, &exit) {
@@ -286,12 +322,14 @@ impl LinuxWorkloads {
             }
             Ok(Found::Is(state)) => state,
             Ok(Found::Lost(started_at)) => match self.end_lost(id, started_at) {
-                Ok(state) => state,
+                Ok(Some(state)) => state,
+                Ok(None) => return self.judge_soon(id),
                 Err(error) => return self.judge_later(id, &error),
             },
             Err(error) => return self.judge_later(id, &error),
         };
         let Some(container) = self.containers.get_mut(id) else { return };
+        container.looks = 0;
         if let (ContainerState::Running { .. }, Some(stop)) = (&state, &mut container.stop)
             && let Some(signal) = stop.signal.take()
             && let Err(error) = signal_first(&Records::of(&container.bundle), signal)
@@ -311,15 +349,36 @@ impl LinuxWorkloads {
         }
     }
 
-    /// Nobody watches it any more, so nobody would know its end: it is ended now.
-    fn end_lost(&self, id: &ContainerId, started_at: Option<i64>) -> Result<ContainerState, WorkloadError> {
+    /// Its processes were killed and must be looked for again: soon, but a process that waits for a dead disk never leaves.
+    fn judge_soon(&mut self, id: &ContainerId) {
+        if let Some(container) = self.containers.get_mut(id) {
+            let pause = LOST_LOOK * 2_u32.pow(container.looks.min(LOST_DOUBLINGS));
+            container.looks = container.looks.saturating_add(1);
+            container.retry = Some(Instant::now() + pause);
+        }
+    }
+
+    /// Nobody watches it any more, so nobody would know its end: it is ended now. `None`: some of its processes are still there.
+    fn end_lost(
+        &self,
+        id: &ContainerId,
+        started_at: Option<i64>,
+    ) -> Result<Option<ContainerState>, WorkloadError> {
         let container = &self.containers[id];
         let bundle = &container.bundle;
-        self.board.cgroups.kill_all(&container.group).map_err(on("end the processes of", bundle))?;
+        let left = self.board.cgroups.kill_once(&container.group);
+        if left.map_err(on("end the processes of", bundle))? > 0 {
+            return Ok(None);
+        }
         self.crun().forget(bundle, id).map_err(on("make crun forget", bundle))?;
+        if container.is_foreign
+            && let Ok(Some(exit)) = container.records().read::<ContainerExit>(EXIT)
+        {
+            return Ok(Some(ended(exit)));
+        }
         let exit = ContainerExit { lost: true, ..ContainerExit::now(128 + libc::SIGKILL, started_at) };
         container.records().write(EXIT, &exit)?;
-        Ok(ContainerState::Lost(exit))
+        Ok(Some(ContainerState::Lost(exit)))
     }
 
     fn crun(&self) -> CrunOrder {
@@ -355,7 +414,8 @@ impl LinuxWorkloads {
         fs::write(bundle.join("config.json"), config).map_err(on("write config.json in", &bundle))?;
         let order_record = self.order(order);
         Records::of(&bundle).write(ORDER, &order_record)?;
-        self.track(&order.id, &order_record)
+        self.track(&order.id, order_record.group, order_record.notes);
+        Ok(())
     }
 
     /// Removes what there is of a container without a shim. Its order goes only after its processes; from then on errors are
@@ -398,6 +458,9 @@ impl LinuxWorkloads {
                 next = next.min(now + UNNAMED_LOOK);
             }
             next = container.retry.map_or(next, |retry| next.min(retry));
+            if container.watch.is_none() {
+                next = next.min(now + UNWATCHED_LOOK);
+            }
             let is_over = matches!(container.shim, Shim::Absent);
             let Some(stop) = container.stop.as_mut().filter(|_| !is_over) else { continue };
             if stop.kill_at <= now {
@@ -417,10 +480,9 @@ impl LinuxWorkloads {
     fn wait(&mut self, until: Instant) -> bool {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-        let mut awaited = vec![
-            PollFd::new(self.wake.0.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
-        ];
+        let mut awaited = vec![PollFd::new(self.wake.0.as_fd(), PollFlags::POLLIN)];
+        awaited.extend(self.inotify.as_ref().map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)));
+        let first_shim = awaited.len();
         let mut shims = Vec::new();
         for (id, container) in &self.containers {
             if let Shim::Alive(process) = &container.shim {
@@ -434,14 +496,20 @@ impl LinuxWorkloads {
         }
         let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
         let woken = is_ready(&awaited[0]);
-        let mut touched: Vec<ContainerId> =
-            awaited[2..].iter().zip(shims).filter(|(fd, _)| is_ready(fd)).map(|(_, id)| id.clone()).collect();
-        if is_ready(&awaited[1]) {
+        let mut touched: Vec<ContainerId> = awaited[first_shim..]
+            .iter()
+            .zip(shims)
+            .filter(|(fd, _)| is_ready(fd))
+            .map(|(_, id)| id.clone())
+            .collect();
+        if awaited[1..first_shim].iter().any(is_ready) {
             touched.extend(self.with_new_records());
         }
         let now = Instant::now();
         let unclear = |container: &Container| {
-            matches!(container.shim, Shim::Unnamed) || container.retry.is_some_and(|retry| retry <= now)
+            matches!(container.shim, Shim::Unnamed)
+                || container.watch.is_none()
+                || container.retry.is_some_and(|retry| retry <= now)
         };
         touched.extend(self.containers.iter().filter(|(_, it)| unclear(it)).map(|(id, _)| id.clone()));
         if woken {
@@ -457,13 +525,14 @@ impl LinuxWorkloads {
 
     fn with_new_records(&self) -> Vec<ContainerId> {
         let mut touched = Vec::new();
+        let Some(inotify) = &self.inotify else { return touched };
         loop {
-            match self.inotify.read_events() {
+            match inotify.read_events() {
                 Ok(events) => {
                     let lost_some =
                         events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
                     let of = |container: &Container| {
-                        lost_some || events.iter().any(|event| event.wd == container.watch)
+                        lost_some || events.iter().any(|event| Some(event.wd) == container.watch)
                     };
                     touched.extend(self.containers.iter().filter(|(_, it)| of(it)).map(|(id, _)| id.clone()));
                 }
@@ -505,17 +574,20 @@ impl Container {
         };
     }
 
+    /// Of one that is being ended because it cannot be read.
+    fn foreign_state(&self) -> Found {
+        match self.shim {
+            Shim::Absent => Found::Lost(None),
+            Shim::Unnamed | Shim::Alive(_) => Found::Is(ContainerState::Starting),
+        }
+    }
+
     fn state(&self) -> Result<Found, WorkloadError> {
         let records = self.records();
         // before the shim's absence is looked at, its last word could still come; after, it cannot
         let is_alive = !matches!(self.shim, Shim::Absent);
         if let Some(exit) = records.read::<ContainerExit>(EXIT)? {
-            let lost = exit.lost;
-            return Ok(Found::Is(if lost {
-                ContainerState::Lost(exit)
-            } else {
-                ContainerState::Exited(exit)
-            }));
+            return Ok(Found::Is(ended(exit)));
         }
         let begun = records.read::<StateRecord>(STATE)?;
         Ok(match (is_alive, begun) {
@@ -528,6 +600,10 @@ impl Container {
             (false, None) => Found::Is(ContainerState::Created),
         })
     }
+}
+
+fn ended(exit: ContainerExit) -> ContainerState {
+    if exit.lost { ContainerState::Lost(exit) } else { ContainerState::Exited(exit) }
 }
 
 /// The bundle's lock; `None`: a shim has it.
@@ -604,15 +680,18 @@ impl Workloads for LinuxWorkloads {
         let records = container.records();
         let ended = records.read::<ContainerExit>(EXIT)?;
         let may_start = match &ended {
+            _ if container.is_foreign => false,
             None => !records.has(SHIM),
             Some(exit) => exit.error.is_some(),
         };
+        // also if the lock is held for a moment by a process that was just forked and has a copy of it: then the container is seen
+        // not to have begun, and the start is answered
+        container.was_started |= may_start;
         if let Some(held) = held.filter(|_| may_start) {
             for name in [EXIT, STATE, SHIM] {
                 records.remove(name)?;
             }
             container.stop = None;
-            container.was_started = true;
             let mut command = Command::new(program);
             command.arg("shim").arg(&container.bundle).current_dir("/").process_group(0);
             // the lock goes with it, without a moment in which nobody has it
@@ -665,9 +744,15 @@ impl Workloads for LinuxWorkloads {
         let group = container.group.clone();
         let watch = container.watch;
         self.remove_rest(id, Some(&group))?;
-        let _ = self.inotify.rm_watch(watch);
+        if let (Some(inotify), Some(watch)) = (&self.inotify, watch) {
+            let _ = inotify.rm_watch(watch);
+        }
         self.containers.remove(id);
         Ok(())
+    }
+
+    fn has_containers(&self, uid: &str) -> bool {
+        check_name("pod UID", uid).is_ok() && sandbox::has_containers(&self.places, uid)
     }
 
     fn remove_pod(&mut self, uid: &str) -> Result<(), WorkloadError> {

@@ -171,7 +171,7 @@ pub type MakeConfig<'a> = &'a dyn Fn(&UserFiles) -> Result<Vec<u8>, String>;
 pub enum ContainerState {
     /// Its root file system is there, nothing runs.
     Created,
-    /// Its shim lives, and its process has not begun.
+    /// Its shim lives, and its process has not begun; or it cannot be adopted and is being ended.
     Starting,
     /// Its process runs.
     Running {
@@ -287,6 +287,9 @@ pub trait Workloads: Send {
     /// # Errors
     /// It still runs, or something could not be removed; the rest was.
     fn remove_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError>;
+
+    /// Whether there is anything of a container of this pod, also of one that cannot be adopted.
+    fn has_containers(&self, uid: &str) -> bool;
 
     /// Removes what a pod's containers shared. One that is gone already is fine.
     ///

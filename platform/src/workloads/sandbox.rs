@@ -140,11 +140,18 @@ fn mount_small(place: &Path, name: &str, options: &str) -> Result<(), WorkloadEr
         .map_err(|error| WorkloadError::failed(format_args!("mount {}", place.display()), error))
 }
 
+/// Whether there is anything of a container of this pod; what cannot be looked at may hold one.
+pub(super) fn has_containers(places: &Places, uid: &str) -> bool {
+    match fs::read_dir(places.containers(uid)) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
 /// Removes all of it; the containers must be gone.
 pub(super) fn remove(places: &Places, cgroups: &Cgroups, uid: &str) -> Result<(), WorkloadError> {
     let pod = places.pod(uid);
-    let containers = places.containers(uid);
-    if fs::read_dir(&containers).is_ok_and(|mut entries| entries.next().is_some()) {
+    if has_containers(places, uid) {
         return Err(WorkloadError::Busy(format!("{} still has containers", pod.display())));
     }
     let groups = prepared(places, uid).map(|order| order.groups).unwrap_or_default();
