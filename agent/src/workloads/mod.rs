@@ -42,6 +42,9 @@ const LOGS_KEPT: usize = 2;
 /// Longest hosts or resolv.conf of the machine that is taken over.
 const ETC_BYTES: usize = 256 * 1024;
 
+/// Processes and threads of one pod, where the configuration does not say: a pod that forks without end must leave some to others.
+pub const POD_PROCESSES: i64 = 4096;
+
 /// Where an image's layers are.
 pub trait Layers {
     /// The layers of the image with this ID, the topmost first.
@@ -58,6 +61,12 @@ pub struct Node {
     pub pods_group: String,
     pub has_unified_groups: bool,
     pub memory_bytes: u64,
+    /// What all pods together may use; never 0.
+    pub allocatable_memory_bytes: u64,
+    /// Processes and threads that all pods together may have (`Board::processes`); None: the machine does not say.
+    pub processes: Option<u64>,
+    /// `podPidsLimit`; None or below 1: [`POD_PROCESSES`].
+    pub pod_pids_limit: Option<i64>,
     pub volumes: volumes::Places,
     /// `/var/log/pods`.
     pub logs: PathBuf,
@@ -192,7 +201,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             let why = format!("pod {}: only pods with hostNetwork are served yet", sandbox.name);
             return Err((FailureReason::Network, why));
         }
-        let volumes = self.node.volumes.make(&sandbox.uid, &sandbox.volumes);
+        let volumes =
+            self.node.volumes.make(&sandbox.uid, &sandbox.volumes, self.node.allocatable_memory_bytes);
         let volumes = volumes.map_err(|why| (FailureReason::Volume, why))?;
         let order = self.order(sandbox, &volumes);
         self.take_up(&order).map_err(other)
@@ -215,12 +225,28 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             host_ipc: sandbox.host_ipc,
             share_process_namespace: sandbox.share_process_namespace,
             groups: vec![
+                (root.clone(), self.limits_of_all()),
                 (groups::class_group(root, sandbox.qos), limits(&groups::class_limits(sandbox.qos))),
-                (own, limits(&groups::pod_limits(sandbox.qos, &sandbox.resources))),
+                (own, self.limits_of_one(&groups::pod_limits(sandbox.qos, &sandbox.resources))),
             ],
             files: self.small_files(sandbox),
             notes: notes.map(|(name, value)| (name.to_owned(), value)).into(),
         }
+    }
+
+    /// What keeps pods that have no limits of their own from taking the machine, and the agent with it.
+    fn limits_of_all(&self) -> GroupLimits {
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        GroupLimits {
+            memory: Some(signed(self.node.allocatable_memory_bytes)),
+            pids: self.node.processes.map(signed),
+            ..GroupLimits::default()
+        }
+    }
+
+    fn limits_of_one(&self, own: &Limits) -> GroupLimits {
+        let pids = self.node.pod_pids_limit.filter(|limit| *limit > 0).unwrap_or(POD_PROCESSES);
+        GroupLimits { pids: Some(pids), ..limits(own) }
     }
 
     fn small_files(&self, sandbox: &PodSandbox) -> BTreeMap<String, String> {

@@ -21,6 +21,9 @@ fn performer(scratch: &Scratch, workloads: FakeWorkloads) -> Performer<FakeWorkl
         pods_group: "/kedgepods".into(),
         has_unified_groups: true,
         memory_bytes: 1 << 30,
+        allocatable_memory_bytes: 1 << 29,
+        processes: Some(10_000),
+        pod_pids_limit: None,
         volumes: volumes::Places { disk: scratch.join("disk"), memory: scratch.join("memory") },
         logs: scratch.join("logs"),
         log_max_bytes: 1 << 20,
@@ -213,6 +216,25 @@ fn volumes_stay_while_the_pod_has_containers() {
     let events = perform(&mut performer, remove);
     check_failed(&events, &Command::RemovePod(pod()), FailureReason::Other, "still has containers");
     assert!(kept.exists());
+}
+
+#[test]
+fn all_pods_together_and_each_one_are_limited() {
+    let scratch = Scratch::new("performer").unwrap();
+    let check = |pod_pids_limit, expect| {
+        let mut performer = performer(&scratch, FakeWorkloads::default());
+        performer.node.pod_pids_limit = pod_pids_limit;
+        perform(&mut performer, PodAction::PreparePod(Box::new(sandbox())));
+        let groups = performer.workloads().pods()[0].order.clone().unwrap().groups;
+        let (root, all) = groups.first().unwrap();
+        assert_eq!((root.as_str(), all.memory, all.pids), ("/kedgepods", Some(1 << 29), Some(10_000)));
+        let (own, one) = groups.last().unwrap();
+        assert_eq!((own.as_str(), one.pids), ("/kedgepods/besteffort/poduid-1", Some(expect)));
+    };
+    check(None, POD_PROCESSES);
+    check(Some(-1), POD_PROCESSES);
+    check(Some(0), POD_PROCESSES);
+    check(Some(64), 64);
 }
 
 #[test]

@@ -26,21 +26,27 @@ pub struct Places {
 }
 
 impl Places {
-    /// Makes what is missing of a pod's volumes; where each one is.
+    /// Makes what is missing of a pod's volumes; where each one is. None in memory takes more than `most_memory`.
     ///
     /// # Errors
     /// One cannot be made: which, and why.
-    pub fn make(&self, pod: &PodUid, volumes: &[Volume]) -> Result<BTreeMap<String, PathBuf>, String> {
+    pub fn make(
+        &self,
+        pod: &PodUid,
+        volumes: &[Volume],
+        most_memory: u64,
+    ) -> Result<BTreeMap<String, PathBuf>, String> {
         let mut made = BTreeMap::new();
         for volume in volumes {
-            let path =
-                self.make_one(pod, volume).map_err(|error| format!("volume {:?}: {error}", volume.name))?;
+            let path = self
+                .make_one(pod, volume, most_memory)
+                .map_err(|error| format!("volume {:?}: {error}", volume.name))?;
             made.insert(volume.name.clone(), path);
         }
         Ok(made)
     }
 
-    fn make_one(&self, pod: &PodUid, volume: &Volume) -> io::Result<PathBuf> {
+    fn make_one(&self, pod: &PodUid, volume: &Volume, most_memory: u64) -> io::Result<PathBuf> {
         let is_name = Path::new(&volume.name).components().collect::<Vec<_>>();
         if !matches!(is_name[..], [Component::Normal(_)]) {
             return Err(io::Error::other("its name cannot be a file name"));
@@ -50,13 +56,13 @@ impl Places {
             VolumeSource::EmptyDir { memory: false, .. } => directory(&at(&self.disk), 0o777),
             VolumeSource::EmptyDir { memory: true, size_limit } => {
                 let path = directory(&at(&self.memory), 0o777)?;
-                mount_memory(&path, *size_limit, 0o777)?;
+                mount_memory(&path, memory_of(*size_limit, most_memory), 0o777)?;
                 Ok(path)
             }
             VolumeSource::Files { files, secret } => {
                 let path = directory(&at(if *secret { &self.memory } else { &self.disk }), 0o755)?;
                 if *secret {
-                    mount_memory(&path, Some(FILES_BYTES), 0o755)?;
+                    mount_memory(&path, FILES_BYTES, 0o755)?;
                 }
                 files.iter().try_for_each(|file| write(&path, file))?;
                 Ok(path)
@@ -79,6 +85,11 @@ impl Places {
         let disk = self.disk.join(pod.as_str());
         removal.take(&disk).map_err(|error| failed(&disk, error))
     }
+}
+
+/// The size of a volume in memory. A `sizeLimit` of 0 is no limit, as for the kubelet; for the kernel, too, a size of 0 is none.
+fn memory_of(size_limit: Option<u64>, most: u64) -> u64 {
+    size_limit.filter(|bytes| *bytes > 0).map_or(most, |bytes| bytes.min(most))
 }
 
 fn directory(path: &Path, mode: u32) -> io::Result<PathBuf> {
@@ -150,6 +161,8 @@ mod tests {
     use super::*;
     use kedge_rig::Scratch;
 
+    const MEMORY: u64 = 1 << 20;
+
     fn volume(name: &str, source: VolumeSource) -> Volume {
         Volume { name: name.into(), source }
     }
@@ -166,7 +179,7 @@ mod tests {
         let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };
         let make = |content: &str| {
             let files = VolumeSource::Files { files: vec![file("a/b.conf", content)], secret: false };
-            places.make(&pod, &[volume("data", empty.clone()), volume("config", files)]).unwrap()
+            places.make(&pod, &[volume("data", empty.clone()), volume("config", files)], MEMORY).unwrap()
         };
         let made = make("one");
         assert_eq!(fs::metadata(&made["data"]).unwrap().permissions().mode() & 0o7777, 0o777);
@@ -184,17 +197,26 @@ mod tests {
     }
 
     #[test]
+    fn volume_in_memory_is_never_without_limit() {
+        for (limit, expect) in
+            [(None, 100), (Some(0), 100), (Some(7), 7), (Some(100), 100), (Some(u64::MAX), 100)]
+        {
+            assert_eq!(memory_of(limit, 100), expect, "{limit:?}");
+        }
+    }
+
+    #[test]
     fn names_that_leave_the_volume_are_refused() {
         let scratch = Scratch::new("volumes").unwrap();
         let places = Places { disk: scratch.join("disk"), memory: scratch.join("memory") };
         let pod = PodUid::new("u").unwrap();
         for path in ["../x", "/x", "a/../../x", "", "."] {
             let files = VolumeSource::Files { files: vec![file(path, "")], secret: false };
-            assert!(places.make(&pod, &[volume("v", files)]).is_err(), "{path:?}");
+            assert!(places.make(&pod, &[volume("v", files)], MEMORY).is_err(), "{path:?}");
         }
         let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };
         for name in ["..", "a/b", "/a", ""] {
-            assert!(places.make(&pod, &[volume(name, empty.clone())]).is_err(), "{name:?}");
+            assert!(places.make(&pod, &[volume(name, empty.clone())], MEMORY).is_err(), "{name:?}");
         }
         assert!(!scratch.join("x").exists());
     }

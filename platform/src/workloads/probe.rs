@@ -19,6 +19,8 @@ use crate::linux::{Roots, read_up_to};
 const FACT_BYTES: usize = 4 * 1024 * 1024;
 /// How long `crun --version` may take: the first read of a program from slow flash.
 const VERSION_WITHIN: Duration = Duration::from_secs(20);
+/// What pods may have of all processes.
+const PODS_PROCESSES_PERCENT: u64 = 80;
 /// The controllers whose v1 trees are used.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
@@ -29,6 +31,8 @@ pub struct Board {
     pub cgroups: Cgroups,
     /// Whether the kernel has overlayfs; without it each container gets a copy of its image.
     pub has_overlay: bool,
+    /// Processes and threads that all pods together may have, so that some are left for the machine; `None`: it does not say.
+    pub processes: Option<u64>,
     /// crun's version; `None`: it does not run.
     pub crun: Option<String>,
     /// What is missing, and what that costs.
@@ -45,7 +49,15 @@ pub fn probe(roots: &Roots, crun: &Crun) -> Board {
         problems.push("the kernel has no overlayfs: each container gets a copy of its image".into());
     }
     let version = version(crun).inspect_err(|problem| problems.push(problem.clone())).ok();
-    Board { cgroups, has_overlay, crun: version, problems }
+    let processes = processes(&|name| text(&roots.proc.join("sys/kernel").join(name)));
+    Board { cgroups, has_overlay, processes, crun: version, problems }
+}
+
+/// The kernel has two limits for the whole machine; the smaller one counts.
+fn processes(limit: &dyn Fn(&str) -> String) -> Option<u64> {
+    let limits = ["pid_max", "threads-max"].map(|name| limit(name).trim().parse::<u64>().ok());
+    let least = limits.into_iter().flatten().min()?;
+    Some(least / 100 * PODS_PROCESSES_PERCENT)
 }
 
 /// The beginning of a file; one that cannot be read is empty.
@@ -142,6 +154,17 @@ mod tests {
         let (_, problems) = check(&format!("{V1}{V2}"), "hugetlb\n");
         assert!(problems[1].contains("\"hugetlb\"") && problems[1].contains("crun refuses"), "{problems:?}");
         assert_eq!(check("proc /proc proc rw 0 0\n", "").0, Cgroups::Absent);
+    }
+
+    #[test]
+    fn some_processes_are_left_for_the_machine() {
+        let check = |pid_max: &'static str, threads_max: &'static str, expect| {
+            let limit = |name: &str| if name == "pid_max" { pid_max.into() } else { threads_max.into() };
+            assert_eq!(processes(&limit), expect, "{pid_max:?} {threads_max:?}");
+        };
+        check("32768\n", "7000\n", Some(5600));
+        check("4194304\n", "", Some(3_355_440));
+        check("", "x", None);
     }
 
     #[test]

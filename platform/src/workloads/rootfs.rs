@@ -214,17 +214,17 @@ pub fn unmount(place: &Path) -> io::Result<()> {
     Err(io::Error::other(format!("more than {STACKED} file systems are mounted at {}", place.display())))
 }
 
-/// Mounts a file system in memory at a directory, unless one is there; without a limit it may take half of the machine's.
+/// Mounts a file system in memory at a directory, unless one is there.
 ///
 /// # Errors
 /// The kernel refused.
-pub fn mount_memory(place: &Path, limit_bytes: Option<u64>, mode: u32) -> io::Result<()> {
+pub fn mount_memory(place: &Path, limit_bytes: u64, mode: u32) -> io::Result<()> {
     let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
     if device(place)? != device(&place.join(".."))? {
         return Ok(());
     }
-    let size = limit_bytes.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
-    let options = format!("mode={mode:o}{size}");
+    // 0 would be no limit
+    let options = format!("mode={mode:o},size={}", limit_bytes.max(1));
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     Ok(mount(Some("tmpfs"), place, Some("tmpfs"), flags, Some(options.as_str()))?)
 }
