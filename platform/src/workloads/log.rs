@@ -27,8 +27,14 @@ use super::records::LogOrder;
 pub(super) const LINE_BYTES: usize = 16 * 1024;
 /// What stands before the text, at most: time, stream, tag.
 const HEAD_BYTES: usize = 64;
+/// The longest line of the file.
+const LONGEST_BYTES: u64 = (LINE_BYTES + HEAD_BYTES) as u64;
 /// Lines that wait for the disk, in bytes; as many may be under way to it. Memory of a shim, so small.
 const QUEUE_BYTES: usize = 64 * 1024;
+/// What a container may write to its log, in bytes of the file, each second and at once: flash wears out, and reading costs
+/// processor time that is not the container's. Who writes more waits, as at any pipe.
+const RATE_BYTES: u64 = 1024 * 1024;
+const BURST_BYTES: u64 = 16 * 1024 * 1024;
 /// How long a container may be kept waiting by a disk that takes no more lines; then lines are dropped until it does.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Unused memory that a buffer may keep after a burst.
@@ -128,9 +134,43 @@ impl Source {
     }
 }
 
+/// How much may still be written now.
+#[derive(Debug)]
+struct Allowance {
+    left: u64,
+    at: Instant,
+}
+
+impl Allowance {
+    fn full(now: Instant) -> Self {
+        Self { left: BURST_BYTES, at: now }
+    }
+
+    /// Whether it is enough for the longest line.
+    fn suffices(&mut self, now: Instant) -> bool {
+        let millis = u64::try_from(now.saturating_duration_since(self.at).as_millis()).unwrap_or(u64::MAX);
+        if millis > 0 {
+            self.left = millis.saturating_mul(RATE_BYTES / 1000).saturating_add(self.left).min(BURST_BYTES);
+            self.at += Duration::from_millis(millis);
+        }
+        self.left >= LONGEST_BYTES
+    }
+
+    fn spend(&mut self, bytes: usize) {
+        self.left = self.left.saturating_sub(bytes as u64);
+    }
+
+    /// How long until it is enough.
+    fn wait(&self) -> Duration {
+        Duration::from_millis(LONGEST_BYTES.saturating_sub(self.left).div_ceil(RATE_BYTES / 1000))
+    }
+}
+
 #[derive(Debug, Default)]
 struct Queue {
     lines: Vec<u8>,
+    /// `None`: no limit.
+    allowance: Option<Allowance>,
     /// Since when the queue has been full and the writer did not come back.
     full_since: Option<Instant>,
     /// Lines and bytes of output since the last notice that were not written, and in all.
@@ -168,8 +208,9 @@ impl Log {
     /// # Errors
     /// There is no thread or descriptor.
     pub(super) fn start(order: LogOrder) -> io::Result<Self> {
+        let allowance = Some(Allowance::full(Instant::now()));
         let shared = Arc::new(Shared {
-            queue: Mutex::default(),
+            queue: Mutex::new(Queue { allowance, ..Queue::default() }),
             changed: Condvar::new(),
             room: EventFd::from_flags(
                 nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
@@ -191,32 +232,49 @@ impl Log {
         &self.shared.room
     }
 
-    /// Whether output should be read: there is room for a line, or the time is over for which a container waits.
+    /// Whether output should be read: the container may write that much, and there is room for a line, or the time is over for
+    /// which a container waits.
     pub(super) fn takes_lines(&self, now: Instant) -> bool {
         let _ = self.shared.room.read();
-        let queue = self.shared.queue();
-        has_room(&queue) || is_stuck(&queue, now)
+        let mut queue = self.shared.queue();
+        queue.may_write(now) && (has_room(&queue) || is_stuck(&queue, now))
     }
 
-    /// How long to wait for room until lines are dropped.
+    /// How long to wait, at most, until it is worth asking again whether lines are taken.
     pub(super) fn patience_left(&self, now: Instant) -> Duration {
-        let since = self.shared.queue().full_since.unwrap_or(now);
+        let mut queue = self.shared.queue();
+        if !queue.may_write(now) {
+            return queue.allowance.as_ref().map_or(Duration::ZERO, Allowance::wait);
+        }
+        let since = queue.full_since.unwrap_or(now);
         (since + PATIENCE).saturating_duration_since(now)
+    }
+
+    /// The container has ended: what it left is taken, however much it has written.
+    pub(super) fn lift_limit(&self) {
+        self.shared.queue().allowance = None;
     }
 
     /// Adds a line. False: there is no room now, and the line was not taken; true also if it was dropped.
     fn add(&self, stream: Stream, tag: char, text: &[u8], now: Instant) -> bool {
         let mut queue = self.shared.queue();
+        if !queue.may_write(now) {
+            return false;
+        }
         if !has_room(&queue) {
             if !is_stuck(&queue, now) {
                 queue.full_since.get_or_insert(now);
                 return false;
             }
+            queue.spend(text.len());
             queue.drop_line(text.len(), "the disk did not answer");
             return true;
         }
         queue.full_since = None;
+        let before = queue.lines.len();
         put_line(&mut queue.lines, stream, tag, text);
+        let bytes = queue.lines.len() - before;
+        queue.spend(bytes);
         drop(queue);
         self.shared.changed.notify_all();
         true
@@ -250,6 +308,16 @@ fn is_stuck(queue: &Queue, now: Instant) -> bool {
 }
 
 impl Queue {
+    fn may_write(&mut self, now: Instant) -> bool {
+        self.allowance.as_mut().is_none_or(|allowance| allowance.suffices(now))
+    }
+
+    fn spend(&mut self, bytes: usize) {
+        if let Some(allowance) = &mut self.allowance {
+            allowance.spend(bytes);
+        }
+    }
+
     fn drop_line(&mut self, bytes: usize, why: &str) {
         self.dropped.0 += 1;
         self.dropped.1 += bytes as u64;
@@ -572,6 +640,38 @@ mod tests {
         assert_eq!(file.append(&queue.notice().unwrap()).0, 0);
         let text = place.text("0.log");
         assert!(text.contains("stderr F kedge: 2 lines (8 bytes) are missing here: No such file"), "{text}");
+    }
+
+    #[test]
+    fn container_that_writes_without_end_waits() {
+        let place = Place::new("limit");
+        // the same moment for all: what is counted does not depend on the machine
+        let log = Log::start(place.order(1 << 20, 1)).unwrap();
+        let begin = Instant::now();
+        // one byte of output is forty in the file
+        let written = |text: &[u8], now: Instant| {
+            let mut lines = 0_u64;
+            while log.patience_left(now) == PATIENCE {
+                match log.add(Stream::Stdout, 'F', text, now) {
+                    true => lines += 1,
+                    false => std::thread::yield_now(),
+                }
+            }
+            lines * (41 + text.len() as u64)
+        };
+        let near = |bytes: u64, expect: u64| (expect - 2 * LONGEST_BYTES..=expect).contains(&bytes);
+        let burst = written(b"x", begin);
+        assert!(near(burst, BURST_BYTES), "{burst}");
+        assert!(!log.takes_lines(begin));
+        let later = begin + Duration::from_secs(2);
+        let more = written(&[b'x'; 1000], later);
+        assert!(near(more, 2 * RATE_BYTES + LONGEST_BYTES), "{more}");
+        let much_later = later + Duration::from_secs(1_000_000);
+        let again = written(&[b'x'; 16_000], much_later);
+        assert!(near(again, BURST_BYTES), "{again}");
+        log.lift_limit();
+        assert!(log.takes_lines(much_later) || !has_room(&log.shared.queue()));
+        assert_eq!(log.finish(PATIENCE), 0);
     }
 
     #[test]

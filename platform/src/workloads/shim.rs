@@ -23,6 +23,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 
+use super::cgroups::GroupLimits;
 use super::crun;
 use super::log::{Log, PATIENCE, Source, Stream};
 use super::process::{self, ProcessName};
@@ -34,6 +35,8 @@ use super::{WorkloadError, on};
 /// Like the kubelet's for the processes that keep containers: one container's memory must not cost another's shim. Lowering it
 /// needs a capability; without it the agent's own value is inherited.
 const OOM_SCORE: &str = "-998";
+/// What all shims together get of busy processors, where a service of the machine gets 1024: they read what containers write.
+const SHIMS_SHARES: u64 = 256;
 /// Most that is read of the output after the container's end: all that a pipe can hold by default, and room. What still writes
 /// then is no part of the container.
 const LAST_OUTPUT_BYTES: usize = 1024 * 1024;
@@ -69,6 +72,11 @@ fn stand_alone(order: &Order) -> io::Result<SignalFd> {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     // without it systemd would count the shim as the agent's, and complain at each start
     let _ = order.cgroups.put(&order.shims_group, 0);
+    let shares = GroupLimits { cpu_shares: Some(SHIMS_SHARES), ..GroupLimits::default() };
+    for (end, _) in order.shims_group.match_indices('/').skip(1).chain([(order.shims_group.len(), "")]) {
+        // of the group above, too: a share counts beside its neighbours only
+        let _ = order.cgroups.make(&order.shims_group[..end], &shares);
+    }
     // it ends after its container, whoever asks; what a shutdown cannot wait for it kills
     let mut waited = SigSet::empty();
     for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
@@ -204,6 +212,8 @@ impl Shim {
     /// log misses.
     fn wind_up(&mut self, sources: &mut [Source; 2], log: Log) -> u64 {
         self.end_all();
+        // bounded by what is read below
+        log.lift_limit();
         let end = Instant::now() + PATIENCE;
         for source in sources {
             let mut left = LAST_OUTPUT_BYTES;
