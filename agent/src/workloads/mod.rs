@@ -359,6 +359,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             let (namespace, name) = (notes.get(NAMESPACE)?, notes.get(NAME)?);
             Some(self.node.logs.join(format!("{namespace}_{name}_{pod}")))
         });
+        let logs = logs.or_else(|| self.logs_of(pod));
         if let Some(logs) = logs.filter(|_| !keep_logs)
             && let Err(error) = trees::remove(&logs)
         {
@@ -408,6 +409,12 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let mut note = |name: &str| notes.remove(name).unwrap_or_default();
         let (image_reference, image_name) = (note(IMAGE), note(IMAGE_NAME));
         Some(pods::Observation { container: key_of(id)?, state, image_name, image_reference })
+    }
+
+    /// The logs of a pod of which nothing else is left.
+    fn logs_of(&self, pod: &PodUid) -> Option<PathBuf> {
+        let is_its = |name: &String| name.rsplit_once('_').is_some_and(|(_, uid)| uid == pod.as_str());
+        names(&self.node.logs).into_iter().find(is_its).map(|name| self.node.logs.join(name))
     }
 
     /// The highest attempt with a log, by pod and container.

@@ -238,6 +238,21 @@ fn all_pods_together_and_each_one_are_limited() {
 }
 
 #[test]
+fn logs_of_a_pod_that_is_gone_are_removed() {
+    let scratch = Scratch::new("performer").unwrap();
+    let mut performer = performer(&scratch, FakeWorkloads::default());
+    let own = scratch.join("logs/prod_web-0_uid-1/web");
+    let other = scratch.join("logs/prod_web-0_uid-11/web");
+    for directory in [&own, &other] {
+        std::fs::create_dir_all(directory).unwrap();
+    }
+    perform(&mut performer, PodAction::RemovePod { pod: pod(), keep_logs: true });
+    assert!(own.exists());
+    perform(&mut performer, PodAction::RemovePod { pod: pod(), keep_logs: false });
+    assert!(!own.exists() && other.exists());
+}
+
+#[test]
 fn logs_of_the_two_latest_runs_stay() {
     let scratch = Scratch::new("performer").unwrap();
     for name in ["0.log", "1.log", "1.log.1", "2.log", "3.log", "3.log.1", "other"] {

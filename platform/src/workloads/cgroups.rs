@@ -26,7 +26,7 @@ const CHILDREN: usize = 1024;
 const EMPTY_WITHIN: Duration = Duration::from_secs(2);
 const EMPTY_LOOK: Duration = Duration::from_millis(2);
 
-/// The controllers a group's limits are set in, as v1 names them, and whose v1 trees our groups are in.
+/// The controllers a group's limits are set in, as v1 names them, and in whose v1 trees our groups are made; and systemd's tree.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
 /// What a group may use; absent: no limit of its own.
@@ -51,9 +51,9 @@ pub struct GroupLimits {
 pub enum Cgroups {
     /// One tree for all controllers.
     V2(PathBuf),
-    /// A tree for each controller, or for several: name and mount point.
+    /// A tree for each controller, or for several: name and mount point, of all that are mounted.
     V1(Vec<(String, PathBuf)>),
-    /// No tree: no limits, and no list of a container's processes.
+    /// No tree: no limits, no list of a container's processes, and all of the machine's devices.
     Absent,
 }
 
@@ -153,7 +153,7 @@ impl Cgroups {
     /// One is left, because a process is in it.
     pub fn remove(&self, group: &str) -> io::Result<()> {
         let mut failed = None;
-        for root in self.trees() {
+        for root in self.all_trees() {
             for directory in with_children(&below(root, group)?).iter().rev() {
                 if let Err(error) = fs::remove_dir(directory)
                     && error.kind() != io::ErrorKind::NotFound
@@ -168,7 +168,8 @@ impl Cgroups {
     /// The names of the groups directly below a group, in whatever tree.
     pub fn children(&self, group: &str) -> Vec<String> {
         let mut names: Vec<String> = self
-            .trees()
+            .all_trees()
+            .into_iter()
             .filter_map(|root| below(root, group).ok())
             .flat_map(|directory| children(&directory))
             .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
@@ -178,21 +179,37 @@ impl Cgroups {
         names
     }
 
-    /// The roots of the trees that our groups are in.
-    fn trees(&self) -> Box<dyn Iterator<Item = &Path> + '_> {
+    /// Whether a container can be kept from the machine's devices: as root it may make a node for each.
+    pub fn confine_devices(&self) -> bool {
         match self {
-            Self::V2(root) => Box::new(std::iter::once(root.as_path())),
+            Self::V2(_) => true,
+            Self::V1(_) => self.tree_of("devices").is_some(),
+            Self::Absent => false,
+        }
+    }
+
+    /// The roots of the trees that our groups are made in.
+    fn trees(&self) -> Vec<&Path> {
+        self.trees_of(|name| CONTROLLERS.contains(&name) || name == "name=systemd")
+    }
+
+    /// The roots of all trees: crun makes a container's group in each of them, and leaves those above it.
+    fn all_trees(&self) -> Vec<&Path> {
+        self.trees_of(|_| true)
+    }
+
+    fn trees_of(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<&Path> {
+        match self {
+            Self::V2(root) => vec![root.as_path()],
             Self::V1(trees) => {
+                let wanted = trees.iter().filter(|(name, _)| is_wanted(name));
+                let mut paths: Vec<&Path> = wanted.map(|(_, path)| path.as_path()).collect();
                 // two names may share a tree (cpu,cpuacct): each tree once
-                let first = move |index: usize, path: &PathBuf| {
-                    trees.iter().position(|(_, other)| other == path) == Some(index)
-                };
-                let paths = trees.iter().map(|(_, path)| path).enumerate();
-                Box::new(
-                    paths.filter(move |(index, path)| first(*index, path)).map(|(_, path)| path.as_path()),
-                )
+                paths.sort();
+                paths.dedup();
+                paths
             }
-            Self::Absent => Box::new(std::iter::empty()),
+            Self::Absent => Vec::new(),
         }
     }
 
@@ -274,8 +291,11 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// The processes of a group. A list that is longer than what is read ends within a number, which may be another process's.
 fn listed(path: &Path) -> Vec<i32> {
-    read(path).map(|text| text.lines().filter_map(|line| line.parse().ok()).collect()).unwrap_or_default()
+    let text = read(path).unwrap_or_default();
+    let whole = text.rfind('\n').map_or("", |last| &text[..last]);
+    whole.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
 /// A process ID may pass to another process between the list and the signal: it is opened, and must then still be listed.
@@ -354,6 +374,33 @@ mod tests {
             assert!(below(Path::new("/sys/fs/cgroup"), group).is_err(), "{group:?}");
         }
         assert_eq!(below(Path::new("/x"), "/a/b").unwrap(), Path::new("/x/a/b"));
+    }
+
+    #[test]
+    fn list_that_was_cut_names_no_stranger() {
+        let scratch = std::env::temp_dir().join(format!("kedge-listed-{}", std::process::id()));
+        for (text, expect) in
+            [("12\n345\n", vec![12, 345]), ("12\n34", vec![12]), ("34", vec![]), ("", vec![])]
+        {
+            fs::write(&scratch, text).unwrap();
+            assert_eq!(listed(&scratch), expect, "{text:?}");
+        }
+        let _ = fs::remove_file(scratch);
+    }
+
+    #[test]
+    fn groups_are_removed_from_all_trees() {
+        let scratch = std::env::temp_dir().join(format!("kedge-trees-{}", std::process::id()));
+        let (pids, devices) = (scratch.join("pids"), scratch.join("devices"));
+        let groups = Cgroups::V1(vec![("pids".into(), pids.clone()), ("devices".into(), devices.clone())]);
+        groups.make("/a/b", &GroupLimits::default()).unwrap();
+        assert!(pids.join("a/b").exists() && !devices.exists(), "crun makes the others");
+        fs::create_dir_all(devices.join("a/c/d")).unwrap();
+        assert_eq!(groups.children("/a"), ["b", "c"]);
+        groups.remove("/a").unwrap();
+        assert!(!pids.join("a").exists() && !devices.join("a").exists());
+        assert!(groups.confine_devices() && !Cgroups::V1(vec![("pids".into(), pids)]).confine_devices());
+        let _ = fs::remove_dir_all(scratch);
     }
 
     #[test]

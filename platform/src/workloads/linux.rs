@@ -653,6 +653,11 @@ impl Workloads for LinuxWorkloads {
     ) -> Result<(), WorkloadError> {
         let id = &order.id;
         id.check()?;
+        if !self.board.cgroups.confine_devices() {
+            return Err(WorkloadError::refused(
+                "this machine has no control groups for devices: as root a container could open its disks",
+            ));
+        }
         if !self.places.containers(&id.pod).exists() {
             return Err(WorkloadError::refused(format_args!("pod {} is not prepared", id.pod)));
         }

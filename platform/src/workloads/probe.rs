@@ -21,8 +21,23 @@ const FACT_BYTES: usize = 4 * 1024 * 1024;
 const VERSION_WITHIN: Duration = Duration::from_secs(20);
 /// What pods may have of all processes.
 const PODS_PROCESSES_PERCENT: u64 = 80;
-/// The controllers whose v1 trees are used.
-const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+/// All controllers that the kernel has a tree of version 1 for: crun makes groups in each one that is mounted.
+const CONTROLLERS: [&str; 14] = [
+    "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "memory",
+    "misc",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "pids",
+    "rdma",
+];
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +92,7 @@ fn trees(mounts: &str, controllers: &dyn Fn(&Path) -> String) -> (Cgroups, Vec<S
             // a later mount lies above an earlier one at the same place; elsewhere the first is the machine's
             "cgroup2" => unified = unified.or(Some(PathBuf::from(place))),
             "cgroup" => {
-                let known = |option: &&str| CONTROLLERS.contains(option) || *option == "name=systemd";
+                let known = |option: &&str| CONTROLLERS.contains(option) || option.starts_with("name=");
                 v1.extend(
                     options.split(',').filter(known).map(|name| (name.to_owned(), PathBuf::from(place))),
                 );
@@ -88,14 +103,17 @@ fn trees(mounts: &str, controllers: &dyn Fn(&Path) -> String) -> (Cgroups, Vec<S
     match (unified, v1.is_empty()) {
         (Some(unified), true) => (Cgroups::V2(unified), Vec::new()),
         (None, true) => {
-            let problem = "no control groups are mounted: containers run without limits, and an end for want of memory is not told \
-                           from another";
+            let problem = "no control groups are mounted: no container can start, because nothing would keep it from the machine's \
+                           devices";
             (Cgroups::Absent, vec![problem.into()])
         }
-        (None, false) => (Cgroups::V1(v1), v1_problem()),
+        (None, false) => {
+            let problems = v1_problem(&v1);
+            (Cgroups::V1(v1), problems)
+        }
         (Some(unified), false) => {
             let owned = controllers(&unified);
-            let mut problems = v1_problem();
+            let mut problems = v1_problem(&v1);
             if !owned.trim().is_empty() {
                 problems.push(format!(
                     "{} owns the controllers {:?} beside trees of version 1: crun refuses such a machine; boot with \
@@ -109,8 +127,18 @@ fn trees(mounts: &str, controllers: &dyn Fn(&Path) -> String) -> (Cgroups, Vec<S
     }
 }
 
-fn v1_problem() -> Vec<String> {
-    vec!["control groups of version 1: limits work, memory protection and pressure figures do not".into()]
+fn v1_problem(trees: &[(String, PathBuf)]) -> Vec<String> {
+    let mut problems = vec![
+        "control groups of version 1: limits work, memory protection and pressure figures do not".into(),
+    ];
+    if !trees.iter().any(|(name, _)| name == "devices") {
+        problems.push(
+            "no control groups for devices are mounted: no container can start, because nothing would keep it from the machine's \
+             devices"
+                .into(),
+        );
+    }
+    problems
 }
 
 fn version(crun: &Crun) -> Result<String, String> {
@@ -140,7 +168,8 @@ mod tests {
     const V1: &str = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,cpu,cpuacct 0 0\n\
                       cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
                       cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0\n\
-                      cgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\n";
+                      cgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\n\
+                      cgroup /sys/fs/cgroup/devices cgroup rw,devices 0 0\n";
     const V2: &str = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
 
     #[test]
@@ -149,8 +178,10 @@ mod tests {
         assert_eq!(check(V2, "cpu memory").0, Cgroups::V2("/sys/fs/cgroup/unified".into()));
         let (Cgroups::V1(found), problems) = check(&format!("{V1}{V2}"), "") else { panic!() };
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["cpu", "memory", "name=systemd"]);
+        assert_eq!(names, ["cpu", "cpuacct", "memory", "name=systemd", "freezer", "devices"]);
         assert_eq!(problems.len(), 1);
+        let (_, problems) = check("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n", "");
+        assert!(problems[1].contains("for devices"), "{problems:?}");
         let (_, problems) = check(&format!("{V1}{V2}"), "hugetlb\n");
         assert!(problems[1].contains("\"hugetlb\"") && problems[1].contains("crun refuses"), "{problems:?}");
         assert_eq!(check("proc /proc proc rw 0 0\n", "").0, Cgroups::Absent);

@@ -189,12 +189,16 @@ fn make_plain_directory(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Makes a directory and those that lead there, all with this mode, whatever the umask of the service.
+/// Makes a directory and those that lead there and are missing, all with this mode, whatever the umask of the service.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), WorkloadError> {
-    let made = match DirBuilder::new().recursive(true).mode(0o700).create(path) {
-        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
-        failed => failed,
-    };
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let mut missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
+    missing.reverse();
+    missing.push(path);
+    let made = missing.into_iter().try_for_each(|directory| {
+        make_plain_directory(directory, 0o700)?;
+        fs::set_permissions(directory, fs::Permissions::from_mode(mode))
+    });
     made.map_err(super::on("make directory", path))
 }
 
@@ -290,6 +294,22 @@ mod tests {
         check(place.join("outside").to_str().unwrap(), "");
         check("passwd", "");
         check("/etc", "");
+        let _ = fs::remove_dir_all(place);
+    }
+
+    #[test]
+    fn directories_that_lead_to_one_have_its_mode() {
+        let place = place("modes");
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o711)).unwrap();
+        for _ in 0..2 {
+            make_directory(&place.join("a/b/c"), 0o755).unwrap();
+            for (name, expect) in [("", 0o711), ("a", 0o755), ("a/b", 0o755), ("a/b/c", 0o755)] {
+                let mode = fs::metadata(place.join(name)).unwrap().mode() & 0o7777;
+                assert_eq!(mode, expect, "{name:?}");
+            }
+        }
+        fs::write(place.join("file"), "").unwrap();
+        assert!(make_directory(&place.join("file/a"), 0o755).is_err());
         let _ = fs::remove_dir_all(place);
     }
 

@@ -42,7 +42,6 @@ const SHIMS_SHARES: u64 = 256;
 const LAST_OUTPUT_BYTES: usize = 1024 * 1024;
 /// Most that is read of one output before the other has its turn.
 const TURN_BYTES: usize = 64 * 1024;
-
 /// How often processes that do not end after SIGKILL are killed again: they wait for a dead disk, or for ever.
 const KILL_AGAIN: Duration = Duration::from_secs(2);
 
