@@ -1,8 +1,9 @@
 //! What fails half way, and what is left of it: nothing.
 
 use crate::setup::{LIMIT, Machine, isolated, kill, processes, wanted};
-use kedge_platform::workloads::{ContainerState, WorkloadError, Workloads};
+use kedge_platform::workloads::{Cgroups, ContainerState, WorkloadError, Workloads};
 use kedge_rig::scratch::wait_until;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -96,6 +97,65 @@ fn container_that_cannot_be_read_is_ended_once() {
             assert_eq!(processes("busybox"), Vec::<String>::new());
             next.clean_up(&[container.id]);
         }
+    });
+}
+
+/// A process that SIGKILL does not end, as one that waits for a dead disk; until this is dropped.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    /// Version 1's freezer holds a process against every signal; in the unified tree nothing does.
+    fn within(group: &str, machine: &Machine, command_line: &str) -> Option<Self> {
+        let Cgroups::V1(trees) = machine.cgroups() else { return None };
+        let (_, tree) = trees.into_iter().find(|(name, _)| name == "freezer")?;
+        let directory = tree.join(&group[1..]).join("frozen");
+        std::fs::create_dir_all(&directory).unwrap();
+        let is_it = |pid: &String| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).replace('\0', " ").trim() == command_line
+        };
+        let pids = std::fs::read_dir("/proc").unwrap().flatten();
+        let pid = pids.filter_map(|entry| entry.file_name().into_string().ok()).find(is_it).unwrap();
+        std::fs::write(directory.join("cgroup.procs"), pid).unwrap();
+        std::fs::write(directory.join("freezer.state"), "FROZEN").unwrap();
+        wait_until("a frozen process", LIMIT, || {
+            std::fs::read_to_string(directory.join("freezer.state")).unwrap().trim() == "FROZEN"
+        });
+        Some(Self(directory))
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0.join("freezer.state"), "THAWED");
+    }
+}
+
+#[test]
+fn container_has_not_ended_while_a_process_is_left() {
+    isolated("faults::container_has_not_ended_while_a_process_is_left", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut container = wanted("web", "mkfifo /go; sleep 1000 & echo ready; read x </go; exit 5");
+        // else the end of the first process waits for all others
+        container.shares_processes = true;
+        let ContainerState::Running { pid, .. } = runtime.run(&container) else { panic!() };
+        wait_until("its line", LIMIT, || !machine.logged(&container.id).is_empty());
+        wait_until("its process", LIMIT, || {
+            processes("sleep").iter().any(|line| line.trim() == "sleep 1000")
+        });
+        let group = format!("{}/burstable/poduid-1/web-0", machine.settings.pods_group);
+        let frozen = Frozen::within(&group, &machine, "sleep 1000");
+        std::fs::write(runtime.root(&container.id).join("go"), "x\n").unwrap();
+        if let Some(frozen) = frozen {
+            wait_until("its first process to end", LIMIT, || !Path::new(&format!("/proc/{pid}")).exists());
+            // longer than processes may take to leave their group before they are killed again
+            std::thread::sleep(Duration::from_secs(3));
+            assert!(!runtime.bundle(&container.id).join("exit.json").exists());
+            drop(frozen);
+        }
+        assert_eq!(runtime.await_end(&container.id).exit_code, 5);
+        runtime.clean_up(&[container.id]);
     });
 }
 
