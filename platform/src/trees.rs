@@ -154,7 +154,8 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// For trees on the file system of this directory, which is theirs until they are gone. Takes up what an earlier run left there.
+    /// For trees on the file system of this directory, where they are kept until they are gone; others are removed at once. Takes up
+    /// what an earlier run left there.
     pub fn open(directory: &Path) -> Self {
         let (queue, trees) = channel();
         let builder = std::thread::Builder::new().name("removal".into());
@@ -174,7 +175,7 @@ impl Removal {
     /// Removes a tree: when this returns nothing has its name any more. That it is missing is fine.
     ///
     /// # Errors
-    /// It cannot be renamed: something is mounted there, or it is on another file system.
+    /// It cannot be renamed: something is mounted there.
     pub fn take(&mut self, path: &Path) -> io::Result<()> {
         loop {
             self.next += 1;
@@ -182,6 +183,8 @@ impl Removal {
             match fs::rename(path, &gone) {
                 Ok(()) => return self.enqueue(gone),
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                // elsewhere, or a directory of an overlay's lower layer
+                Err(error) if error.raw_os_error() == Some(Errno::EXDEV as i32) => return remove(path),
                 // an earlier run's, or another's
                 Err(error)
                     if [Errno::EEXIST, Errno::ENOTEMPTY, Errno::ENOTDIR]
