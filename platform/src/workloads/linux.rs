@@ -789,3 +789,103 @@ impl Workloads for LinuxWorkloads {
         self.containers.get(id).map(|container| container.notes.clone()).unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workloads::LogOrder;
+
+    /// A runtime without a container, and without crun.
+    struct Opened {
+        scratch: PathBuf,
+        workloads: LinuxWorkloads,
+    }
+
+    impl Opened {
+        fn new(name: &str) -> Self {
+            let name = format!("kedge-{name}-{}", std::process::id());
+            let scratch = std::env::temp_dir().join(&name);
+            let _ = fs::remove_dir_all(&scratch);
+            let settings = Settings {
+                pods_group: format!("/{name}"),
+                crun: Crun { program: "/nonexistent/crun".into(), limit: Duration::from_secs(1) },
+                ..Settings::new(&scratch.join("run"), &scratch.join("root"))
+            };
+            Self { workloads: LinuxWorkloads::open(settings, &Roots::default()).unwrap(), scratch }
+        }
+
+        /// As an earlier agent left it: created, not started.
+        fn adopt(&mut self) -> Records {
+            let order = ContainerOrder {
+                id: id(),
+                layers: Vec::new(),
+                group: format!("{}/x", self.workloads.settings.pods_group),
+                log: LogOrder { path: self.scratch.join("log"), max_bytes: 1, max_files: 1 },
+                notes: Notes::from([("image".to_owned(), "busybox".to_owned())]),
+            };
+            let bundle = self.workloads.places.bundle(&id());
+            make_directory(&bundle, 0o700).unwrap();
+            Records::of(&bundle).write(ORDER, &self.workloads.order(&order)).unwrap();
+            self.workloads.adopt(&id()).unwrap();
+            assert_eq!(self.states(), [ContainerState::Created]);
+            Records::of(&bundle)
+        }
+
+        fn states(&mut self) -> Vec<ContainerState> {
+            let observed = self.workloads.observe(Duration::from_secs(60));
+            observed.into_iter().map(|observation| observation.state).collect()
+        }
+    }
+
+    impl Drop for Opened {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.scratch);
+        }
+    }
+
+    fn id() -> ContainerId {
+        ContainerId { pod: "uid-1".into(), name: "web".into(), attempt: 0 }
+    }
+
+    #[test]
+    fn container_is_followed_without_a_watch() {
+        let mut opened = Opened::new("unwatched");
+        opened.workloads.inotify = None;
+        let records = opened.adopt();
+        let exit = ContainerExit::now(3, Some(1));
+        records.write(EXIT, &exit).unwrap();
+        assert_eq!(opened.states(), [ContainerState::Exited(exit)]);
+        assert_eq!(opened.workloads.notes(&id())["image"], "busybox");
+    }
+
+    #[test]
+    fn container_without_a_readable_order_is_lost() {
+        let mut opened = Opened::new("foreign");
+        let bundle = opened.workloads.places.bundle(&id());
+        make_directory(&bundle, 0o700).unwrap();
+        fs::write(bundle.join(ORDER), r#"{"version":9}"#).unwrap();
+        opened.workloads.take_over();
+        assert!(opened.workloads.has_containers("uid-1"));
+        let lost = opened.states();
+        assert!(matches!(&lost[..], [ContainerState::Lost(exit)] if exit.lost), "{lost:?}");
+        // it is not started again, and the next start finds the same
+        opened.workloads.start_container(&id()).unwrap();
+        assert_eq!(opened.states(), lost);
+        opened.workloads =
+            LinuxWorkloads::open(opened.workloads.settings.clone(), &Roots::default()).unwrap();
+        assert_eq!(opened.states(), lost);
+    }
+
+    #[test]
+    fn start_that_meets_a_copied_lock_is_answered() {
+        let mut opened = Opened::new("copied");
+        opened.adopt();
+        let copy = File::create(opened.workloads.places.bundle(&id()).join(LOCK)).unwrap();
+        copy.lock().unwrap();
+        opened.workloads.start_container(&id()).unwrap();
+        assert_eq!(opened.states(), [ContainerState::Starting]);
+        drop(copy);
+        let states = opened.states();
+        assert!(matches!(&states[..], [ContainerState::Exited(exit)] if exit.error.is_some()), "{states:?}");
+    }
+}
