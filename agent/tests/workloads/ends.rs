@@ -126,7 +126,8 @@ fn full_log_disk_delays_no_container() {
         let exit = runtime.run_to_end(&container);
         assert_eq!(exit.exit_code, 0);
         let written = std::fs::read_to_string(small.join("0.log")).unwrap();
-        let kept = written.lines().count() as u64;
+        // but for the notices, which small as they are may find room
+        let kept = written.lines().filter(|line| !line.contains(" stderr F kedge: ")).count() as u64;
         assert_eq!(kept + exit.dropped_lines, 200_000, "what is not written is counted");
         assert!(exit.dropped_lines > 100_000 && written.ends_with('\n'));
         assert!(std::process::Command::new("umount").arg(&small).status().unwrap().success());
