@@ -6,12 +6,13 @@
 //!
 //! Leaves to others: when something may go.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
@@ -144,24 +145,27 @@ fn batch(directory: &mut Dir) -> nix::Result<Vec<(CString, Option<Type>)>> {
     Ok(names)
 }
 
-/// Trees that go one after another, in a thread of its own: whoever gives one away does not wait for the disk.
+/// Trees that go one after another, in a thread of its own: whoever gives one away does not wait for the disk. The thread ends with
+/// the last tree, so its stack costs nothing between removals.
 #[derive(Debug)]
 pub struct Removal {
     directory: PathBuf,
-    /// `None`: there is no thread; trees go at once.
-    queue: Option<Sender<PathBuf>>,
+    queue: Arc<Mutex<Queue>>,
     next: u64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    trees: VecDeque<PathBuf>,
+    /// A thread removes them.
+    has_thread: bool,
 }
 
 impl Removal {
     /// For trees on the file system of this directory, where they are kept until they are gone; others are removed at once. Takes up
     /// what an earlier run left there.
     pub fn open(directory: &Path) -> Self {
-        let (queue, trees) = channel();
-        let builder = std::thread::Builder::new().name("removal".into());
-        let thread = builder.spawn(move || remove_all(&trees));
-        let removal =
-            Self { directory: directory.to_path_buf(), queue: thread.is_ok().then_some(queue), next: 0 };
+        let removal = Self { directory: directory.to_path_buf(), queue: Arc::default(), next: 0 };
         for entry in fs::read_dir(directory).into_iter().flatten().flatten().take(LEFT) {
             if entry.file_name().as_encoded_bytes().starts_with(GONE.as_bytes())
                 && let Err(error) = removal.enqueue(entry.path())
@@ -196,16 +200,34 @@ impl Removal {
     }
 
     fn enqueue(&self, gone: PathBuf) -> io::Result<()> {
-        match self.queue.as_ref().map(|queue| queue.send(gone.clone())) {
-            Some(Ok(())) => Ok(()),
-            None | Some(Err(_)) => remove(&gone),
+        let mut queue = locked(&self.queue);
+        if !queue.has_thread {
+            let trees = Arc::clone(&self.queue);
+            let thread = std::thread::Builder::new().name("removal".into());
+            if thread.spawn(move || remove_all(&trees)).is_err() {
+                drop(queue);
+                return remove(&gone);
+            }
+            queue.has_thread = true;
         }
+        queue.trees.push_back(gone);
+        Ok(())
     }
 }
 
-/// Ends when nobody can give it another tree.
-fn remove_all(trees: &Receiver<PathBuf>) {
-    for tree in trees {
+fn locked(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends when there is no tree left; the next one gets another thread.
+fn remove_all(queue: &Mutex<Queue>) {
+    loop {
+        let mut waiting = locked(queue);
+        let Some(tree) = waiting.trees.pop_front() else {
+            waiting.has_thread = false;
+            return;
+        };
+        drop(waiting);
         if let Err(error) = remove(&tree) {
             // the next start tries again
             log::warn!("remove {}: {error}", tree.display());
