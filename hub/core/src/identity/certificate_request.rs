@@ -34,11 +34,7 @@ impl Request {
     pub fn from_pem(pem: &[u8]) -> Result<Request, String> {
         let read = Pem::read(std::io::Cursor::new(pem));
         let (pem, _) = read.map_err(|error| format!("expected a PEM certificate request: {error}"))?;
-        if pem.label != "CERTIFICATE REQUEST" {
-            return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
-        }
-        let (_, parsed) = X509CertificationRequest::from_der(&pem.contents)
-            .map_err(|error| format!("expected a certificate request: {error}"))?;
+        let parsed = parse(&pem)?;
         parsed
             .verify_signature()
             .map_err(|error| format!("unable to verify certificate request signature: {error}"))?;
@@ -96,6 +92,13 @@ impl Request {
         if let Some(why) = self.reserved_subject() {
             return Err(why);
         }
+        // the library that writes certificates would keep the last one only
+        if self.organizations.len() > 1 {
+            let found = self.organizations.len();
+            return Err(format!(
+                "the subject has {found} organizations, which are groups; a certificate gets one at most"
+            ));
+        }
         if self.common_name.is_empty() {
             return Err("the subject has no common name, which is the user's name".to_owned());
         }
@@ -131,6 +134,18 @@ impl Request {
     }
 }
 
+/// The request in a PEM block. The error is a text for people.
+pub fn parse(pem: &Pem) -> Result<X509CertificationRequest<'_>, String> {
+    if pem.label != "CERTIFICATE REQUEST" {
+        return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
+    }
+    match X509CertificationRequest::from_der(&pem.contents) {
+        Ok(([], parsed)) => Ok(parsed),
+        Ok((rest, _)) => Err(format!("expected a certificate request, found {} bytes more", rest.len())),
+        Err(error) => Err(format!("expected a certificate request: {error}")),
+    }
+}
+
 fn alternative_names(request: &X509CertificationRequest<'_>) -> Vec<&'static str> {
     let extensions = request.requested_extensions().into_iter().flatten();
     let names = extensions.filter_map(|extension| match extension {
@@ -159,9 +174,10 @@ pub(crate) mod tests {
         let names: Vec<String> = alternative.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name = DistinguishedName::new();
-        for group in groups {
-            params.distinguished_name.push(DnType::OrganizationName, *group);
-        }
+        // another type for the library, which keeps one of each, and the same one in the request
+        let types = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
+        assert!(groups.len() <= types.len());
+        types.into_iter().zip(groups).for_each(|(of, group)| params.distinguished_name.push(of, *group));
         params.distinguished_name.push(DnType::CommonName, name);
         signed(&params)
     }
@@ -231,6 +247,8 @@ pub(crate) mod tests {
         let check = |pem: &str, usages: &[&str], expect| check(CLIENT_SIGNER, pem, usages, expect);
         check(&pem("jane", &["people"], &[]), &["client auth"], Ok(()));
         check(&pem("jane", &[], &[]), FULL, Ok(()));
+        let two = "the subject has 2 organizations, which are groups; a certificate gets one at most";
+        check(&pem("jane", &["people", "guests"], &[]), FULL, Err(two));
         let masters =
             "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed";
         check(&pem("jane", &["people", "system:masters"], &[]), FULL, Err(masters));
@@ -258,6 +276,10 @@ pub(crate) mod tests {
         check(&pem("jane", &[], &[]), &["digital signature"], Err(missing));
     }
 
+    fn block(text: &str) -> String {
+        format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n")
+    }
+
     #[test]
     fn request_not_signed_by_its_key_is_refused() {
         use base64::Engine as _;
@@ -265,11 +287,13 @@ pub(crate) mod tests {
         let honest = pem("jane", &[], &[]);
         let body: String = honest.lines().filter(|line| !line.starts_with('-')).collect();
         let mut der = engine.decode(body).unwrap();
+        let longer = block(&engine.encode([der.clone(), vec![0; 1 << 20]].concat()));
+        let more = "expected a certificate request, found 1048576 bytes more";
+        assert_eq!(Request::from_pem(longer.as_bytes()).unwrap_err(), more);
         let at = der.windows(4).position(|bytes| bytes == b"jane").unwrap();
         der[at] = b'J';
         let text = engine.encode(der);
-        let forged =
-            format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n");
+        let forged = block(&text);
         let why = Request::from_pem(forged.as_bytes()).unwrap_err();
         assert!(why.starts_with("unable to verify certificate request signature"), "{why}");
         for broken in ["", "x", "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"] {

@@ -13,7 +13,7 @@ use super::table::{Column, age, human_duration};
 use super::{names, schema};
 use crate::field_error::{FieldError, FieldErrors};
 use crate::identity::Identity;
-use crate::identity::certificate_request::Request;
+use crate::identity::certificate_request::{self, Request};
 use crate::value::{at, text};
 
 /// Shortest life of a certificate that may be asked for; upstream's limit.
@@ -217,12 +217,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
 fn validate_spec(spec: &Value, errors: &mut FieldErrors) {
     let body = schema::base64_decode(text(spec, &["request"])).unwrap_or_default();
     let pem = x509_parser::pem::Pem::read(std::io::Cursor::new(&body));
-    let good = pem.is_ok_and(|(pem, _)| {
-        use x509_parser::prelude::FromDer;
-        pem.label == "CERTIFICATE REQUEST"
-            && x509_parser::certification_request::X509CertificationRequest::from_der(&pem.contents).is_ok()
-    });
-    if !good {
+    if !pem.is_ok_and(|(pem, _)| certificate_request::parse(&pem).is_ok()) {
         let explained = "PEM block type must be CERTIFICATE REQUEST and hold a certificate request";
         errors.push(FieldError::invalid("spec.request", "<bytes>", explained));
     }
