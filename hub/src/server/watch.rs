@@ -97,7 +97,8 @@ pub(super) fn start(
     let bookmarks = parameters.flag("allowWatchBookmarks")?;
     let omit_heartbeats = parameters.flag("omitHeartbeats")?;
     let from = from(parameters)?;
-    let timeout = parameters.number("timeoutSeconds")?;
+    // as upstream: 0 is not given
+    let timeout = parameters.number("timeoutSeconds")?.filter(|secs| *secs > 0);
     let (start, revision, watch) = memory
         .watch(kind.stored(), selection, from.after, Some(budget))
         .map_err(|why| refused(why, from.after))?;
