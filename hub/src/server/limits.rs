@@ -113,6 +113,9 @@ pub(crate) enum Work {
 }
 
 impl Work {
+    /// As much as an ordinary request.
+    pub(crate) const REQUEST: Work = Work::Parsed(PARSED_PER_TOKEN as usize);
+
     /// In requests.
     fn tokens(self) -> f64 {
         match self {

@@ -25,6 +25,11 @@ const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 const BODY_BYTES_PER_SEC: u64 = 4096;
 /// How far behind that pace a body may ever be. Bytes that came sooner give no right to a longer pause: the hub holds them meanwhile.
 const BODY_GRACE: Duration = Duration::from_secs(10);
+/// Pieces that a body may come in: chunks, or parts of TLS records. Each costs the processor as much as kilobytes that come at once, so
+/// chunks of a byte would cost seconds. Links of the smallest packets (576 bytes) need 6,000 for the largest body.
+const MAX_PIECES: usize = 16 * 1024;
+/// Pieces that take as long as a request.
+const PIECES_PER_TOKEN: usize = 128;
 /// Bodies up to this cost their caller nothing while they are received: a renewal, a review. The connection holds no more for a head.
 const SMALL_BYTES: usize = 4096;
 /// Most bytes of a refused body that are drained to reuse its connection: a whole Node or ConfigMap of usual size.
@@ -210,6 +215,8 @@ pub(super) struct RequestBody {
     counted: Option<Taken>,
     turn: Option<OwnedSemaphorePermit>,
     presented: Arc<Presented>,
+    /// Pieces that came.
+    pieces: usize,
 }
 
 impl RequestBody {
@@ -220,7 +227,7 @@ impl RequestBody {
         presented: Arc<Presented>,
     ) -> RequestBody {
         let (bytes, counted, turn) = (None, None, None);
-        RequestBody { incoming, slot, renews, bytes, counted, turn, presented }
+        RequestBody { incoming, slot, renews, bytes, counted, turn, presented, pieces: 0 }
     }
 
     /// What its sender shows of itself.
@@ -290,6 +297,9 @@ impl RequestBody {
             if received + data.len() > MAX_BODY_BYTES {
                 return Err(too_large());
             }
+            if !self.take_piece() {
+                return Err(ApiError::bad_request(format!("the body came in more than {MAX_PIECES} pieces")));
+            }
             pace.received(data.len(), Instant::now());
             if let Some(bytes) = &mut bytes {
                 bytes.more(data.len())?;
@@ -305,23 +315,32 @@ impl RequestBody {
         }
     }
 
+    /// Counts a piece, for which its sender pays; `false`: there are too many.
+    fn take_piece(&mut self) -> bool {
+        self.pieces += 1;
+        if self.pieces.is_multiple_of(PIECES_PER_TOKEN) {
+            self.slot.charge(Work::REQUEST, std::time::Instant::now());
+        }
+        self.pieces <= MAX_PIECES
+    }
+
     /// Drains the rest of a body; returns whether that was all. Bounded: for a client that sends more, or slowly, the connection ends. A
     /// client that waits for `100 Continue` is not told to send.
     pub(super) async fn drain(&mut self, headers: &HeaderMap) -> bool {
-        let body = &mut self.incoming;
-        if body.is_end_stream() {
+        if self.incoming.is_end_stream() {
             return true;
         }
-        if headers.contains_key(http::header::EXPECT) || body.size_hint().lower() > DRAIN_BYTES as u64 {
+        let waits = headers.contains_key(http::header::EXPECT);
+        if waits || self.incoming.size_hint().lower() > DRAIN_BYTES as u64 {
             return false;
         }
         let draining = async {
             let mut room = DRAIN_BYTES;
-            while let Some(frame) = body.frame().await {
+            while let Some(frame) = self.incoming.frame().await {
                 let taken = frame.ok().map(|frame| frame.data_ref().map_or(0, Bytes::len));
                 match taken.and_then(|taken| room.checked_sub(taken)) {
-                    Some(rest) => room = rest,
-                    None => return false,
+                    Some(rest) if self.take_piece() => room = rest,
+                    _ => return false,
                 }
             }
             true
