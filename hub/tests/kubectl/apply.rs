@@ -2,16 +2,15 @@
 //!
 //! Each test checks kubectl's output and the stored object. The rules themselves are tested in `hub/tests/api/apply.rs`.
 
-use crate::programs::{Kubectl, contains, json, with_every_kubectl};
+use crate::programs::{contains, with_every_kubectl};
+use crate::server::Hub;
 use serde_json::{Value, json};
 
 const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels:\n    site: quarry\ndata:\n  a: \"1\"\n  b: \"2\"\n";
 
 /// `manager operation` of every entry, sorted.
-fn managers(kubectl: &Kubectl, name: &str) -> Vec<String> {
-    // 1.20 always prints them, later versions on request
-    let flag = if kubectl.version == "1.20" { "" } else { " --show-managed-fields" };
-    let object = json(&kubectl.ok(&format!("get cm {name} -o json{flag}")));
+fn managers(hub: &Hub, name: &str) -> Vec<String> {
+    let object = hub.map(name);
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     let line = |entry: &Value| {
         format!("{} {}", entry["manager"].as_str().unwrap(), entry["operation"].as_str().unwrap())
@@ -21,33 +20,29 @@ fn managers(kubectl: &Kubectl, name: &str) -> Vec<String> {
     lines
 }
 
-fn data(kubectl: &Kubectl, name: &str) -> Value {
-    json(&kubectl.ok(&format!("get cm {name} -o json")))["data"].clone()
+fn data(hub: &Hub, name: &str) -> Value {
+    hub.map(name)["data"].clone()
 }
 
 #[test]
 fn server_side_apply_is_idempotent_and_removes_old_keys() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("m.yaml", MAP);
         assert_eq!(kubectl.ok("apply --server-side -f m.yaml"), "configmap/m serverside-applied\n");
-        assert_eq!(managers(kubectl, "m"), ["kubectl Apply"]);
-        let version = kubectl.ok("get cm m -o jsonpath={.metadata.resourceVersion}");
+        assert_eq!(managers(hub, "m"), ["kubectl Apply"]);
+        let before = hub.map("m");
         kubectl.ok("apply --server-side -f m.yaml");
-        assert_eq!(
-            kubectl.ok("get cm m -o jsonpath={.metadata.resourceVersion}"),
-            version,
-            "nothing changed"
-        );
+        assert_eq!(hub.map("m"), before, "nothing changed");
         kubectl.file("m.yaml", MAP.replace("  b: \"2\"\n", "  c: \"3\"\n"));
         let differs = kubectl.run("diff --server-side -f m.yaml");
         assert_eq!(differs.code, Some(1), "{}", differs.err);
         contains(&differs.out, &["-  b: \"2\"", "+  c: \"3\""]);
-        assert_eq!(data(kubectl, "m"), json!({"a": "1", "b": "2"}), "a diff stores nothing");
+        assert_eq!(data(hub, "m"), json!({"a": "1", "b": "2"}), "a diff stores nothing");
         let dry = kubectl.ok("apply --server-side --dry-run=server -f m.yaml");
         contains(&dry, &["configmap/m serverside-applied (server dry run)"]);
         kubectl.ok("apply --server-side -f m.yaml");
         assert_eq!(
-            data(kubectl, "m"),
+            data(hub, "m"),
             json!({"a": "1", "c": "3"}),
             "keys that are no longer applied are removed"
         );
@@ -57,17 +52,17 @@ fn server_side_apply_is_idempotent_and_removes_old_keys() {
 
 #[test]
 fn conflicts_are_printed_and_can_be_forced() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply --server-side --field-manager=team -f m.yaml");
         kubectl.file("m.yaml", MAP.replace("\"1\"", "\"one\""));
         let refused = kubectl.fails("apply --server-side -f m.yaml");
         contains(&refused, &["Apply failed with 1 conflict: conflict with \"team\": .data.a"]);
         contains(&refused, &["--force-conflicts"]);
-        assert_eq!(data(kubectl, "m"), json!({"a": "1", "b": "2"}));
+        assert_eq!(data(hub, "m"), json!({"a": "1", "b": "2"}));
         kubectl.ok("apply --server-side --force-conflicts -f m.yaml");
-        assert_eq!(data(kubectl, "m"), json!({"a": "one", "b": "2"}));
-        assert_eq!(managers(kubectl, "m"), ["kubectl Apply", "team Apply"]);
+        assert_eq!(data(hub, "m"), json!({"a": "one", "b": "2"}));
+        assert_eq!(managers(hub, "m"), ["kubectl Apply", "team Apply"]);
         // the first manager conflicts on the field that was taken from it
         kubectl.file("m.yaml", MAP);
         contains(
@@ -75,39 +70,38 @@ fn conflicts_are_printed_and_can_be_forced() {
             &["conflict with \"kubectl\": .data.a"],
         );
         kubectl.ok("label cm m tier=gold");
-        let labels = kubectl.ok("get cm m -o jsonpath={.metadata.labels}");
-        contains(&labels, &["quarry", "gold"]);
-        contains(&managers(kubectl, "m").join("\n"), &["kubectl-label Update"]);
+        assert_eq!(hub.map("m")["metadata"]["labels"], json!({"site": "quarry", "tier": "gold"}));
+        contains(&managers(hub, "m").join("\n"), &["kubectl-label Update"]);
     });
 }
 
 #[test]
 fn client_side_apply_migrates_to_server_side_and_back() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply -f m.yaml");
-        assert_eq!(managers(kubectl, "m"), ["kubectl-client-side-apply Update"]);
+        assert_eq!(managers(hub, "m"), ["kubectl-client-side-apply Update"]);
         kubectl.file("m.yaml", MAP.replace("\"1\"", "\"one\"").replace("  b: \"2\"\n", ""));
         // fields of kubectl's own client-side apply do not conflict
         kubectl.ok("apply --server-side -f m.yaml");
-        assert_eq!(data(kubectl, "m")["a"], "one");
+        assert_eq!(data(hub, "m")["a"], "one");
         kubectl.ok("apply --server-side -f m.yaml");
-        contains(&managers(kubectl, "m").join("\n"), &["kubectl Apply"]);
+        contains(&managers(hub, "m").join("\n"), &["kubectl Apply"]);
         if kubectl.version != "1.20" {
             // later versions migrate the old entry, so that keys that are no longer applied are removed
-            assert_eq!(data(kubectl, "m"), json!({"a": "one"}));
-            assert!(!managers(kubectl, "m").iter().any(|line| line == "kubectl-client-side-apply Update"));
+            assert_eq!(data(hub, "m"), json!({"a": "one"}));
+            assert!(!managers(hub, "m").iter().any(|line| line == "kubectl-client-side-apply Update"));
         }
         // and back: client-side apply removes the keys that were applied last
         kubectl.file("m.yaml", MAP.replace("  a: \"1\"\n", "").replace("\"2\"", "\"two\""));
         kubectl.ok("apply -f m.yaml");
-        assert_eq!(data(kubectl, "m"), json!({"b": "two"}));
+        assert_eq!(data(hub, "m"), json!({"b": "two"}));
     });
 }
 
 #[test]
 fn csa_upgrade_reports_fields_changed_by_others() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.file("theirs.yaml", MAP.replace("\"2\"", "\"two\""));
         kubectl.ok("apply -f m.yaml");
@@ -115,13 +109,13 @@ fn csa_upgrade_reports_fields_changed_by_others() {
         kubectl.ok("apply --server-side --field-manager=others --force-conflicts -f theirs.yaml");
         let refused = kubectl.fails("apply --server-side -f m.yaml");
         contains(&refused, &["Apply failed with 1 conflict: conflict with \"others\": .data.b"]);
-        assert_eq!(data(kubectl, "m")["b"], "two");
+        assert_eq!(data(hub, "m")["b"], "two");
     });
 }
 
 #[test]
 fn managed_fields_print_only_on_request() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply --server-side -f m.yaml");
         if kubectl.version != "1.20" {
@@ -140,7 +134,7 @@ fn managed_fields_print_only_on_request() {
             "{}",
             outcome.err
         );
-        contains(&managers(kubectl, "m").join("\n"), &["kubectl Apply", "kubectl-edit Update"]);
+        contains(&managers(hub, "m").join("\n"), &["kubectl Apply", "kubectl-edit Update"]);
     });
 }
 
@@ -158,7 +152,7 @@ spec:
 
 #[test]
 fn daemon_set_is_applied_restarted_and_kustomized() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("ds.yaml", SET);
         assert_eq!(kubectl.ok("apply --server-side -f ds.yaml"), "daemonset.apps/agent serverside-applied\n");
         kubectl.file("other.yaml", SET.replace("agent:1", "agent:2"));
@@ -171,7 +165,7 @@ fn daemon_set_is_applied_restarted_and_kustomized() {
         // the next apply conflicts on the image set by hand; the annotation set by hand stays
         contains(&kubectl.fails("apply --server-side -f ds.yaml"), &["kubectl-set", ".image"]);
         kubectl.ok("apply --server-side --force-conflicts -f ds.yaml");
-        let set = json(&kubectl.ok("get ds agent -o json"));
+        let set = hub.stored("/apis/apps/v1/namespaces/default/daemonsets/agent");
         let template = &set["spec"]["template"];
         assert_eq!(template["spec"]["containers"][0]["image"], "registry.example.com/agent:1");
         assert!(

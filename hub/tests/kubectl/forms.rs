@@ -4,7 +4,9 @@
 //! Every kind in the hub's table is created, listed, described, explained and restored with every kubectl, so a new kind that kubectl
 //! cannot handle fails here.
 
-use crate::programs::{Kubectl, contains, json, registered, table, with_every_kubectl};
+use crate::programs::{
+    Kubectl, MAPS as MAPS_PATH, contains, json, registered, table, until, with_every_kubectl,
+};
 use crate::server::Hub;
 use kedge_hub_core::kinds::{KINDS, Kind};
 use serde_json::{Value, json};
@@ -107,8 +109,8 @@ const COMMANDS: usize = 100;
 
 #[test]
 fn watches_print_changes_in_every_output_format() {
-    with_every_kubectl(|_, kubectl| {
-        kubectl.ok("create cm before --from-literal=a=1");
+    with_every_kubectl(|hub, kubectl| {
+        hub.admin().post(MAPS_PATH, &json!({"metadata": {"name": "before"}})).expect(201);
         let only = kubectl.start("get cm --watch-only --no-headers -o custom-columns=N:.metadata.name");
         let events = kubectl.start(
             "get cm --watch --output-watch-events -o jsonpath='{.type} {.object.metadata.name}{\"\\n\"}'",
@@ -120,7 +122,9 @@ fn watches_print_changes_in_every_output_format() {
         // a watch of changes only prints nothing when it starts, so objects are created until it prints one
         let mut first = String::new();
         for number in 0..COMMANDS {
-            kubectl.ok(&format!("create cm later-{number} --from-literal=a=1"));
+            hub.admin()
+                .post(MAPS_PATH, &json!({"metadata": {"name": format!("later-{number}")}}))
+                .expect(201);
             if let Some(line) = only.line_within(1) {
                 first = line;
                 break;
@@ -128,8 +132,9 @@ fn watches_print_changes_in_every_output_format() {
         }
         assert!(first.starts_with("later-"), "no change was printed: {first:?}");
         assert_eq!(events.line(), "ADDED later-0");
-        kubectl.ok("label cm later-0 x=y");
-        kubectl.ok("delete cm later-0");
+        let labels = json!({"metadata": {"labels": {"x": "y"}}});
+        hub.admin().patch("merge", &format!("{MAPS_PATH}/later-0"), &labels).expect(200);
+        hub.admin().delete(&format!("{MAPS_PATH}/later-0")).expect(200);
         let told: Vec<String> = std::iter::repeat_with(|| events.line())
             .filter(|line| line.ends_with(" later-0"))
             .take(2)
@@ -161,9 +166,8 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
         json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "one"}, "spec": {"holderIdentity": "me"}}),
         signing_request("one", "example.com/people", &certificate_request("jane", "people").0),
     ];
-    for object in &objects {
-        kubectl.ok_with("create -f -", &object.to_string());
-    }
+    let files: String = objects.iter().map(|object| format!("{object}\n")).collect();
+    assert_eq!(kubectl.ok_with("create -f -", &files).lines().count(), objects.len());
     objects
 }
 
@@ -210,7 +214,7 @@ fn every_kind_is_listed_described_explained_and_restored() {
 
 #[test]
 fn generators_create_the_object_they_print() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("settings.env", "A=1\nB=two\n");
         kubectl.file("config.json", "{\"auths\": {}}");
         let generated = [
@@ -230,11 +234,11 @@ fn generators_create_the_object_they_print() {
             assert_eq!(kubectl.ok(&format!("create {line}")), format!("{made} created\n"));
             // the printed object equals the created one
             let printed = kubectl.ok(&format!("create {line} --dry-run=client -o yaml"));
-            contains(&kubectl.fails_with("create -f -", &printed), &["(AlreadyExists)"]);
-            contains(&kubectl.ok_with("apply -f -", &printed), &[made]);
+            assert_eq!(kubectl.ok_with("apply -f -", &printed), format!("{made} configured\n"));
         }
-        assert_eq!(kubectl.ok("get secret pull -o jsonpath={.type}"), "kubernetes.io/dockerconfigjson");
-        assert_eq!(kubectl.ok("get cm env -o jsonpath={.data.B}"), "two");
+        let pull = hub.stored("/api/v1/namespaces/default/secrets/pull");
+        assert_eq!(pull["type"], "kubernetes.io/dockerconfigjson");
+        assert_eq!(hub.map("env")["data"]["B"], "two");
         assert_eq!(kubectl.ok("run once --image=i --restart=Never"), "pod/once created\n");
         contains(&kubectl.fails("create deployment x --image=y"), &["could not find the requested resource"]);
         if kubectl.version != "1.20" {
@@ -253,9 +257,13 @@ fn status_subresource_is_read_patched_replaced_and_edited() {
         }
         registered(hub, kubectl, "edge-1");
         let both = r#"{"status":{"phase":"Running"},"spec":{"unschedulable":true}}"#;
-        let phase = || kubectl.ok("get node edge-1 -o jsonpath={.status.phase}{.spec.unschedulable}");
+        let phase = || {
+            let node = hub.stored("/api/v1/nodes/edge-1");
+            assert_eq!(node["spec"]["unschedulable"], Value::Null, "the status subresource changed the spec");
+            node["status"]["phase"].clone()
+        };
         kubectl.ok(&format!("patch node edge-1 --subresource=status --type=merge -p '{both}'"));
-        assert_eq!(phase(), "Running", "the status subresource does not change the spec");
+        assert_eq!(phase(), "Running");
         kubectl.ok(r#"patch node edge-1 --subresource=status -p '{"status":{"phase":"Pending"}}'"#);
         let operation = r#"[{"op":"replace","path":"/status/phase","value":"Terminated"}]"#;
         kubectl.ok(&format!("patch node edge-1 --subresource=status --type=json -p '{operation}'"));
@@ -282,7 +290,7 @@ fn status_subresource_is_read_patched_replaced_and_edited() {
 
 #[test]
 fn prune_deletes_removed_objects_and_diff_shows_changes() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("maps.yaml", MAPS);
         kubectl.ok("apply -f maps.yaml");
         kubectl.file("maps.yaml", MAPS.split("---").next().unwrap());
@@ -296,7 +304,7 @@ fn prune_deletes_removed_objects_and_diff_shows_changes() {
         let differs = kubectl.run("diff -f maps.yaml");
         assert_eq!(differs.code, Some(1), "{}", differs.err);
         contains(&differs.out, &["-  a: \"1\"", "+  a: one", "+  name: p2"]);
-        assert_eq!(kubectl.ok("get cm -l site=quarry -o name"), "configmap/p1\n", "a diff creates nothing");
+        assert_eq!(hub.admin().get(&format!("{MAPS_PATH}/p2")).code, 404, "a diff creates nothing");
 
         let generator = "configMapGenerator:\n- name: g\n  literals: [a=1]\ncommonAnnotations: {by: kustomize}\nresources: [maps.yaml]\n";
         kubectl.file("kustomization.yaml", generator);
@@ -373,8 +381,12 @@ fn taints_are_set_changed_and_removed() {
     with_every_kubectl(|hub, kubectl| {
         registered(hub, kubectl, "edge-1");
         let taints = || {
-            let line = "get node edge-1 -o jsonpath='{range .spec.taints[*]}{.key}={.value}:{.effect} {end}'";
-            let mut found: Vec<String> = kubectl.ok(line).split_whitespace().map(str::to_owned).collect();
+            let node = hub.stored("/api/v1/nodes/edge-1");
+            let text = |taint: &Value, field: &str| taint[field].as_str().unwrap_or("").to_owned();
+            let taint =
+                |taint| format!("{}={}:{}", text(taint, "key"), text(taint, "value"), text(taint, "effect"));
+            let mut found: Vec<String> =
+                node["spec"]["taints"].as_array().into_iter().flatten().map(taint).collect();
             found.sort();
             found.retain(|taint| !taint.starts_with("node.kubernetes.io/"));
             found.join(" ")
@@ -393,6 +405,10 @@ fn taints_are_set_changed_and_removed() {
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 const NODE_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const CERTIFICATE: &str = "-o jsonpath={.status.certificate}";
+
+fn request_at(name: &str) -> String {
+    format!("/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}")
+}
 
 /// The administrator's kubeconfig with another certificate and key.
 fn kubeconfig(hub: &Hub, certificate: &str, key: &str) -> String {
@@ -416,7 +432,8 @@ fn certificates_are_requested_approved_denied_and_used() {
         contains(&kubectl.ok("get csr jane"), &["Pending", CLIENT_SIGNER, "admin"]);
         let approved = kubectl.ok("certificate approve jane");
         assert_eq!(approved, "certificatesigningrequest.certificates.k8s.io/jane approved\n");
-        kubectl.until("get csr jane", |outcome| outcome.out.contains("Approved,Issued"));
+        until(|| hub.stored(&request_at("jane"))["status"]["certificate"].is_string());
+        contains(&kubectl.ok("get csr jane"), &["Approved,Issued"]);
         let jane = kubectl.with_kubeconfig(
             "jane",
             &kubeconfig(hub, &kubectl.ok(&format!("get csr jane {CERTIFICATE}")), &key),
@@ -436,8 +453,9 @@ fn certificates_are_requested_approved_denied_and_used() {
         contains(&node.fails("get csr"), &["(Forbidden)"]);
         contains(&node.fails("delete csr edge-1"), &["(Forbidden)"]);
         kubectl.ok("certificate approve edge-1");
-        let issued = node.until(&format!("get csr edge-1 {CERTIFICATE}"), |outcome| !outcome.out.is_empty());
-        let renewed = kubectl.with_kubeconfig("renewed", &kubeconfig(hub, &issued.out, &key));
+        until(|| hub.stored(&request_at("edge-1"))["status"]["certificate"].is_string());
+        let issued = node.ok(&format!("get csr edge-1 {CERTIFICATE}"));
+        let renewed = kubectl.with_kubeconfig("renewed", &kubeconfig(hub, &issued, &key));
         renewed.ok_with(
             "create -f -",
             r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#,
@@ -466,7 +484,10 @@ fn certificates_are_requested_approved_denied_and_used() {
             &signing_request("odd", NODE_SIGNER, &certificate_request("jane", "people").0).to_string(),
         );
         kubectl.ok("certificate approve odd");
-        kubectl.until("get csr odd", |outcome| outcome.out.contains("Approved,Failed"));
+        until(|| {
+            hub.stored(&request_at("odd"))["status"]["conditions"].as_array().is_some_and(|all| all.len() > 1)
+        });
+        contains(&kubectl.ok("get csr odd"), &["Approved,Failed"]);
         contains(
             &kubectl.ok("get csr odd -o yaml"),
             &["SignerValidationFailure", "subject organization is not system:nodes"],

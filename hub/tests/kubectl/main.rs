@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
+mod a_silent_node;
 mod apply;
 mod command_line;
 mod forms;

@@ -3,7 +3,8 @@
 //! There is no DaemonSet controller and no kubelet here: each test makes the writes that upstream's would make. kubectl's output is
 //! checked, by version where it differs.
 
-use crate::programs::{Kubectl, contains, json, registered, table, with_every_kubectl};
+use crate::programs::{Kubectl, MAPS, contains, json, registered, table, until, with_every_kubectl};
+use crate::server::{Client, Hub};
 use serde_json::{Value, json};
 
 const SET: &str = r#"apiVersion: apps/v1
@@ -17,7 +18,17 @@ spec:
       containers:
       - {name: main, image: "registry.example.com/agent:1"}
 "#;
-const IMAGE: &str = "get ds agent -o jsonpath={.spec.template.spec.containers[0].image}";
+const SETS: &str = "/apis/apps/v1/namespaces/default/daemonsets";
+const REVISIONS: &str = "/apis/apps/v1/namespaces/default/controllerrevisions";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+fn set(hub: &Hub) -> Value {
+    hub.stored(&format!("{SETS}/agent"))
+}
+
+fn image(hub: &Hub) -> Value {
+    set(hub)["spec"]["template"]["spec"]["containers"][0]["image"].clone()
+}
 
 fn owned_by_the_set(set: &Value) -> Value {
     json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": set["metadata"]["uid"],
@@ -26,8 +37,8 @@ fn owned_by_the_set(set: &Value) -> Value {
 
 /// Writes what upstream's controller writes for a DaemonSet: a revision of its template with the highest number, and counts, with
 /// `updated` of two pods of that revision.
-fn controller(kubectl: &Kubectl, updated: u64) {
-    let mut set = json(&kubectl.ok("get ds agent -o json"));
+fn controller(hub: &Hub, kubectl: &Kubectl, updated: u64) {
+    let (mut client, mut set) = (hub.admin(), set(hub));
     let mut template = set["spec"]["template"].clone();
     template["$patch"] = "replace".into();
     if kubectl.version != "1.36" {
@@ -35,7 +46,7 @@ fn controller(kubectl: &Kubectl, updated: u64) {
         template["metadata"]["creationTimestamp"] = Value::Null;
     }
     let data = json!({"spec": {"template": template}});
-    let known = json(&kubectl.ok("get controllerrevisions -l app=agent -o json"));
+    let known = client.get(&format!("{REVISIONS}?labelSelector=app%3Dagent")).expect(200);
     let known = known["items"].as_array().unwrap();
     let newest = known.iter().filter_map(|revision| revision["revision"].as_u64()).max().unwrap_or(0);
     match known.iter().find(|revision| revision["data"] == data) {
@@ -43,46 +54,45 @@ fn controller(kubectl: &Kubectl, updated: u64) {
         Some(found) => {
             let name = found["metadata"]["name"].as_str().unwrap();
             let number = json!({"revision": newest + 1});
-            kubectl.ok(&format!("patch controllerrevision {name} --type=merge -p '{number}'"));
+            client.patch("merge", &format!("{REVISIONS}/{name}"), &number).expect(200);
         }
         None => {
             let revision = json!({
-                "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": newest + 1, "data": data,
+                "revision": newest + 1, "data": data,
                 "metadata": {"name": format!("agent-{}", known.len()), "labels": {"app": "agent"},
                     "annotations": set["metadata"]["annotations"], "ownerReferences": owned_by_the_set(&set)},
             });
-            kubectl.ok_with("create -f -", &revision.to_string());
+            client.post(REVISIONS, &revision).expect(201);
         }
     }
     set["status"] = json!({
         "observedGeneration": set["metadata"]["generation"], "desiredNumberScheduled": 2, "currentNumberScheduled": 2,
         "numberMisscheduled": 0, "numberReady": 2, "numberAvailable": 2, "updatedNumberScheduled": updated});
-    kubectl.file("status.json", set.to_string());
-    kubectl.ok("replace --raw /apis/apps/v1/namespaces/default/daemonsets/agent/status -f status.json");
+    client.put(&format!("{SETS}/agent/status"), &set).expect(200);
 }
 
 #[test]
 fn rollout_status_history_and_undo_work() {
-    with_every_kubectl(|_, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         kubectl.file("ds.yaml", SET);
         kubectl.ok("apply -f ds.yaml");
         let done = "daemon set \"agent\" successfully rolled out";
         let unseen = kubectl.ok("rollout status ds/agent --watch=false");
         assert_eq!(unseen, "Waiting for daemon set spec update to be observed...\n");
-        controller(kubectl, 2);
+        controller(hub, kubectl, 2);
         assert_eq!(kubectl.ok("rollout status ds/agent").lines().last(), Some(done));
         assert_eq!(
             kubectl.ok("set image ds/agent main=registry.example.com/agent:2"),
             "daemonset.apps/agent image updated\n"
         );
         kubectl.ok("annotate ds/agent kubernetes.io/change-cause=second");
-        controller(kubectl, 1);
+        controller(hub, kubectl, 1);
         let mut followed = kubectl.start("rollout status ds/agent");
         assert_eq!(
             followed.line(),
             "Waiting for daemon set \"agent\" rollout to finish: 1 out of 2 new pods have been updated..."
         );
-        controller(kubectl, 2);
+        controller(hub, kubectl, 2);
         assert_eq!(followed.line(), done);
         assert_eq!(followed.wait(), Some(0));
 
@@ -98,10 +108,10 @@ fn rollout_status_history_and_undo_work() {
 
         let shown = kubectl.ok("rollout undo ds/agent --dry-run=server");
         assert_eq!(shown, "daemonset.apps/agent rolled back (server dry run)\n");
-        assert_eq!(kubectl.ok(IMAGE), "registry.example.com/agent:2", "a dry run stores nothing");
+        assert_eq!(image(hub), "registry.example.com/agent:2", "a dry run stores nothing");
         assert_eq!(kubectl.ok("rollout undo ds/agent"), "daemonset.apps/agent rolled back\n");
-        assert_eq!(kubectl.ok(IMAGE), "registry.example.com/agent:1");
-        controller(kubectl, 2);
+        assert_eq!(image(hub), "registry.example.com/agent:1");
+        controller(hub, kubectl, 2);
         assert_eq!(
             history()[1..],
             [["2", "second"], ["3", "<none>"]],
@@ -113,14 +123,10 @@ fn rollout_status_history_and_undo_work() {
         );
         contains(&kubectl.ok("rollout undo ds/agent --to-revision=3"), &["skipped rollback"]);
         kubectl.ok("rollout undo ds/agent --to-revision=2");
-        assert_eq!(kubectl.ok(IMAGE), "registry.example.com/agent:2");
+        assert_eq!(image(hub), "registry.example.com/agent:2");
 
         assert_eq!(kubectl.ok("rollout restart ds/agent"), "daemonset.apps/agent restarted\n");
-        assert_eq!(
-            kubectl.ok("get ds agent -o jsonpath={.metadata.generation}"),
-            "5",
-            "each command was one change"
-        );
+        assert_eq!(set(hub)["metadata"]["generation"], 5, "each command was one change");
         contains(&kubectl.fails("rollout pause ds/agent"), &["pausing is not supported"]);
         let rows = table(&kubectl.ok("get controllerrevisions"));
         assert_eq!(rows[0], ["NAME", "CONTROLLER", "REVISION", "AGE"]);
@@ -143,26 +149,25 @@ fn pod(name: &str, more: Value) -> Value {
 }
 
 /// Deletes terminating pods, as the kubelet does when their containers have ended.
-fn confirm(node: &Kubectl, pods: &[&str]) {
+fn confirm(node: &mut Client, pods: &[&str]) {
     for pod in pods {
-        let asked = "get pods -A --field-selector spec.nodeName=edge-1";
-        node.until(asked, |outcome| {
-            outcome.out.lines().any(|line| line.contains(pod) && line.contains("Terminating"))
-        });
-        node.ok(&format!("delete pod {pod} --grace-period=0 --force --wait=false"));
+        let path = format!("{PODS}/{pod}");
+        until(|| node.get(&path).expect(200)["metadata"]["deletionTimestamp"].is_string());
+        let now = json!({"gracePeriodSeconds": 0}).to_string();
+        node.send("DELETE", &path, &[("content-type", "application/json")], now.as_bytes()).expect(200);
     }
 }
 
 #[test]
 fn drain_needs_flags_for_daemon_sets_and_bare_pods() {
     with_every_kubectl(|hub, kubectl| {
-        let node = registered(hub, kubectl, "edge-1");
+        let mut node = registered(hub, kubectl, "edge-1").client(hub);
         let set = json(&kubectl.ok_with("create -f - -o json", SET));
         let owned = json!({"metadata": {"ownerReferences": owned_by_the_set(&set)}});
-        kubectl.ok_with("create -f -", &pod("of-the-set", owned).to_string());
-        kubectl.ok_with("create -f -", &pod("bare", json!({})).to_string());
         let volume = json!({"spec": {"volumes": [{"name": "scratch", "emptyDir": {}}]}});
-        kubectl.ok_with("create -f -", &pod("scratch", volume).to_string());
+        for pod in [pod("of-the-set", owned), pod("bare", json!({})), pod("scratch", volume)] {
+            hub.admin().post(PODS, &pod).expect(201);
+        }
 
         let refused = kubectl.fails("drain edge-1");
         contains(&refused, &["cannot delete DaemonSet-managed Pods (use --ignore-daemonsets to ignore)"]);
@@ -180,7 +185,7 @@ fn drain_needs_flags_for_daemon_sets_and_bare_pods() {
         assert!(!kubectl.ok("get pods").contains("Terminating"), "nothing was evicted so far");
 
         let mut draining = kubectl.start(forced);
-        confirm(&node, &["bare", "scratch"]);
+        confirm(&mut node, &["bare", "scratch"]);
         let mut lines = Vec::new();
         while lines.last().map(String::as_str) != Some(drained(kubectl)) {
             lines.push(draining.line());
@@ -203,16 +208,18 @@ fn drained(kubectl: &Kubectl) -> &'static str {
 #[test]
 fn cascade_option_decides_over_a_daemon_sets_pods() {
     with_every_kubectl(|hub, kubectl| {
-        let node = registered(hub, kubectl, "edge-1");
+        let mut node = registered(hub, kubectl, "edge-1").client(hub);
         let make = || {
             let set = json(&kubectl.ok_with("create -f - -o json", SET));
-            controller(kubectl, 2);
+            controller(hub, kubectl, 2);
             let owned = json!({"metadata": {"ownerReferences": owned_by_the_set(&set)}});
-            kubectl.ok_with("create -f -", &pod("p", owned).to_string());
+            hub.admin().post(PODS, &pod("p", owned)).expect(201);
         };
+        let gone = |path: &str| until(|| hub.admin().get(path).code == 404);
+        let revision = format!("{REVISIONS}/agent-0");
         let owners = "get pod/p controllerrevision/agent-0 -o jsonpath={.items[*].metadata.ownerReferences}";
         make();
-        assert_eq!(kubectl.ok("get pod p -o jsonpath={.metadata.ownerReferences[0].name}"), "agent");
+        assert_eq!(hub.stored(&format!("{PODS}/p"))["metadata"]["ownerReferences"][0]["name"], "agent");
         kubectl.ok("delete ds agent --cascade=orphan");
         assert_eq!(kubectl.ok(owners), "", "the orphan stays, without an owner");
         kubectl.ok("delete pod p --grace-period=0 --force");
@@ -221,17 +228,17 @@ fn cascade_option_decides_over_a_daemon_sets_pods() {
         make();
         // the pod stays until its node reports its end, and the DaemonSet waits for it
         kubectl.ok("delete ds agent --cascade=foreground --wait=false");
-        assert_eq!(kubectl.ok("get ds agent -o jsonpath={.metadata.finalizers[*]}"), "foregroundDeletion");
-        kubectl.until("get controllerrevision agent-0", |outcome| outcome.err.contains("NotFound"));
+        assert_eq!(self::set(hub)["metadata"]["finalizers"], json!(["foregroundDeletion"]));
+        gone(&revision);
         kubectl.ok("get ds agent");
-        confirm(&node, &["p"]);
-        kubectl.until("get ds agent", |outcome| outcome.err.contains("(NotFound)"));
+        confirm(&mut node, &["p"]);
+        gone(&format!("{SETS}/agent"));
 
         make();
         kubectl.ok("delete ds agent --cascade=background");
         contains(&kubectl.fails("get ds agent"), &["(NotFound)"]);
-        kubectl.until("get controllerrevision agent-0", |outcome| outcome.err.contains("NotFound"));
-        confirm(&node, &["p"]);
+        gone(&revision);
+        confirm(&mut node, &["p"]);
         assert_eq!(kubectl.run("get pods").err, "No resources found in default namespace.\n");
     });
 }
@@ -239,24 +246,22 @@ fn cascade_option_decides_over_a_daemon_sets_pods() {
 #[test]
 fn wait_ends_at_condition_value_or_deletion() {
     with_every_kubectl(|hub, kubectl| {
-        let node = registered(hub, kubectl, "edge-1");
+        let mut node = registered(hub, kubectl, "edge-1").client(hub);
         let late = kubectl.fails("wait --for=condition=Ready node/edge-1 --timeout=1s");
         contains(&late, &["timed out waiting for the condition on nodes/edge-1"]);
         let mut waiting = kubectl.start("wait --for=condition=Ready node/edge-1 --timeout=100s");
-        let mut object = json(&node.ok("get node edge-1 -o json"));
-        object["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-        node.file("status.json", object.to_string());
-        node.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json");
+        let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        node.patch("merge", "/api/v1/nodes/edge-1/status", &ready).expect(200);
         assert_eq!(waiting.line(), "node/edge-1 condition met");
         assert_eq!(waiting.wait(), Some(0));
         kubectl.ok("wait --for=condition=Ready nodes --all --timeout=100s");
 
-        kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
+        hub.admin().post(PODS, &pod("p", json!({}))).expect(201);
         // 1.20 fails if the pod is gone before it looks: there only `delete --wait` is tested
         let mut ending =
             (kubectl.version != "1.20").then(|| kubectl.start("wait --for=delete pod/p --timeout=100s"));
         let mut deleting = kubectl.start("delete pod p");
-        confirm(&node, &["p"]);
+        confirm(&mut node, &["p"]);
         assert_eq!(deleting.wait(), Some(0));
         if let Some(ending) = &mut ending {
             assert_eq!(ending.wait(), Some(0));
@@ -264,13 +269,13 @@ fn wait_ends_at_condition_value_or_deletion() {
         if kubectl.version == "1.20" {
             return;
         }
-        kubectl.ok("create cm m --from-literal=a=1");
+        hub.admin().post(MAPS, &json!({"metadata": {"name": "m"}, "data": {"a": "1"}})).expect(201);
         let mut value = kubectl.start("wait --for=jsonpath={.data.a}=2 cm/m --timeout=100s");
-        kubectl.ok(r#"patch cm m --type=merge -p '{"data":{"a":"2"}}'"#);
+        hub.admin().patch("merge", &format!("{MAPS}/m"), &json!({"data": {"a": "2"}})).expect(200);
         assert_eq!(value.line(), "configmap/m condition met");
         assert_eq!(value.wait(), Some(0));
         let mut made = kubectl.start("wait --for=create cm/later --timeout=100s");
-        kubectl.ok("create cm later --from-literal=a=1");
+        hub.admin().post(MAPS, &json!({"metadata": {"name": "later"}})).expect(201);
         assert_eq!(made.line(), "configmap/later condition met");
         assert_eq!(made.wait(), Some(0));
     });
@@ -280,12 +285,12 @@ fn wait_ends_at_condition_value_or_deletion() {
 fn logs_exec_and_port_forward_report_an_unreachable_node() {
     with_every_kubectl(|hub, kubectl| {
         registered(hub, kubectl, "edge-1");
-        kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
         let two = json!({"spec": {"containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}});
-        kubectl.ok_with("create -f -", &pod("two", two).to_string());
-        kubectl.ok_with("create -f -", SET);
         let unbound = json!({"spec": {"nodeName": null}});
-        kubectl.ok_with("create -f -", &pod("unbound", unbound).to_string());
+        for pod in [pod("p", json!({})), pod("two", two), pod("unbound", unbound)] {
+            hub.admin().post(PODS, &pod).expect(201);
+        }
+        kubectl.ok_with("create -f -", SET);
         let check = |line: &str, part: &str| contains(&kubectl.fails(line), &[part]);
         let out_of_reach =
             "error dialing backend: the hub does not dial nodes, and node \"edge-1\" has opened no stream";
