@@ -8,6 +8,7 @@ mod apply;
 mod audit;
 mod desired;
 mod events;
+mod garbled;
 mod identity;
 mod kinds;
 mod lifecycles;
