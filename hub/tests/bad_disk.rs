@@ -10,12 +10,13 @@ mod server;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kedge_rig::Scratch;
 use kedge_rig::bad_disk::BadDisk;
+use kedge_rig::small_machine;
 use serde_json::{Value, json};
 use server::{Client, Hub, Reply, scratch};
 
@@ -27,6 +28,8 @@ const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/le
 const LOST: Duration = Duration::from_secs(53);
 /// A pass of the controller that marks nodes, and a little more.
 const PASS: Duration = Duration::from_secs(6);
+/// Renewals of each node where only the state is new, in which a thousand are accepted by another test.
+const A_FEW: usize = 5;
 /// Longest wait for a hub to notice something: its own longest pause, several times.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -172,12 +175,17 @@ impl Nodes {
 
     /// A thousand renewals must be accepted whatever the disk does, with versions that rise.
     fn renew(&mut self) {
+        self.renew_each(1000 / Nodes::NODES);
+    }
+
+    /// The same with so many of each.
+    fn renew_each(&mut self, times: usize) {
         thread::scope(|scope| {
             for (node, client) in self.0.iter_mut().enumerate() {
                 let path = format!("{LEASES}/n{node}");
                 scope.spawn(move || {
                     let mut last = 0_u64;
-                    for count in 0..1000 / Nodes::NODES {
+                    for count in 0..times {
                         let time = format!("2026-01-01T00:00:00.{count:06}Z");
                         let lease =
                             client.patch("merge", &path, &json!({"spec": {"renewTime": time}})).expect(200);
@@ -364,7 +372,7 @@ fn full_disk_still_starts() {
     refused(client.delete(&format!("{MAPS}/{}", made[1])));
     assert!(board.log().contains("starting without writes"), "the store was opened for writing");
     refused(client.post(MAPS, &map("new", 10)));
-    Nodes::new(&hub).renew();
+    Nodes::new(&hub).renew_each(A_FEW);
     board.disk.leave_room(None);
     until_made(&mut client, "new");
     hub.kill();
@@ -398,7 +406,7 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
         assert!(unready(&mut client).starts_with("[-]store-writable failed: read-only: "));
         refused(client.post(MAPS, &map("new", 10)));
         refused(client.delete(&format!("{MAPS}/kept")));
-        Nodes::new(&hub).renew();
+        Nodes::new(&hub).renew_each(A_FEW);
         let copy = board.scratch.path().join(format!("backup-{clean}"));
         let mut backup = Command::new(board.disk.program());
         backup.arg("backup").arg(&copy).arg("--data-dir").arg(&board.data);
@@ -649,6 +657,165 @@ fn stalled_disk_refuses_changes_and_loses_nothing() {
     assert_eq!(unready(&mut client), "");
 }
 
+/// A machine with 40 MiB of memory: the store gets half, of which 4 MiB are for deletions; connections a quarter, and so on.
+#[test]
+fn small_machine_gets_a_small_store() {
+    const MIB: u64 = 1024 * 1024;
+    const PAGE: u64 = 4096;
+    let scratch = scratch();
+    let data = scratch.path().join("data");
+    let program = small_machine::program(scratch.path(), Path::new(HUB), 40 * MIB).unwrap();
+    let mut command = Command::new(program);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data).stderr(Stdio::null());
+    let hub = Hub::spawn(command, &data);
+    let (mut client, mut nodes) = (hub.admin(), Nodes::new(&hub));
+    let mut size = |pool: &str| metric(&mut client, &format!("kedge_hub_pool_size{{pool=\"{pool}\"}}"));
+    assert_eq!(size("connections"), 10 * MIB / (24 * 1024));
+    assert_eq!((size("body_bytes"), size("watch_backlog_bytes")), (16 * MIB, 16 * MIB));
+    let made = fill(&mut client, 1_000_000);
+    let store = rusqlite::Connection::open(data.join("state.db")).unwrap();
+    let pages: u32 = store.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+    let limit = 16 * MIB;
+    assert!(
+        (limit - MIB..=limit).contains(&(u64::from(pages) * PAGE)),
+        "{} maps in {pages} pages",
+        made.len()
+    );
+    nodes.renew_each(A_FEW);
+    for name in &made[..2] {
+        client.delete(&format!("{MAPS}/{name}")).expect(200);
+    }
+    until_made(&mut client, "after");
+    // an eighth of the connections is for all that are anonymous together, wherever they come from
+    let anonymous = hub.anonymous();
+    let mut open: Vec<Client> = (1..=60).map(|from| anonymous.from(from)).collect();
+    let codes: Vec<u16> = open.iter_mut().map(|client| client.get("/livez").code).collect();
+    let served = codes.iter().filter(|code| **code == 200).count() as u64;
+    assert_eq!(served, 10 * MIB / (24 * 1024) / 8, "{codes:?}");
+    nodes.renew_each(A_FEW);
+}
+
+/// Pages that each commit in the write-ahead log wrote, in order.
+fn commits(data: &Path) -> Vec<usize> {
+    const HEADER: usize = 32;
+    const FRAME: usize = 24 + 4096;
+    let log = fs::read(data.join("state.db-wal")).unwrap();
+    let (header, frames) = log.split_at(HEADER);
+    // what an older log left behind has other salts
+    let current = frames.chunks_exact(FRAME).take_while(|frame| frame[8..16] == header[16..24]);
+    let mut commits = vec![0];
+    for frame in current {
+        *commits.last_mut().unwrap() += 1;
+        // the size of the file after a commit
+        if frame[4..8] != [0; 4] {
+            commits.push(0);
+        }
+    }
+    commits.pop();
+    commits
+}
+
+/// Changes wait while the disk hangs: they are committed 2 MiB and one object at a time.
+#[test]
+fn changes_that_waited_are_committed_in_pieces() {
+    const BYTES: usize = 900_000;
+    const WAITING: u64 = 4;
+    let board = Board::new();
+    let hub = board.start();
+    let mut client = hub.admin();
+    let mut round = 0;
+    let made = wait_for("a machine that decodes them before the stall is noticed", || {
+        round += 1;
+        // all but the last byte of each is there before the disk hangs
+        let mut waiting: Vec<Client> = (0..WAITING).map(|_| hub.admin()).collect();
+        for (number, client) in waiting.iter_mut().enumerate() {
+            let body = map(&format!("m{round}-{number}"), BYTES).to_string();
+            let head = format!(
+                "POST {MAPS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            client.write_raw(format!("{head}{}", body.strip_suffix('}').unwrap()).as_bytes()).unwrap();
+        }
+        let before = metric(&mut client, "kedge_hub_store_commits_total");
+        board.disk.hang_syncs(true);
+        let mut first = hub.admin();
+        let first = thread::spawn(move || first.post(MAPS, &map(&format!("first-{round}"), 10)).code);
+        wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
+        waiting.iter_mut().for_each(|client| client.write_raw(b"}").unwrap());
+        // with the first and the request for the figure itself
+        let all = |client: &mut Client| metric(client, "apiserver_current_inflight_requests") >= WAITING + 2;
+        let noticed = |client: &mut Client| !unready(client).is_empty();
+        wait_for("the changes", || (all(&mut client) || noticed(&mut client)).then_some(()));
+        board.disk.hang_syncs(false);
+        let codes: Vec<u16> = waiting.iter_mut().map(|client| client.read_reply().unwrap().code).collect();
+        let first = first.join().unwrap();
+        wait_for("the end of the stall", || unready(&mut client).is_empty().then_some(()));
+        let made = metric(&mut client, "kedge_hub_store_commits_total") - before;
+        codes.iter().all(|code| (*code, first) == (201, 201)).then_some(made)
+    });
+    // the one that hung, three objects, and one; more if some were decoded late
+    assert!((3..=1 + WAITING).contains(&made), "{made} commits");
+}
+
+/// Renewals are written at a stop: 2000 of them, or 2 MiB and one Lease, at a time. On a slow machine some were before it.
+#[test]
+fn renewals_are_written_in_pieces() {
+    const PIECE: usize = 2000;
+    const LARGE: usize = 250_000;
+    let board = Board::new();
+    let open = || rusqlite::Connection::open(board.data.join("state.db")).unwrap();
+    let spec = json!({"holderIdentity": "n", "renewTime": "2026-01-01T00:00:00.000000Z"});
+    let hub = board.start();
+    let mut client = hub.admin();
+    for number in 0..10 {
+        let text = json!({"text": "x".repeat(LARGE)});
+        let meta = json!({"name": format!("large-{number}"), "annotations": text});
+        client.post(LEASES, &json!({"metadata": meta, "spec": spec})).expect(201);
+    }
+    let small = client.post(LEASES, &json!({"metadata": {"name": "small"}, "spec": spec})).expect(201);
+    hub.terminate();
+    // more than a test could make in time
+    let mut store = open();
+    let changes = store.transaction().unwrap();
+    let lease = "SELECT resource, namespace, revision FROM objects WHERE name = 'small'";
+    let (resource, namespace, revision): (String, String, i64) =
+        changes.query_row(lease, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
+    for number in 0..=PIECE {
+        let (name, mut lease) = (format!("small-{number}"), small.clone());
+        lease["metadata"]["name"] = name.clone().into();
+        lease["metadata"]["uid"] = format!("{number:08}-0000-4000-8000-000000000000").into();
+        let row =
+            "INSERT INTO objects (resource, namespace, name, revision, json) VALUES (?1, ?2, ?3, ?4, ?5)";
+        changes
+            .execute(row, (&resource, &namespace, name, revision, lease.to_string().into_bytes()))
+            .unwrap();
+    }
+    changes.commit().unwrap();
+    drop(store);
+    // pages of each commit after the renewals of so many Leases
+    let written = |name: &str, count: usize| {
+        let hub = board.start();
+        let mut client = hub.admin();
+        // the log is not folded back while somebody reads the store
+        let store = open();
+        store.execute_batch("BEGIN; SELECT count(*) FROM objects").unwrap();
+        let before = commits(&board.data).len();
+        for number in 0..count {
+            let renewal = json!({"spec": {"renewTime": "2026-01-01T00:00:01.000000Z"}});
+            client.patch("merge", &format!("{LEASES}/{name}-{number}"), &renewal).expect(200);
+        }
+        hub.terminate();
+        let mut commits = commits(&board.data).split_off(before);
+        assert_eq!(commits.pop(), Some(1), "the end of the store's use");
+        commits
+    };
+    let found = written("large", 10);
+    let limit = 10 * (LARGE / 4096);
+    assert!((2..10).contains(&found.len()) && found.iter().all(|pages| *pages < limit), "{found:?}");
+    let found = written("small", PIECE + 1);
+    assert!((2..10).contains(&found.len()), "{found:?}");
+}
+
 /// One hub is stopped for longer than the grace period of its nodes, and the disk of another stands still for as long. It takes a minute
 /// and no work: by its name it begins with the first.
 #[test]
@@ -669,7 +836,7 @@ fn all_nodes_stay_ready_over_a_long_stall() {
     wait_for("the stall", || (slow.disk.hanging() > 0).then_some(()));
     hub.signal("STOP");
     for _ in 0..2 {
-        nodes.renew();
+        nodes.renew_each(A_FEW);
         thread::sleep(LOST / 2);
         assert_eq!(Nodes::ready(&mut slow_client), ["True"; Nodes::NODES], "marked while they renew");
     }
@@ -678,8 +845,8 @@ fn all_nodes_stay_ready_over_a_long_stall() {
     // its nodes were not heard, because it could not hear
     wait_for("the line about it", || frozen.log().contains("the hub stood still for ").then_some(()));
     assert_eq!(Nodes::ready(&mut client), ["True"; Nodes::NODES], "marked by a hub that stood still");
-    frozen_nodes.renew();
-    nodes.renew();
+    frozen_nodes.renew_each(A_FEW);
+    nodes.renew_each(A_FEW);
     thread::sleep(PASS);
     for client in [&mut client, &mut slow_client] {
         assert_eq!(Nodes::ready(client), ["True"; Nodes::NODES], "marked after the stall");

@@ -26,6 +26,7 @@ pub mod programs;
 pub mod registry;
 pub mod scratch;
 pub mod signals;
+pub mod small_machine;
 pub mod table;
 pub mod view;
 
