@@ -34,7 +34,7 @@ pub(crate) struct Board {
     pub(crate) small_memory_mib: u32,
     /// UEFI code and the template of its variables; None: the kernel is started directly.
     pub(crate) firmware: Option<(PathBuf, PathBuf)>,
-    /// QEMU's name of its hardware watchdog.
+    /// QEMU's name of its hardware watchdog; `chipset` if the machine itself has one.
     pub(crate) watchdog: Option<String>,
     /// How a credential reaches it.
     pub(crate) credentials: Credentials,

@@ -261,8 +261,10 @@ impl Machine {
             self.hub_address
         ));
         let mut add = |text: &str| words.extend(text.split(' ').map(str::to_owned));
-        if let Some(watchdog) = &self.board.watchdog {
-            add(&format!("-device {watchdog} -action watchdog=reset"));
+        match self.board.watchdog.as_deref() {
+            None => {}
+            Some("chipset") => add("-action watchdog=reset"),
+            Some(card) => add(&format!("-device {card} -action watchdog=reset")),
         }
         if let Some(clock) = &start.clock {
             add(&format!("-rtc base={clock},clock=vm"));
