@@ -119,6 +119,13 @@ pub(crate) const STORIES: &[Story] = &[
         slots::bad,
     ),
     story(
+        "rotten-slot",
+        "a good slot rots: after five starts the other one runs; that one rots, too: shown and tried again",
+        false,
+        Needs::Slots,
+        slots::rotten,
+    ),
+    story(
         "refused-update",
         "kedge-update refuses other data, another board's update, a damaged and a shortened one: boot entries stay",
         false,

@@ -7,6 +7,9 @@ use crate::stage::{Stage, patience};
 const GOOD: &str = "/dev/vdc";
 const BROKEN: &str = "/dev/vdd";
 
+/// Boot entries after an update into slot b that was good.
+const BLESSED: &str = "kedge-a.conf kedge-b+5.conf";
+
 fn slot(stage: &mut Stage<'_>) -> Result<String, HilError> {
     stage.guest("sed -n 's/.*root=PARTLABEL=root-\\([ab]\\).*/\\1/p' /proc/cmdline")
 }
@@ -34,15 +37,15 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let new = slot(stage)?;
     stage.expect("slot", new.as_str(), "b")?;
     refuses(stage, &format!("kedge-update {GOOD}"), "still on trial")?;
-    blessed(stage, "kedge-a.conf kedge-b.conf")?;
+    blessed(stage, BLESSED)?;
     stage.renews()?;
     stage.runs(&uid)?;
     stage.say(
-        "slot b runs, its agent is well under the same config, and its boot entry counts no tries any more",
+        "slot b runs, its agent is well under the same config, and its boot entry has the tries of a good slot",
     );
     stage.guest(&format!("kedge-update {GOOD}"))?;
     let found = entries(stage)?;
-    stage.expect("boot entries", found.as_str(), "kedge-a+3.conf kedge-b.conf")?;
+    stage.expect("boot entries", found.as_str(), "kedge-a+3.conf kedge-b+5.conf")?;
     stage.say("and takes the next update, into slot a");
     Ok(())
 }
@@ -64,6 +67,49 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.renews()?;
     stage.runs(&uid)?;
     stage.say("slot a runs again, with its config, without help");
+    Ok(())
+}
+
+/// Overwrites the beginning of a root, of which systemd and the agent have been read, and resets the machine.
+fn rots(stage: &mut Stage<'_>, slot: &str) -> Result<(), HilError> {
+    stage.machine.run_last(&format!(
+        "dd if=/dev/urandom of=/dev/disk/by-partlabel/root-{slot} bs=1M count=4 oflag=direct conv=notrunc && \
+         echo b >/proc/sysrq-trigger"
+    ))?;
+    stage.machine.wait_event("RESET", patience())
+}
+
+pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest(&format!("kedge-update {GOOD}"))?;
+    stage.reboot()?;
+    blessed(stage, BLESSED)?;
+    stage.reboot()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "b")?;
+    blessed(stage, BLESSED)?;
+    stage.say("slot b is good, and so is its next boot: all its tries are there");
+    rots(stage, "b")?;
+    for start in 1..=5 {
+        stage.machine.wait_event("RESET", patience())?;
+        stage.say(&format!("slot b is rotten: reset at start {start} of 5"));
+    }
+    stage.machine.was_reset();
+    stage.running()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "a")?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("slot a runs, with its config, without help");
+    rots(stage, "a")?;
+    stage.wait("a message on the console that both slots are bad", patience(), |stage| {
+        let console = stage.machine.serial_end();
+        Ok(if console.contains("no other slot can be started") { Ok(()) } else { Err(console) })
+    })?;
+    stage.machine.wait_event("RESET", patience())?;
+    stage.say("slot a is rotten, too: the console shows it, and the machine tries again");
     Ok(())
 }
 
