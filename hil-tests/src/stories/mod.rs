@@ -119,6 +119,13 @@ pub(crate) const STORIES: &[Story] = &[
         slots::bad,
     ),
     story(
+        "deaf-update",
+        "an update under which the node has no network any more: back on the old slot by itself",
+        false,
+        Needs::Slots,
+        slots::deaf,
+    ),
+    story(
         "rotten-slot",
         "a good slot rots: after five starts the other one runs; that one rots, too: shown and tried again",
         false,

@@ -70,6 +70,36 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+pub(super) fn deaf(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    let entry = "/efi/loader/entries/kedge-b+3.conf";
+    stage.guest(&format!("kedge-update {GOOD}"))?;
+    let demands = stage.guest(&format!("sed -n 's/.* kedge.demands=//p' {entry}"))?;
+    stage.expect("what the trial demands", demands.as_str(), "state,watchdog,contact")?;
+    // an image whose network never comes up; with a limit that does not take half an hour for three tries
+    stage.guest(&format!(
+        "sed -i '/^options /s/$/ systemd.mask=systemd-networkd.service kedge.demands-secs=60/' {entry} && sync"
+    ))?;
+    stage.machine.run_last("systemctl reboot")?;
+    for reset in ["to try slot b", "after the first try", "after the second try", "after the third try"] {
+        stage.machine.wait_event("RESET", patience())?;
+        stage.say(&format!("reset {reset}"));
+    }
+    stage.machine.was_reset();
+    stage.running()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "a")?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-3.conf")?;
+    let reasons = stage.guest("journalctl -u kedge-health -o cat --no-pager | grep health:")?;
+    let silent = reasons.lines().filter(|line| line.contains("this slot has no contact")).count();
+    stage.expect(&format!("tries that ended for want of contact: {reasons}"), silent, 3)?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("slot b was well but for its network: slot a runs again, with its config, without help");
+    Ok(())
+}
+
 /// Overwrites the beginning of a root, of which systemd and the agent have been read, and resets the machine.
 fn rots(stage: &mut Stage<'_>, slot: &str) -> Result<(), HilError> {
     stage.machine.run_last(&format!(
