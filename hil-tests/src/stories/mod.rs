@@ -127,7 +127,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "rotten-slot",
-        "a good slot rots: after five starts the other one runs; that one rots, too: shown and tried again",
+        "a good slot stays although the EFI partition is read-only; it rots: after five starts the other one runs; both: shown and tried again",
         false,
         Needs::Slots,
         slots::rotten,

@@ -15,7 +15,7 @@ fn slot(stage: &mut Stage<'_>) -> Result<String, HilError> {
 }
 
 fn entries(stage: &mut Stage<'_>) -> Result<String, HilError> {
-    stage.guest("cd /efi/loader/entries && ls | sort | tr '\\n' ' '").map(|text| text.trim().to_owned())
+    stage.guest("ls /efi/loader/entries | sort | tr '\\n' ' '").map(|text| text.trim().to_owned())
 }
 
 fn blessed(stage: &mut Stage<'_>, awaited: &str) -> Result<(), HilError> {
@@ -119,6 +119,17 @@ pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect("slot", now.as_str(), "b")?;
     blessed(stage, BLESSED)?;
     stage.say("slot b is good, and so is its next boot: all its tries are there");
+    // the kernel no longer writes the EFI partition, and the loader has counted down
+    stage.guest(
+        "mv /efi/loader/entries/kedge-b+5.conf /efi/loader/entries/kedge-b+0-5.conf && sync && \
+         mount -o remount,ro /efi && blockdev --setro $(readlink -f /dev/kedge/esp)",
+    )?;
+    refuses(stage, "kedge-update --bless", "start it once more all the same")?;
+    stage.reboot()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "b")?;
+    blessed(stage, BLESSED)?;
+    stage.say("a boot whose good end could not be written cost slot b nothing");
     rots(stage, "b")?;
     for start in 1..=5 {
         stage.machine.wait_event("RESET", patience())?;
