@@ -25,6 +25,8 @@ pub(crate) const HUB_IN_GUEST: &str = "10.0.2.100:6443";
 pub(crate) const MOVED_HUB_IN_GUEST: &str = "10.0.2.101:6443";
 /// The name of the snapshot that stories start from.
 const SNAPSHOT: &str = "ready";
+/// How much larger than the image the disk is, as most are; stories fill the state partition, so it is little.
+const LARGER: &str = "+64M";
 /// Longest wait for QEMU's sockets.
 const SOCKETS_LIMIT: Duration = Duration::from_secs(60);
 
@@ -124,7 +126,7 @@ impl Machine {
         self.files.push(file.to_owned());
     }
 
-    /// A factory-new disk, of the image as it is flashed.
+    /// A factory-new disk with the image as it is flashed.
     pub(crate) fn flash(&self) -> Result<(), HilError> {
         let image = self.image.join("disk.img");
         match self.board.credentials {
@@ -169,9 +171,10 @@ impl Machine {
         self.dir.join("variables.qcow2")
     }
 
-    /// Puts plain bytes in the place of the disk of a machine that is off.
+    /// Puts plain bytes in the place of the disk of a machine that is off, on a disk that is larger.
     fn take_raw_disk(&self, raw: &Path) -> Result<(), HilError> {
-        convert("raw", raw, "qcow2", &self.disk())
+        convert("raw", raw, "qcow2", &self.disk())?;
+        tool("qemu-img", &["resize", "-q", plain(&self.disk())?, LARGER].map(OsStr::new))
     }
 
     /// What the machine wrote to its serial port, over all starts.

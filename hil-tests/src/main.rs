@@ -450,6 +450,11 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
     let state = stage.machine.run("systemctl is-system-running --wait || true", stage::patience())?.1;
     let failed = stage.guest("systemctl --failed --no-legend")?;
     stage.expect(&format!("the system's state, failed units: {failed:?}"), state.as_str(), "running")?;
+    let left = stage.guest(
+        "p=/sys/class/block/$(basename $(readlink -f /dev/disk/by-partlabel/state)); \
+         echo $((($(cat $p/../size) - $(cat $p/start) - $(cat $p/size)) / 2048))",
+    )?;
+    stage.expect("MiB of the disk behind the state partition", left.as_str(), "0")?;
     let times = stage.guest("systemd-analyze | head -n 1")?;
     stage.say(&times);
     let process = stage.running()?;
