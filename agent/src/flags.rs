@@ -52,6 +52,10 @@ pub enum Command {
     Images(Box<ImagesOptions>, Output),
     /// `kedge unpack`, which pulls start.
     Unpack(UnpackArguments),
+    /// On a disk image: judge this boot.
+    SlotHealth(Places),
+    /// On a disk image: what works in this boot, and what did a moment ago.
+    SlotWorks(Places, String),
     /// Print a version.
     Version(Output),
     /// Print this help.
@@ -303,6 +307,9 @@ impl Raw {
             ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
             ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
             ["images"] => Command::Help(HELP_IMAGES),
+            ["slot", "health"] => Command::SlotHealth(self.places()),
+            ["slot", "works"] => Command::SlotWorks(self.places(), String::new()),
+            ["slot", "works", before] => Command::SlotWorks(self.places(), (*before).to_owned()),
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
         })
     }
@@ -521,6 +528,8 @@ Commands:
   images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   shim, pause, unpack  internal: for containers and images (docs/pods.md)
+  slot health        on a disk image, for kedge-health.service: wait until this boot is good; exit code 1 if it is not
+  slot works [WORDS] on a disk image, for kedge-update: print what works in this boot, with what worked before
   version            print the version
 
 Flags of all commands that talk to an agent:

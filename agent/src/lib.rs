@@ -1,8 +1,8 @@
 //! The agent on each node, as a library so that tests can drive its parts.
 //!
 //! `run` is the main loop around core; `perform` performs what core decides; `net` speaks to the API server,
-//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, `workloads` performs what is ordered
-//! of containers.
+//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor` and `slot`; `workloads`
+//! performs what is ordered of containers.
 
 pub mod cli;
 pub mod doctor;
@@ -18,5 +18,6 @@ pub mod net;
 mod perform;
 pub mod run;
 pub mod service;
+pub mod slot;
 mod status;
 pub mod workloads;

@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{cli, doctor, images, run};
+use kedge::{cli, doctor, images, run, slot};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -31,6 +31,11 @@ fn main() -> ExitCode {
         Command::Pause(root) => cli::pause(&root),
         Command::Images(options, output) => images::command::run(&options, output),
         Command::Unpack(arguments) => images::command::unpack(&arguments),
+        Command::SlotHealth(places) => slot::health(&places),
+        Command::SlotWorks(places, before) => {
+            slot::works(&places, &before);
+            Ok(())
+        }
         Command::Version(output) => {
             cli::version(output);
             Ok(())

@@ -245,6 +245,7 @@ impl Agent {
         };
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
 
+        let node_labels = crate::slot::labelled(options.node_labels, &roots);
         let marks = RunDirectory::new(&options.places.run_dir);
         let previous =
             linux::previous_exit(linux::files(&options.places.root_dir), roots).beside(marks.clone());
@@ -255,7 +256,7 @@ impl Agent {
                 version: env!("CARGO_PKG_VERSION").into(),
                 local: layers,
                 dynamic_config: options.dynamic_config,
-                node_labels: options.node_labels,
+                node_labels,
                 boot_id: clocks.boot_id().to_owned(),
                 previous_run: previous_run(&previous, marks.next_run()),
                 seed,

@@ -42,6 +42,8 @@ pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";
 pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that says whether the disk of the node's state has stopped answering. A node that never saw that has none.
 pub const DISK_STALLED: &str = "DiskStalled";
+/// The label with the slot of a disk image that a node runs: `a` or `b`.
+pub const SLOT_LABEL: &str = "kedge.dev/slot";
 /// Where node Leases live (`v1.NamespaceNodeLease`).
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Where events about cluster-scoped objects are kept, as upstream's clients do.

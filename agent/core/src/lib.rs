@@ -16,6 +16,7 @@ mod pace;
 pub mod pods;
 mod report;
 mod requests;
+pub mod slot;
 mod watching;
 pub mod workloads;
 mod writes;

@@ -40,6 +40,10 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     blessed(stage, BLESSED)?;
     stage.renews()?;
     stage.runs(&uid)?;
+    stage.wait("the Node's label kedge.dev/slot=b", patience(), |stage| {
+        let labels = stage.node()?["metadata"]["labels"].clone();
+        Ok(if labels["kedge.dev/slot"] == "b" { Ok(()) } else { Err(labels.to_string()) })
+    })?;
     stage.say(
         "slot b runs, its agent is well under the same config, and its boot entry has the tries of a good slot",
     );
@@ -91,7 +95,7 @@ pub(super) fn deaf(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect("slot", now.as_str(), "a")?;
     let found = entries(stage)?;
     stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-3.conf")?;
-    let reasons = stage.guest("journalctl -u kedge-health -o cat --no-pager | grep health:")?;
+    let reasons = stage.guest("journalctl -u kedge-health -o cat --no-pager | grep -F 'this slot has no'")?;
     let silent = reasons.lines().filter(|line| line.contains("this slot has no contact")).count();
     stage.expect(&format!("tries that ended for want of contact: {reasons}"), silent, 3)?;
     stage.renews()?;

@@ -1,0 +1,250 @@
+//! Whether a boot of a disk image is good: what its trial demands, what works in it, and the judgement of the two.
+//!
+//! Always holds: times run from the beginning of the judgement, not from the boot, so what the disk's check takes is no fault of the slot;
+//! a demand that this version does not know condemns nothing. A slot that was good before is not judged here again: systemd and
+//! the agent deal with restarts, and a bad configuration must not bring back an older image.
+//! Leaves to others: looking (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// How long an agent may take to stay up: its unit's own limits (start 90 s, watchdog 30 s) lie well below.
+const UP_WITHIN: Duration = Duration::from_secs(240);
+/// How long it must have been up as the same process.
+const STEADY: Duration = Duration::from_secs(15);
+/// For what is demanded: slow links, and a clock that must be set before a certificate is valid, take minutes.
+const DEMANDS_WITHIN: Duration = Duration::from_secs(600);
+/// A configuration is rolled back after at most 11 crashes (the highest threshold, plus one), and so is the one before it: an agent with
+/// more starts than that will not come up by itself.
+const MOST_RESTARTS: u32 = 30;
+/// How old the last renewal of the Lease may be where contact counts as working: several of the longest intervals between two.
+pub const CONTACT_WITHIN: Duration = Duration::from_secs(600);
+
+/// Something that works in a boot, and that another image easily loses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    /// `/var` is on the disk, and can be written.
+    State,
+    /// A watchdog of the hardware is active.
+    Watchdog,
+    /// The API server accepted a renewal of the Lease within [`CONTACT_WITHIN`], from the agent's present process.
+    Contact,
+}
+
+impl Work {
+    /// The word for it on the kernel's command line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::State => "state",
+            Self::Watchdog => "watchdog",
+            Self::Contact => "contact",
+        }
+    }
+}
+
+/// What works.
+pub type Works = BTreeSet<Work>;
+
+/// As `kedge.demands=` has it: words with commas between them. Others are left out.
+pub fn parse(words: &str) -> Works {
+    let all = [Work::State, Work::Watchdog, Work::Contact];
+    all.into_iter().filter(|work| words.split(',').any(|word| word == work.word())).collect()
+}
+
+/// The words, in a fixed order.
+pub fn words(works: &Works, between: &str) -> String {
+    works.iter().map(|work| work.word()).collect::<Vec<_>>().join(between)
+}
+
+/// What the kernel's command line says about the slot.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CommandLine {
+    /// `a` or `b`, by the partition of the root; None: not one of our images.
+    pub slot: Option<&'static str>,
+    /// The slot was called good in an earlier boot.
+    pub was_good: bool,
+    demands: Works,
+    demands_within: Duration,
+}
+
+impl CommandLine {
+    /// Of several values of a word the last counts.
+    pub fn parse(line: &str) -> Self {
+        let value = |name: &str| {
+            let mut values =
+                line.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+            values.next_back().unwrap_or_default()
+        };
+        Self {
+            slot: ["a", "b"]
+                .into_iter()
+                .find(|slot| value("root").strip_prefix("PARTLABEL=root-") == Some(slot)),
+            was_good: value("kedge.slot") == "good",
+            demands: parse(value("kedge.demands")),
+            demands_within: value("kedge.demands-secs").parse().map_or(DEMANDS_WITHIN, Duration::from_secs),
+        }
+    }
+}
+
+/// How a trial ends; the text is for people.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The slot is good.
+    Good(String),
+    /// This try has failed.
+    Bad(String),
+}
+
+/// The trial of a slot that has not been called good.
+#[derive(Debug)]
+pub struct Trial {
+    line: CommandLine,
+    /// The agent's process, and since when it is this one.
+    process: Option<(u32, Duration)>,
+    was_steady: bool,
+    missing: Works,
+}
+
+impl Trial {
+    /// Begins now.
+    pub fn new(line: CommandLine) -> Self {
+        Self { line, process: None, was_steady: false, missing: Works::new() }
+    }
+
+    /// One look, so long after the beginning: the agent's process, if it is active and answers; how often systemd has restarted it; and
+    /// what works, asked only if it matters. None: look again.
+    pub fn look(
+        &mut self,
+        at: Duration,
+        process: Option<u32>,
+        restarts: u32,
+        works: impl FnOnce() -> Works,
+    ) -> Option<Verdict> {
+        if restarts > MOST_RESTARTS {
+            return Some(Verdict::Bad(format!("the agent was started {restarts} times")));
+        }
+        match (process, self.process) {
+            (Some(process), Some((same, since))) if process == same => {
+                if at.saturating_sub(since) >= STEADY {
+                    self.was_steady = true;
+                    let works = works();
+                    self.missing = self.line.demands.difference(&works).copied().collect();
+                    if self.missing.is_empty() {
+                        let text =
+                            format!("the agent (process {process}) has been up for {} s", STEADY.as_secs());
+                        return Some(Verdict::Good(text));
+                    }
+                }
+            }
+            _ => self.process = process.map(|process| (process, at)),
+        }
+        self.too_late(at)
+    }
+
+    fn too_late(&self, at: Duration) -> Option<Verdict> {
+        let text = match self.was_steady {
+            false if at >= UP_WITHIN => {
+                format!(
+                    "the agent did not stay up for {} s within {} s",
+                    STEADY.as_secs(),
+                    UP_WITHIN.as_secs()
+                )
+            }
+            true if at >= self.line.demands_within => format!(
+                "after {} s this slot has no {}, which the one before it had",
+                at.as_secs(),
+                words(&self.missing, " and no ")
+            ),
+            _ => return None,
+        };
+        Some(Verdict::Bad(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The verdict on an agent whose process is another one every so many seconds (0: never up), with what works from a time on: its
+    /// text, after "good:" or "bad:".
+    fn judged(line: &str, restarts_every: u64, works: &str, from_secs: u64) -> String {
+        let mut trial = Trial::new(CommandLine::parse(line));
+        for secs in 0_u64.. {
+            let process = secs.checked_div(restarts_every).map(|number| 1000 + number as u32);
+            let restarts = secs.checked_div(restarts_every).unwrap_or_default() as u32;
+            let now = if secs >= from_secs { parse(works) } else { Works::new() };
+            match trial.look(Duration::from_secs(secs), process, restarts, || now) {
+                Some(Verdict::Good(text)) => return format!("good: {secs}: {text}"),
+                Some(Verdict::Bad(text)) => return format!("bad: {secs}: {text}"),
+                None => assert!(secs < 10_000, "{line}: no verdict"),
+            }
+        }
+        unreachable!("the loop has no end")
+    }
+
+    #[track_caller]
+    fn check(line: &str, restarts_every: u64, works: &str, from_secs: u64, expected: &str) {
+        let found = judged(line, restarts_every, works, from_secs);
+        assert!(found.starts_with(expected), "{line}: {found}, expected {expected}");
+    }
+
+    #[test]
+    fn agent_must_stay_up_as_one_process() {
+        check("", 9999, "", 0, "good: 15: the agent (process 1000) has been up for 15 s");
+        check("", 0, "", 0, "bad: 240: the agent did not stay up for 15 s within 240 s");
+        check("", 14, "", 0, "bad: 240: the agent did not stay up");
+        check("", 5, "", 0, "bad: 155: the agent was started 31 times");
+    }
+
+    #[test]
+    fn what_worked_before_must_work() {
+        check("kedge.demands=state,contact", 9999, "state,watchdog,contact", 0, "good: 15:");
+        check("kedge.demands=contact", 9999, "contact", 599, "good: 599:");
+        check(
+            "kedge.demands=state,contact",
+            9999,
+            "state",
+            0,
+            "bad: 600: after 600 s this slot has no contact,",
+        );
+        check(
+            "kedge.demands=state,watchdog,contact",
+            9999,
+            "contact",
+            0,
+            "bad: 600: after 600 s this slot has no state and no watchdog,",
+        );
+        // steady once, then restarted every 20 s: still the demands' time, and still judged by what is missing
+        check("kedge.demands=contact", 20, "", 0, "bad: 600: after 600 s this slot has no contact,");
+    }
+
+    #[test]
+    fn command_line_sets_the_limit() {
+        check("kedge.demands=contact kedge.demands-secs=90", 9999, "", 0, "bad: 90:");
+        check("kedge.demands=contact kedge.demands-secs=soon", 9999, "", 0, "bad: 600:");
+        check("kedge.demands-secs=9 kedge.demands=contact kedge.demands-secs=90", 9999, "", 0, "bad: 90:");
+    }
+
+    #[test]
+    fn unknown_demand_condemns_nothing() {
+        check("kedge.demands=levitation,state", 9999, "state", 0, "good: 15:");
+        assert_eq!(words(&parse("contact,levitation,state"), ","), "state,contact");
+    }
+
+    #[test]
+    fn root_names_the_slot() {
+        let slot = |line| CommandLine::parse(line).slot;
+        assert_eq!(slot("root=PARTLABEL=root-b quiet"), Some("b"));
+        assert_eq!(
+            ["", "root=/dev/sda1", "root=PARTLABEL=root-ab", "xroot=PARTLABEL=root-a"].map(slot),
+            [None; 4]
+        );
+    }
+
+    #[test]
+    fn slot_that_was_good_is_known_by_the_last_word() {
+        assert!(CommandLine::parse("root=PARTLABEL=root-a quiet kedge.slot=good\n").was_good);
+        assert!(!CommandLine::parse("kedge.slot=goodish xkedge.slot=good").was_good);
+        assert!(!CommandLine::parse("kedge.slot=good kedge.slot=").was_good);
+    }
+}

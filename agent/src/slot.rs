@@ -1,0 +1,195 @@
+//! `kedge slot`: what a disk image asks the agent's program about the boot that runs.
+//!
+//! Looks, for the judgement of `kedge_core::slot`: at the kernel's command line and mounts, the watchdogs, the unit and the running agent.
+//! Always holds: nothing is changed; what cannot be seen does not work. A program that cannot be read fails here, too, and that is
+//! how a good slot whose agent is lost is noticed.
+
+use crate::cli::{self, CommandError};
+use crate::flags::Places;
+use crate::local::client;
+use kedge_core::slot::{self, CommandLine, Trial, Verdict, Work, Works};
+use kedge_platform::Clocks;
+use kedge_platform::linux::{LinuxClocks, Roots};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use std::{fs, thread};
+
+/// systemd-boot sets it for a boot that it counts.
+const COUNTING: &str = "firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+/// As the kernel's own timer calls itself; it ends a hung systemd, but no hung kernel.
+const SOFTDOG: &str = "Software Watchdog";
+/// How often the trial looks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// `kedge slot health`, for `kedge-health.service`: returns when this boot is good.
+///
+/// # Errors
+/// This try has failed, and the machine must be reset.
+pub fn health(places: &Places) -> Result<(), CommandError> {
+    let roots = Roots::default();
+    if !roots.sys.join(COUNTING).exists() {
+        cli::print("this boot is not counted");
+        return Ok(());
+    }
+    let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
+    if line.was_good {
+        cli::print("this slot was good before, and its agent can be read");
+        return Ok(());
+    }
+    let clocks = LinuxClocks::new(&roots);
+    let begin = clocks.monotonic();
+    let mut trial = Trial::new(line);
+    loop {
+        let status = status(places);
+        let (process, restarts) = unit(&systemctl());
+        let at = clocks.monotonic().saturating_sub(begin);
+        let process = process.filter(|_| status.is_some());
+        match trial.look(at, process, restarts, || look(&roots, status.as_ref())) {
+            Some(Verdict::Good(text)) => {
+                cli::print(text);
+                return Ok(());
+            }
+            Some(Verdict::Bad(text)) => return Err(CommandError::new(text)),
+            None => thread::sleep(LOOK_EVERY),
+        }
+    }
+}
+
+/// `kedge slot works [WORDS]`: prints what works in this boot, and what is handed over, for it worked a moment ago. kedge-update writes
+/// that into the entry of the new slot, whose trial asks for it: a hub that was away before condemns no image, nor a disk that was broken.
+pub fn works(places: &Places, before: &str) {
+    let mut works = look(&Roots::default(), status(places).as_ref());
+    works.extend(slot::parse(before));
+    cli::print(slot::words(&works, ","));
+}
+
+/// The node's labels with that of the slot, on an image; the operator's own flag goes before.
+pub(crate) fn labelled(mut labels: BTreeMap<String, String>, roots: &Roots) -> BTreeMap<String, String> {
+    let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
+    let is_image = roots.usr_lib.join("kedge-image/release").exists();
+    if let Some(slot) = line.slot.filter(|_| is_image) {
+        labels.entry(kedge_api::SLOT_LABEL.to_owned()).or_insert_with(|| slot.to_owned());
+    }
+    labels
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// What the running agent answers.
+fn status(places: &Places) -> Option<Value> {
+    let answer = client::get(&places.socket(), "/status").ok().filter(|answer| answer.status == 200)?;
+    serde_json::from_slice(&answer.body).ok()
+}
+
+fn systemctl() -> String {
+    let asked = ["show", "kedge.service", "--property", "ActiveState,MainPID,NRestarts"];
+    let output = Command::new("systemctl").args(asked).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
+}
+
+/// The process of an active unit, and how often systemd has restarted it, by systemctl's answer.
+fn unit(answer: &str) -> (Option<u32>, u32) {
+    let value = |name: &str| {
+        answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default()
+    };
+    let process =
+        value("MainPID").parse().ok().filter(|process| *process != 0 && value("ActiveState") == "active");
+    (process, value("NRestarts").parse().unwrap_or_default())
+}
+
+fn look(roots: &Roots, status: Option<&Value>) -> Works {
+    let renewed = status.and_then(|status| status["lease"]["secondsSinceRenewal"].as_u64());
+    let found = [
+        (Work::State, has_state(&read(&roots.proc.join("mounts")))),
+        (Work::Watchdog, has_watchdog(&roots.sys.join("class/watchdog"))),
+        (Work::Contact, renewed.is_some_and(|secs| secs <= slot::CONTACT_WITHIN.as_secs())),
+    ];
+    found.into_iter().filter_map(|(work, is_there)| is_there.then_some(work)).collect()
+}
+
+/// Whether `/var` is a file system of a disk that can be written; the last line for a path is the mount that is seen.
+fn has_state(mounts: &str) -> bool {
+    let seen = |line: &'_ str| {
+        let mut words = line.split(' ').skip(1).map(str::to_owned);
+        Some((words.next()?, words.next()?, words.next()?))
+    };
+    let var = mounts.lines().rev().filter_map(seen).find(|(at, ..)| at == "/var");
+    var.is_some_and(|(_, kind, options)| kind == "ext4" && options.split(',').any(|word| word == "rw"))
+}
+
+fn has_watchdog(class: &Path) -> bool {
+    let devices = fs::read_dir(class).into_iter().flatten().flatten();
+    devices.map(|device| device.path()).any(|device| {
+        read(&device.join("state")).trim() == "active" && read(&device.join("identity")).trim() != SOFTDOG
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[track_caller]
+    fn check(expected: &str, mount: &str, watchdog: (&str, &str), renewed: Value) {
+        let scratch = kedge_rig::Scratch::new("slot").unwrap();
+        scratch.write("proc/mounts", mount);
+        scratch.write("sys/class/watchdog/watchdog0/state", watchdog.0);
+        scratch.write("sys/class/watchdog/watchdog0/identity", watchdog.1);
+        let at = |name| scratch.path().join(name);
+        let roots = Roots { proc: at("proc"), sys: at("sys"), ..Roots::default() };
+        let found = look(&roots, Some(&json!({"lease": {"secondsSinceRenewal": renewed}})));
+        assert_eq!(slot::words(&found, ","), expected, "{mount:?} {watchdog:?} {renewed}");
+    }
+
+    #[test]
+    fn works_what_is_there_now() {
+        let disk = "/dev/vda4 /var ext4 rw,noatime 0 0\n";
+        check("state,watchdog,contact", disk, ("active\n", "iTCO_wdt\n"), json!(600));
+        check("state,contact", disk, ("active\n", "Software Watchdog\n"), json!(0));
+        check("state", disk, ("inactive\n", "iTCO_wdt\n"), json!(601));
+        check(
+            "watchdog",
+            "tmpfs /var tmpfs rw,mode=755 0 0\n",
+            ("active\n", "i6300ESB timer\n"),
+            json!(null),
+        );
+        check("", "/dev/vda4 /var ext4 ro,noatime 0 0\n", ("inactive\n", "i6300ESB timer\n"), json!(null));
+        check("", "/dev/vda4 /var ext4 rw 0 0\ntmpfs /var tmpfs rw 0 0\n", ("", ""), json!(null));
+        check("", "/dev/vda4 /var\n", ("", ""), json!("soon"));
+    }
+
+    #[test]
+    fn node_on_an_image_has_its_slot_for_a_label() {
+        let scratch = kedge_rig::Scratch::new("slot").unwrap();
+        scratch.write("cmdline", "root=PARTLABEL=root-b quiet\n");
+        let roots = Roots { proc: scratch.path().into(), usr_lib: scratch.path().into(), ..Roots::default() };
+        let of = |labels: &[(&str, &str)]| {
+            let labels =
+                labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            labelled(labels, &roots).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), []);
+        scratch.write("kedge-image/release", "BOARD=toaster\n");
+        let label = |value: &str| (kedge_api::SLOT_LABEL.to_owned(), value.to_owned());
+        assert_eq!(of(&[]), [label("b")]);
+        assert_eq!(of(&[("kedge.dev/slot", "mine")]), [label("mine")]);
+    }
+
+    #[test]
+    fn silent_agent_has_no_contact() {
+        assert!(!look(&Roots::default(), None).contains(&Work::Contact));
+    }
+
+    #[test]
+    fn unit_counts_only_while_active() {
+        assert_eq!(unit("MainPID=77\nNRestarts=3\nActiveState=active\n"), (Some(77), 3));
+        assert_eq!(unit("MainPID=77\nNRestarts=31\nActiveState=activating\n"), (None, 31));
+        assert_eq!(unit("MainPID=0\nNRestarts=0\nActiveState=active\n"), (None, 0));
+        assert_eq!(unit("Failed to connect to bus"), (None, 0));
+    }
+}
