@@ -38,6 +38,8 @@ pub(crate) struct Board {
     pub(crate) watchdog: Option<String>,
     /// How a credential reaches it.
     pub(crate) credentials: Credentials,
+    /// The kernel's record of a panic survives it, in the firmware's variables.
+    pub(crate) keeps_panics: bool,
 }
 
 impl Board {
@@ -66,6 +68,13 @@ impl Board {
         let small_memory = take("small_memory_mib");
         let firmware = take("firmware");
         let watchdog = take("watchdog").map(str::to_owned);
+        let keeps_panics = match take("pstore") {
+            None => false,
+            Some("efi") if firmware.is_some() => true,
+            Some(other) => {
+                return Err(format!("pstore is {other:?}, expected efi, on a board with firmware"));
+            }
+        };
         let credentials = match take("credentials") {
             Some("smbios") => Credentials::Smbios,
             Some("partition") if firmware.is_none() => Credentials::Partition,
@@ -97,6 +106,7 @@ impl Board {
             firmware,
             watchdog,
             credentials,
+            keeps_panics,
         })
     }
 }
@@ -132,5 +142,6 @@ mod tests {
         check("image = i\nqemu = q\nmemory_mib = 64\ncredentials = partition", "no small_memory_mib");
         check("image = i\nqemu = q\nmemory_mib = much\ncredentials = partition", "memory_mib");
         check(&format!("{good}firmware = a b"), "expected smbios");
+        check(&format!("{good}pstore = efi"), "on a board with firmware");
     }
 }

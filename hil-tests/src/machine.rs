@@ -2,16 +2,20 @@
 //!
 //! Owns the QEMU process and the files of one run directory. Always holds: QEMU dies with this program (also by SIGKILL); the guest
 //! reaches one address, the hub's, through a relay, and nothing else; the serial log grows over all starts. The emulated clock of a
-//! machine started from a snapshot continues from the snapshot's time.
+//! machine started from a snapshot continues from the snapshot's time. Cutting the power loses a random part of what the guest wrote and
+//! did not flush: while the machine is on, its disk stays as it was at the start, and a log has all that was written since.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::json;
+use kedge_rig::logged_disk::{Fate, Recording, Unflushed, apply_log};
+use serde_json::{Value, json};
 
 use crate::board::{Board, Credentials};
 use crate::error::HilError;
@@ -23,10 +27,14 @@ use crate::shell::Shell;
 pub(crate) const HUB_IN_GUEST: &str = "10.0.2.100:6443";
 /// Where the guest finds the hub after it has moved.
 pub(crate) const MOVED_HUB_IN_GUEST: &str = "10.0.2.101:6443";
-/// The name of the snapshot that stories start from.
-const SNAPSHOT: &str = "ready";
 /// How much larger than the image the disk is, as most are; stories fill the state partition, so it is little.
-const LARGER: &str = "+64M";
+const LARGER_BYTES: u64 = 64 << 20;
+/// The disk, the firmware's variables, and what [`Machine::save`] keeps beside them: memory and devices.
+const DISK: &str = "disk.raw";
+const VARIABLES: &str = "variables.qcow2";
+const SAVED: &str = "saved";
+/// Longest wait for it to be written, or read: 256 MiB.
+const SAVE_LIMIT: Duration = Duration::from_secs(300);
 /// Longest wait for QEMU's sockets.
 const SOCKETS_LIMIT: Duration = Duration::from_secs(60);
 
@@ -59,6 +67,8 @@ pub(crate) struct Machine {
     identity: Vec<(&'static str, PathBuf)>,
     files: Vec<PathBuf>,
     hub_address: String,
+    /// What another machine left by [`Machine::save`].
+    saved: Option<PathBuf>,
     process: Option<Child>,
     monitor: Option<Qmp>,
     shell: Option<Shell>,
@@ -80,6 +90,7 @@ impl Machine {
             identity: Vec::new(),
             files: Vec::new(),
             hub_address: hub_address.to_owned(),
+            saved: None,
             process: None,
             monitor: None,
             shell: None,
@@ -104,7 +115,7 @@ impl Machine {
     /// own, and also their GUIDs, except for a new one of the EFI partition if `efi_guid` names it.
     pub(crate) fn stick(&self, name: &str, efi_guid: Option<&str>) -> Result<PathBuf, HilError> {
         let (image, stick) = (self.image.join("disk.img"), self.dir.join(name));
-        tool("cp", &["--sparse=always".as_ref(), image.as_os_str(), stick.as_os_str()])?;
+        copy_sparse(&image, &stick)?;
         if let Some(guid) = efi_guid {
             tool("sfdisk", &["-q", "--part-uuid", plain(&stick)?, "1", guid].map(OsStr::new))?;
         }
@@ -121,24 +132,28 @@ impl Machine {
         self.board.credentials == Credentials::Smbios
     }
 
+    /// Whether the board keeps the record of a panic over a reset.
+    pub(crate) fn keeps_panics(&self) -> bool {
+        self.board.keeps_panics
+    }
+
     /// A file the guest sees as a read-only disk, in this order: `/dev/vdb`, `/dev/vdc`, ...
     pub(crate) fn lend(&mut self, file: &Path) {
         self.files.push(file.to_owned());
     }
 
-    /// A factory-new disk with the image as it is flashed.
+    /// A factory-new disk with the image as it is flashed; the disk is larger than the image.
     pub(crate) fn flash(&self) -> Result<(), HilError> {
-        let image = self.image.join("disk.img");
-        match self.board.credentials {
-            Credentials::Smbios => self.take_raw_disk(&image)?,
-            Credentials::Partition => {
-                let own = self.dir.join("disk.img");
-                tool("cp", &["--sparse=always".as_ref(), image.as_os_str(), own.as_os_str()])?;
-                for (name, path) in &self.identity {
-                    put_on_efi(&own, path, name.trim_start_matches("kedge."))?;
-                }
-                self.take_raw_disk(&own)?;
-                std::fs::remove_file(&own).map_err(HilError::io("remove", &own))?;
+        let disk = self.disk();
+        copy_sparse(&self.image.join("disk.img"), &disk)?;
+        let grown = File::options().write(true).open(&disk).and_then(|file| {
+            let length = file.metadata()?.len();
+            file.set_len(length + LARGER_BYTES)
+        });
+        grown.map_err(HilError::io("enlarge", &disk))?;
+        if self.board.credentials == Credentials::Partition {
+            for (name, path) in &self.identity {
+                put_on_efi(&disk, path, name.trim_start_matches("kedge."))?;
             }
         }
         match &self.board.firmware {
@@ -147,14 +162,10 @@ impl Machine {
         }
     }
 
-    /// The disk and firmware variables of another machine that is off.
-    pub(crate) fn copy_disks(&self, from: &Path) -> Result<(), HilError> {
-        for file in [self.disk(), self.variables()] {
-            let source = from.join(file.file_name().expect("a disk's path ends in its name"));
-            if source.exists() {
-                std::fs::copy(&source, &file).map_err(HilError::io("copy", &source))?;
-            }
-        }
+    /// Goes on, at its start, from what [`copy_saved`] left in `from`; with disks of its own.
+    pub(crate) fn copy_disks(&mut self, from: &Path) -> Result<(), HilError> {
+        copy_existing(from, &self.dir, &[DISK, VARIABLES])?;
+        self.saved = Some(from.join(SAVED));
         Ok(())
     }
 
@@ -163,18 +174,18 @@ impl Machine {
         &self.dir
     }
 
+    /// The bytes of the disk as they were when the machine was last switched on, and are while it is off.
     fn disk(&self) -> PathBuf {
-        self.dir.join("disk.qcow2")
+        self.dir.join(DISK)
+    }
+
+    /// What the guest has written since: where it reads it again, and in order, for [`Machine::cut`].
+    fn written(&self) -> [PathBuf; 2] {
+        ["written.qcow2", "written.log"].map(|name| self.dir.join(name))
     }
 
     fn variables(&self) -> PathBuf {
-        self.dir.join("variables.qcow2")
-    }
-
-    /// Puts plain bytes in the place of the disk of a machine that is off, on a disk that is larger.
-    fn take_raw_disk(&self, raw: &Path) -> Result<(), HilError> {
-        convert("raw", raw, "qcow2", &self.disk())?;
-        tool("qemu-img", &["resize", "-q", plain(&self.disk())?, LARGER].map(OsStr::new))
+        self.dir.join(VARIABLES)
     }
 
     /// What the machine wrote to its serial port, over all starts.
@@ -192,8 +203,12 @@ impl Machine {
         for socket in ["monitor", "console"] {
             let _ = std::fs::remove_file(self.dir.join(socket));
         }
+        let ([layer, writes], before) = (self.written(), self.disk());
+        let options = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", plain(&before)?, plain(&layer)?];
+        tool("qemu-img", &options.map(OsStr::new))?;
+        File::create(&writes).map_err(HilError::io("create", &writes))?;
         let path = self.log();
-        let log = std::fs::File::create(&path).map_err(HilError::io("create", &path))?;
+        let log = File::create(&path).map_err(HilError::io("create", &path))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).args(self.command(start)?).current_dir(&self.dir);
         let again = log.try_clone().map_err(HilError::io("create", &path))?;
@@ -211,8 +226,32 @@ impl Machine {
         if start.unplugged {
             self.plug(false)?;
         }
+        if start.from_snapshot {
+            self.wait_status("the saved machine in memory", "query-status", |status| status != "inmigrate")?;
+        }
         self.monitor().execute("cont", json!({}))?;
         Ok(())
+    }
+
+    /// Repeats a query until its status is one that is awaited.
+    fn wait_status(
+        &mut self,
+        awaited: &str,
+        query: &str,
+        is_awaited: impl Fn(&str) -> bool,
+    ) -> Result<(), HilError> {
+        let end = Instant::now() + SAVE_LIMIT;
+        loop {
+            let found = self.monitor().execute(query, json!({}))?;
+            let status = found["status"].as_str().unwrap_or_default();
+            if is_awaited(status) {
+                return Ok(());
+            }
+            if status == "failed" || Instant::now() > end {
+                return Err(HilError::Never { awaited: awaited.to_owned(), found: found.to_string() });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn still_starting(&mut self, end: Instant, error: HilError) -> Result<(), HilError> {
@@ -239,10 +278,17 @@ impl Machine {
         add("-qmp unix:monitor,server=on,wait=off -device virtio-rng-pci");
         add("-device virtio-serial-pci -chardev socket,id=console,path=console,server=on,wait=off");
         add("-device virtconsole,chardev=console");
-        add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
+        // the guest's flushes are logged; that they reach this machine's own disk would only take time
+        add("-blockdev driver=file,node-name=before,filename=disk.raw,read-only=on");
+        add("-blockdev driver=file,node-name=layer,filename=written.qcow2,discard=unmap,cache.no-flush=on");
+        add("-blockdev driver=qcow2,node-name=disk,file=layer,backing=before,discard=unmap");
+        add("-blockdev driver=file,node-name=log,filename=written.log,cache.no-flush=on");
+        add(
+            "-blockdev driver=blklogwrites,node-name=logged,file=disk,log=log,log-sector-size=512,discard=unmap",
+        );
         // a kernel that QEMU starts itself has boot index 0, and QEMU refuses a second device with it
         let order = if self.starts_kernel(start) { "" } else { ",bootindex=0" };
-        add(&format!("-device virtio-blk-pci,drive=disk{order}"));
+        add(&format!("-device virtio-blk-pci,drive=logged,write-cache=on{order}"));
         for (number, file) in self.files.iter().enumerate() {
             add(&format!("-drive if=none,id=file{number},file={},format=raw,readonly=on", plain(file)?));
             add(&format!("-device virtio-blk-pci,drive=file{number}"));
@@ -273,7 +319,8 @@ impl Machine {
             add(&format!("-rtc base={clock},clock=vm"));
         }
         if start.from_snapshot {
-            add(&format!("-loadvm {SNAPSHOT}"));
+            let saved = self.saved.as_deref().ok_or_else(|| HilError::Machine("nothing was saved".into()))?;
+            words.extend(["-incoming".into(), format!("exec:cat {}", plain(saved)?)]);
         }
         let options = self.hand_over(&mut words)?;
         self.firmware(start, &options, &mut words)?;
@@ -389,9 +436,16 @@ impl Machine {
         }
     }
 
-    /// Keeps the running machine as the snapshot.
+    /// Saves the running machine, for others to go on from, and switches it off; nothing is lost.
     pub(crate) fn save(&mut self) -> Result<(), HilError> {
-        self.monitor().monitor(&format!("savevm {SNAPSHOT}"))
+        let uri = format!("exec:cat >{}", plain(&self.dir.join(SAVED))?);
+        let monitor = self.monitor();
+        monitor.execute("stop", json!({}))?;
+        monitor.execute("migrate-set-parameters", json!({"max-bandwidth": 1_u64 << 40}))?;
+        monitor.execute("migrate", json!({"uri": uri}))?;
+        self.wait_status("the saved machine", "query-migrate", |status| status == "completed")?;
+        self.switch_off();
+        self.settle(Fate::Kept).map(|_| ())
     }
 
     /// Plugs or pulls the network cable.
@@ -399,8 +453,51 @@ impl Machine {
         self.monitor().execute("set_link", json!({"name": "net", "up": is_in})).map(|_| ())
     }
 
-    /// Cuts the power.
-    pub(crate) fn cut(&mut self) {
+    /// Cuts the power: what was written and not flushed is lost, or a random part of it.
+    pub(crate) fn cut(&mut self) -> Result<Unflushed, HilError> {
+        let at = self.log_length();
+        // what is under way gets its place in the log; it counts as not flushed
+        if let Some(monitor) = &mut self.monitor {
+            // a machine whose monitor does not answer is off all the same
+            let _ = monitor.execute("stop", json!({}));
+        }
+        self.switch_off();
+        self.settle(Fate::Cut { at, seed: chance_seed() })
+    }
+
+    /// How long the log of what the guest has written is now: what it has flushed before lies before that.
+    pub(crate) fn log_length(&self) -> u64 {
+        std::fs::metadata(&self.written()[1]).map_or(0, |log| log.len())
+    }
+
+    /// Switches it off; returns all that it has written since it was switched on, and the disk at that time.
+    pub(crate) fn recording(&mut self) -> Result<Recording, HilError> {
+        self.monitor().execute("stop", json!({}))?;
+        self.switch_off();
+        Ok(Recording::read(&self.disk(), &self.written()[1])?)
+    }
+
+    /// Where the disk's partition of this name lies, in bytes.
+    pub(crate) fn partition(&self, name: &str) -> Result<Range<u64>, HilError> {
+        let disk = self.disk();
+        let output = Command::new("sfdisk").arg("--json").arg(&disk).output();
+        let output = output.map_err(HilError::io("run sfdisk on", &disk))?;
+        let table: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let partitions = table["partitiontable"]["partitions"].as_array();
+        let found = partitions.and_then(|all| all.iter().find(|partition| partition["name"] == name));
+        let sectors = found.and_then(|found| Some((found["start"].as_u64()?, found["size"].as_u64()?)));
+        let (start, size) = sectors
+            .ok_or_else(|| HilError::Garbled(format!("{}: no partition {name}: {table}", disk.display())))?;
+        Ok(start * 512..(start + size) * 512)
+    }
+
+    /// A file of the image folder.
+    pub(crate) fn image_file(&self, name: &str) -> PathBuf {
+        self.image.join(name)
+    }
+
+    /// Ends QEMU.
+    fn switch_off(&mut self) {
         self.monitor = None;
         self.shell = None;
         if let Some(mut process) = self.process.take() {
@@ -408,6 +505,17 @@ impl Machine {
             let _ = process.kill();
             let _ = process.wait();
         }
+    }
+
+    /// Brings the disk to what is left of all that was written.
+    fn settle(&self, fate: Fate) -> Result<Unflushed, HilError> {
+        let [layer, log] = self.written();
+        if !layer.exists() {
+            return Ok(Unflushed::default());
+        }
+        let unflushed = apply_log(&self.disk(), &log, fate)?;
+        std::fs::remove_file(&layer).map_err(HilError::io("remove", &layer))?;
+        Ok(unflushed)
     }
 
     /// The last lines of the serial log.
@@ -421,8 +529,31 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.cut();
+        self.switch_off();
     }
+}
+
+/// The seed of a cut: `KEDGE_HIL_SEED`, or another one each time.
+fn chance_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let given = std::env::var("KEDGE_HIL_SEED").ok().and_then(|seed| seed.parse().ok());
+    given.unwrap_or(now.as_nanos() as u64)
+}
+
+/// Copies what a machine that was saved in `from` consists of.
+pub(crate) fn copy_saved(from: &Path, to: &Path) -> Result<(), HilError> {
+    std::fs::create_dir_all(to).map_err(HilError::io("create directory", to))?;
+    copy_existing(from, to, &[DISK, VARIABLES, SAVED])
+}
+
+fn copy_existing(from: &Path, to: &Path, names: &[&str]) -> Result<(), HilError> {
+    let mut existing = names.iter().filter(|name| from.join(name).exists());
+    existing.try_for_each(|name| copy_sparse(&from.join(name), &to.join(name)))
+}
+
+/// Copies a file with its holes.
+fn copy_sparse(from: &Path, to: &Path) -> Result<(), HilError> {
+    tool("cp", &["--sparse=always".as_ref(), from.as_os_str(), to.as_os_str()])
 }
 
 /// A disk image in another format.
@@ -438,7 +569,7 @@ fn put_on_efi(disk: &Path, file: &Path, name: &str) -> Result<(), HilError> {
 }
 
 /// Runs a program of this machine that must succeed.
-fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> {
+pub(crate) fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> {
     let shown = format!("{program} {}", arguments.join(OsStr::new(" ")).to_string_lossy());
     let failed = |source| HilError::Io { tried: format!("run {shown}"), source };
     let output = Command::new(program).args(arguments).output().map_err(failed)?;

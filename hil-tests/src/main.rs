@@ -1,11 +1,12 @@
 //! `kedge-hil`: boots the disk images of `images/` in QEMU and runs stories on them, with the hub and kubectl on this machine.
 //!
-//! The first boot of a run is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved as a snapshot, with
-//! the agent stopped, from which the others start, each with its own copy of the disk and of the hub's data. A story that fails leaves
+//! The first boot is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved, with the agent stopped, and
+//! the others go on from there, each with its own copy of the disk and of the hub's data. A story that fails leaves
 //! its serial log, the guest's journal and the hub's log in the folder that is printed, and the next one runs.
 
 mod board;
 mod error;
+mod first;
 mod machine;
 mod qmp;
 mod relay;
@@ -27,6 +28,7 @@ use lexopt::prelude::*;
 
 use crate::board::Board;
 use crate::error::HilError;
+use crate::first::First;
 use crate::machine::{HUB_IN_GUEST, MOVED_HUB_IN_GUEST, Machine, Start};
 use crate::sabotage::Sabotage;
 use crate::stage::{NODE, Stage};
@@ -46,7 +48,7 @@ Boots the image of a board in QEMU and runs the stories named, or the core ones,
   --sabotage FILE       commands that break the node, see hil-tests/sabotage: a story passes if it then fails for the reason
                         in the file
   --logs DIR            where a failing story leaves its logs [target/hil]
-  --taken DIR           shared by several runs: a story that one of them has taken is left to it
+  --taken DIR           shared by several runs: one of them makes the first boot, and a story that one has taken is left to it
   --outcomes FILE       gets a line for each story: board, story, outcome, seconds
   --story-limit BOOTS   a story fails that takes longer than so many times the first boot, which tells how busy this machine is
   --limit BOOTS         the same for all stories together: the one that runs then fails, and those that have not begun
@@ -157,6 +159,8 @@ struct Run<'a> {
     board: Board,
     image: PathBuf,
     hub: Hub,
+    /// What the stories go on from; None until it is made.
+    first: Option<First>,
     scratch: Scratch,
     teller: Console,
     /// By the name of the story that it must make fail; None: run the stories as they are.
@@ -180,6 +184,10 @@ impl<'a> Run<'a> {
         let sabotage = options.sabotage.as_deref().map(sabotage::read).transpose()?;
         let scratch = Scratch::new("hil")
             .map_err(|source| HilError::Io { tried: "make a temporary directory".into(), source })?;
+        let first = options.taken.as_deref().map(first::of_another_run).transpose()?.flatten();
+        if let Some(first) = &first {
+            copy_tree(&first.hub, &scratch.path().join("hub/data"))?;
+        }
         let host = |address: &'static str| address.split(':').next().unwrap_or(address);
         let names = ["127.0.0.1", host(HUB_IN_GUEST), host(MOVED_HUB_IN_GUEST)];
         let flags = names.map(|name| ["--advertise", name]);
@@ -190,6 +198,7 @@ impl<'a> Run<'a> {
             board,
             image,
             hub,
+            first,
             scratch,
             teller,
             sabotage,
@@ -202,26 +211,23 @@ impl<'a> Run<'a> {
     /// Runs every story asked for; false if one failed.
     fn stories(mut self) -> Result<bool, HilError> {
         let start = Instant::now();
-        self.teller.chapter(&format!("{}: a factory-new node boots, joins and is Ready", self.board.name));
-        let mut machine = self.machine("first")?;
-        if let Err(error) = self.first_boot(&mut machine) {
-            self.teller.say(Tone::Bad, &format!("{error}"));
-            self.keep_logs("boot", &mut machine);
-            self.outcome("first boot", "failed", start)?;
-            println!("0 passed, 1 failed");
-            return Ok(false);
-        }
-        self.passed += 1;
-        self.outcome("first boot", "passed", start)?;
-        let boot = start.elapsed();
-        let limits = Limits {
-            story: self.options.story_limit.map(|boots| boot * boots),
-            end: self.options.limit.map(|boots| start + boot * boots),
+        let first = match self.first.take() {
+            Some(first) => first,
+            None => {
+                let made = self.make_first(start);
+                if let (Ok(None) | Err(_), Some(shared)) = (&made, &self.options.taken) {
+                    first::failed(shared)?;
+                }
+                match made? {
+                    Some(first) => first,
+                    None => return Ok(false),
+                }
+            }
         };
-        machine.save()?;
-        machine.cut();
-        self.hub.stop()?;
-        copy_tree(&self.hub_data(), &self.scratch.path().join("hub-ready"))?;
+        let limits = Limits {
+            story: self.options.story_limit.map(|boots| first.boot * boots),
+            end: self.options.limit.map(|boots| start + first.boot * boots),
+        };
         for story in STORIES {
             if self.is_wanted(story) && self.take(story)? {
                 match self.why_not(story) {
@@ -232,7 +238,7 @@ impl<'a> Run<'a> {
                     None if limits.end.is_some_and(|end| end <= Instant::now()) => {
                         self.fails(story.name, "not begun, the time for all is over", Instant::now())?;
                     }
-                    None => self.story(story, machine.dir(), &limits)?,
+                    None => self.story(story, &first, &limits)?,
                 }
             }
         }
@@ -246,6 +252,32 @@ impl<'a> Run<'a> {
             self.board.name, self.left_out
         );
         Ok(self.failed.is_empty())
+    }
+
+    /// Boots a factory-new node, and saves it; None if it did not come up.
+    fn make_first(&mut self, start: Instant) -> Result<Option<First>, HilError> {
+        self.teller.chapter(&format!("{}: a factory-new node boots, joins and is Ready", self.board.name));
+        let mut machine = self.machine("boot")?;
+        if let Err(error) = self.first_boot(&mut machine) {
+            self.teller.say(Tone::Bad, &format!("{error}"));
+            self.keep_logs("boot", &mut machine);
+            self.outcome("first boot", "failed", start)?;
+            println!("0 passed, 1 failed");
+            return Ok(None);
+        }
+        self.passed += 1;
+        self.outcome("first boot", "passed", start)?;
+        let boot = start.elapsed();
+        machine.save()?;
+        self.hub.stop()?;
+        let (mine, hub) = (machine.dir().to_owned(), self.hub_data());
+        let copy = |first: &First| {
+            machine::copy_saved(&mine, &first.machine).and_then(|()| copy_tree(&hub, &first.hub))
+        };
+        let shared = self.options.taken.as_deref().unwrap_or(self.scratch.path());
+        let first = first::share(shared, boot, copy)?;
+        std::fs::remove_dir_all(&mine).map_err(HilError::io("remove", &mine))?;
+        Ok(Some(first))
     }
 
     fn is_wanted(&self, story: &Story) -> bool {
@@ -332,15 +364,15 @@ impl<'a> Run<'a> {
         self.outcome(name, "failed", start)
     }
 
-    fn story(&mut self, story: &'static Story, first: &Path, limits: &Limits) -> Result<(), HilError> {
+    fn story(&mut self, story: &'static Story, first: &First, limits: &Limits) -> Result<(), HilError> {
         self.teller.chapter(&format!("{}: {}", story.name, story.about));
         self.hub.kill();
         let data = self.hub_data();
         std::fs::remove_dir_all(&data).map_err(HilError::io("remove", &data))?;
-        copy_tree(&self.scratch.path().join("hub-ready"), &data)?;
+        copy_tree(&first.hub, &data)?;
         self.hub.start_again()?;
-        let machine = self.machine(story.name)?;
-        machine.copy_disks(first)?;
+        let mut machine = self.machine(story.name)?;
+        machine.copy_disks(&first.machine)?;
         let start = Instant::now();
         let end = limits.story.map(|limit| start + limit).into_iter().chain(limits.end).min();
         stage::end_by(end);
@@ -372,8 +404,8 @@ impl<'a> Run<'a> {
                 self.keep_logs(story.name, &mut machine);
             }
         }
-        machine.cut();
         let dir = machine.dir().to_owned();
+        drop(machine);
         std::fs::remove_dir_all(&dir).map_err(HilError::io("remove", &dir))
     }
 

@@ -56,14 +56,6 @@ impl Qmp {
         }
     }
 
-    /// Runs a command of the human monitor. Output is an error: the commands used here print nothing if they succeed.
-    pub(crate) fn monitor(&mut self, line: &str) -> Result<(), HilError> {
-        match self.execute("human-monitor-command", json!({"command-line": line}))?.as_str() {
-            None | Some("") => Ok(()),
-            Some(output) => Err(HilError::Machine(format!("monitor command {line}: {}", output.trim()))),
-        }
-    }
-
     /// Waits for an event of this name, or finds one that has come already, and drops all before it.
     pub(crate) fn wait_event(&mut self, name: &str, limit: Duration) -> Result<bool, HilError> {
         let end = Instant::now() + limit;

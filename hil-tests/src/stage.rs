@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use kedge_rig::console::{Console, Tone};
 use kedge_rig::hub::Hub;
+use kedge_rig::logged_disk::Unflushed;
 use serde_json::{Value, json};
 
 use crate::error::HilError;
@@ -315,6 +316,16 @@ impl Stage<'_> {
         self.comes_up()
     }
 
+    /// Cuts the power.
+    pub(crate) fn cut(&mut self) -> Result<(), HilError> {
+        let Unflushed { kept, lost } = self.machine.cut()?;
+        self.say(&format!(
+            "power cut: of {} sectors that were written and not flushed {lost} are lost",
+            kept + lost
+        ));
+        Ok(())
+    }
+
     /// Cuts the power and switches it on again.
     pub(crate) fn power_cut(&mut self) -> Result<(), HilError> {
         self.comes_back_as(&Start::default())
@@ -322,7 +333,7 @@ impl Stage<'_> {
 
     /// Cuts the power and starts the machine in other surroundings.
     pub(crate) fn comes_back_as(&mut self, start: &Start) -> Result<(), HilError> {
-        self.machine.cut();
+        self.cut()?;
         self.power_on(start)
     }
 

@@ -10,12 +10,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
+
+use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::Random;
 use crate::error::RigError;
@@ -25,6 +27,8 @@ use crate::scratch::poll;
 const SECTOR: usize = 512;
 /// The unit in which an image is kept in memory.
 const PAGE: usize = 4096;
+/// How much of a disk is read at once.
+const READ_BYTES: usize = 1 << 20;
 /// dm-log-writes: the first eight bytes of the log.
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 const FLUSH: u64 = 1;
@@ -341,8 +345,8 @@ impl Drop for Mounted {
     }
 }
 
-/// The content of a disk, in memory, without its empty pages. Cheap to clone.
-#[derive(Debug, Clone, Default)]
+/// The content of a disk, in memory, without its empty pages. Cheap to clone, and to compare with a clone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Image {
     pages: BTreeMap<u64, Arc<[u8; PAGE]>>,
     bytes: u64,
@@ -354,16 +358,41 @@ impl Image {
     /// # Errors
     /// It cannot be read.
     pub fn read(path: &Path) -> Result<Self, RigError> {
-        let content = fs::read(path).map_err(RigError::io("read", path))?;
-        let mut image = Self { pages: BTreeMap::new(), bytes: content.len() as u64 };
-        for (number, page) in content.chunks(PAGE).enumerate() {
-            if page.iter().any(|byte| *byte != 0) {
-                let mut whole = [0; PAGE];
-                whole[..page.len()].copy_from_slice(page);
-                image.pages.insert(number as u64, Arc::new(whole));
+        let read = || -> io::Result<Self> {
+            let file = File::open(path)?;
+            let mut image = Self { pages: BTreeMap::new(), bytes: file.metadata()?.len() };
+            let mut chunk = vec![0; READ_BYTES];
+            for at in (0..image.bytes).step_by(READ_BYTES) {
+                let chunk = &mut chunk[..(image.bytes - at).min(READ_BYTES as u64) as usize];
+                file.read_exact_at(chunk, at)?;
+                for (number, page) in chunk.chunks(PAGE).enumerate() {
+                    if page.iter().any(|byte| *byte != 0) {
+                        let mut whole = [0; PAGE];
+                        whole[..page.len()].copy_from_slice(page);
+                        image.pages.insert(at / PAGE as u64 + number as u64, Arc::new(whole));
+                    }
+                }
             }
-        }
-        Ok(image)
+            Ok(image)
+        };
+        read().map_err(RigError::io("read", path))
+    }
+
+    /// A partition, by its bytes: whole pages.
+    pub fn part(&self, bytes: std::ops::Range<u64>) -> Self {
+        let first = bytes.start / PAGE as u64;
+        let pages = self.pages.range(first..bytes.end.div_ceil(PAGE as u64));
+        let pages = pages.map(|(number, page)| (number - first, page.clone())).collect();
+        Self { pages, bytes: bytes.end - bytes.start }
+    }
+
+    /// Whether it begins with this content.
+    pub fn begins_with(&self, content: &[u8]) -> bool {
+        const EMPTY: [u8; PAGE] = [0; PAGE];
+        content.chunks(PAGE).enumerate().all(|(number, expected)| {
+            let page = self.pages.get(&(number as u64)).map_or(&EMPTY, |page| &**page);
+            page[..expected.len()] == *expected
+        })
     }
 
     /// Writes it to a file, empty pages as holes.
@@ -408,6 +437,16 @@ impl Entry {
     fn is_barrier(&self) -> bool {
         self.flags & (FLUSH | FUA) != 0
     }
+
+    /// How many bytes of content follow its head in the log.
+    fn data(&self) -> u64 {
+        if self.flags & DISCARD != 0 { 0 } else { self.sectors * SECTOR as u64 }
+    }
+
+    /// Where the next one begins in the log.
+    fn end(&self) -> u64 {
+        self.start + SECTOR as u64 + self.data()
+    }
 }
 
 /// A disk before, and everything that was written to it until the cut.
@@ -421,8 +460,17 @@ pub struct Recording {
 impl Recording {
     /// From a disk's content before, and the log in the format of dm-log-writes with sectors of 512 bytes.
     fn new(base: Image, log: Vec<u8>) -> Result<Self, RigError> {
-        let entries = entries(&log)?;
+        let entries = entries(&mut io::Cursor::new(&log))?;
         Ok(Self { base, log, entries })
+    }
+
+    /// The same from the files of a machine that is off: the disk as it was when the log began.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn read(disk: &Path, log: &Path) -> Result<Self, RigError> {
+        let bytes = fs::read(log).map_err(RigError::io("read", log))?;
+        Self::new(Image::read(disk)?, bytes)
     }
 
     /// How many flushes there were.
@@ -487,31 +535,117 @@ impl Recording {
 }
 
 /// The entries of a log that ends wherever the cut fell; its own count lags behind and is not trusted.
-fn entries(log: &[u8]) -> Result<Vec<Entry>, RigError> {
-    let garbled = |problem: &str| RigError::BadAnswer {
-        command: "read the log of writes".to_owned(),
-        problem: problem.to_owned(),
+fn entries(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, RigError> {
+    let garbled =
+        |problem: String| RigError::BadAnswer { command: "read the log of writes".to_owned(), problem };
+    let failed = |error: io::Error| garbled(error.to_string());
+    let length = log.seek(SeekFrom::End(0)).map_err(failed)?;
+    let mut numbers = |at: u64| -> Result<[u64; 4], RigError> {
+        let mut bytes = [0; 32];
+        log.seek(SeekFrom::Start(at)).and_then(|_| log.read_exact(&mut bytes)).map_err(failed)?;
+        let number =
+            |index: usize| u64::from_le_bytes(bytes[index * 8..][..8].try_into().expect("eight bytes"));
+        Ok([number(0), number(1), number(2), number(3)])
     };
-    let number = |at: usize| {
-        let bytes = log.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
-        bytes.map(u64::from_le_bytes).ok_or_else(|| garbled("it ends within its head"))
-    };
-    if number(0)? != MAGIC {
-        return Err(garbled("it does not begin as one"));
+    if numbers(0)?[0] != MAGIC {
+        return Err(garbled("it does not begin as one".to_owned()));
     }
     let mut found = Vec::new();
-    let mut start = SECTOR;
-    while start + SECTOR <= log.len() {
-        let (sector, sectors, flags, length) =
-            (number(start)?, number(start + 8)?, number(start + 16)?, number(start + 24)?);
-        let data = if flags & DISCARD != 0 { 0 } else { sectors as usize * SECTOR };
-        if [sector, sectors, flags, length] == [0; 4] || start + SECTOR + data > log.len() {
+    let mut start = SECTOR as u64;
+    while start + SECTOR as u64 <= length {
+        let [sector, sectors, flags, given] = numbers(start)?;
+        let entry = Entry { start, sector, sectors, flags };
+        if [sector, sectors, flags, given] == [0; 4] || entry.end() > length {
             break;
         }
-        found.push(Entry { start: start as u64, sector, sectors, flags });
-        start += SECTOR + data;
+        start = entry.end();
+        found.push(entry);
     }
     Ok(found)
+}
+
+/// What of the writes in a log reaches the disk.
+#[derive(Debug, Clone, Copy)]
+pub enum Fate {
+    /// All of them.
+    Kept,
+    /// What a flush covers that was logged when the log had this length; of the other writes a random part, in whole sectors.
+    Cut {
+        /// The log's length when the power went.
+        at: u64,
+        /// Chooses the random part.
+        seed: u64,
+    },
+}
+
+/// The sectors that no flush covered when the power went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unflushed {
+    /// Written all the same.
+    pub kept: u64,
+    /// Lost.
+    pub lost: u64,
+}
+
+/// Brings a disk from what it held when the log began to what is left of the writes in the log. Works in the files, for the disks of
+/// whole machines; the log is one of QEMU's `blklogwrites` with sectors of 512 bytes.
+///
+/// # Errors
+/// A file cannot be read or written, or is no such log.
+pub fn apply_log(disk: &Path, log: &Path, fate: Fate) -> Result<Unflushed, RigError> {
+    let mut reader = File::open(log).map(io::BufReader::new).map_err(RigError::io("open", log))?;
+    let entries = entries(&mut reader)?;
+    let disk_file = File::options().write(true).open(disk).map_err(RigError::io("open", disk))?;
+    let (durable, seed) = match fate {
+        Fate::Kept => (entries.len(), 0),
+        Fate::Cut { at, seed } => {
+            let last = entries.iter().rposition(|entry| entry.is_barrier() && entry.start < at);
+            (last.map_or(0, |barrier| barrier + 1), seed)
+        }
+    };
+    let mut chance = Random::new(seed);
+    let style = Style::new(chance.below(3) as usize, entries.len() - durable, &mut chance);
+    let mut unflushed = Unflushed::default();
+    for (number, entry) in entries.iter().enumerate() {
+        let mut content = vec![0; entry.data() as usize];
+        reader
+            .seek(SeekFrom::Start(entry.start + SECTOR as u64))
+            .and_then(|_| reader.read_exact(&mut content))
+            .map_err(RigError::io("read", log))?;
+        let write =
+            |sectors| write_part(&disk_file, entry, &content, &sectors).map_err(RigError::io("write", disk));
+        if number < durable {
+            write(0..entry.sectors)?;
+            continue;
+        }
+        let is_any = style.survives(number - durable, &mut chance);
+        let mut survives = torn(entry, &mut chance);
+        for index in 0..entry.sectors {
+            if is_any && survives(index) {
+                unflushed.kept += 1;
+                write(index..index + 1)?;
+            } else {
+                unflushed.lost += 1;
+            }
+        }
+    }
+    Ok(unflushed)
+}
+
+/// Writes or discards these sectors of an entry; discarded ones are read as zeros.
+fn write_part(disk: &File, entry: &Entry, content: &[u8], sectors: &std::ops::Range<u64>) -> io::Result<()> {
+    let bytes = |sectors: u64| sectors * SECTOR as u64;
+    let place = bytes(entry.sector + sectors.start);
+    if entry.flags & DISCARD == 0 {
+        return disk
+            .write_all_at(&content[bytes(sectors.start) as usize..bytes(sectors.end) as usize], place);
+    }
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let length = bytes(sectors.end - sectors.start);
+    if length == 0 {
+        return Ok(());
+    }
+    Ok(fallocate(disk, flags, place as i64, length as i64)?)
 }
 
 /// A disk that a cut could have left.
@@ -721,6 +855,49 @@ mod tests {
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), expect);
     }
 
+    /// The disk after a log was applied to it, sector by sector.
+    fn applied(bytes: &[u8], fate: Fate) -> (Vec<u8>, Unflushed) {
+        let scratch = crate::Scratch::new("applied").expect("a directory");
+        let [disk, log] = ["disk", "log"].map(|name| scratch.join(name));
+        fs::write(&disk, [9; 4 * SECTOR]).expect("a disk");
+        fs::write(&log, bytes).expect("a log");
+        let unflushed = apply_log(&disk, &log, fate).expect("applied");
+        let content = fs::read(&disk).expect("the disk");
+        assert_eq!(content.len(), 4 * SECTOR);
+        (content.chunks(SECTOR).map(|sector| sector[SECTOR - 1]).collect(), unflushed)
+    }
+
+    #[test]
+    fn machine_cut_loses_only_unflushed_writes() {
+        let writes = [Some((0, 1, 1)), None, Some((1, 2, 1)), Some((2, 3, 2))];
+        let bytes = log(&writes);
+        assert_eq!(applied(&bytes, Fate::Kept), (vec![1, 2, 3, 3], Unflushed::default()));
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..1000 {
+            let (disk, unflushed) = applied(&bytes, Fate::Cut { at: bytes.len() as u64, seed });
+            assert_eq!((disk[0], unflushed.kept + unflushed.lost), (1, 3), "flushed and lost");
+            assert_eq!(disk[1..].iter().filter(|byte| **byte == 9).count() as u64, unflushed.lost);
+            seen.insert(disk[1..].to_vec());
+        }
+        let old = 9;
+        let expect = [
+            [2, 3, 3],
+            [2, 3, old],
+            [2, old, 3],
+            [2, old, old],
+            [old, 3, 3],
+            [old, 3, old],
+            [old, old, 3],
+            [old, old, old],
+        ];
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), expect);
+        // a flush that began after the cut covers nothing
+        let later = [&writes[..], &[None]].concat();
+        let at = log(&writes[..2]).len() as u64;
+        let lost = (0..200).any(|seed| applied(&log(&later), Fate::Cut { at, seed }).1.lost == 3);
+        assert!(lost);
+    }
+
     #[test]
     fn acknowledgement_after_a_flush_precedes_later_cuts() {
         let entries = [Some((0, 1, 1)), None, Some((1, 2, 1)), None];
@@ -748,8 +925,9 @@ mod tests {
     fn truncated_log_ends_before_its_last_entry() {
         let mut cut = log(&[Some((0, 1, 1)), None, Some((1, 2, 4))]);
         cut.truncate(cut.len() - 700);
-        assert_eq!(entries(&cut).expect("a log").len(), 2);
-        assert!(entries(b"something else").is_err());
+        assert_eq!(entries(&mut io::Cursor::new(cut)).expect("a log").len(), 2);
+        assert!(entries(&mut io::Cursor::new([7; 64])).is_err());
+        assert!(entries(&mut io::Cursor::new(b"short")).is_err());
     }
 
     /// A program in a mount name space of its own, which keeps a copy of every mount until it is dropped.

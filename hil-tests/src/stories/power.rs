@@ -47,7 +47,7 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
 pub(super) fn first_boot_cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let mut chance = Chance::from_environment(stage);
     for cycle in 1..=number("KEDGE_HIL_CYCLES").unwrap_or(CYCLES / 2) {
-        stage.machine.cut();
+        stage.cut()?;
         stage.machine.flash()?;
         let millis = 5_000 + chance.below(35_000);
         stage.machine.start(&Start::default())?;

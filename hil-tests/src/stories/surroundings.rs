@@ -20,7 +20,7 @@ const BLOCKS_AT_ONCE: u32 = 200;
 
 pub(super) fn clock(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    stage.machine.cut();
+    stage.cut()?;
     stage.power_on(&Start { clock: Some("1970-01-01T00:00:00".into()), ..Start::default() })?;
     stage.says_it_runs(&format!("using current (UID: {uid})"))?;
     let date = stage.guest("date -u +%F")?;
@@ -47,7 +47,7 @@ pub(super) fn clock(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn network(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    stage.machine.cut();
+    stage.cut()?;
     stage.power_on(&Start { unplugged: true, ..Start::default() })?;
     stage.says_it_runs(&format!("using current (UID: {uid})"))?;
     let state = stage.guest("systemctl is-system-running --wait || true")?;
@@ -352,7 +352,7 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
 }
 
 pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {
-    stage.machine.cut();
+    stage.cut()?;
     // the firmware alone needs more than this, so QEMU starts the kernel directly
     let start = Start { is_small: true, direct: true, ..Start::default() };
     let mib = stage.machine.memory_mib(&start);
