@@ -119,6 +119,37 @@ impl Stage<'_> {
         }
     }
 
+    /// The guest's own clock since its boot, which a busy host does not change.
+    pub(crate) fn uptime(&mut self) -> Result<Duration, HilError> {
+        let text = self.guest("cut -d ' ' -f 1 /proc/uptime")?;
+        seconds(&text).ok_or_else(|| HilError::Garbled(format!("/proc/uptime: {text}")))
+    }
+
+    /// When the unit's journal of this boot got its last line with these words, by the guest's own clock.
+    pub(crate) fn logged_at(&mut self, unit: &str, words: &str) -> Result<Duration, HilError> {
+        let log = self.guest(&format!("journalctl -b -u {unit} -o short-monotonic --no-pager"))?;
+        let line = log.lines().rfind(|line| line.contains(words));
+        let time = line.and_then(|line| line.strip_prefix('[')?.split_once(']'));
+        time.and_then(|(time, _)| seconds(time))
+            .ok_or_else(|| HilError::Wrong(format!("{words:?} in the journal of {unit}: {log}")))
+    }
+
+    /// Fails the story if something took longer than that, or less.
+    pub(crate) fn took(
+        &mut self,
+        what: &str,
+        took: Duration,
+        range: std::ops::Range<u64>,
+    ) -> Result<(), HilError> {
+        match range.contains(&took.as_secs()) {
+            true => {
+                self.say(&format!("{what}: {} s", took.as_secs()));
+                Ok(())
+            }
+            false => Err(HilError::Wrong(format!("{what}: {} s, expected {range:?}", took.as_secs()))),
+        }
+    }
+
     /// The Node, as the API has it.
     pub(crate) fn node(&self) -> Result<Value, HilError> {
         Ok(self.hub.kubectl().json(&["get", "node", NODE])?)
@@ -349,6 +380,11 @@ impl Stage<'_> {
             false => Err(HilError::Wrong(format!("{what}: {found:?}, expected {expected:?}"))),
         }
     }
+}
+
+/// A number of seconds with a fraction.
+fn seconds(text: &str) -> Option<Duration> {
+    text.trim().parse().ok().and_then(|secs| Duration::try_from_secs_f64(secs).ok())
 }
 
 /// Status, message and reason of a condition; empty texts if it is not there.

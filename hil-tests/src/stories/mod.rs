@@ -56,8 +56,8 @@ const fn story(
 pub(crate) const STORIES: &[Story] = &[
     story(
         "config",
-        "a pushed config is adopted, promoted, survives a reboot, and is taken back",
-        true,
+        "a pushed config is adopted, promoted, survives a reboot without a network, and is taken back",
+        false,
         Needs::Nothing,
         config::lives,
     ),
@@ -162,7 +162,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "no-network",
-        "the cable is out at boot, comes, and flaps",
+        "a pushed config survives a power cut; the cable is out at boot, comes, and flaps; the config is taken back",
         true,
         Needs::Nothing,
         surroundings::network,

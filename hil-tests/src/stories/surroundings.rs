@@ -77,7 +77,7 @@ pub(super) fn network(stage: &mut Stage<'_>) -> Result<(), HilError> {
         Ok(if state == "active" { Ok(()) } else { Err(state) })
     })?;
     stage.say("systemd starts the network's own service again, however often it ends");
-    Ok(())
+    super::config::taken_back(stage)
 }
 
 pub(super) fn long_outage(stage: &mut Stage<'_>) -> Result<(), HilError> {
