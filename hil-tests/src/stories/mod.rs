@@ -7,6 +7,7 @@ mod chance;
 mod config;
 mod ends;
 mod power;
+mod slot_cuts;
 mod slots;
 mod surroundings;
 
@@ -110,6 +111,13 @@ pub(crate) const STORIES: &[Story] = &[
         true,
         Needs::Slots,
         slots::good,
+    ),
+    story(
+        "update-cuts",
+        "the power goes at every flush of an update and of its blessing: what the boot loader would start is whole",
+        false,
+        Needs::Slots,
+        slot_cuts::cuts,
     ),
     story(
         "bad-update",

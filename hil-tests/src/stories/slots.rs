@@ -4,11 +4,11 @@ use crate::error::HilError;
 use crate::stage::{Stage, patience};
 
 /// The update, and one whose agent does not start, as disks.
-const GOOD: &str = "/dev/vdc";
+pub(super) const GOOD: &str = "/dev/vdc";
 const BROKEN: &str = "/dev/vdd";
 
 /// Boot entries after an update into slot b that was good.
-const BLESSED: &str = "kedge-a.conf kedge-b+5.conf";
+pub(super) const BLESSED: &str = "kedge-a.conf kedge-b+5.conf";
 
 fn slot(stage: &mut Stage<'_>) -> Result<String, HilError> {
     stage.guest("sed -n 's/.*root=PARTLABEL=root-\\([ab]\\).*/\\1/p' /proc/cmdline")
@@ -18,7 +18,7 @@ fn entries(stage: &mut Stage<'_>) -> Result<String, HilError> {
     stage.guest("ls /efi/loader/entries | sort | tr '\\n' ' '").map(|text| text.trim().to_owned())
 }
 
-fn blessed(stage: &mut Stage<'_>, awaited: &str) -> Result<(), HilError> {
+pub(super) fn blessed(stage: &mut Stage<'_>, awaited: &str) -> Result<(), HilError> {
     stage.wait(&format!("boot entries {awaited}"), patience(), |stage| {
         let found = entries(stage)?;
         Ok(if found == awaited { Ok(()) } else { Err(found) })

@@ -1,0 +1,184 @@
+//! Cuts the power at every flush of an update and of its blessing, and looks at each disk that could be left as the boot loader would.
+//!
+//! Always holds: whatever the boot loader would start is whole, to the last byte; an update that kedge-update has reported as complete is
+//! what it would start; a slot that was called good has its tries. The guest writes once, and the disks are rebuilt from the
+//! log of its writes; those on which neither slot nor EFI partition differ from the last one are counted once.
+
+use std::cmp::Reverse;
+use std::fs;
+use std::path::Path;
+
+use kedge_rig::logged_disk::{Choice, Image};
+
+use super::slots::{BLESSED, GOOD, blessed};
+use crate::error::HilError;
+use crate::machine::tool;
+use crate::stage::Stage;
+
+/// Random parts of what was on its way at each flush, beside none of it.
+const SUBSETS: usize = 4;
+/// Fewer disks than these would mean that the log was not read.
+const LEAST_DISKS: usize = 50;
+
+pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    stage.guest(&format!("kedge-update {GOOD}"))?;
+    let updated = stage.machine.log_length();
+    stage.reboot()?;
+    blessed(stage, BLESSED)?;
+    stage.wait("the end of the blessing", crate::stage::patience(), |stage| {
+        let state = stage.guest("systemctl show -P SubState systemd-bless-boot")?;
+        Ok(if state == "exited" { Ok(()) } else { Err(state) })
+    })?;
+    let good = stage.machine.log_length();
+    let whole = Whole::read(stage)?;
+    let recording = stage.machine.recording()?;
+    let seed = super::chance::number("KEDGE_HIL_SEED").unwrap_or(1);
+    let choice = Choice { subsets: SUBSETS, seed, instants: vec![updated, good], ..Choice::default() };
+    let (mut disks, mut starts_b, mut last) = (0, 0, None);
+    for cut in recording.cuts(&choice) {
+        let now = whole.parts(&cut.image);
+        let entry = match &last {
+            Some((parts, entry)) if *parts == now => Clone::clone(entry),
+            _ => {
+                disks += 1;
+                whole.started(&now, stage.machine.dir())
+            }
+        };
+        let at = format!("the power cut at flush {}, part {} (KEDGE_HIL_SEED={seed})", cut.flush, cut.subset);
+        let started = entry.clone().map_err(|problem| HilError::Wrong(format!("{at}: {problem}")))?;
+        let is_updated = cut.at < updated || started.starts_with("kedge-b+");
+        let is_good = cut.at < good || started == "kedge-b+5.conf";
+        stage.expect(
+            &format!("{at}: {started} would start; as was acknowledged"),
+            (is_updated, is_good),
+            (true, true),
+        )?;
+        starts_b += usize::from(started.starts_with("kedge-b"));
+        last = Some((now, entry));
+    }
+    stage.expect(
+        &format!("{disks} disks, {starts_b} times slot b"),
+        disks >= LEAST_DISKS && starts_b > 0,
+        true,
+    )?;
+    stage.say(&format!(
+        "{} writes and {} flushes: {disks} disks that a power cut could have left, and each starts a whole slot",
+        recording.writes(),
+        recording.flushes()
+    ));
+    Ok(())
+}
+
+/// What both slots hold when they are whole: here an update has the very bytes of the image. And where they lie.
+struct Whole {
+    vmlinuz: Vec<u8>,
+    initrd: Vec<u8>,
+    root: Vec<u8>,
+    places: [std::ops::Range<u64>; 3],
+}
+
+/// The EFI partition, and the roots of slot a and b.
+type Parts = [Image; 3];
+
+impl Whole {
+    fn read(stage: &Stage<'_>) -> Result<Whole, HilError> {
+        let file = |name: &str| {
+            let path = stage.machine.image_file(name);
+            fs::read(&path).map_err(HilError::io("read", &path))
+        };
+        let place = |name: &str| stage.machine.partition(name);
+        Ok(Whole {
+            vmlinuz: file("vmlinuz")?,
+            initrd: file("initrd")?,
+            root: file("root.squashfs")?,
+            places: [place("esp")?, place("root-a")?, place("root-b")?],
+        })
+    }
+
+    fn parts(&self, disk: &Image) -> Parts {
+        self.places.clone().map(|place| disk.part(place))
+    }
+
+    /// The name of the entry that the boot loader would start, if all of what it starts is whole.
+    fn started(&self, [esp, root_a, root_b]: &Parts, scratch: &Path) -> Result<String, String> {
+        let (image, files) = (scratch.join("esp.img"), scratch.join("esp"));
+        let _ = fs::remove_dir_all(&files);
+        fs::create_dir(&files).and_then(|()| fs::write(&image, "")).map_err(|error| error.to_string())?;
+        esp.write_to(&image).map_err(|error| error.to_string())?;
+        // what is damaged is not copied, and then missed below
+        let from = ["::/loader", "::/kedge"].map(AsRef::as_ref);
+        let options = ["-s".as_ref(), "-n".as_ref(), "-Q".as_ref(), "-i".as_ref(), image.as_os_str()];
+        let copied = tool("mcopy", &[&options[..], &from[..], &[files.as_os_str()]].concat());
+        let chosen = choose(&files).ok_or_else(|| format!("no entry can be started: {copied:?}"))?;
+        let text = fs::read_to_string(files.join("loader/entries").join(&chosen)).unwrap_or_default();
+        let slot = if chosen.starts_with("kedge-a") { "a" } else { "b" };
+        let root = if slot == "a" { root_a } else { root_b };
+        let is_named = text.contains(&format!("root=PARTLABEL=root-{slot} "));
+        let holds = |name: &str, expected: &[u8]| {
+            fs::read(files.join("kedge").join(slot).join(name)).is_ok_and(|found| found == expected)
+        };
+        let found = [
+            is_named,
+            holds("vmlinuz", &self.vmlinuz),
+            holds("initrd", &self.initrd),
+            root.begins_with(&self.root),
+        ];
+        match found {
+            [true, true, true, true] => Ok(chosen),
+            _ => Err(format!(
+                "{chosen} would start; its root's name, kernel, initramfs and root are whole: {found:?}"
+            )),
+        }
+    }
+}
+
+/// systemd-boot's choice: of the entries whose kernel is there, those with tries left before the others, and then the highest version.
+fn choose(esp: &Path) -> Option<String> {
+    let entries = fs::read_dir(esp.join("loader/entries")).ok()?;
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let name = entry.file_name().into_string().ok()?;
+            let text = fs::read_to_string(entry.path()).ok()?;
+            let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+            let kernel = esp.join(value("linux")?.trim_start_matches('/'));
+            let is_bad = name.contains("+0");
+            kernel.exists().then(|| {
+                (is_bad, Reverse(value("version").and_then(|number| number.parse::<u64>().ok())), name)
+            })
+        })
+        .collect();
+    found.sort();
+    found.into_iter().next().map(|(_, _, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boot_loader_takes_the_newest_entry_that_has_tries() {
+        let scratch = kedge_rig::scratch::Scratch::new("choose").unwrap();
+        let chosen = |entries: &[(&str, u32, &str)]| {
+            let esp = scratch.path().join("esp");
+            let _ = fs::remove_dir_all(&esp);
+            fs::create_dir_all(esp.join("loader/entries")).unwrap();
+            fs::create_dir_all(esp.join("kedge/a")).unwrap();
+            fs::write(esp.join("kedge/a/vmlinuz"), "").unwrap();
+            for (name, version, kernel) in entries {
+                let text = format!("title x\nversion {version}\nlinux {kernel}\noptions root=x\n");
+                fs::write(esp.join("loader/entries").join(name), text).unwrap();
+            }
+            choose(&esp).unwrap_or_default()
+        };
+        let there = "/kedge/a/vmlinuz";
+        assert_eq!(chosen(&[]), "");
+        assert_eq!(chosen(&[("kedge-a.conf", 9, there), ("kedge-b+3.conf", 10, there)]), "kedge-b+3.conf");
+        assert_eq!(chosen(&[("kedge-a.conf", 1, there), ("kedge-b+0-3.conf", 2, there)]), "kedge-a.conf");
+        assert_eq!(
+            chosen(&[("kedge-a.conf", 1, there), ("kedge-b+3.conf", 2, "/kedge/b/vmlinuz")]),
+            "kedge-a.conf"
+        );
+        assert_eq!(chosen(&[("kedge-b+0-5.conf", 2, there)]), "kedge-b+0-5.conf");
+    }
+}
