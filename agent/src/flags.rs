@@ -56,6 +56,10 @@ pub enum Command {
     SlotHealth(Places),
     /// On a disk image: what works in this boot, and what did a moment ago.
     SlotWorks(Places, String),
+    /// On a disk image: whether the update with this manifest may be written, and where.
+    SlotAdmit(PathBuf),
+    /// On a disk image: the slots.
+    SlotStatus,
     /// Print a version.
     Version(Output),
     /// Print this help.
@@ -310,6 +314,8 @@ impl Raw {
             ["slot", "health"] => Command::SlotHealth(self.places()),
             ["slot", "works"] => Command::SlotWorks(self.places(), String::new()),
             ["slot", "works", before] => Command::SlotWorks(self.places(), (*before).to_owned()),
+            ["slot", "admit", manifest] => Command::SlotAdmit(PathBuf::from(manifest)),
+            ["slot", "status"] => Command::SlotStatus,
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
         })
     }
@@ -530,6 +536,8 @@ Commands:
   shim, pause, unpack  internal: for containers and images (docs/pods.md)
   slot health        on a disk image, for kedge-health.service: wait until this boot is good; exit code 1 if it is not
   slot works [WORDS] on a disk image, for kedge-update: print what works in this boot, with what worked before
+  slot admit FILE    the same: whether the update with this manifest may be written; print where, or exit code 1
+  slot status        on a disk image: the slot that runs, and the boot loader's list
   version            print the version
 
 Flags of all commands that talk to an agent:

@@ -36,6 +36,11 @@ fn main() -> ExitCode {
             slot::works(&places, &before);
             Ok(())
         }
+        Command::SlotAdmit(manifest) => slot::admission::admit(&manifest),
+        Command::SlotStatus => {
+            slot::admission::status();
+            Ok(())
+        }
         Command::Version(output) => {
             cli::version(output);
             Ok(())

@@ -1,8 +1,10 @@
 //! `kedge slot`: what a disk image asks the agent's program about the boot that runs.
 //!
-//! Looks, for the judgement of `kedge_core::slot`: at the kernel's command line and mounts, the watchdogs, the unit and the running agent.
+//! Looks, for the decisions of `kedge_core::slot`: at the kernel's command line and mounts, the watchdogs, the unit and the running agent.
 //! Always holds: nothing is changed; what cannot be seen does not work. A program that cannot be read fails here, too, and that is
 //! how a good slot whose agent is lost is noticed.
+
+pub mod admission;
 
 use crate::cli::{self, CommandError};
 use crate::flags::Places;

@@ -12,6 +12,7 @@ mod evidence;
 mod host;
 mod memory;
 mod program;
+pub mod slots;
 mod supervisor;
 
 use std::fs::{File, OpenOptions};

@@ -1,0 +1,337 @@
+//! Whether an update may be written, and where: decided before its first byte is.
+//!
+//! Always holds: what is admitted goes into the slot that does not run, on the disk of the running one, with room for all of it; the running
+//! slot is good and complete, so it can be the fallback. A manifest becomes a boot entry word for word, so it holds one line per key
+//! and no control characters.
+//! Leaves to others: looking (`agent/src/slot/admission.rs`); writing, and the digests (`kedge-update`).
+
+use std::collections::BTreeMap;
+
+use super::CommandLine;
+
+/// The manifest's size: one block of lines "KEY VALUE", filled up with newlines.
+pub const MANIFEST_BYTES: usize = 4096;
+/// The first line.
+const FORMAT: &str = "kedge-update 1";
+/// The files of a slot on the EFI partition, as in the manifest and in `kedge/SLOT`.
+pub const FILES: [&str; 2] = ["vmlinuz", "initrd"];
+/// The EFI partition keeps as much free: for the boot entries, and for the clusters that files do not fill.
+const SPARE_BYTES: u64 = 65536;
+
+/// What can be seen before an update.
+#[derive(Debug, Default, Clone)]
+pub struct Facts {
+    /// The kernel's command line.
+    pub command_line: String,
+    /// The boot loader's variables can be read.
+    pub has_variables: bool,
+    /// The boot loader counts this boot.
+    pub is_counted: bool,
+    /// Boot entries: content by file name.
+    pub entries: BTreeMap<String, String>,
+    /// Sizes of [`FILES`], by `SLOT/NAME`.
+    pub files: BTreeMap<String, u64>,
+    /// Bytes free on the EFI partition.
+    pub free_bytes: u64,
+    /// The roots on the disk that runs: device and bytes, by the partition's name.
+    pub roots: BTreeMap<String, (String, u64)>,
+    /// The EFI partition is on that disk, too.
+    pub is_own_efi: bool,
+    /// The board of the image that runs.
+    pub board: String,
+}
+
+/// Where an update goes.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The slot that runs.
+    pub running: &'static str,
+    /// The slot that is written.
+    pub other: &'static str,
+    /// Its device.
+    pub device: String,
+    /// The new entry's place in the boot loader's list: highest first. Never a number twice, so that an older version can be an
+    /// update, too.
+    pub order: u64,
+}
+
+impl Facts {
+    /// The names of a slot's entries, counted or not; two only after a power cut between two steps of a blessing.
+    fn entries_of(&self, slot: &str) -> impl DoubleEndedIterator<Item = (&String, &String)> {
+        let begin = format!("kedge-{slot}");
+        self.entries.iter().filter(move |(name, _)| {
+            let rest = name.strip_prefix(&begin).and_then(|rest| rest.strip_suffix(".conf"));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('+'))
+        })
+    }
+
+    /// Whether a slot's boot has been called good, in this boot or an earlier one. That the boot is counted stays readable until the
+    /// next one. The entry of a slot that was called good says so; the one of a new image is never counted.
+    pub fn is_good(&self, slot: &str) -> bool {
+        let mut entries = self.entries_of(slot);
+        !self.is_counted
+            || entries.any(|(name, text)| !name.contains('+') || text.contains(" kedge.slot=good"))
+    }
+
+    /// For people: what runs, and the boot loader's list.
+    pub fn status(&self) -> Vec<String> {
+        let running = CommandLine::parse(&self.command_line).slot;
+        let mut lines = vec![format!("running: slot {}", running.unwrap_or_default())];
+        if running.is_some_and(|slot| !self.is_good(slot)) {
+            lines.push("on trial: yes".to_owned());
+        }
+        lines.extend(self.entries.iter().map(|(name, text)| {
+            let value = |key| value(text, key).unwrap_or_default();
+            format!("{}: {}, order {}", name.trim_end_matches(".conf"), value("title"), value("version"))
+        }));
+        lines
+    }
+}
+
+/// Admits an update by its manifest.
+///
+/// # Errors
+/// Why not, for people.
+pub fn admit(facts: &Facts, manifest: &[u8]) -> Result<Plan, String> {
+    let (running, other) = match CommandLine::parse(&facts.command_line).slot {
+        Some("a") => ("a", "b"),
+        Some(_) => ("b", "a"),
+        None => return Err("the kernel's command line names no slot".to_owned()),
+    };
+    if !facts.has_variables {
+        let why = "so no slot could ever be called good, and an update would be taken back";
+        return Err(format!("the firmware's variables cannot be read here, {why}"));
+    }
+    if !facts.is_good(running) {
+        return Err(format!("slot {running} is still on trial, and slot {other} is its fallback"));
+    }
+    if !facts.is_own_efi {
+        return Err("/efi is not on the disk of the running system".to_owned());
+    }
+    let root = facts.roots.get(&format!("root-{other}"));
+    let (device, slot_bytes) = root.ok_or_else(|| format!("no partition root-{other}"))?;
+    is_complete(facts, running, other)?;
+    let manifest = Manifest::parse(manifest)?;
+    if manifest.board != facts.board {
+        return Err(format!("the update is for the board {:?}, this is {:?}", manifest.board, facts.board));
+    }
+    if manifest.root > *slot_bytes {
+        return Err(format!("the root has {} bytes, the slot {slot_bytes}", manifest.root));
+    }
+    has_room(facts, other, manifest.files)?;
+    let orders = facts.entries.values().filter_map(|text| value(text, "version")?.parse::<u64>().ok());
+    let order = orders.max().unwrap_or(0).saturating_add(1);
+    Ok(Plan { running, other, device: device.clone(), order })
+}
+
+/// Files lost by a damaged partition must be noticed while the other slot still boots.
+fn is_complete(facts: &Facts, running: &str, other: &str) -> Result<(), String> {
+    let lost = |what: &str| {
+        Err(format!("{what} is lost, so slot {other} may be the only one that still boots; reboot first"))
+    };
+    if facts.entries_of(running).next_back().is_none_or(|(_, text)| text.is_empty()) {
+        return lost(&format!("the boot entry of slot {running}"));
+    }
+    for name in FILES {
+        let file = format!("{running}/{name}");
+        if facts.files.get(&file).is_none_or(|bytes| *bytes == 0) {
+            return lost(&format!("/efi/kedge/{file}"));
+        }
+    }
+    Ok(())
+}
+
+/// The other slot's files are overwritten, so what they take counts as free.
+fn has_room(facts: &Facts, other: &str, bytes: u64) -> Result<(), String> {
+    let old = FILES.iter().filter_map(|name| facts.files.get(&format!("{other}/{name}"))).sum::<u64>();
+    let (needed, room) = (bytes.saturating_add(SPARE_BYTES), facts.free_bytes.saturating_add(old));
+    match needed <= room {
+        true => Ok(()),
+        false => Err(format!(
+            "kernel and initramfs need {needed} bytes on the EFI partition, which has room for {room}"
+        )),
+    }
+}
+
+/// What is said of an update in its first block.
+struct Manifest<'a> {
+    board: &'a str,
+    /// Of kernel and initramfs together.
+    files: u64,
+    root: u64,
+}
+
+impl<'a> Manifest<'a> {
+    fn parse(bytes: &'a [u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(bytes).ok();
+        let text = text.filter(|text| text.lines().next() == Some(FORMAT));
+        let text = text.ok_or("the file is no update, or its format is unknown to this image")?;
+        if text.chars().any(|char| char.is_control() && char != '\n') {
+            return Err("the manifest has control characters".to_owned());
+        }
+        let one = |key: &str| match text.lines().filter_map(|line| value(line, key)).collect::<Vec<_>>()[..] {
+            [value] => Ok(value),
+            ref values => Err(format!("the manifest has {} lines {key:?}, expected one", values.len())),
+        };
+        let [kernel, initramfs, root] = ["vmlinuz", "initrd", "root"].map(|key| size(key, one(key)?));
+        one("version")?;
+        one("options")?;
+        Ok(Self { board: one("board")?, files: kernel?.saturating_add(initramfs?), root: root? })
+    }
+}
+
+/// The first of two words, SIZE SHA256.
+fn size(key: &str, value: &str) -> Result<u64, String> {
+    let parsed = value.split_once(' ').and_then(|(size, digest)| {
+        let is_digest = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+        size.parse::<u64>().ok().filter(|size| is_digest && *size > 0)
+    });
+    parsed.ok_or_else(|| format!("the manifest's line {key:?} is not SIZE SHA256"))
+}
+
+/// What follows a key in the first line that begins with it.
+fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(change: &str, to: &str) -> Vec<u8> {
+        let digest = "0123456789abcdef".repeat(4);
+        let text = format!(
+            "kedge-update 1\nboard toaster\nversion 2\noptions quiet\nvmlinuz 100000 {digest}\ninitrd 20000 {digest}\nroot 3000 {digest}\n"
+        );
+        assert!(text.contains(change), "{change}");
+        let mut bytes = text.replacen(change, to, 1).into_bytes();
+        bytes.resize(MANIFEST_BYTES, b'\n');
+        bytes
+    }
+
+    /// Slot a runs, with the one entry of a new image beside an older update.
+    fn facts() -> Facts {
+        let map =
+            |all: &[(&str, &str)]| all.iter().map(|(name, text)| ((*name).into(), (*text).into())).collect();
+        let size = |name: &str, bytes| (name.to_owned(), bytes);
+        Facts {
+            command_line: "root=PARTLABEL=root-a quiet".to_owned(),
+            has_variables: true,
+            is_counted: false,
+            entries: map(&[
+                ("kedge-a.conf", "title A\nversion 7\n"),
+                ("kedge-b+0-3.conf", "title B\nversion 12\n"),
+                ("other.conf", "version 99 beta\n"),
+            ]),
+            files: [size("a/vmlinuz", 90_000), size("a/initrd", 9_000), size("b/vmlinuz", 50_000)].into(),
+            free_bytes: 135_536,
+            roots: [("root-b".to_owned(), ("/dev/vda3".to_owned(), 3000))].into(),
+            is_own_efi: true,
+            board: "toaster".to_owned(),
+        }
+    }
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut Facts), manifest: &[u8], expected: &str) {
+        let mut facts = facts();
+        change(&mut facts);
+        let found = match admit(&facts, manifest) {
+            Ok(Plan { running, other, device, order }) => format!("{running} {other} {device} {order}"),
+            Err(why) => why,
+        };
+        assert!(found.contains(expected), "{found}, expected {expected}");
+    }
+
+    #[test]
+    fn update_goes_into_the_slot_that_does_not_run() {
+        let good = manifest("", "");
+        check(|_| {}, &good, "a b /dev/vda3 13");
+        let from_b = |facts: &mut Facts| {
+            facts.command_line = "root=PARTLABEL=root-b".to_owned();
+            facts.roots = [("root-a".to_owned(), ("/dev/sda2".to_owned(), 3000))].into();
+            facts.files.insert("b/initrd".to_owned(), 1);
+            facts.free_bytes = 1 << 20;
+        };
+        check(from_b, &good, "b a /dev/sda2 13");
+        check(|facts| facts.command_line.clear(), &good, "names no slot");
+        check(|facts| facts.has_variables = false, &good, "firmware's variables cannot be read");
+        check(|facts| facts.is_own_efi = false, &good, "not on the disk of the running system");
+        check(|facts| facts.roots.clear(), &good, "no partition root-b");
+    }
+
+    #[test]
+    fn slot_on_trial_admits_no_update() {
+        let counted = |name: &'static str, text: &'static str| {
+            move |facts: &mut Facts| {
+                facts.is_counted = true;
+                facts.entries = [(name.to_owned(), text.to_owned())].into();
+            }
+        };
+        let good = manifest("", "");
+        check(counted("kedge-a+2-1.conf", "options quiet\n"), &good, "slot a is still on trial");
+        check(counted("kedge-a+2-1.conf", "options quiet kedge.slot=good\n"), &good, "a b /dev/vda3 1");
+        check(counted("kedge-a.conf", "options quiet\n"), &good, "a b /dev/vda3 1");
+        check(counted("kedge-ab.conf", "options quiet\n"), &good, "slot a is still on trial");
+    }
+
+    #[test]
+    fn incomplete_fallback_admits_no_update() {
+        let good = manifest("", "");
+        check(
+            |facts| facts.entries.retain(|name, _| name != "kedge-a.conf"),
+            &good,
+            "boot entry of slot a is lost",
+        );
+        check(
+            |facts| drop(facts.entries.insert("kedge-a.conf".into(), String::new())),
+            &good,
+            "entry of slot a is lost",
+        );
+        check(|facts| *facts.files.get_mut("a/vmlinuz").unwrap() = 0, &good, "/efi/kedge/a/vmlinuz is lost");
+        check(|facts| facts.files.retain(|name, _| name != "a/initrd"), &good, "/efi/kedge/a/initrd is lost");
+    }
+
+    #[test]
+    fn update_needs_room() {
+        let good = manifest("", "");
+        check(
+            |facts| facts.free_bytes -= 1,
+            &good,
+            "need 185536 bytes on the EFI partition, which has room for 185535",
+        );
+        check(|_| {}, &manifest("root 3000", "root 3001"), "the root has 3001 bytes, the slot 3000");
+        check(
+            |_| {},
+            &manifest("vmlinuz 100000", &format!("vmlinuz {}", u64::MAX)),
+            "kernel and initramfs need",
+        );
+    }
+
+    #[test]
+    fn invalid_manifest_is_rejected() {
+        check(
+            |_| {},
+            &manifest("board toaster", "board kettle"),
+            "for the board \"kettle\", this is \"toaster\"",
+        );
+        check(|_| {}, &manifest("update 1", "update 2"), "no update, or its format is unknown");
+        check(|_| {}, b"nonsense", "no update");
+        check(|_| {}, &[0xff; MANIFEST_BYTES], "no update");
+        check(|_| {}, &manifest("version 2", "version \u{1b}[2J"), "control characters");
+        check(|_| {}, &manifest("options quiet\n", ""), "has 0 lines \"options\"");
+        check(|_| {}, &manifest("options quiet", "options quiet\nboard toaster"), "has 2 lines \"board\"");
+        check(|_| {}, &manifest("root 3000 0", "root 3000 "), "line \"root\" is not SIZE SHA256");
+        check(|_| {}, &manifest("initrd 20000", "initrd 0"), "line \"initrd\" is not SIZE SHA256");
+        check(|_| {}, &manifest("vmlinuz 100000", "vmlinuz 1e5"), "line \"vmlinuz\" is not SIZE SHA256");
+    }
+
+    #[test]
+    fn status_shows_what_runs_and_the_list() {
+        let mut facts = facts();
+        let list = ["kedge-a: A, order 7", "kedge-b+0-3: B, order 12", "other: , order 99 beta"];
+        assert_eq!(facts.status(), [&["running: slot a"], &list[..]].concat());
+        facts.is_counted = true;
+        facts.command_line = "root=PARTLABEL=root-b".to_owned();
+        assert_eq!(facts.status(), [&["running: slot b", "on trial: yes"], &list[..]].concat());
+    }
+}
