@@ -67,8 +67,13 @@ pub(crate) struct Machine {
     identity: Vec<(&'static str, PathBuf)>,
     files: Vec<PathBuf>,
     hub_address: String,
-    /// What another machine left by [`Machine::save`].
+    /// What [`Machine::save`] left, of this machine or another one.
     saved: Option<PathBuf>,
+    /// How it was last started.
+    started: Start,
+    is_plugged: bool,
+    /// What it wrote before it was last renewed, if somebody wants to know.
+    recordings: Option<Vec<Recording>>,
     process: Option<Child>,
     monitor: Option<Qmp>,
     shell: Option<Shell>,
@@ -91,6 +96,9 @@ impl Machine {
             files: Vec::new(),
             hub_address: hub_address.to_owned(),
             saved: None,
+            started: Start::default(),
+            is_plugged: true,
+            recordings: None,
             process: None,
             monitor: None,
             shell: None,
@@ -223,12 +231,11 @@ impl Machine {
             }
         }
         self.shell = Some(Shell::connect(&self.dir.join("console"))?);
-        if start.unplugged {
-            self.plug(false)?;
-        }
+        self.started = start.clone();
         if start.from_snapshot {
             self.wait_status("the saved machine in memory", "query-status", |status| status != "inmigrate")?;
         }
+        self.plug(!start.unplugged)?;
         self.monitor().execute("cont", json!({}))?;
         Ok(())
     }
@@ -418,15 +425,18 @@ impl Machine {
         }
     }
 
-    /// Waits for an event of QEMU's.
-    pub(crate) fn wait_event(&mut self, name: &str, limit: Duration) -> Result<(), HilError> {
-        match self.monitor().wait_event(name, limit)? {
-            true => Ok(()),
-            false => Err(HilError::Never {
-                awaited: format!("QEMU's event {name} within {limit:?}"),
-                found: self.serial_end(),
-            }),
+    /// Waits until the guest has been reset, and moves it into a new QEMU, as it is. The old one keeps what it has translated of the
+    /// boot before: each write of the firmware to memory that held code then walks a list, and on a busy host the firmware's
+    /// handler of its timer takes longer than the 10 ms between two of them, so that it does nothing else for ever.
+    pub(crate) fn wait_reset(&mut self, limit: Duration) -> Result<(), HilError> {
+        if !self.monitor().wait_event("RESET", limit)? {
+            let awaited = format!("QEMU's event RESET within {limit:?}");
+            return Err(HilError::Never { awaited, found: self.serial_end() });
         }
+        let unplugged = !self.is_plugged;
+        let saved = self.dir.join("renewed");
+        self.save_as(saved)?;
+        self.start(&Start { from_snapshot: true, unplugged, ..self.started.clone() })
     }
 
     /// The guest has been reset: the next command waits for the new shell.
@@ -438,18 +448,28 @@ impl Machine {
 
     /// Saves the running machine, for others to go on from, and switches it off; nothing is lost.
     pub(crate) fn save(&mut self) -> Result<(), HilError> {
-        let uri = format!("exec:cat >{}", plain(&self.dir.join(SAVED))?);
+        self.save_as(self.dir.join(SAVED))
+    }
+
+    fn save_as(&mut self, file: PathBuf) -> Result<(), HilError> {
+        let uri = format!("exec:cat >{}", plain(&file)?);
         let monitor = self.monitor();
         monitor.execute("stop", json!({}))?;
         monitor.execute("migrate-set-parameters", json!({"max-bandwidth": 1_u64 << 40}))?;
         monitor.execute("migrate", json!({"uri": uri}))?;
         self.wait_status("the saved machine", "query-migrate", |status| status == "completed")?;
         self.switch_off();
+        self.saved = Some(file);
+        if self.recordings.is_some() {
+            let recording = Recording::read(&self.disk(), &self.written()[1])?;
+            self.recordings.get_or_insert_default().push(recording);
+        }
         self.settle(Fate::Kept).map(|_| ())
     }
 
     /// Plugs or pulls the network cable.
     pub(crate) fn plug(&mut self, is_in: bool) -> Result<(), HilError> {
+        self.is_plugged = is_in;
         self.monitor().execute("set_link", json!({"name": "net", "up": is_in})).map(|_| ())
     }
 
@@ -470,11 +490,18 @@ impl Machine {
         std::fs::metadata(&self.written()[1]).map_or(0, |log| log.len())
     }
 
-    /// Switches it off; returns all that it has written since it was switched on, and the disk at that time.
-    pub(crate) fn recording(&mut self) -> Result<Recording, HilError> {
+    /// From now on keeps all that it writes, for [`Machine::recordings`].
+    pub(crate) fn record(&mut self) {
+        self.recordings = Some(Vec::new());
+    }
+
+    /// Switches it off; returns what it has written since it was started, in parts that end with a reset.
+    pub(crate) fn recordings(&mut self) -> Result<Vec<Recording>, HilError> {
         self.monitor().execute("stop", json!({}))?;
         self.switch_off();
-        Ok(Recording::read(&self.disk(), &self.written()[1])?)
+        let mut recordings = self.recordings.take().unwrap_or_default();
+        recordings.push(Recording::read(&self.disk(), &self.written()[1])?);
+        Ok(recordings)
     }
 
     /// Where the disk's partition of this name lies, in bytes.

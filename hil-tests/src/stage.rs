@@ -337,7 +337,7 @@ impl Stage<'_> {
     pub(crate) fn reboot(&mut self) -> Result<(), HilError> {
         let boot = self.boot_id()?;
         self.machine.run_last("systemctl reboot")?;
-        self.machine.wait_event("RESET", patience())?;
+        self.machine.wait_reset(patience())?;
         self.comes_back(&boot)
     }
 

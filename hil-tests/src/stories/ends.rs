@@ -25,7 +25,7 @@ fn kernel_dies(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let boot = stage.boot_id()?;
     stage.machine.run_last("echo c >/proc/sysrq-trigger")?;
     let begin = Instant::now();
-    stage.machine.wait_event("RESET", patience())?;
+    stage.machine.wait_reset(patience())?;
     // by this machine's clock, which is also that of the emulated watchdog; the record of a panic takes some of it
     stage.took("from the kernel's end to the reset", begin.elapsed(), 0..90)?;
     stage.comes_back(&boot)

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::fs;
 use std::path::Path;
 
-use kedge_rig::logged_disk::{Choice, Image};
+use kedge_rig::logged_disk::{Choice, Image, Recording};
 
 use super::slots::{BLESSED, GOOD, blessed};
 use crate::error::HilError;
@@ -21,6 +21,7 @@ const SUBSETS: usize = 4;
 const LEAST_DISKS: usize = 50;
 
 pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    stage.machine.record();
     stage.guest(&format!("kedge-update {GOOD}"))?;
     let updated = stage.machine.log_length();
     stage.reboot()?;
@@ -31,41 +32,15 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
     })?;
     let good = stage.machine.log_length();
     let whole = Whole::read(stage)?;
-    let recording = stage.machine.recording()?;
-    let seed = super::chance::number("KEDGE_HIL_SEED").unwrap_or(1);
-    let choice = Choice { subsets: SUBSETS, seed, instants: vec![updated, good], ..Choice::default() };
-    let (mut disks, mut starts_b, mut last) = (0, 0, None);
-    for cut in recording.cuts(&choice) {
-        let now = whole.parts(&cut.image);
-        let entry = match &last {
-            Some((parts, entry)) if *parts == now => Clone::clone(entry),
-            _ => {
-                disks += 1;
-                whole.started(&now, stage.machine.dir())
-            }
-        };
-        let at = format!("the power cut at flush {}, part {} (KEDGE_HIL_SEED={seed})", cut.flush, cut.subset);
-        let started = entry.clone().map_err(|problem| HilError::Wrong(format!("{at}: {problem}")))?;
-        let is_updated = cut.at < updated || started.starts_with("kedge-b+");
-        let is_good = cut.at < good || started == "kedge-b+5.conf";
-        stage.expect(
-            &format!("{at}: {started} would start; as was acknowledged"),
-            (is_updated, is_good),
-            (true, true),
-        )?;
-        starts_b += usize::from(started.starts_with("kedge-b"));
-        last = Some((now, entry));
-    }
-    stage.expect(
-        &format!("{disks} disks, {starts_b} times slot b"),
-        disks >= LEAST_DISKS && starts_b > 0,
-        true,
-    )?;
-    stage.say(&format!(
-        "{} writes and {} flushes: {disks} disks that a power cut could have left, and each starts a whole slot",
-        recording.writes(),
-        recording.flushes()
-    ));
+    let recordings = stage.machine.recordings()?;
+    let [update, blessing] = &recordings[..] else {
+        return Err(HilError::Wrong(format!("{} boots were recorded, expected two", recordings.len())));
+    };
+    let first = whole.look(stage, update, updated, |started| started == "kedge-b+3.conf")?;
+    let second = whole.look(stage, blessing, good, |started| started == "kedge-b+5.conf")?;
+    let disks = first + second;
+    stage.expect(&format!("{disks} disks looked at"), disks >= LEAST_DISKS, true)?;
+    stage.say(&format!("{disks} disks that a power cut could have left, and each starts a whole slot"));
     Ok(())
 }
 
@@ -93,6 +68,42 @@ impl Whole {
             root: file("root.squashfs")?,
             places: [place("esp")?, place("root-a")?, place("root-b")?],
         })
+    }
+
+    /// Looks at each disk that a cut could have left of this boot's writes. What was acknowledged at a position of the log must be what
+    /// is started after it. Returns the number of disks that differ in a slot or in the EFI partition.
+    fn look(
+        &self,
+        stage: &mut Stage<'_>,
+        recording: &Recording,
+        acknowledged: u64,
+        is_so: impl Fn(&str) -> bool,
+    ) -> Result<usize, HilError> {
+        let seed = super::chance::number("KEDGE_HIL_SEED").unwrap_or(1);
+        let choice = Choice { subsets: SUBSETS, seed, instants: vec![acknowledged], ..Choice::default() };
+        let (mut disks, mut last) = (0, None);
+        for cut in recording.cuts(&choice) {
+            let at = format!("power cut at flush {}, part {} (KEDGE_HIL_SEED={seed})", cut.flush, cut.subset);
+            let parts = self.parts(&cut.image);
+            let started = match last {
+                Some((ref before, ref started)) if *before == parts => String::clone(started),
+                _ => {
+                    disks += 1;
+                    let started = self.started(&parts, stage.machine.dir());
+                    started.map_err(|problem| HilError::Wrong(format!("{at}: {problem}")))?
+                }
+            };
+            let is_kept = cut.at < acknowledged || is_so(&started);
+            stage.expect(
+                &format!("{at}: {started} would start; what was acknowledged is kept"),
+                is_kept,
+                true,
+            )?;
+            last = Some((parts, started));
+        }
+        let (writes, flushes) = (recording.writes(), recording.flushes());
+        stage.say(&format!("{writes} writes, {flushes} flushes: {disks} disks"));
+        Ok(disks)
     }
 
     fn parts(&self, disk: &Image) -> Parts {

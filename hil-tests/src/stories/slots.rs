@@ -64,7 +64,7 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.guest(&format!("kedge-update {BROKEN}"))?;
     stage.machine.run_last("systemctl reboot")?;
     for reset in ["to try slot b", "after the first try", "after the second try", "after the third try"] {
-        stage.machine.wait_event("RESET", patience())?;
+        stage.machine.wait_reset(patience())?;
         stage.say(&format!("reset {reset}"));
     }
     stage.machine.was_reset();
@@ -91,7 +91,7 @@ pub(super) fn deaf(stage: &mut Stage<'_>) -> Result<(), HilError> {
     ))?;
     stage.machine.run_last("systemctl reboot")?;
     for reset in ["to try slot b", "after the first try", "after the second try", "after the third try"] {
-        stage.machine.wait_event("RESET", patience())?;
+        stage.machine.wait_reset(patience())?;
         stage.say(&format!("reset {reset}"));
     }
     stage.machine.was_reset();
@@ -123,7 +123,7 @@ fn rots(stage: &mut Stage<'_>, slot: &str) -> Result<(), HilError> {
         "dd if=/dev/urandom of=/dev/disk/by-partlabel/root-{slot} bs=1M count=4 oflag=direct conv=notrunc && \
          echo b >/proc/sysrq-trigger"
     ))?;
-    stage.machine.wait_event("RESET", patience())
+    stage.machine.wait_reset(patience())
 }
 
 pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
@@ -149,7 +149,7 @@ pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.say("a boot whose good end could not be written cost slot b nothing");
     rots(stage, "b")?;
     for start in 1..=5 {
-        stage.machine.wait_event("RESET", patience())?;
+        stage.machine.wait_reset(patience())?;
         stage.say(&format!("slot b is rotten: reset at start {start} of 5"));
     }
     stage.machine.was_reset();
@@ -166,7 +166,7 @@ pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
         let console = stage.machine.serial_end();
         Ok(if console.contains("no other slot can be started") { Ok(()) } else { Err(console) })
     })?;
-    stage.machine.wait_event("RESET", patience())?;
+    stage.machine.wait_reset(patience())?;
     stage.say("slot a is rotten, too: the console shows it, and the machine tries again");
     Ok(())
 }

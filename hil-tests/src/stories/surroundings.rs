@@ -298,7 +298,7 @@ fn overwritten(stage: &mut Stage<'_>, what: &str, blocks: &str) -> Result<(), Hi
         "d=/dev/disk/by-partlabel/state; s=$(dumpe2fs -h $d | sed -n 's/^Block size: *//p'); sync; {blocks} >/run/blocks && \
          [ -s /run/blocks ] && {each} </run/blocks && echo b >/proc/sysrq-trigger"
     ))?;
-    stage.machine.wait_event("RESET", patience())?;
+    stage.machine.wait_reset(patience())?;
     stage.say(&format!("{what} overwritten"));
     Ok(())
 }
