@@ -27,7 +27,7 @@ use std::time::Duration;
 /// Runs unless somebody asks for more.
 const SEEDS: u64 = 500;
 /// Runs that together must reach everything: time ends no run before. Fewer may miss a rule by chance.
-const ENOUGH: u64 = 4000;
+const ENOUGH: u64 = 1000;
 /// Fewest and most acts of a run, before everything comes to rest; most of them are several events.
 const ACTS: (u64, u64) = (40, 160);
 /// Runs within which each mutant must be noticed.
