@@ -14,31 +14,35 @@ fn main() -> ExitCode {
         Command::Agent(options) => {
             return run::run(*options).unwrap_or_else(|error| fail(error.exit_code(), &error));
         }
-        Command::RecordExit(places) => cli::record_exit_of_agent(&places),
-        Command::CopyExitRecord(places) => cli::copy_exit_record(&places),
-        Command::Status(places, output) => cli::status(&places, output),
+        Command::RecordExit(places) => apart(|| cli::record_exit_of_agent(&places)),
+        Command::CopyExitRecord(places) => apart(|| cli::copy_exit_record(&places)),
+        Command::Status(places, output) => apart(|| cli::status(&places, output)),
         Command::Doctor(options, output) => {
-            return if doctor::run(&options, output) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            return if apart(|| doctor::run(&options, output)) {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            };
         }
-        Command::DoctorWrite(places) => return doctor::write_to_disk(&places),
-        Command::ConfigShow(options, output) => cli::config_show(&options, output),
-        Command::ConfigStatus(options, output) => cli::config_status(&options, output),
-        Command::ConfigHistory(places, output) => cli::config_history(&places, output),
-        Command::ConfigCheck(options, output) => cli::config_check(&options, output),
-        Command::ConfigForgive(places, uid) => cli::config_forgive(&places, &uid),
-        Command::ConfigReset(places) => cli::config_reset(&places),
+        Command::DoctorWrite(places) => return apart(|| doctor::write_to_disk(&places)),
+        Command::ConfigShow(options, output) => apart(|| cli::config_show(&options, output)),
+        Command::ConfigStatus(options, output) => apart(|| cli::config_status(&options, output)),
+        Command::ConfigHistory(places, output) => apart(|| cli::config_history(&places, output)),
+        Command::ConfigCheck(options, output) => apart(|| cli::config_check(&options, output)),
+        Command::ConfigForgive(places, uid) => apart(|| cli::config_forgive(&places, &uid)),
+        Command::ConfigReset(places) => apart(|| cli::config_reset(&places)),
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),
-        Command::Images(options, output) => images::command::run(&options, output),
-        Command::Unpack(arguments) => images::command::unpack(&arguments),
-        Command::SlotHealth(places) => slot::health(&places),
+        Command::Images(options, output) => apart(|| images::command::run(&options, output)),
+        Command::Unpack(arguments) => apart(|| images::command::unpack(&arguments)),
+        Command::SlotHealth(places) => apart(|| slot::health(&places)),
         Command::SlotWorks(places, before) => {
-            slot::works(&places, &before);
+            apart(|| slot::works(&places, &before));
             Ok(())
         }
-        Command::SlotAdmit(manifest) => slot::admission::admit(&manifest),
+        Command::SlotAdmit(manifest) => apart(|| slot::admission::admit(&manifest)),
         Command::SlotStatus => {
-            slot::admission::status();
+            apart(slot::admission::status);
             Ok(())
         }
         Command::Version(output) => {
@@ -51,6 +55,13 @@ fn main() -> ExitCode {
         }
     };
     done.map_or_else(|error| fail(1, &error), |()| ExitCode::SUCCESS)
+}
+
+/// A command that ends by itself, not inlined: the stack it needs would be part of what `main` holds for the agent and each shim as
+/// long as they live, 56 KiB of memory.
+#[inline(never)]
+fn apart<T>(command: impl FnOnce() -> T) -> T {
+    command()
 }
 
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
