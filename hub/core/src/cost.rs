@@ -169,6 +169,21 @@ mod tests {
     }
 
     #[test]
+    fn each_value_has_its_price() {
+        let check = |value: Value, price: usize| {
+            assert_eq!(Budget { left: price }.value(&value, 0), Ok(()), "{value}");
+            assert_eq!(Budget { left: price - 1 }.value(&value, 0), Err(Excess::Memory), "{value}");
+        };
+        check(json!("text"), 4);
+        check(json!([1]), LIST + ITEM);
+        check(json!([1, 2, 3]), LIST + 3 * ITEM);
+        check(json!({"ab": 1}), NODE + 2);
+        check(json!({"ab": 1, "c": "de"}), NODE + ENTRY + 3 + 2);
+        let long = |bytes: usize| Budget::default().entry(0, &"x".repeat(bytes));
+        assert_eq!((long(MAX_KEY_BYTES), long(MAX_KEY_BYTES + 1)), (Ok(()), Err(Excess::Key)));
+    }
+
+    #[test]
     fn tree_of_many_small_values_is_refused() {
         let tiny = |count| Value::Array(vec![json!({"": 0}); count]);
         assert_eq!(check(&tiny(375_000)), Err(Excess::Memory));

@@ -402,4 +402,42 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn applied_body_names_its_type_and_repeats_no_key() {
+        let read = |body: &str, validation| {
+            let found = applied(&CONFIG_MAP, ("default", "m"), body.as_bytes(), validation);
+            found.map(|decoded| decoded.warnings).map_err(|error| error.message)
+        };
+        let yaml = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n";
+        assert_eq!(read(yaml, FieldValidation::Strict), Ok(Vec::new()));
+        let other = yaml.replace("ConfigMap", "Secret");
+        let named = "invalid object type: /v1, Kind=Secret".to_owned();
+        assert_eq!(read(&other, FieldValidation::Strict), Err(named));
+        // what is JSON is read as such, which knows that a key is repeated
+        let twice = r#" {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1", "a": "2"}}"#;
+        let complaint = "key \"a\" already set in map";
+        assert!(read(twice, FieldValidation::Strict).unwrap_err().ends_with(complaint));
+        assert_eq!(read(twice, FieldValidation::Warn), Ok(vec![complaint.to_owned()]));
+        assert_eq!(read(twice, FieldValidation::Ignore), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn posted_body_is_of_its_type() {
+        let lease = schema::find("coordination/v1/Lease").unwrap();
+        let read = |body: &str| {
+            let found = posted(lease, "v1", "", body.as_bytes(), FieldValidation::Strict);
+            found.map(drop).map_err(|error| error.message)
+        };
+        assert_eq!(read(r#"{"kind": "Lease"}"#), Ok(()));
+        assert_eq!(read("{}"), Ok(()));
+        assert_eq!(read(r#"{"kind": "Node"}"#), Err("the body is a Node, expected a Lease".to_owned()));
+    }
+
+    #[test]
+    fn repeated_fields_are_named_up_to_a_number() {
+        let body = format!("{{{}\"a\": 1}}", "\"a\": 1, ".repeat(2 * DUPLICATES));
+        let (_, duplicates) = parse("", body.as_bytes()).unwrap();
+        assert_eq!(duplicates.len(), DUPLICATES);
+    }
 }

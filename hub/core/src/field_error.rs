@@ -190,6 +190,9 @@ mod tests {
             let error = FieldError::invalid(&*long, value, "why");
             assert!(error.to_string().len() < 8 * 1024 && error.to_string().contains("..."), "{error}");
         }
+        // as many characters of each form
+        let list = json!([&long]);
+        assert_eq!(shown(&list), excerpt_of(&list.to_string(), SHOWN_CHARS));
         assert_eq!(
             FieldError::invalid("a", json!([1, "b"]), "why").to_string(),
             r#"a: Invalid value: [1,"b"]: why"#

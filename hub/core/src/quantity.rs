@@ -270,12 +270,18 @@ mod tests {
             ("0.999999999", "1"),
         ] {
             assert!(Quantity::parse(less) < Quantity::parse(more), "{less} {more}");
+            assert_ne!(Quantity::parse(less), Quantity::parse(more), "{less} {more}");
         }
         for (one, other) in [("1", "1000m"), ("0.5Gi", "512Mi"), ("1E", "1e18"), ("0", "0Ki"), ("-0", "0")] {
             assert_eq!(Quantity::parse(one), Quantity::parse(other), "{one} {other}");
         }
         assert!(Quantity::parse("3").unwrap().is_whole());
         assert!(!Quantity::parse("1500m").unwrap().is_whole());
+        let multiple = |of: &str, unit: &str| {
+            Quantity::parse(of).unwrap().is_multiple_of(Quantity::parse(unit).unwrap())
+        };
+        assert!(multiple("6Mi", "2Mi") && multiple("0", "2Mi"));
+        assert!(!multiple("5Mi", "2Mi") && !multiple("5Mi", "0"));
     }
 
     /// The right column is what a Kubernetes 1.36 API server returns.
@@ -312,6 +318,14 @@ mod tests {
         }
         for wrong in ["", ".", "x", "1x", "1e", "1.2.3", "Ki", "1 Gi", "--1", "1e40", "1ki"] {
             assert_eq!(normal_form(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn too_large_binary_quantities_stay_at_the_largest_if_whole() {
+        for digits in ["9".repeat(40), "1".to_owned() + &"0".repeat(20)] {
+            assert_eq!(normal_form(&format!("{digits}Ei")).as_deref(), Some("9223372036854775807"));
+            assert_eq!(normal_form(&format!("{digits}.5Ei")), None);
         }
     }
 

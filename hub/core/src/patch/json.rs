@@ -315,6 +315,35 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_used_to_the_last() {
+        let mut spent = Spent::default();
+        assert!(spent.shift(SHIFTED_ITEMS).is_ok());
+        assert!(spent.shift(1).is_err());
+        // with its quotes
+        let text = Value::from("x".repeat(COPIED_BYTES - 2));
+        assert!(spent.copy(&text, 0).is_ok());
+        assert!(spent.copy(&json!(1), 0).is_err());
+        let test = json!({"op": "test", "path": "/a", "value": 1});
+        check(json!({"a": 1}), Value::Array(vec![test; OPERATIONS]), Some(json!({"a": 1})));
+        // at the end of a list hardly anything is shifted, in either way
+        let ends =
+            [json!({"op": "add", "path": "/a/999", "value": 0}), json!({"op": "remove", "path": "/a/999"})];
+        check(
+            json!({"a": vec![0; 1000]}),
+            Value::Array(vec![ends; 600].concat()),
+            Some(json!({"a": vec![0; 1000]})),
+        );
+        // what is moved to a place as deep as its own is not walked
+        let large = json!("x".repeat(4 << 20));
+        let there = [
+            json!({"op": "move", "from": "/a", "path": "/b"}),
+            json!({"op": "move", "from": "/b", "path": "/a"}),
+        ];
+        check(json!({"a": large}), Value::Array(vec![there; 3].concat()), Some(json!({"a": large})));
+        check(json!({"a": 1}), json!([{"op": "move", "from": "/a", "path": "/a"}]), Some(json!({"a": 1})));
+    }
+
+    #[test]
     fn patch_cannot_nest_a_document_without_bound() {
         let levels = |of: usize| (0..of).fold(json!({}), |inner, _| json!({ "a": inner }));
         let pointer = "/a".repeat(100);

@@ -233,18 +233,14 @@ fn identity(rule: ListMerge, item: &Value) -> String {
 
 /// Changed items must be in the order of the directive.
 fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) -> Result<(), PatchError> {
-    let mut places = BTreeMap::new();
-    for (place, item) in order.iter().enumerate() {
-        places.entry(identity(rule, item)).or_insert(place);
-    }
-    let mut last = None;
+    // each is looked for behind the one before
+    let mut order = order.iter().map(|item| identity(rule, item));
     for change in changes.iter().filter(|change| change.get(PATCH).is_none()) {
-        let place = places.get(&identity(rule, change)).copied();
-        if place.is_none() || place < last {
+        let wanted = identity(rule, change);
+        if !order.any(|item| item == wanted) {
             let list = excerpt(list);
             return malformed(format!("the order in patch list {list} does not match {ELEMENT_ORDER}{list}"));
         }
-        last = place;
     }
     Ok(())
 }
@@ -486,8 +482,18 @@ mod tests {
         check_refused(POD, pod(), json!({"spec": {"$patch": "explode"}}), "invalid value for $patch");
         check_refused(POD, pod(), json!({"spec": {"containers": [{"image": "1"}]}}), "merge key \"name\"");
         check_refused(POD, pod(), json!({"spec": {"containers": [1]}}), "to be objects");
+        let explodes = json!({"spec": {"containers": [{"name": "a", "$patch": "explode"}]}});
+        check_refused(POD, pod(), explodes, "invalid value for $patch");
         let order = json!({"metadata": {"$setElementOrder/$deleteFromPrimitiveList/finalizers": []}});
         check_refused(POD, pod(), order, "orders no list");
+    }
+
+    #[test]
+    fn work_is_repeated_up_to_the_limit() {
+        let mut spent = Spent { again: MERGED_AGAIN - 3 };
+        // with its quotes
+        assert!(spent.again(&json!("x")).is_ok());
+        assert!(spent.again(&json!(1)).is_err());
     }
 
     #[test]
@@ -509,6 +515,10 @@ mod tests {
             "does not match $setElementOrder/containers",
         );
         check_refused(POD, pod(&["a"]), order(&["a"], json!([{"name": "z"}])), "does not match");
+        // an item that is changed twice is listed twice, as upstream
+        let twice = json!([{"name": "a"}, {"name": "a"}]);
+        check_refused(POD, pod(&["a"]), order(&["a"], twice.clone()), "does not match");
+        check(POD, pod(&["a"]), order(&["a", "a"], twice), pod(&["a"]));
     }
 
     #[test]
@@ -591,5 +601,10 @@ mod tests {
         let mut target = json!({});
         apply(schema::find(POD).unwrap(), &mut target, nested).unwrap();
         assert!(!target.to_string().contains('$'), "{target}");
+        // what is taken as it is, because nothing is merged into it
+        let context = json!({"$retainKeys": ["x"], "$patch": "merge", "runAsUser": 1, "runAsGroup": null});
+        let replaced = json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "n", "securityContext": context}]}});
+        let expect = json!({"spec": {"containers": [{"name": "n", "securityContext": {"runAsUser": 1}}]}});
+        check(POD, json!({"spec": {"containers": [{"name": "a"}]}}), replaced, expect);
     }
 }

@@ -147,6 +147,22 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn room_that_is_freed_pays_the_node_first() {
+        let ending = |grows: usize, frees: usize| Ending {
+            grows,
+            frees,
+            payer: Some("system:node:a".into()),
+            counted: true,
+        };
+        let mut growth = Growth { others: 100, ..Growth::default() };
+        assert!(growth.take(&ending(0, 0)));
+        assert!(growth.payers.is_empty(), "what does not grow has no entry");
+        assert!(growth.take(&ending(10, 0)));
+        growth.give_back(&ending(0, 30));
+        assert_eq!((growth.others, growth.charged, growth.payers.len()), (80, 0, 0));
+    }
+
+    #[test]
     fn only_ends_of_objects_free_room() {
         let old = json!({"metadata": {"namespace": "a", "name": "b", "finalizers": ["x/y"]}, "data": {}});
         let current = Object::new(&CONFIG_MAP, &old, 3).unwrap();
