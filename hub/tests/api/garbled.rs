@@ -371,7 +371,7 @@ fn odd_certificate_requests_give_nothing_away() {
     let greedy = vec![authority.clone(), authority, signs.clone(), signs];
     // another type for the library, the same in the request
     let second = (DnType::CustomDnType(vec![2, 5, 4, 10]), "guests");
-    let longer = [made(&[jane.clone()], Vec::new()), vec![0; 600_000]].concat();
+    let longer = [made(std::slice::from_ref(&jane), Vec::new()), vec![0; 600_000]].concat();
     let groups = [jane.clone(), (DnType::OrganizationName, "people"), second];
     for (what, request, expect) in [
         ("authority", block(&made(&[jane], greedy)), Ok(())),
