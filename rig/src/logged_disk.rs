@@ -540,6 +540,10 @@ fn entries(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, RigError> {
         |problem: String| RigError::BadAnswer { command: "read the log of writes".to_owned(), problem };
     let failed = |error: io::Error| garbled(error.to_string());
     let length = log.seek(SeekFrom::End(0)).map_err(failed)?;
+    // its head comes with the first entry
+    if length == 0 {
+        return Ok(Vec::new());
+    }
     let mut numbers = |at: u64| -> Result<[u64; 4], RigError> {
         let mut bytes = [0; 32];
         log.seek(SeekFrom::Start(at)).and_then(|_| log.read_exact(&mut bytes)).map_err(failed)?;
@@ -928,6 +932,7 @@ mod tests {
         assert_eq!(entries(&mut io::Cursor::new(cut)).expect("a log").len(), 2);
         assert!(entries(&mut io::Cursor::new([7; 64])).is_err());
         assert!(entries(&mut io::Cursor::new(b"short")).is_err());
+        assert_eq!(entries(&mut io::Cursor::new(b"")).expect("nothing was written").len(), 0);
     }
 
     /// A program in a mount name space of its own, which keeps a copy of every mount until it is dropped.
