@@ -166,6 +166,11 @@ impl<'a> Judge<'a> {
             }
             Invariant::CutOffIsNotPromoted => {
                 let promoted = promoted?;
+                // a trial is the sum of its runs: what is heard at the begin of each, and lost hours later, passes one that a cut divides
+                let is_heard_at_first = cast.nature(promoted, next.layer) == Nature::LostLater;
+                if is_heard_at_first && next.ghost.cuts > 0 {
+                    return self.excuse(invariant);
+                }
                 self.with_future(next, UP, |_, future| {
                     let is_heard = future.cycle.steps.iter().any(|step| step.heard);
                     let runs = |step: &crate::future::Step| step.config == Some(promoted);
