@@ -106,6 +106,25 @@ fn verdict_is_found_under_its_present_id() {
     assert_eq!((world.exited(), world.state()), (false, "fallback"));
 }
 
+/// An older record does not say of which payload it is, and its content may be away for a while: any of the counts may be its.
+#[test]
+fn counts_stay_while_the_payload_is_unknown() {
+    let mut world = board(TRIAL);
+    world.start();
+    world.stop();
+    let path = "checkpoints/uid-b-109/120";
+    let bytes = world.disk.content(path).expect("there");
+    world.disk.remove(path);
+    world.start();
+    assert_eq!((world.used(), world.state()), (A, "fallback"));
+    world.stop();
+    world.disk.put(path, &bytes);
+    world.start();
+    assert_eq!((world.used(), world.state()), (B, "trial"));
+    let report = world.report().config;
+    assert_eq!((report.startups, report.cuts), (1, 2));
+}
+
 /// Pushes what is promoted at the first renewal: the first release's checkpoints go when no record on disk names them.
 fn push(world: &mut World) {
     world.assign("c", &payload(A + 2, "configTrialDuration: 0s"));

@@ -331,7 +331,8 @@ impl Started {
         }
     }
 
-    /// The configs that a record names, and local; None while a record cannot be read that may name more.
+    /// The configs that a record names, and local; None while a record cannot be read that may name more, or one names a config of
+    /// which neither it nor the content says the payload.
     fn named(&self) -> Option<Vec<RanAs>> {
         if self.disk.current.known().is_none() || self.disk.last_known_good.unknown().is_some() {
             return None;
@@ -345,11 +346,16 @@ impl Started {
             (self.disk.fallback(), self.last_known_good),
             (self.disk.previous(), self.previous),
         ];
-        let payload = |(config, is): (Option<&ConfigRecord>, Option<Identity>)| {
-            let payload = is.map(|is| is.payload).or_else(|| config?.payload())?;
-            Some(RanAs::Payload(payload))
-        };
-        Some(configs.into_iter().filter_map(payload).chain([RanAs::Local]).collect())
+        let mut named = vec![RanAs::Local];
+        for (config, is) in configs {
+            match is.map(|is| is.payload).or_else(|| config?.payload()) {
+                Some(payload) => named.push(RanAs::Payload(payload)),
+                // any of them may be its
+                None if config.is_some() => return None,
+                None => {}
+            }
+        }
+        Some(named)
     }
 
     /// Records all counts. A config that runs has them in its record from then on.
