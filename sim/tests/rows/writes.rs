@@ -48,3 +48,23 @@ fn refused_write_is_retried_after_a_minute() {
     world.run_for(SECOND);
     assert!(world.bad_configs().get(&bad).is_some(), "the verdict");
 }
+
+/// What a clean end could not record needs no record: the trial goes on, although nothing can be written.
+#[test]
+fn trial_goes_on_over_a_clean_restart_on_a_refusing_disk() {
+    for fault in [WriteFault::All, WriteFault::ReadOnly] {
+        let mut world = settled();
+        world.adopt("b", &payload(B, ""));
+        world.run_for(TRIAL / 2);
+        world.disk.fault = fault;
+        for _ in 0..2 {
+            world.stop();
+            world.start();
+            assert_eq!((world.used(), world.state()), (B, "trial"), "{fault:?}");
+        }
+        // a crash is no clean end: it must be counted, and cannot be
+        world.crash();
+        world.start();
+        assert_eq!((world.used(), world.state()), (A, "fallback"), "{fault:?}");
+    }
+}

@@ -321,6 +321,10 @@ impl Started {
         startups.records.retain(|ran_as, _| named.as_ref().is_none_or(|named| named.contains(ran_as)));
         for counts in startups.records.values_mut() {
             let ended = Ended::read(counts, &facts.boot_id, &facts.previous);
+            if ended == Ended::Clean && counts.open.as_deref() == Some(facts.boot_id.as_str()) {
+                // its end could not be recorded; if it runs again there is nothing to write, perhaps on a full disk
+                continue;
+            }
             *counts = judge::counted(std::mem::take(counts), &ended, facts.wall);
             self.ended = self.ended.take().or(match ended {
                 Ended::Clean => continue,
