@@ -25,8 +25,8 @@ pub const TEMPORARY_PREFIX: &str = ".kedge-new-";
 pub const RESERVE_NAME: &str = ".kedge-reserve";
 /// A good size for the reserve: a few records of some KiB each, and the directory and inode blocks they cost.
 pub const RESERVE_BYTES: usize = 64 * 1024;
-/// Contents up to this size may use the reserve up: all records together have less.
-pub const RESERVE_SERVES_BYTES: usize = 16 * 1024;
+/// Contents up to this size may use the reserve up: a list of a hundred verdicts is as large, and must be writable too.
+pub const RESERVE_SERVES_BYTES: usize = RESERVE_BYTES;
 /// Most unreadable things of one name that are kept aside: enough to see a pattern, too few to fill a disk.
 pub const SET_ASIDE_KEPT: u32 = 5;
 /// Most entries removed by one [`Files::remove`] of a directory; a second call goes on where the first stopped.

@@ -125,6 +125,18 @@ fn reserve_makes_room_for_a_verdict() {
     files.write_durably(path(), b"another").unwrap();
 }
 
+/// A list of forty verdicts and more is a verdict too.
+#[test]
+fn reserve_makes_room_for_a_long_list() {
+    let disk = disk_with_old();
+    let files = fake::files(&disk);
+    files.ensure_reserve(RESERVE_BYTES).unwrap();
+    disk.set_space_bytes(Some(disk.used_bytes()));
+    let list = vec![7; 48 * 1024];
+    files.write_durably(path(), &list).unwrap();
+    assert_eq!(disk.content(path()).unwrap(), list);
+}
+
 #[test]
 fn large_content_does_not_use_the_reserve() {
     let disk = disk_with_old();
