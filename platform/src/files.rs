@@ -27,6 +27,8 @@ pub const RESERVE_NAME: &str = ".kedge-reserve";
 pub const RESERVE_BYTES: usize = 64 * 1024;
 /// Contents up to this size may use the reserve up: a list of a hundred verdicts is as large, and must be writable too.
 pub const RESERVE_SERVES_BYTES: usize = RESERVE_BYTES;
+/// Largest file that is copied where it cannot be linked: no record comes near.
+const COPIED_BYTES: usize = 1024 * 1024;
 /// Most unreadable things of one name that are kept aside: enough to see a pattern, too few to fill a disk.
 pub const SET_ASIDE_KEPT: u32 = 5;
 /// Most entries removed by one [`Files::remove`] of a directory; a second call goes on where the first stopped.
@@ -314,7 +316,7 @@ pub trait Files: Send + Sync {
     fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError>;
 
     /// The same, but a file stays in its place, too, until a write replaces it: there is no moment without it. Where the file system
-    /// has no hard links it is renamed.
+    /// has no hard links it is copied; what cannot be read to be copied is renamed.
     fn keep_aside(&self, path: &Path) -> Result<PathBuf, WriteError>;
 
     /// The names in a directory (`""` is the root), without our own temporary files and the reserve.
@@ -654,18 +656,30 @@ impl<D: Operations> DurableFiles<D> {
             }
         };
         let aside = slot(number);
-        self.attempt("set aside", path, || match how {
-            Aside::Moved => self.disk.rename(path, &aside),
-            Aside::Linked => match self.disk.link(path, &aside) {
-                Err(error) if has_no_links(&error) => self.disk.rename(path, &aside),
-                done => done,
+        let stays = match how {
+            Aside::Moved => false,
+            Aside::Linked => match uninterrupted(|| self.disk.link(path, &aside)) {
+                Ok(()) => true,
+                Err(error) if has_no_links(&error) => self.copy(state, path, &aside)?,
+                Err(error) => return Err(WriteError::from_io("set aside", path, error)),
             },
-        })?;
+        };
+        if !stays {
+            self.attempt("set aside", path, || self.disk.rename(path, &aside))?;
+        }
         if let Err(error) = self.remove_any(&slot(number + 1)) {
             log::warn!("cannot remove the oldest file that was set aside: {error}");
         }
         self.attempt("make durable the new name of", path, || self.disk.sync_directory(parent(path)))?;
         Ok(aside)
+    }
+
+    /// Says whether there was a whole file that could be read.
+    fn copy(&self, state: &mut State, path: &Path, to: &Path) -> Result<bool, WriteError> {
+        match uninterrupted(|| self.disk.read(path, COPIED_BYTES)) {
+            Ok(ReadOutcome::Content(content)) => self.write(state, to, &content).map(|()| true),
+            _ => Ok(false),
+        }
     }
 
     fn remove_once(&self, path: &Path) -> Result<(), WriteError> {

@@ -15,6 +15,7 @@ use kedge_platform::{Files, Kind, WriteError};
 /// Ways of losing by chance tried at each cut.
 const SEEDS: u64 = 50;
 const LIMIT: usize = 64 * 1024;
+const EPERM: i32 = 1;
 const EIO: i32 = 5;
 
 /// What is done, and what may be found after a cut.
@@ -355,6 +356,14 @@ fn missing_file_fsync_is_caught() {
 #[test]
 fn kept_file_is_there_at_every_moment() {
     KEEP_ASIDE.holds();
+}
+
+/// vfat knows no hard links: there it is a copy.
+#[test]
+fn file_kept_by_a_copy_is_there_at_every_moment() {
+    let findings = KEEP_ASIDE.explore(|disk| disk.fail_every(Operation::Link, EPERM), |_| false);
+    assert_eq!(findings.wrong, Vec::<String>::new());
+    assert!(findings.states > 150, "only {} states: the story does too little", findings.states);
 }
 
 #[test]
