@@ -106,6 +106,32 @@ fn verdict_is_found_under_its_present_id() {
     assert_eq!((world.exited(), world.state()), (false, "fallback"));
 }
 
+/// It renamed a list that it could not read, so that the list is not there does not say that a person removed it.
+#[test]
+fn list_that_the_older_agent_renamed_is_lost() {
+    let rename = |world: &mut World, to: Option<&str>| {
+        let bytes = world.disk.content("0.1.0/bad-configs.json").expect("there");
+        world.disk.remove("0.1.0/bad-configs.json");
+        if let Some(to) = to {
+            world.disk.put(to, &bytes);
+        }
+    };
+    let mut world = board(TRIAL);
+    rename(&mut world, Some("0.1.0/bad-configs.json.corrupt-1"));
+    world.start();
+    assert_eq!((world.used(), world.report().config.obstacle), (A, Some("verdicts-unknown")));
+    assert!(world.bad_configs()["unknown"].is_string(), "{}", world.bad_configs());
+    // now a person removes it
+    world.stop();
+    rename(&mut world, None);
+    world.start();
+    assert_eq!((world.used(), world.state()), (B, "trial"));
+    let mut world = board(TRIAL);
+    rename(&mut world, None);
+    world.start();
+    assert_eq!((world.used(), world.state()), (B, "trial"), "removed, not renamed");
+}
+
 /// An older record does not say of which payload it is, and its content may be away for a while: any of the counts may be its.
 #[test]
 fn counts_stay_while_the_payload_is_unknown() {

@@ -47,12 +47,26 @@ impl Disk {
 
     /// Reads the records; unreadable ones are set aside and named in `findings`.
     pub(crate) fn read(steps: &mut Steps, findings: &mut Vec<String>) -> Suspendable<Self> {
-        Ok(Self {
-            current: record(steps, StateFile::Current, Current::read, findings)?,
-            last_known_good: record(steps, StateFile::LastKnownGood, read_last_known_good, findings)?,
-            bad_configs: record(steps, StateFile::BadConfigs, BadConfigs::read, findings)?,
-            startups: record(steps, StateFile::Startups, Startups::read, findings)?,
-        })
+        let (mut is_renamed, mut is_of_before) = (false, false);
+        let list = |read: &Read| {
+            is_renamed = *read == Read::SetAside;
+            BadConfigs::read(read)
+        };
+        let counts = |read: &Read| {
+            is_of_before = Startups::is_older(read);
+            Startups::read(read)
+        };
+        let current = record(steps, StateFile::Current, Current::read, findings)?;
+        let last_known_good = record(steps, StateFile::LastKnownGood, read_last_known_good, findings)?;
+        let mut bad_configs = record(steps, StateFile::BadConfigs, list, findings)?;
+        let startups = record(steps, StateFile::Startups, counts, findings)?;
+        if is_renamed && is_of_before {
+            // nobody removed it
+            let why = "an earlier release set it aside".to_owned();
+            findings.push(format!("{} is unknown: {why}", file_name(&StateFile::BadConfigs)));
+            bad_configs = Known::Unknown { why, set_aside: true };
+        }
+        Ok(Self { current, last_known_good, bad_configs, startups })
     }
 
     /// What is assigned.
@@ -139,7 +153,7 @@ impl Disk {
 fn record<T>(
     steps: &mut Steps,
     file: StateFile,
-    parse: impl Fn(&Read) -> Known<T>,
+    parse: impl FnOnce(&Read) -> Known<T>,
     findings: &mut Vec<String>,
 ) -> Suspendable<Known<T>> {
     let known = parse(&steps.read(file.clone())?);

@@ -887,14 +887,26 @@ fn own_record<T>(read: &Read, of: impl FnOnce(&[u8]) -> Result<T, String>) -> Kn
     }
 }
 
+/// Whether these counts have the form of earlier releases: those of one config.
+fn is_older(json: &Value) -> bool {
+    json.get("records").is_none() && json.get("id").is_some()
+}
+
 impl Startups {
     /// Reads `startups.json`.
     pub fn read(read: &Read) -> Known<Self> {
         own_record(read, |bytes| {
             let json: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-            let is_older = json.get("records").is_none() && json.get("id").is_some();
-            if is_older { Self::of_older(json) } else { Self::of(json) }
+            if is_older(&json) { Self::of_older(json) } else { Self::of(json) }
         })
+    }
+
+    /// Whether an earlier release wrote it, which renamed a list of bad configs that it could not read.
+    pub(crate) fn is_older(read: &Read) -> bool {
+        match read {
+            Read::Content(bytes) => serde_json::from_slice(bytes).is_ok_and(|json| is_older(&json)),
+            _ => false,
+        }
     }
 
     fn of(json: Value) -> Result<Self, String> {
