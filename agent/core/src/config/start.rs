@@ -522,7 +522,14 @@ fn try_to_run(
         let first = started.disk.startups.known().is_some_and(|startups| startups.is_new(ran_as));
         started.changed = first.then(|| format!("kedge restarted to use {}", config.describe()));
     }
-    let counts = started.startups.of_next(ran_as, content.is.id);
+    let mut counts = started.startups.of_next(ran_as, content.is.id);
+    if let Some(before) = started.startups.records.get(&ran_as) {
+        let patience_ms = judge::patience_ms(Terms::remembered(before), entry.as_ref());
+        if judge::lost_contact(before, patience_ms, role) {
+            // the proof of a verdict that no disk took, whatever ran since
+            counts.silent_ms = before.silent_ms;
+        }
+    }
     started.startups.set(ran_as, counts.clone());
     let mut start_verdict =
         StartVerdict { facts, config, is: content.is, what, entry, detail: String::new() };
@@ -638,7 +645,7 @@ impl StartVerdict<'_> {
             && !kind.is_of_text()
             && let Some(counts) = started.startups.records.get_mut(&ran_as)
         {
-            *counts = judge::emptied(std::mem::take(counts));
+            *counts = Counts { silent_ms: 0, ..judge::emptied(std::mem::take(counts)) };
         }
         Ok(Obstacle::Marked { verdict, recorded })
     }
