@@ -6,7 +6,7 @@
 use crate::flags::{AgentOptions, CheckOptions, Output, Places};
 use crate::local::client::{self, AskError};
 use crate::{forecast, local_config, status};
-use kedge_core::config::records::{BadConfigs, Current, Known, Read, StateFile};
+use kedge_core::config::records::{BadConfigs, Current, Known, Read, Startups, StateFile};
 use kedge_core::kubelet::{self, LayerText, LocalLayers, Origin};
 use kedge_platform::exit::write_exit_record;
 use kedge_platform::files::Kind;
@@ -477,6 +477,15 @@ fn claim(places: &Places) -> Result<Option<std::fs::File>, CommandError> {
     }
 }
 
+/// A record of a node whose agent does not run, if it can be read.
+fn recorded<T>(files: &dyn Files, file: &StateFile, read: impl FnOnce(&Read) -> Known<T>) -> Option<T> {
+    let bytes = files.read(Path::new(&file.path(VERSION)), RECORD_BYTES).ok()?;
+    match read(&Read::Content(bytes)) {
+        Known::Is(record) => Some(record),
+        Known::Absent | Known::Unknown { .. } => None,
+    }
+}
+
 fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
     let _claim = claim(places)?;
     let files = linux::files(&places.dynamic_config_dir);
@@ -497,15 +506,21 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
         }
     };
     let is_assigned = || {
-        let path = StateFile::Current.path(VERSION);
-        let current = files.read(Path::new(&path), RECORD_BYTES).ok().map(Read::Content);
-        let current = current.map(|read| Current::read(&read));
-        let assigned = current.as_ref().and_then(Known::known).and_then(|current| current.assigned.as_ref());
-        assigned.is_some_and(|assigned| assigned.config.uid == uid)
+        let assigned = recorded(&*files, &StateFile::Current, Current::read);
+        assigned.and_then(|current| current.assigned).is_some_and(|assigned| assigned.config.uid == uid)
     };
+    let payloads = bad.payloads(uid);
     let was_doubted = bad.doubted.take_if(|_| is_assigned()).is_some();
     if !bad.forgive(uid) && !was_doubted {
         return Err(failed(format_args!("{}: there is no verdict on UID {uid}", shown.display())));
+    }
+    // the counts before the verdict, or a cut in between would leave what led to it, and the next start would judge by it
+    if let Some(startups) = recorded(&*files, &StateFile::Startups, Startups::read)
+        && let Some(emptied) = startups.without(&payloads)
+    {
+        files
+            .write_durably(Path::new(&StateFile::Startups.path(VERSION)), &emptied.to_bytes())
+            .map_err(|error| failed_in(&places.dynamic_config_dir, &error))?;
     }
     files
         .write_durably(Path::new(&path), &bad.to_bytes())

@@ -192,6 +192,30 @@ fn request_on_the_node_forgives_once() {
     assert!(asks(&mut world, &uid));
 }
 
+/// What led to a verdict goes when that is recorded, however late, or its removal by hand would last until the next start only.
+#[test]
+fn late_verdict_that_is_taken_out_by_hand_is_gone() {
+    for at_the_stop in [false, true] {
+        let (mut world, _) = World::known_good();
+        let uid = world.adopt("b", &payload(A + 1, "crashLoopThreshold: 0"));
+        world.crash();
+        // the start is written, the verdict is not
+        world.disk.fault = WriteFault::Once(1);
+        world.start();
+        assert!(world.entry("b").is_null(), "not recorded");
+        if !at_the_stop {
+            world.run_for(2 * MINUTE);
+        }
+        world.stop();
+        assert_eq!(world.entry("b")["kind"], "crashLoop");
+        let mut bad = world.bad_configs();
+        bad.as_object_mut().expect("a map").remove(&uid).expect("the verdict");
+        world.disk.put("0.1.0/bad-configs.json", bad.to_string().as_bytes());
+        world.start();
+        assert_eq!((world.used(), world.state()), (A + 1, "trial"), "at the stop: {at_the_stop}");
+    }
+}
+
 /// It is the first fallback, and may run again at once.
 #[test]
 fn forgiven_last_known_good_replaces_local() {

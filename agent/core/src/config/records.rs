@@ -318,6 +318,17 @@ impl Startups {
         }
     }
 
+    /// Without what is counted against these payloads; None if that changes nothing. What ran last is left alone.
+    pub fn without(&self, payloads: &[Digest]) -> Option<Self> {
+        let mut emptied = self.clone();
+        for ran_as in payloads.iter().map(|payload| RanAs::Payload(*payload)) {
+            if self.last != Some(ran_as) {
+                emptied.forgive(ran_as);
+            }
+        }
+        (emptied != *self).then_some(emptied)
+    }
+
     /// The counts in the form of earlier releases belong to this content.
     pub(crate) fn take_over(&mut self, is: &Identity) {
         if let Some(counts) = self.older.take_if(|counts| counts.id.is_some_and(|id| is.is_called(id))) {
@@ -556,6 +567,12 @@ impl BadConfigs {
     /// Removes everything about a UID (`kedge config forgive`); says whether there was anything.
     pub fn forgive(&mut self, uid: &str) -> bool {
         self.by_uid.remove(uid).is_some()
+    }
+
+    /// The payloads that verdicts on this UID are about, as far as they say so.
+    pub fn payloads(&self, uid: &str) -> Vec<Digest> {
+        let contents = self.by_uid.get(uid).and_then(|entry| entry.contents.as_ref());
+        contents.into_iter().flat_map(BTreeMap::values).filter_map(|verdict| verdict.payload).collect()
     }
 
     /// The same list, which doubts this payload, or none.
@@ -1133,6 +1150,19 @@ mod tests {
         let expect =
             Counts { ran_ms: 0, contact: false, silent_ms: 0, worst_silence_ms: 0, open: None, ..before };
         assert_eq!(next, expect, "it did not run last");
+    }
+
+    #[test]
+    fn counts_without_a_payload_keep_all_others() {
+        let mut before = startups();
+        let crashed = before.records[&payload("p")].clone();
+        before.set(payload("q"), crashed.clone());
+        let digest = |text: &str| Digest::of(text.as_bytes());
+        let after = before.without(&[digest("q"), digest("r")]).expect("a change");
+        assert!(!after.counts_for(payload("q")), "{after:?}");
+        assert_eq!((&after.records[&payload("p")], after.last, after.hold), (&crashed, before.last, true));
+        assert_eq!(before.without(&[digest("p"), digest("r")]), None, "it ran last");
+        assert_eq!(after.without(&[digest("q")]), None);
     }
 
     #[test]

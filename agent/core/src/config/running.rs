@@ -163,6 +163,7 @@ enum Transition {
     },
     RecordVerdict {
         bad: BadConfigs,
+        emptied: Emptied,
     },
     Forgive {
         uid: String,
@@ -172,7 +173,8 @@ enum Transition {
     CleanExit {
         why: String,
         closed: Option<Startups>,
-        verdict: Option<BadConfigs>,
+        /// And the counts without those that led to it.
+        verdict: Option<(BadConfigs, Option<Startups>)>,
     },
 }
 
@@ -597,10 +599,21 @@ impl Configuration {
 
     /// The list is on disk as somebody else wrote it.
     fn take_bad_configs(&mut self, bad: Known<BadConfigs>) {
-        self.disk.bad_configs = bad;
-        for (config, is) in self.chain().into_iter().map(|(_, config, is)| (config, is)) {
-            self.disk.take_over_verdicts(&config.uid, &is);
+        let before = std::mem::replace(&mut self.disk.bad_configs, bad);
+        let chain = self.chain();
+        for (_, config, is) in &chain {
+            self.disk.take_over_verdicts(&config.uid, is);
         }
+        let of_deeds = |list: &Known<BadConfigs>, config: &ConfigRecord, is: &Identity| {
+            let verdict = list.known().and_then(|bad| bad.verdict(&config.uid, Some(is)));
+            verdict.is_some_and(|verdict| !verdict.kind.is_of_text())
+        };
+        let is_gone = |config: &ConfigRecord, is: &Identity| {
+            of_deeds(&before, config, is) && !of_deeds(&self.disk.bad_configs, config, is)
+        };
+        let gone = chain.iter().filter(|(_, config, is)| is_gone(config, is)).map(|(.., is)| *is);
+        // nor does anything count against a config whose entry was taken out: the next start finds that in its record
+        self.startups = self.without_counts(gone).startups;
         self.rejudge();
     }
 
@@ -822,7 +835,13 @@ impl Configuration {
                     durable!(disk.rewrite_startups(steps, startups.clone()));
                     exit = Some(why.clone());
                 }
-                Transition::RecordVerdict { bad } => durable!(disk.put_bad_configs(steps, bad.clone())),
+                Transition::RecordVerdict { bad, emptied } => {
+                    durable!(disk.put_bad_configs(steps, bad.clone()));
+                    // as a start does: else the repair of the list by hand would be undone by the next one
+                    if emptied.is_due {
+                        durable!(disk.put_startups(steps, emptied.startups.clone()));
+                    }
+                }
                 Transition::Forgive { bad, emptied, .. } => {
                     // before the verdict, or a cut in between would leave what led to it, and the next start would judge by it
                     if emptied.is_due {
@@ -832,8 +851,11 @@ impl Configuration {
                 }
                 Transition::CleanExit { why, closed, verdict } => {
                     // the record of this end takes the place of the one that proves it
-                    if let Some(bad) = verdict {
-                        let _ = disk.put_bad_configs(steps, bad.clone())?;
+                    let mut closed = closed.as_ref();
+                    if let Some((bad, emptied)) = verdict
+                        && disk.put_bad_configs(steps, bad.clone())?.is_ok()
+                    {
+                        closed = emptied.as_ref().or(closed);
                     }
                     if let Some(startups) = closed {
                         close(startups, &mut disk, steps)?;
@@ -956,7 +978,8 @@ impl Configuration {
                 self.source_noted();
                 None
             }
-            Transition::RecordVerdict { .. } => {
+            Transition::RecordVerdict { emptied, .. } => {
+                self.startups.clone_from(&emptied.startups);
                 if let Some(Obstacle::Marked { recorded, .. }) = &mut self.obstacle {
                     *recorded = true;
                 }
@@ -1101,11 +1124,15 @@ impl Configuration {
     fn due(&mut self, now: Now) -> Option<Transition> {
         if let Some(why) = &self.stop {
             let closed = self.counts_running().then(|| self.closed(now));
-            return Some(Transition::CleanExit {
-                why: why.clone(),
-                closed,
-                verdict: self.unrecorded_verdict(),
+            let verdict = self.unrecorded_verdict().map(|bad| {
+                let emptied = self.condemned().zip(closed.clone());
+                let emptied = emptied.map(|(is, mut closed)| {
+                    closed.forgive(RanAs::Payload(is.payload));
+                    closed
+                });
+                (bad, emptied)
             });
+            return Some(Transition::CleanExit { why: why.clone(), closed, verdict });
         }
         if !self.facts.dynamic {
             return None;
@@ -1640,7 +1667,8 @@ impl Configuration {
         }
         match (&self.obstacle, &self.assigned) {
             (Some(Obstacle::Marked { recorded: false, .. }), _) => {
-                self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad })
+                let emptied = self.without_counts(self.condemned().into_iter());
+                self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad, emptied })
             }
             (None | Some(Obstacle::NotRecorded(_)), Some(_)) => {
                 let why = "the assigned config can be tried now, restarting".into();
@@ -1661,6 +1689,15 @@ impl Configuration {
         };
         bad.mark(&config.uid, self.assigned.as_ref()?, verdict.clone(), &self.disk.in_use());
         Some(bad)
+    }
+
+    /// The assigned config, if its verdict could not be written yet, and its counts led to that: they go when it is.
+    fn condemned(&self) -> Option<Identity> {
+        let is_of_deeds = matches!(
+            &self.obstacle,
+            Some(Obstacle::Marked { verdict, recorded: false }) if !verdict.kind.is_of_text()
+        );
+        self.assigned.filter(|_| is_of_deeds)
     }
 
     /// What a start would try, in this order, as far as its content is at hand.
