@@ -192,6 +192,118 @@ fn request_on_the_node_forgives_once() {
     assert!(asks(&mut world, &uid));
 }
 
+/// A node whose config `b` crashed once too often, after its Node had been asked to forgive it.
+fn condemned() -> (World, String) {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", &payload(A + 1, "crashLoopThreshold: 0"));
+    ask(&mut world, &uid);
+    assert!(!world.exited(), "there is nothing to forgive");
+    world.crash();
+    world.start();
+    assert_eq!((world.used(), world.state()), (A, "fallback"));
+    (world, uid)
+}
+
+fn ask(world: &mut World, value: &str) {
+    world.hub.edit_node(|node| node["metadata"]["annotations"]["kedge.dev/forgive"] = json!(value));
+    world.turn();
+}
+
+fn edit_list(world: &mut World, edit: impl FnOnce(&mut Value)) {
+    let mut bad = world.bad_configs();
+    edit(&mut bad);
+    world.disk.put("0.1.0/bad-configs.json", bad.to_string().as_bytes());
+    world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+    world.turn();
+}
+
+/// It is noted when it is read: what goes on standing there is not about the verdicts that come later.
+#[test]
+fn standing_request_lifts_no_later_verdict() {
+    let (mut world, uid) = condemned();
+    assert_eq!(world.bad_configs()["forgiven"]["reason"], json!(uid));
+    world.run_for(MINUTE);
+    assert!(!world.exited(), "it stood there before");
+    ask(&mut world, &format!("{uid} again"));
+    assert!(world.exited(), "another request");
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A + 1, "trial"));
+}
+
+/// Whoever edits the list may leave the note out: the agent knows what it obeyed, and notes it again.
+#[test]
+fn list_without_the_note_rearms_no_request() {
+    let (mut world, uid) = condemned();
+    world.disk.take_written();
+    edit_list(&mut world, |bad| {
+        let bad = bad.as_object_mut().expect("a map");
+        bad.remove("forgiven").expect("the note");
+    });
+    world.run_for(MINUTE);
+    assert!(!world.exited());
+    world.check_written(&["bad-configs"]);
+    assert_eq!(world.bad_configs()["forgiven"]["reason"], json!(uid));
+    assert!(world.bad_configs()[&uid].is_object());
+    // nor does a withdrawal that follows count as a request
+    ask(&mut world, "");
+    assert!(!world.exited() && world.bad_configs().get("forgiven").is_none());
+    ask(&mut world, &uid);
+    assert!(world.exited());
+}
+
+/// The verdict is shown before the disk takes it: a request that comes between the two is about that.
+#[test]
+fn request_waits_for_the_verdict_to_be_recorded() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", &payload(A + 1, "crashLoopThreshold: 0"));
+    world.crash();
+    world.disk.fault = WriteFault::Once(1);
+    world.start();
+    assert!(world.entry("b").is_null(), "not recorded");
+    ask(&mut world, &uid);
+    assert!(!world.exited() && world.bad_configs().get("forgiven").is_none());
+    world.run_for(2 * MINUTE);
+    assert!(world.exited(), "recorded and forgiven");
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A + 1, "trial"));
+}
+
+/// Whether it was obeyed already was in the list that is lost.
+#[test]
+fn standing_request_does_not_lift_a_doubt() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", &payload(A + 1, ""));
+    ask(&mut world, &uid);
+    world.stop();
+    world.disk.put("0.1.0/bad-configs.json", b"\0");
+    world.start();
+    world.run_for(MINUTE);
+    assert_eq!((world.exited(), world.report().config.obstacle), (false, Some("verdicts-unknown")));
+    ask(&mut world, &format!("{uid} again"));
+    assert!(world.exited(), "a new request");
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A + 1, "trial"));
+}
+
+/// No copy of it can be kept, so nothing takes its place but what a person asks for.
+#[test]
+fn list_that_stays_unreadable_can_be_forgiven_from_afar() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", &payload(A + 1, ""));
+    world.stop();
+    world.disk.put("0.1.0/bad-configs.json", b"\0");
+    world.disk.fault = WriteFault::All;
+    world.start();
+    world.disk.fault = WriteFault::None;
+    world.run_for(2 * MINUTE);
+    assert_eq!((world.exited(), world.report().config.obstacle), (false, Some("verdicts-unknown")));
+    ask(&mut world, &uid);
+    world.run_for(2 * MINUTE);
+    assert!(world.exited());
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A + 1, "trial"));
+}
+
 /// What led to a verdict goes when that is recorded, however late, or its removal by hand would last until the next start only.
 #[test]
 fn late_verdict_that_is_taken_out_by_hand_is_gone() {

@@ -463,11 +463,21 @@ pub struct BadConfigs {
     by_uid: BTreeMap<String, BadConfigMap>,
     /// An earlier list could not be read while this payload was assigned: it may have been in it.
     pub doubted: Option<Digest>,
-    /// What the Node asked to forgive, and was: it is forgiven once, however long the Node goes on asking.
-    pub forgiven: Option<String>,
+    /// What the Node asks to forgive, once it is noted: it is obeyed at most once, however long the Node goes on asking.
+    pub forgiven: Option<Asked>,
 }
 
-/// Under which names these two stand beside the UIDs: as texts, where verdicts are objects.
+/// A request on the Node, noted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Wall time of the note, for people.
+    pub time: Timestamp,
+    /// A UID, and perhaps more words.
+    pub text: String,
+}
+
+/// Under which names these two stand beside the UIDs: the first as a text, the other as an entry without verdicts, as which agents that
+/// do not know it read it.
 const DOUBTED: &str = "unknown";
 const FORGIVEN: &str = "forgiven";
 
@@ -996,7 +1006,7 @@ impl BadConfigs {
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 return Ok(Self::default());
             }
-            let json: BTreeMap<String, Value> =
+            let mut json: BTreeMap<String, Value> =
                 serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
             let doubted = json.get(DOUBTED).and_then(Value::as_str);
             let doubted = doubted
@@ -1005,13 +1015,26 @@ impl BadConfigs {
                         .ok_or_else(|| format!("{DOUBTED} {:?} is not 64 hex digits", excerpt(text)))
                 })
                 .transpose()?;
-            let forgiven = json.get(FORGIVEN).and_then(Value::as_str).map(shortened);
-            let is_text = |uid: &str, entry: &Value| [DOUBTED, FORGIVEN].contains(&uid) && entry.is_string();
-            let entries = json.into_iter().filter(|(uid, entry)| !is_text(uid, entry));
-            let entries = entries.map(|(uid, entry)| {
-                let entry: BadConfigMapJson =
-                    serde_json::from_value(entry).map_err(|error| error.to_string())?;
-                Ok((uid, entry.checked()?))
+            if doubted.is_some() {
+                json.remove(DOUBTED);
+            }
+            let entry = |entry: Value| {
+                serde_json::from_value::<BadConfigMapJson>(entry).map_err(|error| error.to_string())
+            };
+            let is_note = |noted: &Value| {
+                noted.get("contents").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty)
+            };
+            let forgiven = match json.get(FORGIVEN).filter(|noted| is_note(noted)) {
+                Some(noted) => {
+                    let BadConfigMapJson { time, reason, .. } = entry(noted.clone())?;
+                    json.remove(FORGIVEN);
+                    Some(Asked { time, text: shortened(&reason) })
+                }
+                None => None,
+            };
+            let entries = json.into_iter().filter_map(|(uid, json)| {
+                let checked = entry(json).and_then(BadConfigMapJson::checked).transpose()?;
+                Some(checked.map(|entry| (uid, entry)))
             });
             Ok(Self { by_uid: entries.collect::<Result<_, String>>()?, doubted, forgiven })
         })
@@ -1030,7 +1053,10 @@ impl BadConfigs {
             )
         });
         let doubted = self.doubted.map(|payload| (DOUBTED, Value::from(payload.to_string())));
-        let forgiven = self.forgiven.as_ref().map(|asked| (FORGIVEN, Value::from(asked.as_str())));
+        let forgiven = self.forgiven.as_ref().map(|Asked { time, text }| {
+            let contents = Some(BTreeMap::new());
+            (FORGIVEN, value(BadConfigMapJson { time: *time, reason: text.clone(), contents }))
+        });
         // the verdicts on an object with such a UID would come last, and count
         let json: BTreeMap<&str, Value> = doubted.into_iter().chain(forgiven).chain(entries).collect();
         let mut text = serde_json::to_vec_pretty(&json).expect("records are maps with string keys");
@@ -1040,17 +1066,24 @@ impl BadConfigs {
 }
 
 impl BadConfigMapJson {
-    fn checked(self) -> Result<BadConfigMap, String> {
+    /// None if it has no verdict in it: those of kind `unknown` say that others were lost, and must ban nothing for good.
+    fn checked(self) -> Result<Option<BadConfigMap>, String> {
         let id = |text: &str| {
             ConfigId::parse(text).ok_or_else(|| format!("content {:.70?} is not 64 hex digits", text))
         };
         let contents = match self.contents {
             None => None,
             Some(all) => {
-                Some(all.into_iter().map(|(text, v)| Ok((id(&text)?, v))).collect::<Result<_, String>>()?)
+                let known = all.into_iter().filter(|(_, verdict)| verdict.kind != BadKind::Unknown);
+                let known: BTreeMap<_, _> =
+                    known.map(|(text, verdict)| Ok((id(&text)?, verdict))).collect::<Result<_, String>>()?;
+                if known.is_empty() {
+                    return Ok(None);
+                }
+                Some(known)
             }
         };
-        Ok(BadConfigMap { time: self.time, reason: self.reason, contents })
+        Ok(Some(BadConfigMap { time: self.time, reason: self.reason, contents }))
     }
 }
 
@@ -1477,11 +1510,37 @@ mod tests {
         let text = format!("{{\n  \"unknown\": \"{}\"\n}}\n", Digest::of(b"p"));
         assert_eq!(bad.to_bytes(), text.as_bytes());
         bad.mark("u", &is("a"), verdict(1), &[]);
-        bad.forgiven = Some("u again".into());
+        bad.forgiven = Some(Asked { time: Timestamp::from_micros(0), text: "u again".into() });
         assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
         for wrong in [r#"{"unknown":"7f"}"#, r#"{"unknown":{}}"#, r#"{"u":"7f"}"#] {
             assert!(BadConfigs::read(&content(wrong.as_bytes())).unknown().is_some(), "{wrong}");
         }
+    }
+
+    /// The release before reads a map of objects, each with its verdicts, and takes anything else for damage.
+    #[test]
+    fn note_of_a_request_is_an_entry_without_verdicts() {
+        let asked = Asked { time: Timestamp::from_micros(0), text: "u again".into() };
+        let bad = BadConfigs { forgiven: Some(asked), ..BadConfigs::default() };
+        let json: BTreeMap<String, BadConfigMapJson> =
+            serde_json::from_slice(&bad.to_bytes()).expect("objects");
+        assert_eq!(json["forgiven"].reason, "u again");
+        assert_eq!(json["forgiven"].contents, Some(BTreeMap::new()));
+        let Known::Is(read) = BadConfigs::read(&content(&bad.to_bytes())) else { panic!("unknown") };
+        assert!(read.is_empty() && read.entries().next().is_none() && read == bad);
+    }
+
+    #[test]
+    fn entry_of_kind_unknown_bans_nothing() {
+        let id = is("a").id.to_string();
+        let of = |kind: &str| {
+            format!(
+                r#"{{"u":{{"time":"2026-11-21T01:00:00Z","reason":"r","contents":{{"{id}":{{"time":"2026-11-21T01:00:00Z","reason":"r","kind":"{kind}"}}}}}}}}"#
+            )
+        };
+        let read = |kind: &str| BadConfigs::read(&content(of(kind).as_bytes()));
+        assert_eq!(read("unknown"), Known::Is(BadConfigs::default()), "as the release before wrote it");
+        assert!(read("crashLoop").known().is_some_and(|bad| bad.verdict("u", Some(&is("a"))).is_some()));
     }
 
     #[test]

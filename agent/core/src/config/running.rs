@@ -10,8 +10,8 @@ use crate::config::digest::Identity;
 use crate::config::disk::{AssignedNow, Disk, payload};
 use crate::config::judge::{self, Role};
 use crate::config::records::{
-    Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Counts, Current, Known,
-    LastKnownGood, RanAs, Recorded, Startups, StateFile, Verdict, shortened,
+    Asked, Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Counts, Current,
+    Known, LastKnownGood, RanAs, Recorded, Startups, StateFile, Verdict, shortened,
 };
 use crate::config::source::{self, RequestedSource, Source};
 use crate::config::start::{Active, Facts, InUse, Obstacle, Rank, Started};
@@ -165,6 +165,10 @@ enum Transition {
         bad: BadConfigs,
         emptied: Emptied,
     },
+    /// Notes what the Node asks to forgive, or asks no more: that changes nothing else.
+    NoteAsked {
+        bad: BadConfigs,
+    },
     Forgive {
         uid: String,
         bad: BadConfigs,
@@ -191,6 +195,7 @@ impl Transition {
             Self::WaitOver { .. } => "wait-over",
             Self::TryAssigned { .. } => "try-assigned",
             Self::RecordVerdict { .. } => "record-verdict",
+            Self::NoteAsked { .. } => "note-asked",
             Self::Forgive { .. } => "forgive",
             Self::CleanExit { .. } => "clean-exit",
         }
@@ -324,6 +329,8 @@ pub(crate) struct Configuration {
     forgive: Vec<String>,
     /// What the Node asks to forgive: a UID, and perhaps more words; None before a Node was read.
     asked_to_forgive: Option<String>,
+    /// The last such request that was obeyed or noted, whatever has become of the list since; None: nothing is known of any.
+    heard_of: Option<String>,
     reset: bool,
     job: Option<Job>,
     /// The end of the previous run proved something that is not on disk yet.
@@ -356,6 +363,7 @@ impl Configuration {
             started.obstacle,
             Some(Obstacle::NotRecorded(_) | Obstacle::Marked { recorded: false, .. })
         );
+        let noted = started.disk.bad_configs.known().and_then(|bad| bad.forgiven.clone());
         Self {
             facts,
             disk: started.disk,
@@ -386,6 +394,7 @@ impl Configuration {
             stop: None,
             forgive: Vec::new(),
             asked_to_forgive: None,
+            heard_of: noted.map(|noted| noted.text),
             reset: false,
             job: None,
             evidence_unrecorded: started.evidence_unrecorded,
@@ -425,6 +434,12 @@ impl Configuration {
     /// What the Node's annotation `kedge.dev/forgive` says, if there is one.
     pub(crate) fn asked_to_forgive(&mut self, asked: Option<&str>) {
         let asked = asked.filter(|asked| asked.len() <= LONGEST_ASKED_BYTES).unwrap_or_default();
+        // the note of it was lost with the list: what stands there may have been obeyed long ago
+        let may_be_old = self.heard_of.is_none() && self.verdicts_were_lost();
+        let is_withdrawn = asked.is_empty() && self.noted().is_none();
+        if may_be_old || is_withdrawn {
+            self.heard_of = Some(asked.to_owned());
+        }
         self.asked_to_forgive = Some(asked.to_owned());
     }
 
@@ -614,6 +629,9 @@ impl Configuration {
         let gone = chain.iter().filter(|(_, config, is)| is_gone(config, is)).map(|(.., is)| *is);
         // nor does anything count against a config whose entry was taken out: the next start finds that in its record
         self.startups = self.without_counts(gone).startups;
+        if let Some(noted) = self.noted().map(str::to_owned) {
+            self.heard_of = Some(noted);
+        }
         self.rejudge();
     }
 
@@ -842,6 +860,7 @@ impl Configuration {
                         durable!(disk.put_startups(steps, emptied.startups.clone()));
                     }
                 }
+                Transition::NoteAsked { bad } => durable!(disk.put_bad_configs(steps, bad.clone())),
                 Transition::Forgive { bad, emptied, .. } => {
                     // before the verdict, or a cut in between would leave what led to it, and the next start would judge by it
                     if emptied.is_due {
@@ -985,17 +1004,20 @@ impl Configuration {
                 }
                 None
             }
-            Transition::Forgive { uid, emptied, .. } => {
+            Transition::NoteAsked { bad } => {
+                self.heard_of =
+                    Some(bad.forgiven.as_ref().map(|noted| noted.text.clone()).unwrap_or_default());
+                None
+            }
+            Transition::Forgive { uid, emptied, bad } => {
+                self.heard_of =
+                    bad.forgiven.as_ref().map(|noted| noted.text.clone()).or(self.heard_of.take());
                 self.forgive.retain(|other| other != uid);
                 self.startups.clone_from(&emptied.startups);
                 if self.is_assigned(uid) && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
                     self.obstacle = None;
                 }
                 self.rejudge();
-                if uid.is_empty() {
-                    // the Node's request was withdrawn
-                    return None;
-                }
                 normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
             }
             _ => None,
@@ -1153,11 +1175,15 @@ impl Configuration {
             .or_else(|| self.silent_trial(now))
             .or_else(|| self.progress(now))
             .or_else(|| self.retry_assigned(now))
+            .or_else(|| self.asked_from_afar(now))
     }
 
     fn asked_for(&self, now: Now) -> Option<Transition> {
         let Some(uid) = self.forgive.first().cloned() else {
-            if let Some(kind) = self.asked_from_afar(now) {
+            // a note must come before an exit; but while the disk refuses, what matters more is tried first
+            if !self.write_failed
+                && let Some(kind) = self.asked_from_afar(now)
+            {
                 return Some(kind);
             }
             let why = "reset to the local config on request, restarting to use it".to_owned();
@@ -1168,22 +1194,54 @@ impl Configuration {
         Some(self.forgiving(uid))
     }
 
-    /// Acts once on what the Node asks to forgive, and notes it; a request that is withdrawn may be made again.
+    /// Notes what the Node asks to forgive, and obeys it if there is a verdict now: never later, for a request that goes on standing
+    /// there is not about the next verdict. One that is withdrawn may be made again.
     fn asked_from_afar(&self, now: Now) -> Option<Transition> {
-        let asked = self.asked_to_forgive.as_ref().filter(|_| now.mono >= self.not_before)?;
-        let noted = self.disk.bad_configs.known()?.forgiven.as_ref();
-        if noted == Some(asked) || noted.is_none() && asked.is_empty() {
+        let asked = self.asked_to_forgive.as_deref().filter(|_| now.mono >= self.not_before)?;
+        if self.noted().unwrap_or_default() == asked {
             return None;
         }
-        let uid = asked.split_whitespace().next().unwrap_or_default().to_owned();
-        if !uid.is_empty() && !self.has_verdict(&uid) {
+        let noted = (!asked.is_empty()).then(|| Asked { time: now.wall, text: asked.to_owned() });
+        let uid = asked.split_whitespace().next().unwrap_or_default();
+        let is_new = self.heard_of.as_deref() != Some(asked) && !uid.is_empty();
+        if is_new && !self.has_verdict(uid) && self.is_assigned(uid) && self.has_unrecorded_verdict() {
+            // that is recorded first, and forgiven then
             return None;
         }
-        let mut kind = self.forgiving(uid);
-        if let Transition::Forgive { bad, .. } = &mut kind {
-            bad.forgiven = Some(asked.clone()).filter(|asked| !asked.is_empty());
+        if is_new && self.has_verdict(uid) {
+            let mut kind = self.forgiving(uid.to_owned());
+            if let Transition::Forgive { bad, .. } = &mut kind {
+                bad.forgiven = noted;
+            }
+            return Some(kind);
         }
-        Some(kind)
+        let mut bad = match &self.disk.bad_configs {
+            Known::Is(bad) => bad.clone(),
+            Known::Absent => BadConfigs::default(),
+            // a note is not worth the place of what cannot be read
+            Known::Unknown { .. } => return None,
+        };
+        bad.forgiven = noted;
+        Some(Transition::NoteAsked { bad })
+    }
+
+    /// The verdict on the assigned config waits for the disk.
+    fn has_unrecorded_verdict(&self) -> bool {
+        matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. }))
+    }
+
+    /// The request that the list notes.
+    fn noted(&self) -> Option<&str> {
+        self.disk.bad_configs.known()?.forgiven.as_ref().map(|noted| noted.text.as_str())
+    }
+
+    /// The list cannot be read, or took the place of one that could not.
+    fn verdicts_were_lost(&self) -> bool {
+        match &self.disk.bad_configs {
+            Known::Is(bad) => bad.doubted.is_some(),
+            Known::Absent => false,
+            Known::Unknown { .. } => true,
+        }
     }
 
     fn forgiving(&self, uid: String) -> Transition {
