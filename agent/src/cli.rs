@@ -540,8 +540,12 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
             let _claim = claim(places)?;
             let files = linux::files(&places.dynamic_config_dir);
             let path = StateFile::Current.path(VERSION);
+            // it is the Node that may take last-known-good away by asking for nothing
+            let node_uid = recorded(&*files, &StateFile::Current, Current::read)
+                .map(|current| current.node_uid)
+                .unwrap_or_default();
             files
-                .write_durably(Path::new(&path), &Current::reset("").to_bytes())
+                .write_durably(Path::new(&path), &Current::reset(&node_uid).to_bytes())
                 .map_err(|error| failed_in(&places.dynamic_config_dir, &error))?;
             print(format_args!(
                 "no agent is running; {} says local now, and the next start uses it",

@@ -1269,20 +1269,11 @@ impl Configuration {
         emptied
     }
 
-    /// What a reset makes of `current`. A Node that may still ask for a config is not overruled for good: it may need what there is to
-    /// fall back to.
+    /// What a reset makes of `current`. It is the node's decision, not that of the Node there is now: that one may need what there is to
+    /// fall back to, and only the Node that assigned it takes it away by asking for nothing.
     fn reset_current(&self) -> Current {
-        let node_uid = self.node_uid_or_recorded();
-        match &self.requested {
-            Some(RequestedSource::Nil) => Current::local(&node_uid),
-            _ => Current::reset(&node_uid),
-        }
-    }
-
-    fn node_uid_or_recorded(&self) -> String {
-        let recorded =
-            || self.disk.current.known().map(|current| current.node_uid.clone()).unwrap_or_default();
-        if self.node_uid.is_empty() { recorded() } else { self.node_uid.clone() }
+        let recorded = self.disk.current.known().map(|current| current.node_uid.as_str());
+        Current::reset(recorded.unwrap_or_default())
     }
 
     /// Compares the source with `current` (RULES.md, "Sources"). Sets what the condition says about the source.
@@ -1336,13 +1327,18 @@ impl Configuration {
     fn compare_nil(&self) -> (Option<SyncProblem>, Option<Transition>) {
         let known = self.disk.current.known();
         match self.disk.assigned() {
-            // from now on it is this Node that wants the local config: what a reset had left is not needed any more
-            AssignedNow::Local => match known
-                .filter(|current| current.invalid_source.is_some() || current.reset)
-            {
-                Some(_) => (None, Some(Transition::NoteSource { current: Current::local(&self.node_uid) })),
-                None => (None, None),
-            },
+            AssignedNow::Local => {
+                // the Node that assigned wants the local config, too: what a reset had left is not needed any more
+                let is_kept = |current: &Current| current.reset && current.node_uid != self.node_uid;
+                let noted = known.map(|current| match is_kept(current) {
+                    true => Current { invalid_source: None, ..current.clone() },
+                    false => Current::local(&self.node_uid),
+                });
+                let is_due = known.is_some_and(|current| {
+                    current.invalid_source.is_some() || current.reset && !is_kept(current)
+                });
+                (None, noted.filter(|_| is_due).map(|current| Transition::NoteSource { current }))
+            }
             AssignedNow::Config(config, _) => {
                 let same_node = known.is_some_and(|current| current.node_uid == self.node_uid);
                 if same_node || self.asked_by == self.node_uid {
