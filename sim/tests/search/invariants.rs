@@ -2,8 +2,9 @@
 //! every state.
 //!
 //! Always holds: an invariant looks at files and at what runs, never at the agent's own counts; a case in which nothing can be
-//! demanded is an excuse; excuses and judgements are counted, and an invariant that is never judged fails the search. Not here, because there are no pods yet: that pods which are held are released,
-//! and that what pods do bans no config.
+//! demanded is an excuse; excuses and judgements are counted, and an invariant that is never judged fails a search of `ENOUGH`
+//! states (fewer may hold no case of it). Not here, because there are no pods yet: that pods which are held are released, and that
+//! what pods do bans no config.
 
 use crate::acts::{Done, Stage, node_uid};
 use crate::cast::{Config, DAY_TICKS, INVALID_SOURCE, LAYERS, LOCAL, Nature};
