@@ -238,6 +238,10 @@ impl Run<'_> {
         if !source.is_null() {
             node["spec"]["configSource"] = source;
         }
+        if self.stage.scenario.asks_to_forgive {
+            let object = self.stage.cast.object("a", state.server as u64, state.objects[state.server]);
+            node["metadata"]["annotations"] = json!({"kedge.dev/forgive": object["metadata"]["uid"]});
+        }
         self.handle(node_event(&node));
         self.rest(Some(true));
     }

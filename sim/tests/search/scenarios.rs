@@ -63,6 +63,8 @@ pub(crate) struct Scenario {
     pub(crate) second_server: char,
     /// Ticks of the trial of every config that is pushed.
     pub(crate) trial_ticks: usize,
+    /// The Node asks from the beginning, and for ever, to forgive A.
+    pub(crate) asks_to_forgive: bool,
 }
 
 impl Scenario {
@@ -99,6 +101,7 @@ const A: Scenario = Scenario {
     is_preloaded: false,
     second_server: LOCAL,
     trial_ticks: TRIAL_TICKS,
+    asks_to_forgive: false,
 };
 /// A trial that is longer than the core's longest wait.
 const TWO_DAYS: usize = 2 * DAY_TICKS;
@@ -355,6 +358,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         natures: &[('A', &[Crashes])],
         threshold: 0,
         faults: &[(Push, 1), (Forgive, 1), (Cut, 1)],
+        ..A
+    },
+    Scenario {
+        title: "A crashes, and the Node has always asked to forgive it",
+        natures: &[('A', &[Crashes])],
+        threshold: 0,
+        faults: &[(Push, 1), (Cut, 1), (Kill, 1)],
+        asks_to_forgive: true,
         ..A
     },
     Scenario {
