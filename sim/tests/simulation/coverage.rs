@@ -157,6 +157,7 @@ const MUST_REACH: [(&str, &[&str]); 11] = [
             "damaged record",
             "removed record",
             "unreadable record",
+            "forgiven from afar",
         ],
     ),
     ("state", &["local", "trial", "known-good", "fallback"]),

@@ -114,6 +114,8 @@ pub(crate) struct Simulation {
     returning: Option<Vec<u8>>,
     /// The transition that was under way when somebody last looked.
     under_way: Option<&'static str>,
+    /// What the last list of verdicts notes of what the Node asks to forgive.
+    noted: Value,
     /// When the hub last took a renewal.
     pub(crate) renewed_at: Duration,
     /// Events handed to the agent.
@@ -172,6 +174,7 @@ impl Simulation {
             assigned: None,
             returning: None,
             under_way: None,
+            noted: Value::Null,
             renewed_at: Duration::ZERO,
             events: 0,
             settling: false,

@@ -244,6 +244,12 @@ impl Simulation {
                     self.model.tried_again(&record);
                 }
                 self.verdict_now = true;
+                let before = std::mem::replace(&mut self.noted, record["forgiven"].clone());
+                if self.under_way == Some("forgive") && before != self.noted {
+                    // as the Node asked, whenever that was
+                    self.model.forget_all();
+                    self.hit("fault", "forgiven from afar");
+                }
                 self.invariant_a_forgiven_config_is_tried(&record)?;
                 self.note_verdicts(&record);
                 self.invariants_of_verdicts(&record)

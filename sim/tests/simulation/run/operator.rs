@@ -146,7 +146,9 @@ impl Simulation {
     /// Says whether there was anything to forgive.
     pub(super) fn forgive(&mut self) -> bool {
         let bad = self.world.bad_configs();
-        let Some(uid) = bad.as_object().and_then(|bad| bad.keys().next().cloned()) else { return false };
+        let is_verdict = |uid: &&String| !["unknown", "forgiven"].contains(&uid.as_str());
+        let uid = bad.as_object().and_then(|bad| bad.keys().find(is_verdict).or(bad.keys().next()).cloned());
+        let Some(uid) = uid else { return false };
         let by_hand = self.world.process.is_none() || self.random.percent(30);
         self.trace(|| format!("OPERATOR forgives {uid}{}", if by_hand { " by hand" } else { "" }));
         self.model.forget_all();
@@ -162,6 +164,12 @@ impl Simulation {
                 let read = self.world.read_bad_configs();
                 self.handle("BadConfigsRead", Event::BadConfigsRead(read));
             }
+        } else if self.random.percent(30) {
+            // obeyed once, when it is read; it goes on standing there
+            let asked = format!("{uid} {}", self.random.below(1 << 20));
+            self.world
+                .hub
+                .edit_node(|node| node["metadata"]["annotations"]["kedge.dev/forgive"] = json!(asked));
         } else {
             self.forgiven_ids(&bad, &uid);
             self.handle("Forgive", Event::Forgive(uid));
