@@ -54,13 +54,22 @@ pub(crate) enum Object {
         uid: String,
         resource_version: String,
     },
+    /// It has this UID and resourceVersion, and cannot be assigned; why. Its content was not kept, either.
+    Refused {
+        uid: String,
+        resource_version: String,
+        problem: SyncProblem,
+    },
 }
 
 impl Object {
     /// Whether `other` adds nothing to what is known of this version of the object.
     fn is(&self, other: &Self) -> bool {
         match self {
-            Self::Here(_) => matches!(other, Self::Unchanged { .. }) && self.version() == other.version(),
+            // one that is refused is read anew if its content comes again: it may have come damaged
+            Self::Here(_) | Self::Refused { .. } => {
+                matches!(other, Self::Unchanged { .. }) && self.version() == other.version()
+            }
             Self::Compared { .. } => self.version() == other.version(),
             _ => false,
         }
@@ -70,14 +79,20 @@ impl Object {
     fn version(&self) -> Option<(&str, &str)> {
         match self {
             Self::Unread | Self::Missing | Self::Unreadable(_) => None,
-            Self::Unchanged { uid, resource_version } | Self::Compared { uid, resource_version } => {
-                Some((uid, resource_version))
-            }
+            Self::Unchanged { uid, resource_version }
+            | Self::Compared { uid, resource_version }
+            | Self::Refused { uid, resource_version, .. } => Some((uid, resource_version)),
             Self::Here(here) => {
                 let part = |pointer: &str| here.pointer(pointer).and_then(Value::as_str);
                 Some((part("/metadata/uid")?, part("/metadata/resourceVersion")?))
             }
         }
+    }
+
+    /// It stays as it is, and so does the problem: its content is not needed any more.
+    fn refused(&self, problem: SyncProblem) -> Self {
+        let (uid, resource_version) = self.version().unwrap_or_default();
+        Self::Refused { uid: uid.to_owned(), resource_version: resource_version.to_owned(), problem }
     }
 }
 
@@ -419,7 +434,7 @@ impl Configuration {
         if self.requested.as_ref().and_then(object_of) != object_of(&requested) {
             self.object = Object::Unread;
         } else if self.requested.as_ref() != Some(&requested)
-            && matches!(self.object, Object::Compared { .. })
+            && matches!(self.object, Object::Compared { .. } | Object::Refused { .. })
         {
             // another key of it, or the other form: its content was not kept
             (self.object, self.must_read) = (Object::Unread, true);
@@ -1312,7 +1327,14 @@ impl Configuration {
                         return None;
                     }
                 },
-                Object::Here(object) => self.compare_object(now, source, &object),
+                Object::Refused { problem, .. } => self.refused(problem),
+                Object::Here(object) => match self.compare_object(now, source, &object) {
+                    Ok(transition) => (None, transition),
+                    Err(problem) => {
+                        self.object = self.object.refused(problem.clone());
+                        self.refused(problem)
+                    }
+                },
             },
         };
         // A problem stays in the condition while a transition is under way, else each try on a full disk would look like a
@@ -1386,23 +1408,32 @@ impl Configuration {
         (problem, Some(Transition::NoteSource { current }))
     }
 
+    /// The object cannot be assigned, as long as it is as it is.
+    fn refused(&self, problem: SyncProblem) -> (Option<SyncProblem>, Option<Transition>) {
+        match problem {
+            SyncProblem::Invalid(why) => self.compare_invalid(&why),
+            SyncProblem::Failed(_) => (Some(problem), None),
+        }
+    }
+
+    /// An error is one of the object: it stays as long as the source and this version of the object do.
     fn compare_object(
         &mut self,
         now: Now,
         source: &Source,
         object: &Value,
-    ) -> (Option<SyncProblem>, Option<Transition>) {
+    ) -> Result<Option<Transition>, SyncProblem> {
         let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
         if let Source::Pinned { uid: wanted, .. } = source
             && wanted != uid
         {
-            return self.compare_invalid(&format!(
+            return Err(SyncProblem::Invalid(format!(
                 "invalid ObjectReference, UID {wanted:?} does not match UID of downloaded ConfigMap {:?}",
                 excerpt(uid)
-            ));
+            )));
         }
-        let failed = |why: String| (Some(SyncProblem::Failed(why)), None);
+        let failed = |why: String| Err(SyncProblem::Failed(shortened(&why)));
         let found = (part("/metadata/namespace"), part("/metadata/name"));
         if found != source.object() {
             let found = format!("ConfigMap {}/{}", excerpt(found.0), excerpt(found.1));
@@ -1430,7 +1461,7 @@ impl Configuration {
         match (old, self.assigned) {
             (Some(old), Some(recorded)) if recorded.payload == is.payload => {
                 self.edited = None;
-                (None, self.same_payload(source, read, old))
+                Ok(self.same_payload(source, read, old))
             }
             (Some(old), Some(_))
                 if matches!(source, Source::Pinned { .. })
@@ -1443,7 +1474,7 @@ impl Configuration {
                     old.config.resource_version
                 ));
                 self.object = Object::Compared { uid: read.0, resource_version: read.1 };
-                (None, self.source_is_current(old))
+                Ok(self.source_is_current(old))
             }
             _ => {
                 self.edited = None;
@@ -1485,7 +1516,7 @@ impl Configuration {
         source: &Source,
         object: &Value,
         is: Identity,
-    ) -> (Option<SyncProblem>, Option<Transition>) {
+    ) -> Result<Option<Transition>, SyncProblem> {
         let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
         // a last-known-good may have this payload: it is on disk then, and whole
@@ -1503,7 +1534,7 @@ impl Configuration {
         if let Some(bytes) = checkpoint.as_ref().map(Vec::len).filter(|bytes| *bytes > CHECKPOINT_BYTES) {
             // a checkpoint that is too large to be read back would be adopted again at every start
             let why = format!("{source} has {bytes} bytes, expected at most {CHECKPOINT_BYTES}");
-            return (Some(SyncProblem::Failed(why)), None);
+            return Err(SyncProblem::Failed(shortened(&why)));
         }
         let config = ConfigRecord {
             source: source.clone(),
@@ -1520,7 +1551,7 @@ impl Configuration {
             Some(verdict) => Transition::AdoptBad { checkpoint, current, is, verdict },
             None => Transition::Adopt { checkpoint, current, is, startups: self.closed(now) },
         };
-        (None, Some(transition))
+        Ok(Some(transition))
     }
 
     /// The verdict that keeps this content from running, if a start with it assigned would choose what runs already: a restart would
@@ -1885,4 +1916,58 @@ impl Configuration {
 fn close(closed: &Startups, disk: &mut Disk, steps: &mut Steps) -> Suspendable<()> {
     let _ = disk.put_startups(steps, closed.clone())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::records::Read;
+    use crate::config::start::{self, Parsed};
+    use kedge_api::Timestamp;
+    use serde_json::json;
+
+    fn now() -> Now {
+        Now { mono: Duration::ZERO, wall: Timestamp::from_micros(0) }
+    }
+
+    /// A node to which nothing was assigned yet.
+    fn local() -> Configuration {
+        let facts = start::tests::facts();
+        let mut outcomes = Vec::new();
+        let started = loop {
+            match start::start(&mut Steps::over(&outcomes), &facts, &mut Parsed::default()) {
+                Ok(started) => break started,
+                Err(Suspend(Step::Read(_))) => outcomes.push(Outcome::Read(Read::Absent)),
+                Err(Suspend(step)) => panic!("{step:?} of a node without records"),
+            }
+        };
+        Configuration::new(started, facts, now())
+    }
+
+    /// Perhaps a mebibyte, on a board with 64 of them.
+    #[test]
+    fn content_that_cannot_be_assigned_is_not_kept() {
+        let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() };
+        let object = |uid: &str, key: &str, filler: usize| {
+            json!({
+                "metadata": {"namespace": "n", "name": "m", "uid": uid, "resourceVersion": "7"},
+                "data": {key: "maxPods: 7", "filler": "x".repeat(filler)},
+            })
+        };
+        for (object, problem) in [
+            (object("u-1", "other", 0), "has no text under key"),
+            (object("u-2", "kubelet", 0), "does not match UID"),
+            (object("u-1", "kubelet", CHECKPOINT_BYTES), "expected at most"),
+        ] {
+            let mut configuration = local();
+            configuration.node_seen("node-1", RequestedSource::Correct(source.clone()), "spec.configSource");
+            let object = Rc::new(object);
+            let kept = Rc::downgrade(&object);
+            configuration.object_seen("n", "m", Object::Here(object));
+            let noted = configuration.next(now());
+            assert_eq!(kept.strong_count(), 0, "{problem}");
+            let known = format!("{:?} {:?} {noted:?}", configuration.object, configuration.sync);
+            assert!(known.contains(problem), "{known}");
+        }
+    }
 }

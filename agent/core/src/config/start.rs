@@ -652,7 +652,7 @@ impl StartVerdict<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::digest::Digest;
     use crate::config::records::{Assigned, CheckpointName, Current, Read, Recorded, StateFile};
@@ -663,7 +663,8 @@ mod tests {
     const PAYLOAD: &str =
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
 
-    fn facts() -> Facts {
+    /// Those of a node without local files.
+    pub(in crate::config) fn facts() -> Facts {
         let local = LocalLayers::default();
         let local_effective = Rc::new(kubelet::effective(&local, None).expect("defaults are valid"));
         Facts {
