@@ -45,10 +45,6 @@ const CHECK_PERIOD: Duration = Duration::from_secs(10);
 /// A start may take this long before the supervisor loses patience: a board at its first boot has a busy disk.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 
-/// Certificates are judged as of here at the earliest: a board without a clock that says 1970 accepts those an API server was
-/// given before this release. Certificates of Kedge hubs are valid from 1970 on and need no floor. 2026-11-01T00:00:00Z.
-pub(crate) const CLOCK_FLOOR: Duration = Duration::from_secs(1_793_491_200);
-
 /// How long the end of a run waits for the disk's loop before it leaves the next start to the service manager. Core ordered the
 /// end after its last write, so only a look at the host can be under way.
 const DISK_REST: Duration = Duration::from_secs(2);
@@ -289,7 +285,9 @@ impl Agent {
             let (clocks, faults) = (clocks.clone(), faults.clone());
             Arc::new(move || {
                 let wall = now(&clocks, &faults).wall.micros();
-                Duration::from_micros(u64::try_from(wall).unwrap_or(0)).max(CLOCK_FLOOR)
+                // a board without a clock that says 1970 accepts certificates that an API server was given before this release;
+                // those of Kedge hubs are valid from 1970 on, and need no floor
+                Duration::from_micros(u64::try_from(wall).unwrap_or(0)).max(kedge_api::EARLIEST_NOW)
             })
         };
         let parts = Parts {

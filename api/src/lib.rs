@@ -29,7 +29,7 @@ pub use node::{
     NodeConfigStatus, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
 };
 pub use text::{excerpt, excerpt_of, percent_decoded, percent_encoded};
-pub use time::{Timestamp, TimestampError};
+pub use time::{EARLIEST_NOW, Timestamp, TimestampError};
 
 /// The annotation that carries `spec.configSource` where the API server drops that field (every server but our hub).
 pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";

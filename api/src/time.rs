@@ -7,6 +7,11 @@ use ::time::format_description::well_known::Rfc3339;
 use ::time::{OffsetDateTime, UtcOffset};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::time::Duration;
+
+/// Since 1970, until a day before which nothing of this release ran (2026-11-01T00:00:00Z): a clock that shows an earlier time is not
+/// set. Certificates are judged and issued as of here at the earliest. `cross/dist` refuses one that is 60 days older than its commit.
+pub const EARLIEST_NOW: Duration = Duration::from_secs(1_793_491_200);
 
 /// A point in wall time: microseconds since 1970-01-01T00:00:00Z.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

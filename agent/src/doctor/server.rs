@@ -8,7 +8,6 @@ use crate::net::client::{Api, ApiOptions, Client, MERGE_PATCH, NetError, Request
 use crate::net::kubeconfig::{self, Kubeconfig};
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{WallClock, plain, tls_config, tls_error_in};
-use crate::run::CLOCK_FLOOR;
 use crate::status::duration;
 use kedge_api as api;
 use kedge_core::config::source::{RequestedSource, requested_source};
@@ -75,7 +74,7 @@ pub(super) fn look(options: &AgentOptions, tell: Tell<'_>) {
 
 /// As the agent judges certificates.
 fn clock() -> WallClock {
-    Arc::new(|| wall().max(CLOCK_FLOOR))
+    Arc::new(|| wall().max(kedge_api::EARLIEST_NOW))
 }
 
 fn wall() -> Duration {

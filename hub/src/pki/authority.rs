@@ -36,7 +36,8 @@ const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);
 /// device in the field a new one.
 const AUTHORITY_NOT_AFTER: OffsetDateTime = datetime!(9999-12-31 23:59:59 UTC);
 /// No hub runs before this: an earlier clock is an unset clock.
-const EARLIEST_NOW: OffsetDateTime = datetime!(2026-11-01 00:00:00 UTC);
+const EARLIEST_NOW: OffsetDateTime =
+    NOT_BEFORE.saturating_add(Duration::seconds(kedge_api::EARLIEST_NOW.as_secs().cast_signed()));
 
 const YEAR: Duration = Duration::days(365);
 /// Serving certificates outlast the largest clock error we promise to survive on a node (twenty years ahead). A short
