@@ -315,4 +315,28 @@ mod tests {
         assert_eq!(parse(long.as_bytes()), Ok(json!({"a": vec![""; 90_001]})));
         assert!(parse(&[b'a', 0xff]).is_err());
     }
+
+    #[test]
+    fn limits_are_used_to_the_last() {
+        let fits = |text: &str| parse(text.as_bytes()).is_ok();
+        let comment = |byte: &str, count: usize| format!("a: 1\n#{}", byte.repeat(count));
+        assert!(fits(&comment("x", MAX_TEXT_BYTES - 6)) && !fits(&comment("x", MAX_TEXT_BYTES - 5)));
+        // and the one after the key
+        assert!(fits(&comment("?", MAX_MARKS - 1)) && !fits(&comment("?", MAX_MARKS)));
+        let lists =
+            |inner: &str, levels: usize| format!("{}{inner}{}", "[".repeat(levels), "]".repeat(levels));
+        assert!(fits(&lists("", MAX_DEPTH)) && !fits(&lists("", MAX_DEPTH + 1)));
+        // an alias is as deep as its place and what it repeats
+        let maps = format!("{}1{}", "{a: ".repeat(32), "}".repeat(32));
+        for copied in [lists("", 32), maps] {
+            let aliased = |levels: usize| format!("- &x {copied}\n- {}\n", lists("*x", levels));
+            assert!(fits(&aliased(MAX_DEPTH - 33)) && !fits(&aliased(MAX_DEPTH - 32)), "{copied}");
+        }
+        // the anchor is a copy, too
+        let half = "x".repeat(MAX_COPIED_BYTES / 32);
+        for copied in [format!("{half}{half}"), format!("{{? {half} : {half}}}")] {
+            let aliased = |times: usize| format!("- &x {copied}\n{}", "- *x\n".repeat(times));
+            assert!(fits(&aliased(15)) && !fits(&aliased(16)), "{copied:.20}");
+        }
+    }
 }
