@@ -46,7 +46,9 @@ pub fn partitions(disk: &Path) -> BTreeMap<String, (String, u64)> {
 /// The kernel does not say.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let room = statvfs(path)?;
-    Ok(room.blocks_available().saturating_mul(room.fragment_size()))
+    #[allow(clippy::unnecessary_cast, reason = "u32 on 32-bit boards")]
+    let (blocks, size) = (room.blocks_available() as u64, room.fragment_size() as u64);
+    Ok(blocks.saturating_mul(size))
 }
 
 #[cfg(test)]
