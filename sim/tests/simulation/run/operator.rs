@@ -6,7 +6,9 @@ impl Simulation {
     pub(super) fn act_as_operator(&mut self) {
         let wild = self.mode == Mode::All;
         self.model.forget_crashes();
-        if wild && self.random.percent(25) && self.forgive() {
+        // only what is forgiven while the agent runs shows this one
+        let forgives = if self.mutant == Some(Mutant::NeverForgiven) { 90 } else { 25 };
+        if wild && self.random.percent(forgives) && self.forgive() {
             return;
         }
         let (name, design) = (*self.random.pick(&MAPS), self.random.pick(&self.designs).clone());
@@ -149,7 +151,8 @@ impl Simulation {
         let is_verdict = |uid: &&String| !["unknown", "forgiven"].contains(&uid.as_str());
         let uid = bad.as_object().and_then(|bad| bad.keys().find(is_verdict).or(bad.keys().next()).cloned());
         let Some(uid) = uid else { return false };
-        let by_hand = self.world.process.is_none() || self.random.percent(30);
+        let otherwise = if self.mutant == Some(Mutant::NeverForgiven) { 0 } else { 30 };
+        let by_hand = self.world.process.is_none() || self.random.percent(otherwise);
         self.trace(|| format!("OPERATOR forgives {uid}{}", if by_hand { " by hand" } else { "" }));
         self.model.forget_all();
         if by_hand {
@@ -164,7 +167,7 @@ impl Simulation {
                 let read = self.world.read_bad_configs();
                 self.handle("BadConfigsRead", Event::BadConfigsRead(read));
             }
-        } else if self.random.percent(30) {
+        } else if self.random.percent(otherwise) {
             // obeyed once, when it is read; it goes on standing there
             let asked = format!("{uid} {}", self.random.below(1 << 20));
             self.world
