@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Tells the supervisor how we are. The meanings are those of sd_notify(3).
 pub trait Supervisor: Send + Sync {
-    /// The first full turn is done (`READY=1`).
+    /// The first full turn is done (`READY=1`), which is a ping, too: from now on the watchdog's own period holds.
     fn ready(&self);
 
     /// A stop that we chose or were asked for has begun (`STOPPING=1`).

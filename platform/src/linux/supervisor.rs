@@ -93,7 +93,8 @@ fn open(name: &OsString) -> io::Result<(UnixDatagram, SocketAddr)> {
 
 impl Supervisor for NotifySocket {
     fn ready(&self) {
-        self.send_patiently("READY=1");
+        // systemd took what the start asked for as more time for the watchdog, too: the ping ends that
+        self.send_patiently("READY=1\nWATCHDOG=1");
     }
 
     fn stopping(&self) {
@@ -157,7 +158,7 @@ mod tests {
         socket.reloading(Duration::from_millis(7));
         socket.stopping();
         for expect in [
-            "READY=1",
+            "READY=1\nWATCHDOG=1",
             "WATCHDOG=1",
             "EXTEND_TIMEOUT_USEC=2000000",
             "STATUS=in trial 00:12 left",
@@ -196,7 +197,7 @@ mod tests {
             let mut buffer = [0; 256];
             loop {
                 let length = listener.recv(&mut buffer).unwrap();
-                if &buffer[..length] == b"READY=1" {
+                if &buffer[..length] == b"READY=1\nWATCHDOG=1" {
                     break;
                 }
             }
