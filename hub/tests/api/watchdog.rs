@@ -21,7 +21,7 @@ fn hub_pings_once_it_is_ready_until_it_is_stopped() {
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data);
     command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "300000").env_remove("WATCHDOG_PID");
     let mut hub = Hub::spawn(command, &data);
-    assert_eq!(next(), "READY=1");
+    assert_eq!(next(), "READY=1\nWATCHDOG=1");
     for _ in 0..3 {
         assert_eq!(next(), "WATCHDOG=1");
     }
