@@ -23,7 +23,8 @@ pub(super) enum Framing {
 /// Finds the end of the first request's head in what was received; `None` if more must be received. `from`: where to go on, the bytes
 /// before it were looked at.
 pub(super) fn framing(received: &[u8], from: usize) -> Result<Option<Framing>, ApiError> {
-    for at in from..received.len() {
+    // the same of a head that came at once and of one that came byte by byte
+    for at in from..received.len().min(MAX_HEAD_BYTES) {
         if received[at] != b'\n' {
             continue;
         }
@@ -33,7 +34,7 @@ pub(super) fn framing(received: &[u8], from: usize) -> Result<Option<Framing>, A
         if received[..=at].ends_with(b"\r\n\r\n") {
             return body(&received[..at - 3]).map(|body| {
                 Some(match body {
-                    Some(length) => Framing::Bytes(at + 1 + length),
+                    Some(length) => Framing::Bytes((at + 1).saturating_add(length)),
                     None => Framing::Chunks,
                 })
             });
@@ -117,6 +118,9 @@ mod tests {
         check(&format!("{get}GET / HTTP/1.1\r\n"), Ok(Some(Framing::Bytes(get.len()))));
         let post = "POST / HTTP/1.1\r\nHOST:x\r\nContent-Length: 12\r\n\r\n";
         check(post, Ok(Some(Framing::Bytes(post.len() + 12))));
+        // the largest number of 32 bits ends no request early there
+        let huge = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4294967295\r\n\r\n";
+        check(huge, Ok(Some(Framing::Bytes(huge.len().saturating_add(u32::MAX as usize)))));
         check("POST / HTTP/1.1\r\nhost: x\r\nTransfer-Encoding: chunked\r\n\r\n", Ok(Some(Framing::Chunks)));
         let old = "GET / HTTP/1.0\r\n\r\n";
         check(old, Ok(Some(Framing::Bytes(old.len()))));
@@ -144,6 +148,33 @@ mod tests {
         ] {
             check(request, Err(400));
         }
-        check(&format!("GET / HTTP/1.1\r\nx: {}", "x".repeat(MAX_HEAD_BYTES)), Err(431));
+    }
+
+    #[test]
+    fn head_beyond_its_limit_is_refused() {
+        let request = |bytes: usize| {
+            let (before, after) = ("GET / HTTP/1.1\r\nhost: x\r\nx: ", "\r\n\r\n");
+            format!("{before}{}{after}", "x".repeat(bytes - before.len() - after.len()))
+        };
+        check(&request(MAX_HEAD_BYTES), Ok(Some(Framing::Bytes(MAX_HEAD_BYTES))));
+        check(&request(MAX_HEAD_BYTES + 1), Err(431));
+        check(&request(MAX_HEAD_BYTES + 1)[..MAX_HEAD_BYTES], Ok(None));
+        check(&request(MAX_HEAD_BYTES * 2), Err(431));
+    }
+
+    #[test]
+    fn length_is_a_number_of_few_digits() {
+        for (digits, expect) in [
+            ("0", Some(0)),
+            ("007", Some(7)),
+            ("999999999999999", "999999999999999".parse().ok()),
+            ("0000000000000001", None),
+            ("", None),
+            ("-1", None),
+            ("1 1", None),
+            ("0x1", None),
+        ] {
+            assert_eq!(number(digits.as_bytes()), expect, "{digits:?}");
+        }
     }
 }
