@@ -49,7 +49,49 @@ impl Bucket {
         self.left = (self.left - amount).max(least);
     }
 
-    pub(crate) fn give_back(&mut self, amount: f64) {
-        self.left += amount;
+    /// Gives back an amount that was taken, up to `most`.
+    pub(crate) fn give_back(&mut self, amount: f64, most: f64) {
+        self.left = (self.left + amount).min(most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const RATE: Rate = Rate { per_sec: 2.0, burst: 10.0 };
+
+    #[test]
+    fn bucket_refills_up_to_its_burst() {
+        let start = Instant::now();
+        let mut bucket = Bucket::full(RATE, start);
+        let mut after = |millis, taken: f64| {
+            let bucket = bucket.at(RATE, start + Duration::from_millis(millis));
+            (bucket.take(taken), bucket.left())
+        };
+        assert_eq!(after(0, 10.5), (false, 10.0));
+        assert_eq!(after(0, 10.0), (true, 0.0), "all of it");
+        assert_eq!(after(2000, 0.5), (true, 3.5));
+        // time that went backwards refills nothing, and is not counted twice
+        assert_eq!(after(1000, 0.0), (true, 3.5));
+        assert_eq!(after(2500, 0.0), (true, 4.5));
+        assert_eq!(after(60_000, 0.0), (true, 10.0));
+    }
+
+    #[test]
+    fn debt_ends_at_its_least_and_is_paid_first() {
+        let start = Instant::now();
+        let mut bucket = Bucket::full(RATE, start);
+        bucket.owe(13.0, -20.0);
+        assert_eq!((bucket.left(), bucket.take(0.1)), (-3.0, false));
+        bucket.owe(100.0, -20.0);
+        assert_eq!(bucket.left(), -20.0);
+        assert_eq!(bucket.at(RATE, start + Duration::from_secs(11)).left(), 2.0);
+        bucket.give_back(1.0, 10.0);
+        assert_eq!(bucket.left(), 3.0);
+        bucket.give_back(100.0, 10.0);
+        assert_eq!(bucket.left(), 10.0);
     }
 }

@@ -134,25 +134,40 @@ mod tests {
 
     #[test]
     fn capacity_follows_memory_and_descriptors() {
-        let check = |memory_mib: u64, descriptors: u64, processors: usize, expect: [usize; 5]| {
+        let check = |memory_mib: u64, descriptors: u64, processors: usize, expect: [usize; 7]| {
             let machine = Machine { memory_bytes: memory_mib * MIB, descriptors, processors };
             let capacity = Capacity::of(&machine);
             let found = [
                 capacity.connections,
                 capacity.handshakes,
                 capacity.body_bytes / (MIB as usize),
+                capacity.backlog_bytes / (MIB as usize),
+                capacity.long_answers,
                 capacity.workers,
                 capacity.large_workers,
             ];
             assert_eq!(found, expect, "{machine:?}");
         };
-        check(512, 524_288, 1, [5461, 2048, 32, 2, 1]);
-        check(1024, 524_288, 2, [10_922, 2048, 64, 2, 1]);
-        check(8192, 524_288, 4, [87_381, 2048, 512, 4, 2]);
-        check(8192, 65_536, 4, [62_976, 2048, 512, 4, 2]);
-        check(8192, 1024, 4, [384, 128, 512, 4, 2]);
-        check(8192, 0, 4, [0, 0, 512, 4, 2]);
-        check(64, 65_536, 1, [682, 2048, 16, 2, 1]);
+        check(512, 524_288, 1, [5461, 2048, 32, 32, 16, 2, 1]);
+        check(1024, 524_288, 2, [10_922, 2048, 64, 64, 32, 2, 1]);
+        check(8192, 524_288, 4, [87_381, 2048, 512, 512, 256, 4, 2]);
+        check(65_536, 524_288, 4, [521_728, 2048, 512, 512, 256, 4, 2]);
+        check(8192, 65_536, 4, [62_976, 2048, 512, 512, 256, 4, 2]);
+        check(8192, 1024, 4, [384, 128, 512, 512, 256, 4, 2]);
+        check(8192, 256, 4, [96, 32, 512, 512, 256, 4, 2]);
+        check(8192, 0, 4, [0, 0, 512, 512, 256, 4, 2]);
+        check(64, 65_536, 1, [682, 2048, 16, 16, 8, 2, 1]);
+    }
+
+    /// An operator finds in the log what the limits of docs/limits.md are here.
+    #[test]
+    fn limits_are_shown_with_what_they_follow_from() {
+        let machine = Machine { memory_bytes: 1024 * MIB, descriptors: 65_536, processors: 2 };
+        assert_eq!(machine.to_string(), "1024 MiB of memory, 65536 file descriptors, 2 processors");
+        assert_eq!(
+            Capacity::of(&machine).to_string(),
+            "10922 connections, 2048 handshakes, 64 MiB of bodies, 64 MiB of watch backlog, 2 threads and 1 for large bodies"
+        );
     }
 
     #[test]

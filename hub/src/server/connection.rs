@@ -783,7 +783,8 @@ mod tests {
         }
         assert_eq!(stage.in_progress(), 0);
         // its places for large bodies are taken; others', and small bodies, are not concerned
-        for (number, length, expect) in [(0, 100_000, 429), (1, 100_000, 201), (0, 100, 201)] {
+        let rows = [(0, 100_000, 429), (1, 100_000, 201), (0, 100, 201), (0, 4096, 201), (0, 4097, 429)];
+        for (number, length, expect) in rows {
             let mut client = stage.connect(user(number));
             client.write_all(&post(length)).await.unwrap();
             client.write_all(&[b"{}", " ".repeat(length - 2).as_bytes()].concat()).await.unwrap();
@@ -794,6 +795,30 @@ mod tests {
         while stage.server.limits.level(Resource::BodyBytes).0 > 0 {
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn body_at_its_limit_is_read() {
+        let stage = Stage::new("full-bodies");
+        let limit = 3 * 1024 * 1024;
+        for (bytes, expect) in [(limit, (400, false)), (limit + 1, (413, true))] {
+            let body = vec![b'x'; bytes];
+            check(&stage, admin(), &format!("content-length: {bytes}\r\n"), &body, expect).await;
+        }
+        for (bytes, expect) in [(limit, (400, true)), (limit + 1, (413, true))] {
+            let chunk = format!("{bytes:x}\r\n{}\r\n0\r\n\r\n", "x".repeat(bytes));
+            check(&stage, admin(), "transfer-encoding: chunked\r\n", chunk.as_bytes(), expect).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn body_of_64_kib_waits_for_no_large_one() {
+        let stage = Stage::new("turns");
+        let slot = stage.slot(admin().as_ref());
+        let large_one = slot.turn().await;
+        let body = vec![b'x'; LARGE_BYTES];
+        check(&stage, admin(), &format!("content-length: {LARGE_BYTES}\r\n"), &body, (400, false)).await;
+        drop(large_one);
     }
 
     #[tokio::test]

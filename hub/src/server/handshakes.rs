@@ -532,6 +532,18 @@ mod tests {
     }
 
     #[test]
+    fn networks_of_nodes_have_no_more_than_all_places() {
+        let all = Arc::new(Handshakes::new(256));
+        (1..=5).for_each(|number| all.trust(&number.to_string(), address(number)));
+        let numbers = (1..5).flat_map(|number| std::iter::repeat_n(number, PER_NETWORK));
+        let mut held: Vec<_> = numbers.map(|number| begun(&all, number).unwrap()).collect();
+        assert_eq!(all.count(), 256);
+        let _newcomer = begun(&all, 5).expect("the place of the oldest");
+        assert!(is_ended(&mut held[0]) && !held[1..].iter_mut().any(is_ended));
+        assert_eq!(all.count(), 256);
+    }
+
+    #[test]
     fn network_begins_so_many_a_second() {
         let all = Arc::new(Handshakes::new(2048));
         let start = Instant::now();

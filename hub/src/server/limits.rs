@@ -421,7 +421,7 @@ impl Slot {
     /// Takes back the count of a renewal that is made in another way, which counts it.
     pub(crate) fn unpace(&self, paid: Paid, now: Instant) {
         if self.is_paced() {
-            self.with(paid, now, |bucket| bucket.give_back(1.0));
+            self.with(paid, now, |bucket| bucket.give_back(1.0, paid.rate().burst));
         }
     }
 
@@ -841,12 +841,173 @@ mod tests {
     #[test]
     fn idle_callers_are_forgotten() {
         let (limits, now) = (limits(), Instant::now());
-        let slot = limits.slot(Some(&node("n")), HERE, now);
+        let slot = limits.slot(Some(&node("connected")), HERE, now);
         limits.slot(Some(&node("gone")), HERE, now).pace(now).unwrap();
-        limits.slot(Some(&node("new")), HERE, now + REMEMBERED * 3);
-        let callers = limits.callers.lock().unwrap();
-        assert_eq!(callers.slots.len(), 2, "one has a connection, one is new");
+        limits.slot(Some(&node("debtor")), HERE, now).charge(Work::Ran(Duration::from_secs(10)), now);
+        let known = |name: &str, after| {
+            limits.slot(Some(&node(name)), HERE, now + after);
+            let callers = limits.callers.lock().unwrap();
+            let names =
+                callers.slots.keys().map(|(_, name)| name.trim_start_matches("system:node:").to_owned());
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            names
+        };
+        assert_eq!(known("debtor", REMEMBERED), ["connected", "debtor", "gone"], "too soon");
+        let later = REMEMBERED + Duration::from_millis(1);
+        assert_eq!(known("new", later), ["connected", "new"], "debts of a minute are paid");
+        // one that has a connection goes, one that owes stays
+        limits.slot(Some(&node("new")), HERE, now + later).charge(Work::REQUEST, now + later * 2);
         drop(slot);
+        assert_eq!(known("last", later * 2), ["last", "new"]);
+    }
+
+    /// One of each class with limits, in the order of the tables below.
+    fn classes() -> [Option<Identity>; 4] {
+        [Some(admin()), Some(node("n")), Some(other("o")), None]
+    }
+
+    #[test]
+    fn share_is_a_quarter_then_a_fixed_part() {
+        let pool = Pool::new(65_536);
+        let room = |class, reserved| pool.room(class, reserved);
+        assert_eq!([8, 2].map(|reserved| room(CallerClass::Node, reserved)), [57_344, 32_768]);
+        assert_eq!([8, 2].map(|reserved| room(CallerClass::Admin, reserved)), [65_536; 2]);
+        let share = |class, held, least| {
+            pool.held.store(held, Ordering::Relaxed);
+            pool.share(class, room(class, 8), least)
+        };
+        for (held, expect) in [
+            (0, 14_336),
+            (28_672, 7168),
+            (28_673, 256),
+            (43_008, 256),
+            (43_009, 32),
+            (57_344, 32),
+            (65_536, 32),
+        ] {
+            for class in [CallerClass::Node, CallerClass::Other, CallerClass::Anonymous] {
+                assert_eq!(share(class, held, 1), expect, "{class:?}, {held}");
+            }
+        }
+        for (held, expect) in [(0, 65_536), (32_768, 32_768), (32_769, 8191), (65_532, 1), (65_536, 1)] {
+            assert_eq!(share(CallerClass::Admin, held, 1), expect, "an administrator, {held}");
+        }
+        assert_eq!([31, 33].map(|least| share(CallerClass::Node, 50_000, least)), [32, 33]);
+    }
+
+    #[test]
+    fn scarce_pool_leaves_each_caller_its_least() {
+        let check = |memory_mib: u64, resource, held: usize, amount, expect: [usize; 4]| {
+            let limits = limits_with(memory_mib);
+            let pool = &limits.pools.of[resource as usize];
+            let got = classes().map(|identity| {
+                pool.held.store(held, Ordering::Relaxed);
+                greed(&[limits.slot(identity.as_ref(), HERE, Instant::now())], resource, amount).len()
+            });
+            assert_eq!(got, expect, "{resource:?}");
+        };
+        // so few are free that a 2048th of all, or a quarter of the rest, is less
+        check(256, Resource::Connections, 2300, 1, [86, 8, 2, 2]);
+        check(256, Resource::Watches, 2300, 1, [86, 8, 2, 0]);
+        check(256, Resource::BodyBytes, 13 << 20, 1024, [614, 64, 64, 64]);
+        check(256, Resource::BacklogBytes, 13 << 20, 1024, [614, 64, 64, 0]);
+        check(256, Resource::Requests, 1780, 1, [53, 1, 1, 1]);
+        check(1024, Resource::LongAnswers, 13, 1, [4, 1, 1, 1]);
+        check(1024, Resource::LongAnswers, 20, 1, [4, 0, 0, 0]);
+    }
+
+    #[test]
+    fn caller_holds_so_much_of_an_empty_pool() {
+        const KIB_64: usize = 64 * 1024;
+        // of a machine with so much memory a quarter of each pool is more
+        let check = |resource, amount, expect: [usize; 4]| {
+            let got = classes().map(|identity| {
+                let slot = limits_with(64 * 1024).slot(identity.as_ref(), HERE, Instant::now());
+                // the shares of administrators are tested above
+                std::iter::from_fn(|| slot.take(resource, amount).ok()).take(5000).collect::<Vec<_>>().len()
+            });
+            assert_eq!(got, expect, "{resource:?}");
+        };
+        check(Resource::Connections, 1, [5000, 64, 2048, 256]);
+        check(Resource::Bodies, 1, [1024, 8, 8, 8]);
+        check(Resource::BodyBytes, KIB_64, [4096, 128, 256, 16]);
+        check(Resource::Requests, 1, [1024, 32, 128, 32]);
+        check(Resource::Renewals, 1, [0, 4, 0, 0]);
+        check(Resource::Watches, 1, [5000, 32, 1024, 0]);
+        check(Resource::BacklogBytes, KIB_64, [4096, 64, 256, 0]);
+        check(Resource::LongAnswers, 1, [64, 2, 4, 1]);
+        let refused = limits().slot(None, HERE, Instant::now()).take(Resource::Watches, 1).unwrap_err();
+        assert_eq!(refused.code, 429, "coming again does not help one who gets none");
+    }
+
+    #[test]
+    fn bytes_taken_in_pieces_are_given_back() {
+        let limits = limits();
+        let slot = limits.slot(Some(&node("n")), HERE, Instant::now());
+        let mut bytes = slot.take(Resource::BodyBytes, 0).unwrap();
+        bytes.more(1000).unwrap();
+        bytes.more(24).unwrap();
+        assert_eq!(bytes.more(8 << 20).unwrap_err().code, 429);
+        assert_eq!(limits.level(Resource::BodyBytes).0, 1024);
+        drop(bytes);
+        assert_eq!(limits.level(Resource::BodyBytes).0, 0);
+        let backlog: &dyn Budget = &*slot;
+        assert!(backlog.take(3 << 20) && !backlog.take(2 << 20));
+        assert_eq!(limits.level(Resource::BacklogBytes).0, 3 << 20);
+        backlog.give_back(3 << 20);
+        assert_eq!(limits.level(Resource::BacklogBytes).0, 0);
+    }
+
+    #[test]
+    fn one_large_body_of_a_caller_has_its_turn() {
+        use std::task::{Context, Poll, Waker};
+        let (limits, now) = (limits(), Instant::now());
+        let ask = |name: &str| {
+            let slot = limits.slot(Some(&node(name)), HERE, now);
+            let mut turn = std::pin::pin!(slot.turn());
+            match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(turn) => Some(turn.expect("a turn")),
+                Poll::Pending => None,
+            }
+        };
+        let first = ask("n").expect("its turn");
+        assert!(ask("n").is_none() && ask("another").is_some());
+        drop(first);
+        assert!(ask("n").is_some());
+    }
+
+    #[test]
+    fn work_is_paid_for_in_requests() {
+        let (limits, now) = (limits(), Instant::now());
+        for (name, work) in [
+            ("parsed", Work::Parsed(10 * 4096)),
+            ("copied", Work::Copied(10 * 64 * 1024)),
+            ("ran", Work::Ran(Duration::from_millis(5))),
+        ] {
+            let slot = limits.slot(Some(&node(name)), HERE, now);
+            slot.charge(work, now);
+            assert_eq!(std::iter::from_fn(|| slot.pace(now).ok()).take(2000).count(), 990, "{name}");
+        }
+        // only what an ordinary caller has asked for is paid for
+        let slot = limits.slot(Some(&admin()), HERE, now);
+        slot.charge(Work::Ran(Duration::from_secs(10)), now);
+        assert!(slot.pace(now).is_ok());
+    }
+
+    #[test]
+    fn renewal_made_in_another_way_is_counted_once() {
+        let (limits, now) = (limits(), Instant::now());
+        let slot = limits.slot(Some(&node("n")), HERE, now);
+        let renewals = || std::iter::from_fn(|| slot.pace_renewal(now).ok());
+        let own = renewals().take_while(|paid| *paid == Paid::Renewal).count();
+        assert_eq!(own, 10);
+        // the eleventh was a request
+        for paid in [Paid::Renewal, Paid::Request] {
+            slot.unpace(paid, now);
+            assert_eq!(renewals().next(), Some(paid));
+        }
+        assert_eq!(renewals().count(), 999);
     }
 
     #[test]

@@ -382,10 +382,49 @@ mod tests {
         assert_eq!(parameters.text("fieldSelector"), "metadata.name=a b");
         assert!(parameters.flag("watch").unwrap());
         assert_eq!(parameters.number("limit").unwrap(), Some(5));
-        assert!(parameters.has("x"));
+        assert!(parameters.has("x") && !parameters.has("z"));
+        let repeated = Parameters::parse("a=1&b=2&&a=3").unwrap();
+        assert_eq!(repeated.all("a").collect::<Vec<_>>(), ["1", "3"]);
+        assert_eq!((repeated.text("a"), repeated.text("c")), ("1", ""));
         assert!(Parameters::parse("a=%f").is_err());
+        assert!(Parameters::parse(&"a=1&".repeat(64)).is_ok());
         assert!(Parameters::parse(&"a=1&".repeat(65)).is_err());
         assert!(Parameters::parse("watch=maybe").unwrap().flag("watch").is_err());
+    }
+
+    #[test]
+    fn answer_is_indented_for_people() {
+        let check = |query: &str, agent: &str, expect: bool| {
+            let request = http::Request::get(format!("/version{query}")).header("user-agent", agent);
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            assert_eq!(is_read_by_eye(&parts), expect, "{query} {agent}");
+        };
+        check("", "curl/8", true);
+        check("?watch=1", "Mozilla/5.0 (X11)", true);
+        check("", "kubectl/1.36", false);
+        check("", "not curl", false);
+        check("?pretty=1", "kubectl/1.36", true);
+        check("?pretty=false", "curl/8", false);
+        check("?pretty=maybe", "curl/8", false);
+        check("?name=pretty", "kubectl/1.36", false);
+    }
+
+    #[test]
+    fn only_a_write_may_ask_for_no_object() {
+        let form = |prefer: &str, is_write| {
+            let mut headers = HeaderMap::new();
+            headers.insert("prefer", prefer.parse().unwrap());
+            wanted_form(&headers, is_write).unwrap()
+        };
+        for (prefer, expect) in [
+            ("return=minimal", Form::Nothing),
+            ("wait=5, return=minimal", Form::Nothing),
+            ("respond-async; return=minimal", Form::Nothing),
+            ("return=representation", Form::Whole),
+            ("", Form::Whole),
+        ] {
+            assert_eq!((form(prefer, true), form(prefer, false)), (expect, Form::Whole), "{prefer}");
+        }
     }
 
     #[test]
