@@ -151,7 +151,7 @@ impl<'a> Parts<'a> {
                     && scale >= -NANO_PLACES
                     && scale % 3 == 0
                     && !self.whole.is_empty()
-                    && !(digits >= 3 && zeros.filter(|digit| *digit == b'0').count() == 3)
+                    && zeros.filter(|digit| *digit == b'0').count() < 3
             }
         }
     }
@@ -205,19 +205,19 @@ impl Quantity {
         }
         match self.suffix {
             Suffix::Binary(_) if self.is_whole() && self.nanos.abs() >= 1024 * NANOS => {
-                let (number, power) = reduced(self.nanos / NANOS, 1024, BINARY_SUFFIXES.len() - 1);
+                let (number, power) = reduced(self.nanos / NANOS, 1024, BINARY_SUFFIXES.len());
                 format!("{number}{}", BINARY_SUFFIXES[power])
             }
             Suffix::Exponent(_) => {
                 // an i128 has fewer than 13 factors of a thousand
-                let (number, power) = reduced(self.nanos, 1000, 13);
+                let (number, power) = reduced(self.nanos, 1000, 14);
                 match power as i64 * 3 - NANO_PLACES {
                     0 => number.to_string(),
                     exponent => format!("{number}e{exponent}"),
                 }
             }
             _ => {
-                let (number, power) = reduced(self.nanos, 1000, DECIMAL_SUFFIXES.len() - 1);
+                let (number, power) = reduced(self.nanos, 1000, DECIMAL_SUFFIXES.len());
                 format!("{number}{}", DECIMAL_SUFFIXES[power].0)
             }
         }
@@ -230,10 +230,10 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// A number without its factors of `base`, at most `most` of them, and how many they were.
-fn reduced(mut number: i128, base: i128, most: usize) -> (i128, usize) {
+/// A number without its factors of `base`, and how many they were: the index of one of so many suffixes.
+fn reduced(mut number: i128, base: i128, suffixes: usize) -> (i128, usize) {
     let mut power = 0;
-    while power < most && number % base == 0 {
+    while power + 1 < suffixes && number % base == 0 {
         number /= base;
         power += 1;
     }
@@ -313,11 +313,44 @@ mod tests {
             ("16384000Ki", "16000Mi"),
             (" 1 ", "1"),
             ("-1000m", "-1"),
+            ("0.9765625Ki", "1k"),
+            ("1.0Ki", "1Ki"),
+            ("-1.0Ki", "-1Ki"),
+            ("1.0000000001Ki", "1024000000103n"),
         ] {
             assert_eq!(normal_form(given).as_deref(), Some(expect), "{given}");
         }
         for wrong in ["", ".", "x", "1x", "1e", "1.2.3", "Ki", "1 Gi", "--1", "1e40", "1ki"] {
             assert_eq!(normal_form(wrong), None, "{wrong}");
+        }
+    }
+
+    /// The sign shows whether the text stays as it is: so many digits are read without arithmetic.
+    #[test]
+    fn short_quantities_stay_as_they_are() {
+        for kept in
+            ["+1Ki", "+12345678901Ki", "+12345Gi", "+13Ti", "+123456789012345678", "+1n", "+1.125", "+1e3"]
+        {
+            assert_eq!(normal_form(kept).as_deref(), Some(kept));
+        }
+        for (given, expect) in [
+            ("+123456789011Ki", "123456789011Ki"),
+            ("+123457Gi", "123457Gi"),
+            ("+123Ti", "123Ti"),
+            ("+1234567890123456789", "1234567890123456789"),
+            ("+1.001n", "2n"),
+            ("+0.5", "500m"),
+            ("+1000", "1k"),
+            ("+1.50", "1500m"),
+        ] {
+            assert_eq!(normal_form(given).as_deref(), Some(expect), "{given}");
+        }
+    }
+
+    #[test]
+    fn quantity_beyond_all_suffixes_keeps_its_value() {
+        for text in ["1000E", "1000000E"] {
+            assert_eq!(normal_form(text).as_deref(), Some(text));
         }
     }
 

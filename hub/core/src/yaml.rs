@@ -256,7 +256,8 @@ fn number(text: &str) -> Option<Value> {
     if let Ok(whole) = i64::from_str_radix(rest, base) {
         return (!rest.starts_with(['+', '-'])).then(|| (sign * whole).into());
     }
-    let is_float = base == 10
+    // digits after a zero that are no octal number are a decimal one
+    let is_float = based.is_none()
         && rest.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E' | b'+' | b'-'));
     if !is_float {
         return None;
@@ -289,6 +290,9 @@ mod tests {
         check("", Value::Null);
         check("[0644, 0x1F, 1_000, -7, 1.5, 1e3, '12', !!str 12, 1.2.3, ~, off, 10Gi]", {
             json!([420, 31, 1000, -7, 1.5, 1000.0, "12", "12", "1.2.3", null, false, "10Gi"])
+        });
+        check("[0, -0, .5, -.5, +3, 089, 0b12, 0x1G, 1.e2]", {
+            json!([0, 0, 0.5, -0.5, 3, 89.0, "0b12", "0x1G", 100.0])
         });
         check("a: &x {b: 1}\nc: *x\n", json!({"a": {"b": 1}, "c": {"b": 1}}));
     }
