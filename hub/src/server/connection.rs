@@ -401,6 +401,7 @@ mod tests {
 
     use std::net::Ipv4Addr;
 
+    use kedge_api::DESIRED_HEADER;
     use kedge_hub_core::identity::token::{Grant, ISSUER};
     use kedge_hub_core::kinds::{CONFIG_MAP, LEASE, SERVICE_ACCOUNT};
     use kedge_hub_core::selector::Selection;
@@ -468,13 +469,18 @@ mod tests {
         format!("{method} {path} HTTP/1.1\r\nhost: h\r\n{fields}\r\n").into_bytes()
     }
 
-    /// The status of the next answer, and whether it is the connection's last.
-    async fn answer(client: &mut DuplexStream) -> (u16, bool) {
+    /// The head of the next answer.
+    async fn answer_head(client: &mut DuplexStream) -> String {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             head.push(client.read_u8().await.unwrap());
         }
-        let head = String::from_utf8(head).unwrap();
+        String::from_utf8(head).unwrap()
+    }
+
+    /// The status of the next answer, and whether it is the connection's last.
+    async fn answer(client: &mut DuplexStream) -> (u16, bool) {
+        let head = answer_head(client).await;
         let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
         let mut body = vec![0; field("content-length: ").map_or(0, |length| length.parse().unwrap())];
         client.read_exact(&mut body).await.unwrap();
@@ -643,6 +649,10 @@ mod tests {
         // forbidden
         check(&stage, None, &length(little.len()), &little, (401, false)).await;
         check(&stage, None, &length(much.len()), &much, (401, true)).await;
+        // at most so much is read to go on with the connection
+        for (bytes, ends) in [(256 * 1024, false), (256 * 1024 + 1, true)] {
+            check(&stage, None, &length(bytes), &much[..bytes], (401, ends)).await;
+        }
         // rate limited; in an hour, so that the bucket does not refill before the next request
         let hasty = Identity::new("hasty", &["others"]);
         let later = Instant::now() + Duration::from_secs(3600);
@@ -657,6 +667,10 @@ mod tests {
         assert_eq!(held.len(), 2048, "fifty administrators can take all");
         check(&stage, admin(), &length(little.len()), &little, (503, false)).await;
         check(&stage, admin(), "content-length: 9\r\n", b"{\"data\":1", (503, false)).await;
+        // without a body it counts from its beginning
+        let mut client = stage.connect(admin());
+        client.write_all(&head("GET", MAPS, "")).await.unwrap();
+        assert_eq!(answer(&mut client).await, (503, false));
         drop(held);
         // too many connections
         let slot = stage.slot(None);
@@ -723,6 +737,12 @@ mod tests {
         client.write_all(body.as_bytes()).await.unwrap();
         assert_eq!(answer(&mut client).await, (200, false));
         assert_eq!(hub.get(&kedge_hub_core::kinds::NODE, "", "n").unwrap().revision, before + 1);
+        let fields = format!("prefer: return=minimal\r\n{fields}");
+        client.write_all(&head("PATCH", "/api/v1/nodes/n", &fields)).await.unwrap();
+        client.write_all(body.as_bytes()).await.unwrap();
+        let changed = answer_head(&mut client).await;
+        assert!(changed.starts_with("HTTP/1.1 204"), "{changed}");
+        assert!(!changed.contains(DESIRED_HEADER), "only renewals ask for it: {changed}");
         drop(held);
         client.write_all(&get).await.unwrap();
         assert_eq!(answer(&mut client).await, (200, false));
@@ -795,6 +815,23 @@ mod tests {
         while stage.server.limits.level(Resource::BodyBytes).0 > 0 {
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn refused_body_in_pieces_is_paid_for() {
+        let stage = Stage::new("pieces");
+        let later = Instant::now() + Duration::from_secs(3600);
+        let other = Identity::new("other", &["others"]);
+        let slot = stage.slot(Some(&other));
+        slot.charge(Work::Parsed(0), later);
+        let body = format!("{}0\r\n\r\n", "1\r\nx\r\n".repeat(1280));
+        let mut client = stage.connect(Some(other));
+        client.write_all(&head("POST", MAPS, "transfer-encoding: chunked\r\n")).await.unwrap();
+        client.write_all(body.as_bytes()).await.unwrap();
+        assert_eq!(answer(&mut client).await, (403, true));
+        let left = std::iter::from_fn(|| slot.pace(later).ok()).count();
+        // the answer, and time beyond that of an ordinary request, may cost a few more
+        assert!((11..40).contains(&(1000 - left)), "{}", 1000 - left);
     }
 
     #[tokio::test]

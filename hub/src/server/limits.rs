@@ -957,6 +957,9 @@ mod tests {
         assert_eq!(limits.level(Resource::BacklogBytes).0, 3 << 20);
         backlog.give_back(3 << 20);
         assert_eq!(limits.level(Resource::BacklogBytes).0, 0);
+        let (watch, now) = (slot.take(Resource::Watches, 1).unwrap(), Instant::now());
+        watch.charge(Work::Ran(Duration::from_secs(1)));
+        assert_eq!(slot.pace(now).unwrap_err().code, 429, "who holds it pays");
     }
 
     #[test]

@@ -215,8 +215,7 @@ pub(super) struct RequestBody {
     counted: Option<Taken>,
     turn: Option<OwnedSemaphorePermit>,
     presented: Arc<Presented>,
-    /// Pieces that came.
-    pieces: usize,
+    pieces: Pieces,
 }
 
 impl RequestBody {
@@ -227,7 +226,7 @@ impl RequestBody {
         presented: Arc<Presented>,
     ) -> RequestBody {
         let (bytes, counted, turn) = (None, None, None);
-        RequestBody { incoming, slot, renews, bytes, counted, turn, presented, pieces: 0 }
+        RequestBody { incoming, slot, renews, bytes, counted, turn, presented, pieces: Pieces::default() }
     }
 
     /// What its sender shows of itself.
@@ -297,7 +296,7 @@ impl RequestBody {
             if received + data.len() > MAX_BODY_BYTES {
                 return Err(too_large());
             }
-            if !self.take_piece() {
+            if !self.pieces.one_more(&self.slot) {
                 return Err(ApiError::bad_request(format!("the body came in more than {MAX_PIECES} pieces")));
             }
             pace.received(data.len(), Instant::now());
@@ -315,15 +314,6 @@ impl RequestBody {
         }
     }
 
-    /// Counts a piece, for which its sender pays; `false`: there are too many.
-    fn take_piece(&mut self) -> bool {
-        self.pieces += 1;
-        if self.pieces.is_multiple_of(PIECES_PER_TOKEN) {
-            self.slot.charge(Work::REQUEST, std::time::Instant::now());
-        }
-        self.pieces <= MAX_PIECES
-    }
-
     /// Drains the rest of a body; returns whether that was all. Bounded: for a client that sends more, or slowly, the connection ends. A
     /// client that waits for `100 Continue` is not told to send.
     pub(super) async fn drain(&mut self, headers: &HeaderMap) -> bool {
@@ -339,13 +329,28 @@ impl RequestBody {
             while let Some(frame) = self.incoming.frame().await {
                 let taken = frame.ok().map(|frame| frame.data_ref().map_or(0, Bytes::len));
                 match taken.and_then(|taken| room.checked_sub(taken)) {
-                    Some(rest) if self.take_piece() => room = rest,
+                    Some(rest) if self.pieces.one_more(&self.slot) => room = rest,
                     _ => return false,
                 }
             }
             true
         };
         tokio::time::timeout(DRAIN_TIMEOUT, draining).await.unwrap_or(false)
+    }
+}
+
+/// The pieces in which a body came.
+#[derive(Debug, Default)]
+struct Pieces(usize);
+
+impl Pieces {
+    /// Counts a piece, for which its sender pays; `false`: there are too many.
+    fn one_more(&mut self, sender: &Slot) -> bool {
+        self.0 += 1;
+        if self.0.is_multiple_of(PIECES_PER_TOKEN) {
+            sender.charge(Work::REQUEST, std::time::Instant::now());
+        }
+        self.0 <= MAX_PIECES
     }
 }
 
@@ -374,6 +379,8 @@ fn too_large() -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::{Capacity, Machine};
+    use crate::server::limits::Limits;
 
     #[test]
     fn parameters_are_decoded() {
@@ -425,6 +432,19 @@ mod tests {
         ] {
             assert_eq!((form(prefer, true), form(prefer, false)), (expect, Form::Whole), "{prefer}");
         }
+    }
+
+    #[test]
+    fn pieces_of_a_body_are_counted_and_paid_for() {
+        let machine = Machine { memory_bytes: 1 << 30, descriptors: 4096, processors: 2 };
+        let limits = Limits::new(&Capacity::of(&machine));
+        // counted in an hour, so that no bucket refills meanwhile
+        let later = std::time::Instant::now() + Duration::from_secs(3600);
+        let sender = limits.slot(None, [127, 0, 0, 1].into(), later);
+        let mut pieces = Pieces::default();
+        assert_eq!((0..20_000).take_while(|_| pieces.one_more(&sender)).count(), 16_384);
+        let left = std::iter::from_fn(|| sender.pace(later).ok()).count();
+        assert_eq!(left, 1000 - 128, "a request for each 128");
     }
 
     #[test]
