@@ -389,7 +389,9 @@ pub(super) fn sticks(stage: &mut Stage<'_>) -> Result<(), HilError> {
         mounts.as_str(),
         "/dev/vda2 /dev/vda1 /dev/vda4 /dev/vda1",
     )?;
-    let name = stage.guest("cat /etc/kedge/node-name /proc/sys/kernel/hostname | sort -u")?;
+    let name = stage.guest(
+        "for file in /etc/kedge/node-name /proc/sys/kernel/hostname; do echo $(cat $file); done | sort -u",
+    )?;
     stage.expect("node name and host name", name.as_str(), NODE)?;
     stage.renews()?;
     stage.runs(&uid)?;
