@@ -558,6 +558,24 @@ mod tests {
         }
     }
 
+    /// Its caller forgets it then: one that opens and ends watches keeps nothing here.
+    #[test]
+    fn watch_that_has_ended_is_reminded_of_nothing() {
+        let memory = Arc::new(Memory::empty());
+        let open = || memory.watch(&CONFIG_MAP, Selection::all(""), None, None).unwrap().2;
+        let mut watch = open();
+        let reminder = watch.reminder();
+        assert!(reminder.is_open() && reminder.name(7));
+        assert!(matches!(watch.receiver.try_recv(), Ok(News::Named(7))));
+        drop(watch);
+        assert!(!reminder.is_open() && !reminder.name(8));
+        // one that fell behind has ended, too, though its client has not read all of it
+        let behind = open();
+        let reminder = behind.reminder();
+        (0..=WATCH_BACKLOG).for_each(|_| put(&memory));
+        assert!(!reminder.is_open() && !reminder.name(9));
+    }
+
     #[test]
     fn unread_watch_holds_a_bounded_number_of_bytes() {
         let memory = Arc::new(Memory::empty());
@@ -582,6 +600,15 @@ mod tests {
         check(0, 200_000, 1);
         // the caller's other watches have taken the rest
         check(500_000, 200_000, 2);
+        // to the last byte; above a hundred, so that all revisions are as long
+        (0..20).for_each(|_| put(&memory));
+        let purse = Arc::new(Purse { limit: usize::MAX, given: AtomicUsize::new(0) });
+        let watch = memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(purse.clone())).unwrap();
+        put(&memory);
+        let rest = WATCH_BACKLOG_BYTES / 2 - purse.given.load(Ordering::Relaxed);
+        drop(watch);
+        check(usize::MAX, rest, 2);
+        check(usize::MAX, rest + 1, 1);
         // a watch that is dropped with its changes gives their bytes back
         let purse = Arc::new(Purse { limit: usize::MAX, given: AtomicUsize::new(0) });
         let watch = memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(purse.clone())).unwrap();
