@@ -8,7 +8,7 @@ use crate::disk::Disk;
 use kedge_core::config::records::{
     BadConfigs, ConfigRecord, Current, Read, Recorded, Startups, StateFile, read_last_known_good,
 };
-use kedge_core::{Core, Digest, Now, Request, RequestKind};
+use kedge_core::{Core, Digest, Now, Request, RequestKey};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -92,11 +92,11 @@ pub(crate) fn named_checkpoints(disk: &Disk, version: &str) -> Vec<String> {
 
 /// Requests and renewals since time last passed, by what they are for.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Asked(BTreeMap<Option<RequestKind>, u32>);
+pub(crate) struct Asked(BTreeMap<Option<RequestKey>, u32>);
 
 impl Asked {
     /// None is a renewal.
-    pub(crate) fn count(&mut self, kind: Option<RequestKind>) {
+    pub(crate) fn count(&mut self, kind: Option<RequestKey>) {
         let asked = self.0.entry(kind).or_default();
         *asked += 1;
         assert!(*asked <= REQUESTS_AT_ONCE, "{kind:?}: {asked} times at one moment");
@@ -109,7 +109,7 @@ impl Asked {
 
 pub(crate) fn check_request(request: &Request) {
     let bytes = format!("{request:?}").len();
-    assert!(bytes <= BODY_BYTES, "{:?} of {bytes} bytes", request.kind());
+    assert!(bytes <= BODY_BYTES, "{:?} of {bytes} bytes", request.key());
 }
 
 /// It reports from the moment a configuration is in use, in texts that an API server takes.

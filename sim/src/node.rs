@@ -293,10 +293,10 @@ impl Node {
                 process.facts_wanted = true;
             }
             Action::Request(request) => {
-                let same = process.requests.iter().any(|other| other.kind() == request.kind());
-                assert!(!same, "a second {:?} in flight", request.kind());
+                let same = process.requests.iter().any(|other| other.key() == request.key());
+                assert!(!same, "a second {:?} in flight", request.key());
                 if self.thorough {
-                    process.asked.count(Some(request.kind()));
+                    process.asked.count(Some(request.key()));
                     checks::check_request(&request);
                 }
                 process.requests.push(request);
@@ -397,7 +397,7 @@ impl Node {
         };
         let request = process.requests.remove(0);
         let answer = instead.unwrap_or_else(|| hub.answer(&self.name, &request));
-        self.handle(Event::Answered(request.kind(), answer));
+        self.handle(Event::Answered(request.key(), answer));
         true
     }
 

@@ -11,20 +11,21 @@ use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
 use crate::config::source::{self, requested_source};
 use crate::config::start::{self, Facts, Parsed, Started};
 use crate::contact::{Contact, KUBECONFIG_LINE};
-use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
+use crate::event::{
+    Action, Answer, Event, LONGEST_PATIENCE, LeaseRequest, Level, Now, Outcome, Request, RequestKey,
+};
 use crate::kubelet::{self, ConfigError, Effective};
 use crate::node::lease::LeaseKeeper;
 use crate::node::registration::{missing_labels, registration};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::options::Options;
+use crate::outbox::{self, LONGEST_WAIT, Outbox, Sendable, Terms, Verdict};
 use crate::pace::Jitter;
 use crate::report::{ConfigReport, LeaseReport, Report, StorageReport};
-use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
 use crate::watching::{WatchEnd, WatchFailure, Watched, Watching};
 use crate::writes::{Steps, Suspend};
 use kedge_api::{self as api, excerpt};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -42,6 +43,22 @@ enum Phase {
     Running(Box<Running>),
     /// The exit was ordered.
     Exited,
+}
+
+/// What leaves through the outbox.
+#[derive(Debug, Clone, PartialEq)]
+enum Order {
+    Request(Request),
+    Renew(LeaseRequest),
+}
+
+impl Sendable for Order {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Request(request) => request.body().map_or(0, outbox::json_bytes),
+            Self::Renew(LeaseRequest::Patch(body) | LeaseRequest::Create(body)) => outbox::json_bytes(body),
+        }
+    }
 }
 
 /// The annotation that stands for `status.config`.
@@ -82,10 +99,11 @@ struct Running {
     next_host_facts: Duration,
     awaits_host_facts: bool,
     disk_stalled_since: Option<Duration>,
-    status_in_flight: Option<StatusPatch>,
-    /// `status.config` as it was last sent to a server that is not our hub.
+    /// The status in the outbox.
+    status_offered: Option<StatusPatch>,
+    /// `status.config` as it was last put into the outbox, for a server that is not our hub.
     mirror: Option<Mirror>,
-    slots: BTreeMap<RequestKind, RequestSlot>,
+    outbox: Outbox<RequestKey, Order>,
     pending_events: heapless::Deque<api::Event, PENDING_EVENTS>,
     last_config_ok: ConfigOk,
     exiting: bool,
@@ -247,8 +265,15 @@ impl Running {
         let config_ok = condition::config_ok(&configuration.view());
         let config = &configuration.effective().config;
         let (lease_secs, lists_only) = (config.node_lease_duration_secs, !config.watch);
+        let lease = LeaseKeeper::new(&options.node_name, lease_secs, now);
+        let mut outbox = Outbox::new(outbox::LIMITS);
+        outbox.set_terms(RequestKey::Renew, lease.terms());
+        // a server may refuse a label or an annotation, and an administrator may then set it, or allow it
+        let terms = Terms { holds_refused: true, ..Terms::default() };
+        outbox.set_terms(RequestKey::PatchLabels, terms);
+        outbox.set_terms(RequestKey::PatchNode, terms);
         let mut running = Self {
-            lease: LeaseKeeper::new(&options.node_name, lease_secs, now),
+            lease,
             contact: Contact::new(now),
             status: StatusKeeper::new(now.wall),
             configuration,
@@ -268,9 +293,9 @@ impl Running {
             next_host_facts: now.mono,
             awaits_host_facts: false,
             disk_stalled_since: None,
-            status_in_flight: None,
+            status_offered: None,
             mirror: None,
-            slots: BTreeMap::new(),
+            outbox,
             pending_events: heapless::Deque::new(),
             last_config_ok: config_ok.clone(),
             exiting: false,
@@ -356,8 +381,9 @@ impl Running {
                     actions.push(Action::Log(Level::Warn, line));
                 }
             }
-            Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
-            Event::Renewed(_) | Event::RenewedAsOf(_) if self.lease.is_answered_by_another_server() => {}
+            Event::Answered(key, answer) => self.answered(now, key, answer, options, jitter, actions),
+            Event::Renewed(_) | Event::RenewedAsOf(_)
+                if self.outbox.is_answered_by_another_server(&RequestKey::Renew) => {}
             Event::Renewed(answer) => self.renewed(now, &answer, None, options, jitter, actions),
             Event::RenewedAsOf(latest) => {
                 self.renewed(now, &Answer::Accepted(None), Some(latest), options, jitter, actions);
@@ -380,7 +406,7 @@ impl Running {
                     self.must_relist = true;
                 }
                 self.seen_uid.clone_from(&node.metadata.uid);
-                self.lease.node(Some(&node.metadata.uid), now);
+                self.lease_node(now, Some(&node.metadata.uid));
                 self.status.node_seen(&node);
                 self.node_known_missing = false;
                 if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
@@ -392,7 +418,7 @@ impl Running {
             }
             Event::NodeGone => {
                 self.reached(now, jitter);
-                self.lease.node(None, now);
+                self.lease_node(now, None);
                 self.status.node_gone();
                 self.mirror = None;
                 self.node_known_missing = true;
@@ -464,13 +490,13 @@ impl Running {
     fn server_changed(&mut self, now: Now, server: u64, actions: &mut Vec<Action>) {
         self.server = server;
         self.server_is_hub = None;
-        self.slots.values_mut().for_each(RequestSlot::server_changed);
+        self.outbox.server_changed();
         self.configuration.server_changed();
         self.contact.server_changed(now);
         self.lease.server_changed(now);
         self.status.node_gone();
         self.mirror = None;
-        self.status_in_flight = None;
+        self.status_offered = None;
         (self.node, self.node_known_missing, self.is_out) = (None, false, false);
         self.next_relist = now.mono;
         self.is_source_of_this_server = false;
@@ -485,10 +511,18 @@ impl Running {
 
     /// News of a server that is not asked any more: only frees the way that the request took.
     fn answered_by_another_server(&mut self, event: &Event) {
-        match event {
-            Event::Answered(kind, _) => drop(self.slot(*kind).is_answered_by_another_server()),
-            Event::Renewed(_) | Event::RenewedAsOf(_) => drop(self.lease.is_answered_by_another_server()),
-            _ => {}
+        let key = match event {
+            Event::Answered(key, _) => *key,
+            Event::Renewed(_) | Event::RenewedAsOf(_) => RequestKey::Renew,
+            _ => return,
+        };
+        self.outbox.is_answered_by_another_server(&key);
+    }
+
+    /// The Node as the Lease is to know it; None if it does not exist. A new one is claimed at once.
+    fn lease_node(&mut self, now: Now, uid: Option<&str>) {
+        if self.lease.node(uid, now) {
+            self.outbox.end_pause(now, &RequestKey::Renew);
         }
     }
 
@@ -513,7 +547,8 @@ impl Running {
         if self.lease.is_claimed() && is_not_found(answer) {
             self.relist_node(now, actions);
         }
-        self.lease.answered(now, answer, jitter);
+        let verdict = self.lease.answered(now, answer, jitter);
+        self.outbox.answered(now, &RequestKey::Renew, answer, verdict, jitter);
         self.note_renewal(now, answer, options, actions);
         if matches!(answer, Answer::Accepted(_)) {
             self.configuration.renewed(now);
@@ -584,7 +619,7 @@ impl Running {
         let seen: Option<u64> = node.metadata.resource_version.parse().ok();
         if *there != mirror.text && mirror.version.is_some() && seen > mirror.version {
             self.mirror = None;
-            self.slot(RequestKind::PatchNode).pause_until(now.mono + LONGEST_WAIT);
+            self.outbox.pause(&RequestKey::PatchNode, now.mono + LONGEST_WAIT);
         }
     }
 
@@ -600,8 +635,7 @@ impl Running {
         if std::mem::take(&mut self.is_out) {
             self.node_watch.hurry(now, jitter);
             self.map_watch.hurry(now, jitter);
-            self.lease.hurry(now, jitter);
-            self.slots.values_mut().for_each(|slot| slot.hurry(now, jitter));
+            self.outbox.hurry(now, jitter);
         }
     }
 
@@ -614,99 +648,84 @@ impl Running {
     fn answered(
         &mut self,
         now: Now,
-        kind: RequestKind,
+        key: RequestKey,
         answer: Answer,
         options: &Options,
         jitter: &mut Jitter,
         actions: &mut Vec<Action>,
     ) {
-        let slot = self.slots.entry(kind).or_default();
-        if slot.is_answered_by_another_server() {
+        if self.outbox.is_answered_by_another_server(&key) {
             return;
         }
         self.heard(now, &answer, jitter);
-        if kind == RequestKind::PatchStatus && matches!(answer, Answer::Accepted(_)) {
-            self.configuration.contact(now);
-        }
-        let line = describe(kind, &options.node_name);
+        let line = describe(key, &options.node_name);
         if !matches!(answer, Answer::Failed(_)) {
             self.contact.answered(&line);
         }
-        let slot = self.slots.entry(kind).or_default();
-        let refused = match &answer {
-            Answer::Accepted(_) => None,
-            Answer::Refused { status, .. } => Some(*status),
-            Answer::Failed(_) => Some(0),
-        };
-        if let (RequestKind::PatchNode | RequestKind::PatchLabels, None)
-        | (RequestKind::Register, None | Some(409)) = (kind, refused)
-        {
-            self.node_watch.changed_by_us(now);
+        let verdict = verdict_on(key, &answer);
+        let failure = self.outbox.answered(now, &key, &answer, verdict, jitter);
+        if verdict == Verdict::Done {
+            return self.settled(now, key, &answer, options, jitter, actions);
         }
-        match (kind, refused) {
-            (RequestKind::Version, None) => {
-                slot.succeeded();
-                self.server_is_hub =
-                    Some(matches!(&answer, Answer::Accepted(Some(version)) if is_hub_version(version)));
+        if let Answer::Failed(why) = &answer {
+            log_lines(self.contact.no_answer(&line, why, failure.is_news), actions);
+        } else if failure.is_news {
+            let then = if failure.is_held { "trying again in 5 minutes" } else { "retrying" };
+            actions.push(Action::Log(Level::Warn, format!("{line}: {answer}; {then}")));
+        }
+        match key {
+            RequestKey::PatchStatus => self.status_offered = None,
+            RequestKey::PatchNode => self.mirror = None,
+            RequestKey::PatchLabels => {}
+            _ => return,
+        }
+        if is_not_found(&answer) {
+            self.relist_node(now, actions);
+        }
+    }
+
+    /// A request was accepted, or refused in a way that settles it as well.
+    fn settled(
+        &mut self,
+        now: Now,
+        key: RequestKey,
+        answer: &Answer,
+        options: &Options,
+        jitter: &mut Jitter,
+        actions: &mut Vec<Action>,
+    ) {
+        match key {
+            RequestKey::Version => {
+                let version = if let Answer::Accepted(version) = answer { version.as_ref() } else { None };
+                self.server_is_hub = Some(version.is_some_and(is_hub_version));
             }
-            // on our hub every identity may read it
-            (RequestKind::Version, Some(403 | 404)) => {
-                slot.succeeded();
-                self.server_is_hub = Some(false);
-            }
-            (RequestKind::PatchStatus, None) => {
-                slot.succeeded();
+            RequestKey::PatchStatus => {
+                self.configuration.contact(now);
                 self.status_posts += 1;
                 if self.lease.last_renewed.is_none() {
                     let what = format!("the status of Node {} accepted", options.node_name);
                     log_lines(self.contact.accepted(now, &what), actions);
                 }
-                if let Some(patch) = self.status_in_flight.take() {
+                if let Some(patch) = self.status_offered.take() {
                     let frequency = self.configuration.effective().config.node_status_report_frequency;
                     self.status.accepted(now, patch, frequency, jitter);
                 }
             }
-            (RequestKind::Register, Some(409)) => slot.succeeded(),
-            // an Event that the server will never accept is dropped
-            (RequestKind::PostEvent, Some(status))
-                if (400..500).contains(&status) && status != 429 && status != 401 =>
-            {
-                slot.succeeded();
-                self.pending_events.pop_front();
-                actions.push(Action::Log(Level::Warn, format!("event dropped: {answer}")));
-            }
-            (RequestKind::PostEvent, None) => {
-                slot.succeeded();
-                self.pending_events.pop_front();
-            }
-            (RequestKind::PatchNode, None) => {
-                slot.succeeded();
+            RequestKey::Register | RequestKey::PatchLabels => self.node_watch.changed_by_us(now),
+            RequestKey::PatchNode => {
+                self.node_watch.changed_by_us(now);
                 if let Some(mirror) = self.mirror.as_mut().filter(|mirror| mirror.version.is_none()) {
-                    mirror.version = version_of(&answer);
+                    mirror.version = version_of(answer);
                 }
                 self.note_overwritten_mirror(now);
             }
-            (_, None) => slot.succeeded(),
-            (_, Some(_)) => {
-                let is_news = slot.failed(now, &answer, jitter);
-                // this body; another one, which was refused before, may wait as well
-                let is_held_back = answer.is_final() && slot.refused_until().is_some();
-                if let Answer::Failed(why) = &answer {
-                    log_lines(self.contact.no_answer(&line, why, is_news), actions);
-                } else if is_news {
-                    let then = if is_held_back { "trying again in 5 minutes" } else { "retrying" };
-                    actions.push(Action::Log(Level::Warn, format!("{line}: {answer}; {then}")));
-                }
-                match kind {
-                    RequestKind::PatchStatus => self.status_in_flight = None,
-                    RequestKind::PatchNode => self.mirror = None,
-                    RequestKind::PatchLabels => {}
-                    _ => return,
-                }
-                if is_not_found(&answer) {
-                    self.relist_node(now, actions);
+            RequestKey::PostEvent => {
+                self.pending_events.pop_front();
+                if !matches!(answer, Answer::Accepted(_)) {
+                    actions.push(Action::Log(Level::Warn, format!("event dropped: {answer}")));
                 }
             }
+            RequestKey::Renew => {}
         }
     }
 
@@ -715,7 +734,7 @@ impl Running {
         if matches!(answer, Answer::Accepted(_)) {
             return log_lines(self.contact.accepted(now, &format!("Lease {lease} renewed")), actions);
         }
-        let failures = self.lease.failures();
+        let failures = self.outbox.failures(&RequestKey::Renew);
         if failures > 0 {
             let problem = format!("Lease {lease} not renewed: {answer}");
             log_lines(self.contact.not_renewed(now, problem, failures.into()), actions);
@@ -759,10 +778,8 @@ impl Running {
         self.note_condition(actions);
         self.update_watches(now, actions);
         self.refresh_host_facts(now, jitter, actions);
-        self.send_due_requests(now, options, actions);
-        if let Some(request) = self.lease.poll(now) {
-            actions.push(Action::Renew { request, deadline: self.lease.request_deadline() });
-        }
+        self.offer_requests(now, options);
+        self.send_due_requests(now, actions);
         false
     }
 
@@ -850,61 +867,64 @@ impl Running {
         actions.push(Action::ReadHostFacts);
     }
 
-    fn send_due_requests(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
-        if self.server_is_hub.is_none() && self.slot(RequestKind::Version).free(now) {
-            self.send(Request::Version, actions);
-        }
-        let register = self.configuration.effective().config.register_node && self.node_known_missing;
-        if register && self.slot(RequestKind::Register).free(now) && self.status.facts().is_some() {
-            let config = &self.configuration.effective().config;
-            let node = registration(options, config, self.status.facts());
-            // the watch confirms this: do not resend for LONGEST_WAIT
-            self.slot(RequestKind::Register).pause_until(now.mono + LONGEST_WAIT);
-            self.send(Request::Register(node), actions);
-        }
-        self.send_due_patches(now, options, actions);
-        if self.slot(RequestKind::PostEvent).free(now)
-            && self.node.is_some()
-            && let Some(event) = self.pending_events.front()
+    /// Puts what is wanted now into the outbox, in place of what was wanted before.
+    fn offer_requests(&mut self, now: Now, options: &Options) {
+        self.offer(now, RequestKey::Version, |running| {
+            running.server_is_hub.is_none().then_some(Request::Version)
+        });
+        self.offer(now, RequestKey::Register, |running| {
+            let config = &running.configuration.effective().config;
+            let facts = running.status.facts().filter(|_| config.register_node && running.node_known_missing);
+            facts.map(|facts| Request::Register(registration(options, config, Some(facts))))
+        });
+        self.offer_patches(now, options);
+        self.offer(now, RequestKey::PostEvent, |running| {
+            let event = running.pending_events.front().filter(|_| running.node.is_some());
+            event.map(|event| Request::PostEvent(json!(event)))
+        });
+        if self.outbox.is_free(now, &RequestKey::Renew)
+            && let Some(request) = self.lease.poll(now)
         {
-            let event = json!(event);
-            self.send(Request::PostEvent(event), actions);
+            let _ = self.outbox.put(now, RequestKey::Renew, Order::Renew(request));
         }
     }
 
-    fn send_due_patches(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
-        let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
-        let labels = missing_labels(node, options, self.status.facts());
+    /// Puts the request of this key that is wanted now, if it may be sent.
+    fn offer(&mut self, now: Now, key: RequestKey, wanted: impl FnOnce(&mut Self) -> Option<Request>) {
+        if !self.outbox.is_free(now, &key) {
+            return;
+        }
+        match wanted(self) {
+            // without room it is offered again at the next event: an answer, which makes room, is one
+            Some(request) => _ = self.outbox.put(now, key, Order::Request(request)),
+            None => self.outbox.withdraw(&key),
+        }
+    }
+
+    fn offer_patches(&mut self, now: Now, options: &Options) {
+        let Some(is_hub) = self.server_is_hub.filter(|_| self.node.is_some()) else { return };
         let status = condition::config_status(&self.configuration.view());
         // first what mirrors the status: it is never older than the condition
-        let awaits_mirror = !is_hub && self.awaits_mirror(now, json!(status).to_string(), actions);
-        if self.slot(RequestKind::PatchStatus).free(now) && !awaits_mirror {
-            let mut patch = self.status.patch(now, &self.last_config_ok);
-            if is_hub && self.status.facts().is_some() {
-                add_config_status(&mut patch, &status, self.status.believed());
-            }
-            if let Some(patch) = patch {
-                self.send(Request::PatchStatus(patch.body.clone()), actions);
-                self.status_in_flight = Some(patch);
-            }
+        let awaits_mirror = !is_hub && self.awaits_mirror(now, json!(status).to_string());
+        if !awaits_mirror {
+            self.offer(now, RequestKey::PatchStatus, |running| {
+                let mut patch = running.status.patch(now, &running.last_config_ok);
+                if is_hub && running.status.facts().is_some() {
+                    add_config_status(&mut patch, &status, running.status.believed());
+                }
+                running.status_offered = patch;
+                running.status_offered.as_ref().map(|patch| Request::PatchStatus(patch.body.clone()))
+            });
         }
-        if !labels.is_empty() {
-            self.send_labels(now, json!({"metadata": {"labels": labels}}), actions);
-        }
-    }
-
-    fn send_labels(&mut self, now: Now, body: Value, actions: &mut Vec<Action>) {
-        let slot = self.slot(RequestKind::PatchLabels);
-        if slot.free_for(now, &body) {
-            // the Node as read confirms this: do not resend for LONGEST_WAIT
-            slot.pause_until(now.mono + LONGEST_WAIT);
-            self.send(Request::PatchLabels(body), actions);
-        }
+        self.offer(now, RequestKey::PatchLabels, |running| {
+            let labels = missing_labels(running.node.as_ref()?, options, running.status.facts());
+            (!labels.is_empty()).then(|| Request::PatchLabels(json!({"metadata": {"labels": labels}})))
+        });
     }
 
     /// Writes `status.config` as text into the annotation, on a server that drops the field. Returns whether an older one is still on
     /// its way: the present one follows with its answer, and the condition after it.
-    fn awaits_mirror(&mut self, now: Now, text: String, actions: &mut Vec<Action>) -> bool {
+    fn awaits_mirror(&mut self, now: Now, text: String) -> bool {
         let is_done = match (&self.mirror, &self.node) {
             // until ours is known to be there, what is there may be what it replaces
             (Some(mirror), _) => mirror.text == text,
@@ -914,29 +934,32 @@ impl Running {
         if is_done {
             return false;
         }
-        let body = json!({"metadata": {"annotations": {api::CONFIG_STATUS_ANNOTATION: text}}});
-        let slot = self.slot(RequestKind::PatchNode);
-        if slot.is_in_flight() {
+        let key = RequestKey::PatchNode;
+        if self.outbox.is_in_flight(&key) {
             return true;
         }
-        if slot.free_for(now, &body) {
+        let body = json!({"metadata": {"annotations": {api::CONFIG_STATUS_ANNOTATION: text}}});
+        let order = Order::Request(Request::PatchNode(body));
+        if self.outbox.is_free(now, &key)
+            && !self.outbox.is_held(now, &key, &order)
+            && self.outbox.put(now, key, order)
+        {
             self.mirror = Some(Mirror { text, version: None });
-            self.send(Request::PatchNode(body), actions);
         }
         false
     }
 
-    fn slot(&mut self, kind: RequestKind) -> &mut RequestSlot {
-        self.slots.entry(kind).or_default()
-    }
-
-    fn send(&mut self, request: Request, actions: &mut Vec<Action>) {
-        let slot = self.slot(request.kind());
-        match &request {
-            Request::PatchLabels(body) | Request::PatchNode(body) => slot.sent_once(body),
-            _ => slot.sent(),
+    fn send_due_requests(&mut self, now: Now, actions: &mut Vec<Action>) {
+        while let Some((key, order)) = self.outbox.take_due(now) {
+            if matches!(key, RequestKey::Register | RequestKey::PatchLabels) {
+                // the Node as read confirms this: do not resend for LONGEST_WAIT
+                self.outbox.pause(&key, now.mono + LONGEST_WAIT);
+            }
+            actions.push(match order {
+                Order::Request(request) => Action::Request(request),
+                Order::Renew(request) => Action::Renew { request, deadline: self.lease.request_deadline() },
+            });
         }
-        actions.push(Action::Request(request));
     }
 
     /// A log line, and an Event once there is a Node to post it on.
@@ -965,7 +988,7 @@ impl Running {
         // the one in flight stays, for its answer removes the first; of the others the oldest is dropped
         if self.pending_events.is_full() {
             let first = self.pending_events.pop_front();
-            if self.slot(RequestKind::PostEvent).is_in_flight() {
+            if self.outbox.is_in_flight(&RequestKey::PostEvent) {
                 self.pending_events.pop_front();
                 if let Some(first) = first {
                     let _ = self.pending_events.push_front(first);
@@ -977,22 +1000,18 @@ impl Running {
 
     fn next_deadline(&self, now: Now) -> Option<Duration> {
         let report = self.status.report_due();
-        let retries = self.slots.values().filter_map(RequestSlot::retry_at).filter(|at| *at > now.mono);
-        let refused = self.slots.values().filter_map(RequestSlot::refused_until).filter(|at| *at > now.mono);
-        let register = self.slots.get(&RequestKind::Register).filter(|_| self.node_known_missing);
+        let awaits_report = self.node.is_some() && self.status_offered.is_none();
         [
             self.configuration.next_deadline(now),
-            self.lease.next_deadline(),
+            self.lease.next_deadline().filter(|_| self.outbox.is_free(now, &RequestKey::Renew)),
             self.node_watch.next_deadline(),
             self.map_watch.next_deadline(),
             (!self.awaits_host_facts).then_some(self.next_host_facts),
-            report.filter(|at| self.node.is_some() && self.status_in_flight.is_none() && *at > now.mono),
-            register.and_then(RequestSlot::free_at).filter(|at| *at > now.mono),
+            report.filter(|at| awaits_report && *at > now.mono),
+            self.outbox.next_deadline(now),
         ]
         .into_iter()
         .flatten()
-        .chain(retries)
-        .chain(refused)
         .min()
     }
 
@@ -1023,6 +1042,37 @@ impl Running {
 /// Whether an answer to `GET /version` is our hub's.
 pub fn is_hub_version(version: &Value) -> bool {
     version.get("gitVersion").and_then(Value::as_str).is_some_and(|text| text.contains(api::HUB_VERSION_MARK))
+}
+
+/// For the log.
+fn describe(key: RequestKey, node: &str) -> String {
+    match key {
+        RequestKey::Renew => format!("renewing Lease {node}"),
+        RequestKey::Version => "GET /version".into(),
+        RequestKey::Register => format!("creating Node {node}"),
+        RequestKey::PatchStatus => format!("patching the status of Node {node}"),
+        RequestKey::PatchLabels => format!("patching the labels of Node {node}"),
+        RequestKey::PatchNode => format!("patching the annotations of Node {node}"),
+        RequestKey::PostEvent => format!("posting an event about Node {node}"),
+    }
+}
+
+/// What an answer to a request other than a renewal means for the next of its key.
+fn verdict_on(key: RequestKey, answer: &Answer) -> Verdict {
+    let status = match answer {
+        Answer::Accepted(_) => return Verdict::Done,
+        Answer::Refused { status, .. } => *status,
+        Answer::Failed(_) => return Verdict::Failed,
+    };
+    let is_settled = match key {
+        // on our hub every identity may read it
+        RequestKey::Version => matches!(status, 403 | 404),
+        RequestKey::Register => status == 409,
+        // an Event that the server will never accept is dropped
+        RequestKey::PostEvent => (400..500).contains(&status) && !matches!(status, 401 | 429),
+        _ => false,
+    };
+    if is_settled { Verdict::Done } else { Verdict::Failed }
 }
 
 /// As upstream names Events, within what a name may have: of a long node name its beginning.

@@ -36,7 +36,7 @@ pub enum Event {
     /// Facts about the host were read.
     HostFacts(Box<HostFacts>),
     /// A request was answered, or failed.
-    Answered(RequestKind, Answer),
+    Answered(RequestKey, Answer),
     /// The Lease request was answered, or failed.
     Renewed(Answer),
     /// It was accepted, and the answer named the latest change that concerns the node: `Kedge-Desired`.
@@ -143,9 +143,11 @@ pub enum Request {
     PostEvent(Value),
 }
 
-/// Which request, for its answer.
+/// What a request is for: one of each is in flight at a time, and its answer carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RequestKind {
+pub enum RequestKey {
+    /// Renew the Lease, or create it.
+    Renew,
     /// `GET /version`.
     Version,
     /// Create the Node.
@@ -161,14 +163,27 @@ pub enum RequestKind {
 }
 
 impl Request {
-    pub fn kind(&self) -> RequestKind {
+    /// Its body, if it has one.
+    pub(crate) fn body(&self) -> Option<&Value> {
         match self {
-            Self::Version => RequestKind::Version,
-            Self::Register(_) => RequestKind::Register,
-            Self::PatchStatus(_) => RequestKind::PatchStatus,
-            Self::PatchLabels(_) => RequestKind::PatchLabels,
-            Self::PatchNode(_) => RequestKind::PatchNode,
-            Self::PostEvent(_) => RequestKind::PostEvent,
+            Self::Version => None,
+            Self::Register(body)
+            | Self::PatchStatus(body)
+            | Self::PatchLabels(body)
+            | Self::PatchNode(body)
+            | Self::PostEvent(body) => Some(body),
+        }
+    }
+
+    /// What it is for.
+    pub fn key(&self) -> RequestKey {
+        match self {
+            Self::Version => RequestKey::Version,
+            Self::Register(_) => RequestKey::Register,
+            Self::PatchStatus(_) => RequestKey::PatchStatus,
+            Self::PatchLabels(_) => RequestKey::PatchLabels,
+            Self::PatchNode(_) => RequestKey::PatchNode,
+            Self::PostEvent(_) => RequestKey::PostEvent,
         }
     }
 }

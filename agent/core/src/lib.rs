@@ -12,10 +12,10 @@ pub mod images;
 pub mod kubelet;
 mod node;
 mod options;
+mod outbox;
 mod pace;
 pub mod pods;
 mod report;
-mod requests;
 pub mod slot;
 mod watching;
 pub mod workloads;
@@ -29,7 +29,7 @@ pub use config::running::Forgiveness;
 pub use config::start::Active;
 pub use contact::ContactReport;
 pub use event::{
-    Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKind, Runtime, Step,
+    Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKey, Runtime, Step,
 };
 pub use node::status::kubelet_version;
 pub use options::Options;

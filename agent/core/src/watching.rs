@@ -12,8 +12,8 @@
 //! to others: the requests (`perform::watches`), what an object means (`agent`).
 
 use crate::event::Now;
+use crate::outbox::{HURRY, LONGEST_WAIT};
 use crate::pace::{Backoff, Jitter};
-use crate::requests::{HURRY, LONGEST_WAIT};
 use std::time::Duration;
 
 /// How long a list may take at first, lookup and connection included.

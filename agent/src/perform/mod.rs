@@ -95,7 +95,7 @@ impl Loops {
         server.run("transfer", watchdog, orders, |server, client, (request, number): (Request, u64)| {
             let client = client.map(|client| client.for_server(number));
             let answer = server.transfer(client.as_ref().map_err(Clone::clone), &request);
-            (number, Event::Answered(request.kind(), answer))
+            (number, Event::Answered(request.key(), answer))
         })?;
         let [node, config_map] = ["watch-node", "watch-configmap"].map(|name| {
             let rounds = Arc::new(LatestRound::default());

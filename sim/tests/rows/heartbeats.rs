@@ -1,7 +1,7 @@
 //! Heartbeats: the Lease and the status keep their own periods whatever else fails.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, TRIAL_AND_A_RENEWAL, payload};
-use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKind};
+use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKey};
 use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World};
 use serde_json::{Value, json};
@@ -495,16 +495,16 @@ fn repeated_404_lists_the_node_every_five_minutes() {
         retry_after: None,
     };
     for _ in 0..10 {
-        world.handle(Event::Answered(RequestKind::PatchStatus, not_found.clone()));
+        world.handle(Event::Answered(RequestKey::PatchStatus, not_found.clone()));
         world.advance(30 * SECOND);
     }
     assert_eq!(searches(&world), 1);
-    world.handle(Event::Answered(RequestKind::PatchStatus, not_found.clone()));
+    world.handle(Event::Answered(RequestKey::PatchStatus, not_found.clone()));
     assert_eq!(searches(&world), 2, "five minutes later");
     // a Node that the watch reported as deleted is not listed
     let mut world = settled();
     world.handle(Event::NodeGone);
     world.seen.clear();
-    world.handle(Event::Answered(RequestKind::PatchStatus, not_found));
+    world.handle(Event::Answered(RequestKey::PatchStatus, not_found));
     assert_eq!(searches(&world), 0);
 }

@@ -5,27 +5,26 @@
 
 use crate::{A, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
 use kedge_api::CONFIG_STATUS_ANNOTATION;
-use kedge_core::{Action, Answer, Event, Request, RequestKind};
+use kedge_core::{Action, Answer, Event, Request, RequestKey};
 use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World, node_event};
 use serde_json::{Value, json};
 
 /// The requests that change the Node.
-const PATCHES: [RequestKind; 3] =
-    [RequestKind::PatchStatus, RequestKind::PatchLabels, RequestKind::PatchNode];
+const PATCHES: [RequestKey; 3] = [RequestKey::PatchStatus, RequestKey::PatchLabels, RequestKey::PatchNode];
 
 /// How many requests of a kind were sent since `seen` was emptied.
-fn asked(world: &World, kind: RequestKind) -> usize {
-    let is_one = |seen: &&Seen| matches!(seen, Seen::Asked(Action::Request(other)) if other.kind() == kind);
+fn asked(world: &World, kind: RequestKey) -> usize {
+    let is_one = |seen: &&Seen| matches!(seen, Seen::Asked(Action::Request(other)) if other.key() == kind);
     world.seen.iter().filter(is_one).count()
 }
 
 /// Everything is performed, until a request of this kind is the next to be answered.
 #[track_caller]
-fn run_up_to(world: &mut World, kind: RequestKind) {
+fn run_up_to(world: &mut World, kind: RequestKey) {
     for _ in 0..100 {
         let first = world.process.as_ref().and_then(|process| process.requests.first());
-        if first.is_some_and(|request| request.kind() == kind) {
+        if first.is_some_and(|request| request.key() == kind) {
             return;
         }
         let moved = world.do_step()
@@ -60,7 +59,7 @@ fn failed_request_backs_off_and_is_logged_once() {
     world.link = false;
     world.start();
     world.run_for(10 * MINUTE);
-    let tries = asked(&world, RequestKind::Version);
+    let tries = asked(&world, RequestKey::Version);
     // after 1, 2, 4, 8 and 16 seconds, then every 30; each stretched by up to a quarter
     assert!((20..=25).contains(&tries), "{tries} tries");
     let said: Vec<&String> = world.log.iter().filter(|line| line.contains("retrying")).collect();
@@ -71,7 +70,7 @@ fn failed_request_backs_off_and_is_logged_once() {
 fn refused_report_is_retried_after_a_second() {
     let mut world = running(RARELY_WOKEN);
     // neither a renewal nor a look at the host is answered, so that only the report is left to wake it
-    while asked(&world, RequestKind::PatchStatus) == 0 {
+    while asked(&world, RequestKey::PatchStatus) == 0 {
         world.advance(world.deadline().expect("a report is due") - world.mono());
         world.handle(Event::Tick);
     }
@@ -83,12 +82,12 @@ fn refused_report_is_retried_after_a_second() {
 #[test]
 fn failure_is_logged_by_name_once_per_outage() {
     for (kind, what) in [
-        (RequestKind::Version, "GET /version"),
-        (RequestKind::Register, "creating Node edge-1"),
-        (RequestKind::PatchStatus, "patching the status of Node edge-1"),
-        (RequestKind::PatchLabels, "patching the labels of Node edge-1"),
-        (RequestKind::PatchNode, "patching the annotations of Node edge-1"),
-        (RequestKind::PostEvent, "posting an event about Node edge-1"),
+        (RequestKey::Version, "GET /version"),
+        (RequestKey::Register, "creating Node edge-1"),
+        (RequestKey::PatchStatus, "patching the status of Node edge-1"),
+        (RequestKey::PatchLabels, "patching the labels of Node edge-1"),
+        (RequestKey::PatchNode, "patching the annotations of Node edge-1"),
+        (RequestKey::PostEvent, "posting an event about Node edge-1"),
     ] {
         let mut world = running("");
         let line = format!("W {what}: the API server answered 500: no leader; retrying");
@@ -122,7 +121,7 @@ fn rejected_event_is_dropped_any_other_posted_later() {
         world.turn();
         world.exit();
         world.launch();
-        run_up_to(&mut world, RequestKind::PostEvent);
+        run_up_to(&mut world, RequestKey::PostEvent);
         world.do_request(Some(refused(status, "", "no")));
         world.run_for(MINUTE);
         let line = format!("W event dropped: the API server answered {status}: no");
@@ -181,7 +180,7 @@ fn event_in_flight_stays_when_the_queue_is_full() {
     let mut world = with_much_to_forgive();
     world.start();
     forgive(&mut world, 1..=20);
-    assert_eq!(asked(&world, RequestKind::PostEvent), 1, "not answered yet");
+    assert_eq!(asked(&world, RequestKey::PostEvent), 1, "not answered yet");
     world.turn();
     assert_eq!(told(&world), [vec![1], (6..=20).collect()].concat());
 }
@@ -193,7 +192,7 @@ fn registered(fields: &str) -> Value {
     world.base(fields);
     world.hub = Hub::new(Flavour::Kedge);
     world.launch();
-    run_up_to(&mut world, RequestKind::Register);
+    run_up_to(&mut world, RequestKey::Register);
     let process = world.process.as_ref().expect("it runs");
     let Some(Request::Register(body)) = process.requests.first() else { unreachable!("it is the first") };
     body.clone()
@@ -227,14 +226,14 @@ fn unseen_node_is_created_again_after_half_a_minute() {
         world.base(RARELY_WOKEN);
         world.hub = Hub::new(Flavour::Kedge);
         world.launch();
-        run_up_to(&mut world, RequestKind::Register);
+        run_up_to(&mut world, RequestKey::Register);
         world.do_request(Some(answer));
         while world.do_step() || world.do_facts() || world.do_request(None) {}
-        assert_eq!(asked(&world, RequestKind::Register), 1);
+        assert_eq!(asked(&world, RequestKey::Register), 1);
         assert_eq!(world.deadline(), Some(world.mono() + 30 * SECOND), "nothing else wakes it");
         world.advance(30 * SECOND);
         world.handle(Event::Tick);
-        assert_eq!(asked(&world, RequestKind::Register), 2);
+        assert_eq!(asked(&world, RequestKey::Register), 2);
     }
 }
 
@@ -257,7 +256,7 @@ fn no_status_before_first_host_facts() {
         world.launch();
         while world.do_step() || world.do_request(None) || world.do_renewal(None) || world.do_watch_node() {}
         assert_eq!(world.report().registered, is_registered);
-        for kind in PATCHES.into_iter().chain([RequestKind::Register]) {
+        for kind in PATCHES.into_iter().chain([RequestKey::Register]) {
             assert_eq!(asked(&world, kind), 0, "{kind:?}");
         }
     }
@@ -267,8 +266,8 @@ fn no_status_before_first_host_facts() {
 fn settled_node_sends_only_reports() {
     let mut world = running("");
     world.run_for(HOUR);
-    let once = [RequestKind::Version, RequestKind::Register, RequestKind::PostEvent];
-    for kind in [RequestKind::PatchLabels, RequestKind::PatchNode].into_iter().chain(once) {
+    let once = [RequestKey::Version, RequestKey::Register, RequestKey::PostEvent];
+    for kind in [RequestKey::PatchLabels, RequestKey::PatchNode].into_iter().chain(once) {
         assert_eq!(asked(&world, kind), 0, "{kind:?}");
     }
     assert_eq!(world.log, [""; 0]);
@@ -310,7 +309,7 @@ fn mirrored(world: &World) -> Option<Value> {
 fn refused_mirror_is_sent_again() {
     let mut world = World::with(Flavour::Kubernetes);
     world.launch();
-    run_up_to(&mut world, RequestKind::PatchNode);
+    run_up_to(&mut world, RequestKey::PatchNode);
     world.do_request(Some(refused(500, "InternalError", "no leader")));
     world.turn();
     assert_eq!(mirrored(&world), None);
@@ -326,7 +325,7 @@ fn refused_label_holds_back_neither_mirror_nor_log() {
     world.run_for(HOUR);
     assert_eq!(mirrored(&world), Some(json!({})));
     // once, then every 5 minutes, stretched by up to a quarter
-    let tries = asked(&world, RequestKind::PatchLabels);
+    let tries = asked(&world, RequestKey::PatchLabels);
     assert!((10..=13).contains(&tries), "{tries}");
     let said: Vec<&String> = world.log.iter().filter(|line| line.contains("labels")).collect();
     let expect = "W patching the labels of Node edge-1: the API server answered 403: nodes \"edge-1\" is forbidden: is not \
@@ -344,18 +343,18 @@ fn refused_mirror_is_repeated_rarely_unless_it_changes() {
     for status in [400, 403, 422] {
         let mut world = World::with(Flavour::Kubernetes);
         world.launch();
-        run_up_to(&mut world, RequestKind::PatchNode);
+        run_up_to(&mut world, RequestKey::PatchNode);
         world.seen.clear();
         world.do_request(Some(refused(status, "", "no")));
         world.run_for(4 * MINUTE);
-        assert_eq!(asked(&world, RequestKind::PatchNode), 0, "{status}");
+        assert_eq!(asked(&world, RequestKey::PatchNode), 0, "{status}");
         world.hub.assign(json!({"neither": "form"}));
         world.turn();
         assert!(mirrored(&world).is_some_and(|status| status["error"].is_string()), "{status}");
     }
     let mut world = World::with(Flavour::Kubernetes);
     world.launch();
-    run_up_to(&mut world, RequestKind::PatchNode);
+    run_up_to(&mut world, RequestKey::PatchNode);
     world.do_request(Some(refused(403, "Forbidden", "no")));
     world.run_for(7 * MINUTE);
     assert_eq!(mirrored(&world), Some(json!({})), "somebody may give it the right");
@@ -364,7 +363,7 @@ fn refused_mirror_is_repeated_rarely_unless_it_changes() {
 #[test]
 fn refusal_after_an_outage_is_logged() {
     let mut world = running("");
-    let patch = RequestKind::PatchLabels;
+    let patch = RequestKey::PatchLabels;
     for answer in [Answer::Failed("no route".into()), refused(403, "Forbidden", "no label x")] {
         world.handle(Event::Answered(patch, answer.clone()));
         world.handle(Event::Answered(patch, answer));
@@ -383,7 +382,7 @@ fn refusal_is_logged_once_whatever_its_message_names() {
         (422, "", "no, says request 4", true),
         (403, "Forbidden", "no, says request 5", true),
     ] {
-        world.handle(Event::Answered(RequestKind::PatchLabels, refused(status, reason, message)));
+        world.handle(Event::Answered(RequestKey::PatchLabels, refused(status, reason, message)));
         let found = world.log.iter().any(|line| line.contains(message));
         assert_eq!(found, is_logged, "{message}: {:?}", world.log);
     }
@@ -395,7 +394,7 @@ fn name_too_long_for_a_label_is_still_registered() {
     world.name = "n".repeat(64);
     world.hub = Hub::new(Flavour::Kedge);
     world.launch();
-    run_up_to(&mut world, RequestKind::Register);
+    run_up_to(&mut world, RequestKey::Register);
     let request = world.process.as_ref().and_then(|process| process.requests.first().cloned());
     let Some(Request::Register(node)) = request else { panic!("{request:?}") };
     assert_eq!(
@@ -478,7 +477,7 @@ fn mirror_is_not_sent_on_restart_or_after_it_was_dropped() {
     world.seen.clear();
     world.start();
     world.run_for(MINUTE);
-    assert_eq!(asked(&world, RequestKind::PatchNode), 0, "it is there");
+    assert_eq!(asked(&world, RequestKey::PatchNode), 0, "it is there");
     world.hub.assign(json!({"neither": "form"}));
     world.turn();
     world.seen.clear();
@@ -489,7 +488,7 @@ fn mirror_is_not_sent_on_restart_or_after_it_was_dropped() {
         });
         world.run_for(MINUTE);
     }
-    assert_eq!(asked(&world, RequestKind::PatchNode), 0);
+    assert_eq!(asked(&world, RequestKey::PatchNode), 0);
 }
 
 #[test]
@@ -581,7 +580,7 @@ fn only_an_accepted_renewal_or_status_is_contact() {
         true
     }));
     assert!(heard(|world| {
-        world.handle(Event::Answered(RequestKind::PatchStatus, Answer::Accepted(None)));
+        world.handle(Event::Answered(RequestKey::PatchStatus, Answer::Accepted(None)));
         true
     }));
 }

@@ -152,7 +152,7 @@ fn news_of_an_earlier_server_is_dropped() {
     world.handle(heard(0, node_event(&node)));
     world.handle(heard(
         0,
-        Event::Answered(kedge_core::RequestKind::Version, Answer::Accepted(Some(json!({})))),
+        Event::Answered(kedge_core::RequestKey::Version, Answer::Accepted(Some(json!({})))),
     ));
     let renewals = world.report().lease.renewals;
     world.handle(heard(0, Event::Renewed(Answer::Accepted(None))));

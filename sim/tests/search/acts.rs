@@ -170,7 +170,7 @@ impl Run<'_> {
                 _ => None,
             };
             let answer = if works { Answer::Accepted(accepted) } else { failed() };
-            self.handle(Event::Answered(request.kind(), answer));
+            self.handle(Event::Answered(request.key(), answer));
             return true;
         }
         if process.renewal.take().is_some() {

@@ -4,8 +4,8 @@
 //! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can.
 
 use crate::event::{Answer, LeaseRequest, Now};
-use crate::pace::{Backoff, Jitter};
-use crate::requests::HURRY;
+use crate::outbox::{Terms, Verdict};
+use crate::pace::Jitter;
 use serde_json::json;
 use std::time::Duration;
 
@@ -32,15 +32,9 @@ pub(crate) struct LeaseKeeper {
     /// The Lease has our owner reference and duration: a renewal is its time alone.
     claimed: bool,
     missing: bool,
-    in_flight: bool,
-    /// The renewal in flight is another server's: its answer says nothing about this one.
-    is_stale: bool,
-    /// The last try got no answer.
-    waits_for_network: bool,
     /// UID of the Node for which the last request was.
     asked_for: String,
     due: Duration,
-    backoff: Backoff,
     pub(crate) renewed: u64,
     pub(crate) last_renewed: Option<Duration>,
 }
@@ -53,12 +47,8 @@ impl LeaseKeeper {
             node_uid: None,
             claimed: false,
             missing: false,
-            in_flight: false,
-            is_stale: false,
-            waits_for_network: false,
             asked_for: String::new(),
             due: now.mono,
-            backoff: Backoff::default(),
             renewed: 0,
             last_renewed: None,
         }
@@ -73,40 +63,34 @@ impl LeaseKeeper {
         self.period().clamp(SHORTEST_REQUEST, LONGEST_REQUEST)
     }
 
-    /// The Node as last seen; None if it does not exist.
-    pub(crate) fn node(&mut self, uid: Option<&str>, now: Now) {
-        if self.node_uid.as_deref() != uid {
+    /// How its requests are sent. A server that is busy may ask for a longer pause than a node may be silent: half the duration
+    /// is safe.
+    pub(crate) fn terms(&self) -> Terms {
+        let patience = Duration::from_secs(self.duration_secs.into()) / 2;
+        let longest_wait = self.period().max(SHORTEST_PAUSE);
+        Terms { longest_wait, patience, is_alone: true, ..Terms::default() }
+    }
+
+    /// The Node as last seen; None if it does not exist. Returns whether it is another one: then a renewal is due now.
+    pub(crate) fn node(&mut self, uid: Option<&str>, now: Now) -> bool {
+        let is_another = self.node_uid.as_deref() != uid;
+        if is_another {
             self.node_uid = uid.map(str::to_owned);
             self.claimed = false;
             self.due = now.mono;
         }
+        is_another
     }
 
     /// Another server: its Node is not known yet, and no Lease there is ours.
     pub(crate) fn server_changed(&mut self, now: Now) {
         self.node(None, now);
-        (self.missing, self.is_stale, self.waits_for_network) = (false, self.in_flight, false);
-        self.backoff.succeeded();
+        self.missing = false;
     }
 
-    /// Whether this answer is another server's; if so, the way is free again.
-    pub(crate) fn is_answered_by_another_server(&mut self) -> bool {
-        let is_stale = std::mem::take(&mut self.is_stale);
-        self.in_flight &= !is_stale;
-        is_stale
-    }
-
-    /// The network is back: a renewal that waits for it is not put off any longer.
-    pub(crate) fn hurry(&mut self, now: Now, jitter: &mut Jitter) {
-        if self.waits_for_network {
-            self.due = self.due.min(now.mono + jitter.within(HURRY));
-        }
-    }
-
-    /// The request that is due, if one is.
+    /// The request that is due, if one is. Not while another is in flight.
     pub(crate) fn poll(&mut self, now: Now) -> Option<LeaseRequest> {
-        let uid = self.node_uid.as_ref().filter(|_| !self.in_flight && now.mono >= self.due)?;
-        self.in_flight = true;
+        let uid = self.node_uid.as_ref().filter(|_| now.mono >= self.due)?;
         self.asked_for.clone_from(uid);
         // the next is due from now on, not from the answer on
         self.due = now.mono + self.period();
@@ -141,54 +125,47 @@ impl LeaseKeeper {
         self.claimed
     }
 
-    /// Failures in a row.
-    pub(crate) fn failures(&self) -> u32 {
-        self.backoff.failures()
-    }
-
     /// The answer to the last request.
-    pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) {
-        self.in_flight = false;
-        self.waits_for_network = matches!(answer, Answer::Failed(_));
+    pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> Verdict {
         match answer {
             Answer::Accepted(_) => {
-                self.backoff.succeeded();
                 // a Node re-created meanwhile, or on another server, does not own the Lease of this answer
                 (self.claimed, self.missing) = (self.node_uid.as_ref() == Some(&self.asked_for), false);
                 self.renewed += 1;
                 self.last_renewed = Some(now.mono);
                 let period = self.period();
                 self.due = (self.due + (jitter.stretch(period, STRETCH) - period)).max(now.mono);
+                Verdict::Done
             }
             Answer::Refused { status: 404, .. } if !self.missing => {
                 (self.claimed, self.missing) = (false, true);
                 self.due = now.mono;
+                Verdict::Again
             }
             Answer::Refused { status: 409, .. } if self.missing => {
                 (self.claimed, self.missing) = (false, false);
                 self.due = now.mono;
+                Verdict::Again
             }
-            other => {
-                if self.missing {
-                    // the namespace, the node's right or the Lease may be missing: start again with a patch
-                    self.missing = false;
-                }
-                let wait = self.backoff.failed(self.period().max(SHORTEST_PAUSE), jitter);
-                // a server that is busy may ask for a longer pause than a node may be silent: half the duration is safe
-                let asked = other.retry_after().min(Duration::from_secs(self.duration_secs.into()) / 2);
-                self.due = now.mono + wait.max(asked);
+            Answer::Refused { .. } | Answer::Failed(_) => {
+                // the namespace, the node's right or the Lease may be missing: start again with a patch
+                self.missing = false;
+                self.due = now.mono;
+                Verdict::Failed
             }
         }
     }
 
+    /// When a renewal is due, unless one is in flight or waits after a failure.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        (self.node_uid.is_some() && !self.in_flight).then_some(self.due)
+        self.node_uid.as_ref().map(|_| self.due)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbox::{self, Outbox, Sendable};
     use kedge_api::Timestamp;
 
     fn at(ms: u64) -> Now {
@@ -205,6 +182,49 @@ mod tests {
         (keeper, Jitter::new(1))
     }
 
+    impl Sendable for LeaseRequest {
+        fn bytes(&self) -> usize {
+            0
+        }
+    }
+
+    /// A keeper and the outbox that its requests go through.
+    struct Bench {
+        keeper: LeaseKeeper,
+        outbox: Outbox<(), LeaseRequest>,
+        jitter: Jitter,
+    }
+
+    impl Bench {
+        fn of(duration_secs: u32) -> Self {
+            let mut keeper = LeaseKeeper::new("edge-1", duration_secs, at(0));
+            keeper.node(Some("uid-1"), at(0));
+            let mut outbox = Outbox::new(outbox::LIMITS);
+            outbox.set_terms((), keeper.terms());
+            Self { keeper, outbox, jitter: Jitter::new(1) }
+        }
+
+        /// Whether a request is sent.
+        fn sends(&mut self, now: Now) -> bool {
+            if self.outbox.is_free(now, &())
+                && let Some(request) = self.keeper.poll(now)
+            {
+                assert!(self.outbox.put(now, (), request));
+            }
+            self.outbox.take_due(now).is_some()
+        }
+
+        fn answered(&mut self, now: Now, answer: &Answer) {
+            let verdict = self.keeper.answered(now, answer, &mut self.jitter);
+            self.outbox.answered(now, &(), answer, verdict, &mut self.jitter);
+        }
+
+        fn next_try(&self, now: Now) -> Duration {
+            let free = self.outbox.next_deadline(now).unwrap_or_default();
+            self.keeper.next_deadline().expect("the Node is known").max(free)
+        }
+    }
+
     #[test]
     fn unknown_node_gets_no_lease_request() {
         let mut keeper = LeaseKeeper::new("edge-1", 40, at(0));
@@ -218,7 +238,7 @@ mod tests {
         let Some(LeaseRequest::Patch(first)) = keeper.poll(at(0)) else { panic!("no patch") };
         assert_eq!(first["metadata"]["ownerReferences"][0]["uid"], "uid-1");
         assert_eq!(first["spec"]["leaseDurationSeconds"], 40);
-        assert_eq!(keeper.poll(at(5)), None, "one at a time");
+        assert_eq!(keeper.poll(at(5)), None, "not due");
         keeper.answered(at(5), &Answer::Accepted(None), &mut jitter);
         let due = keeper.next_deadline().unwrap();
         assert!((10_000..=10_400).contains(&due.as_millis()), "{due:?}");
@@ -257,20 +277,20 @@ mod tests {
 
     #[test]
     fn failures_back_off_within_the_period() {
-        let (mut keeper, mut jitter) = keeper();
+        let mut bench = Bench::of(40);
         let mut now = 0;
         for failures in 1..=20 {
-            assert!(keeper.poll(at(now)).is_some());
-            keeper.answered(at(now), &Answer::Failed("no route".into()), &mut jitter);
-            assert_eq!(keeper.failures(), failures);
+            assert!(bench.sends(at(now)) && !bench.sends(at(now)), "one at a time");
+            bench.answered(at(now), &Answer::Failed("no route".into()));
+            assert_eq!(bench.outbox.failures(&()), failures);
             // a test's clock has whole milliseconds, a deadline has not
-            let wait = keeper.next_deadline().unwrap().as_millis() as u64 + 1 - now;
+            let wait = bench.next_try(at(now)).as_millis() as u64 + 1 - now;
             assert!((1_000..=12_501).contains(&wait), "{wait}");
             now += wait;
         }
-        keeper.poll(at(now));
-        keeper.answered(at(now), &Answer::Accepted(None), &mut jitter);
-        assert_eq!(keeper.failures(), 0);
+        assert!(bench.sends(at(now)));
+        bench.answered(at(now), &Answer::Accepted(None));
+        assert_eq!(bench.outbox.failures(&()), 0);
     }
 
     #[test]
@@ -287,41 +307,41 @@ mod tests {
     #[test]
     fn shortest_lease_pauses_a_second_after_a_failure() {
         for secs in [0, 1, 4] {
-            let mut keeper = LeaseKeeper::new("edge-1", secs, at(0));
-            keeper.node(Some("uid-1"), at(0));
-            let mut jitter = Jitter::new(1);
+            let mut bench = Bench::of(secs);
+            let mut now = at(0);
             for _ in 0..4 {
-                let now = at(keeper.next_deadline().unwrap().as_millis() as u64 + 1);
-                assert!(keeper.poll(now).is_some());
-                keeper.answered(now, &Answer::Failed("late".into()), &mut jitter);
-                assert!(keeper.next_deadline().unwrap() >= now.mono + Duration::from_secs(1), "{secs}");
+                assert!(bench.sends(now));
+                bench.answered(now, &Answer::Failed("late".into()));
+                let next = bench.next_try(now);
+                assert!(next >= now.mono + Duration::from_secs(1), "{secs}");
+                now.mono = next;
             }
         }
     }
 
     #[test]
     fn retry_after_is_honoured_within_the_lease() {
-        let (mut keeper, mut jitter) = keeper();
-        keeper.poll(at(0));
+        let mut bench = Bench::of(40);
+        assert!(bench.sends(at(0)));
         let busy = Answer::Refused {
             status: 429,
             reason: "TooManyRequests".into(),
             message: "later".into(),
             retry_after: Some(Duration::from_secs(30)),
         };
-        keeper.answered(at(0), &busy, &mut jitter);
-        assert_eq!(keeper.next_deadline(), Some(Duration::from_secs(20)));
+        bench.answered(at(0), &busy);
+        assert_eq!(bench.next_try(at(0)), Duration::from_secs(20));
     }
 
     /// The last of these answers, each to a request sent when it was due, is followed by a pause.
     #[track_caller]
     fn check_pause(answers: &[u16]) {
-        let (mut keeper, mut jitter) = keeper();
+        let mut bench = Bench::of(40);
         for status in answers {
-            assert!(keeper.poll(at(0)).is_some(), "asked again at once until the last");
-            keeper.answered(at(0), &refused(*status), &mut jitter);
+            assert!(bench.sends(at(0)), "asked again at once until the last");
+            bench.answered(at(0), &refused(*status));
         }
-        assert!(keeper.next_deadline() >= Some(Duration::from_secs(1)), "{:?}", keeper.next_deadline());
+        assert!(!bench.sends(at(0)) && bench.next_try(at(0)) >= Duration::from_secs(1));
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl Simulation {
             }
             None => self.world.hub.answer(NODE, &request),
         };
-        self.trace(|| format!("  {:?}: {answer}", request.kind()));
+        self.trace(|| format!("  {:?}: {answer}", request.key()));
         self.hit("event", "Answered");
         self.events += 1;
         self.world.do_request(Some(answer));
@@ -231,7 +231,7 @@ impl Simulation {
             9 | 10 if !self.orphans.is_empty() => {
                 let request = self.orphans.remove(0);
                 self.hit("fault", "executed after a restart");
-                self.trace(|| format!("  a request of a dead agent ARRIVES: {:?}", request.kind()));
+                self.trace(|| format!("  a request of a dead agent ARRIVES: {:?}", request.key()));
                 self.world.hub.answer(NODE, &request);
             }
             11 if !self.old_nodes.is_empty() => {
