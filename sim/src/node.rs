@@ -10,12 +10,12 @@ use crate::checks::{self, Asked};
 use crate::disk::Disk;
 use crate::hub::Hub;
 use crate::watch::{News, Watch};
-use kedge_api::{Node as ApiNode, Timestamp};
+use kedge_api::Timestamp;
 use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
 use kedge_core::{
-    Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, Report,
-    Request, Runtime, Step, WatchEnd, WatchFailure, Watched,
+    Action, Answer, Collection, Core, Event, Exit, HostFacts, LeaseRequest, Level, Listing, Now, Options,
+    Outcome, Report, Request, Runtime, Step, WatchEnd, WatchFailure, Watched,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
@@ -433,7 +433,8 @@ impl Node {
         let process = self.process.as_mut()?;
         let news = process.node_watch.as_mut()?.next(hub)?;
         let round = process.node_round;
-        self.handle(node_event(&news.object));
+        let name = self.name.clone();
+        self.handle(event_of(Collection::Node, &name, news.object.clone(), news.is_list));
         self.has_come_to(Watched::Node, round, &news);
         Some(news.object)
     }
@@ -475,16 +476,15 @@ impl Node {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let held = process.node.held_config_map().filter(|_| is_list);
         let part = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
+        let of = Collection::ConfigMap { namespace, name: name.clone() };
         let event = match held {
             // as the agent does it: a list of metadata says whether a download is worth its bytes
-            Some((uid, resource_version))
-                if (&uid, &resource_version) == (&part("uid"), &part("resourceVersion")) =>
-            {
-                Event::ConfigMapUnchanged { namespace, name, uid, resource_version }
+            Some(held) if (&held.0, &held.1) == (&part("uid"), &part("resourceVersion")) => {
+                Event::Listed { of, listing: Listing::Unchanged(held) }
             }
             _ => {
                 self.downloads += usize::from(!object.is_null());
-                map_event(&namespace, &name, object)
+                event_of(of, &name, object, is_list)
             }
         };
         self.handle(event);
@@ -651,20 +651,27 @@ impl Node {
     }
 }
 
+/// A list of the own Node; null: it is not there.
 pub fn node_event(there: &Value) -> Event {
-    if there.is_null() {
-        return Event::NodeGone;
-    }
-    let node: ApiNode = serde_json::from_value(there.clone()).expect("the fake keeps Nodes");
-    Event::NodeSeen(Box::new(node))
+    event_of(Collection::Node, "", there.clone(), true)
 }
 
+/// A list of a ConfigMap; null: it is not there.
 pub fn map_event(namespace: &str, name: &str, there: Value) -> Event {
-    let (namespace, name) = (namespace.to_owned(), name.to_owned());
-    if there.is_null() {
-        return Event::ConfigMapGone { namespace, name };
+    let of = Collection::ConfigMap { namespace: namespace.to_owned(), name: name.to_owned() };
+    event_of(of, name, there, true)
+}
+
+/// What a list or a watch shows of the one object of a collection; null: it is not there.
+fn event_of(of: Collection, name: &str, there: Value, is_list: bool) -> Event {
+    match (is_list, there.is_null()) {
+        (true, true) => Event::Listed { of, listing: Listing::Objects(Vec::new()) },
+        (true, false) => Event::Listed { of, listing: Listing::Objects(vec![there]) },
+        (false, is_deleted) => {
+            let object = if is_deleted { json!({"metadata": {"name": name}}) } else { there };
+            Event::Changed { of, object, is_deleted }
+        }
     }
-    Event::ConfigMapSeen { namespace, name, object: there }
 }
 
 fn host_facts(name: &str) -> HostFacts {

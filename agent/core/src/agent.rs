@@ -12,7 +12,8 @@ use crate::config::source::{self, requested_source};
 use crate::config::start::{self, Facts, Parsed, Started};
 use crate::contact::{Contact, KUBECONFIG_LINE};
 use crate::event::{
-    Action, Answer, Event, LONGEST_PATIENCE, LeaseRequest, Level, Now, Outcome, Request, RequestKey,
+    Action, Answer, Collection, Event, LONGEST_PATIENCE, LeaseRequest, Level, Now, Outcome, Request,
+    RequestKey,
 };
 use crate::kubelet::{self, ConfigError, Effective};
 use crate::node::lease::LeaseKeeper;
@@ -21,6 +22,7 @@ use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::options::Options;
 use crate::outbox::{self, LONGEST_WAIT, Outbox, Sendable, Terms, Verdict};
 use crate::pace::Jitter;
+use crate::reflector::{Reflector, Shown};
 use crate::report::{ConfigReport, LeaseReport, Report, StorageReport};
 use crate::watching::{WatchEnd, WatchFailure, Watched, Watching};
 use crate::writes::{Steps, Suspend};
@@ -85,8 +87,9 @@ struct Running {
     is_source_of_this_server: bool,
     /// A stream had no network, and none has had contact since.
     is_out: bool,
-    node_watch: Watching,
-    map_watch: Watching,
+    nodes: Reflector,
+    maps: Reflector,
+    /// Namespace and name of the ConfigMap that is watched.
     watched: Option<(String, String)>,
     /// The watched ConfigMap must be listed again.
     must_relist: bool,
@@ -197,7 +200,7 @@ impl Core {
     }
 
     /// UID and resourceVersion of the ConfigMap that is to be watched, if a whole copy of that is on disk: an object that still
-    /// has both need not be downloaded, and [`Event::ConfigMapUnchanged`] says so.
+    /// has both need not be downloaded, and [`Listing::Unchanged`](crate::Listing) says so.
     pub fn held_config_map(&self) -> Option<(String, String)> {
         let Phase::Running(running) = &self.phase else { return None };
         running.held()
@@ -283,8 +286,8 @@ impl Running {
             server: 0,
             is_source_of_this_server: true,
             is_out: false,
-            node_watch: Watching::new(Watched::Node, lists_only),
-            map_watch: Watching::new(Watched::ConfigMap, lists_only),
+            nodes: Reflector::new(Watched::Node, lists_only),
+            maps: Reflector::new(Watched::ConfigMap, lists_only),
             watched: None,
             must_relist: false,
             seen_uid: String::new(),
@@ -346,7 +349,7 @@ impl Running {
         actions.push(Action::Use(Box::new(running.configuration.effective().as_ref().clone())));
         running.consume_evidence(actions);
         actions.push(Action::Sweep { keep: running.configuration.checkpoints_to_keep() });
-        actions.push(Action::WatchNode(running.node_watch.list(None)));
+        actions.push(Action::WatchNode(running.nodes.watching.list(None)));
         running
     }
 
@@ -388,54 +391,20 @@ impl Running {
             Event::RenewedAsOf(latest) => {
                 self.renewed(now, &Answer::Accepted(None), Some(latest), options, jitter, actions);
             }
-            Event::NodeSeen(node) if node.metadata.name != options.node_name => {
+            Event::Listed { of, listing } => {
                 self.reached(now, jitter);
-                if !std::mem::replace(&mut self.wrong_node_logged, true) {
-                    let line = format!(
-                        "the API server answered with the Node of {:?}, expected {:?}; its config source is ignored",
-                        excerpt(&node.metadata.name),
-                        options.node_name
-                    );
-                    actions.push(Action::Log(Level::Warn, line));
+                if self.is_watched(&of) {
+                    let shown = self.reflector(of.watched()).listed(listing);
+                    self.show(now, &of, shown, options, actions);
                 }
             }
-            Event::NodeSeen(node) => {
+            Event::Changed { of, object, is_deleted } => {
                 self.reached(now, jitter);
-                if !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid {
-                    // perhaps a server that was set up again: a watch from a version of the old one would get no events
-                    self.must_relist = true;
+                if self.is_watched(&of) {
+                    for shown in self.reflector(of.watched()).changed(object, is_deleted) {
+                        self.show(now, &of, shown, options, actions);
+                    }
                 }
-                self.seen_uid.clone_from(&node.metadata.uid);
-                self.lease_node(now, Some(&node.metadata.uid));
-                self.status.node_seen(&node);
-                self.node_known_missing = false;
-                if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
-                    // another Node of that name; the deletion of the one before was not seen
-                    self.mirror = None;
-                }
-                self.node = Some(node);
-                self.note_overwritten_mirror(now);
-            }
-            Event::NodeGone => {
-                self.reached(now, jitter);
-                self.lease_node(now, None);
-                self.status.node_gone();
-                self.mirror = None;
-                self.node_known_missing = true;
-                self.node = None;
-            }
-            Event::ConfigMapSeen { namespace, name, object } => {
-                self.reached(now, jitter);
-                self.configuration.object_seen(&namespace, &name, Object::Here(Rc::new(object)));
-            }
-            Event::ConfigMapUnchanged { namespace, name, uid, resource_version } => {
-                self.reached(now, jitter);
-                let object = Object::Unchanged { uid, resource_version };
-                self.configuration.object_seen(&namespace, &name, object);
-            }
-            Event::ConfigMapGone { namespace, name } => {
-                self.reached(now, jitter);
-                self.configuration.object_seen(&namespace, &name, Object::Missing);
             }
             Event::WatchPosition { watched, round, version, is_change } => {
                 self.reached(now, jitter);
@@ -485,6 +454,100 @@ impl Running {
         }
     }
 
+    /// Not the one that was watched before it.
+    fn is_watched(&self, of: &Collection) -> bool {
+        match of {
+            Collection::Node => true,
+            Collection::ConfigMap { namespace, name } => {
+                self.watched.as_ref().is_some_and(|watched| (&watched.0, &watched.1) == (namespace, name))
+            }
+        }
+    }
+
+    /// Hands on what a reflector shows.
+    fn show(
+        &mut self,
+        now: Now,
+        of: &Collection,
+        shown: Shown,
+        options: &Options,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Shown::TooMuch { why, is_first: true } = &shown {
+            let line = format!("{}: {why}; keeping what is known", of.watched().stream());
+            actions.push(Action::Log(Level::Warn, line));
+        }
+        match of {
+            Collection::Node => match shown {
+                Shown::All(mut objects) => match objects.pop() {
+                    Some(object) => self.node_shown(now, object, options, actions),
+                    None => self.node_gone(now),
+                },
+                Shown::One(object) => self.node_shown(now, object, options, actions),
+                Shown::Gone(_) => self.node_gone(now),
+                Shown::Replaced(_) | Shown::Unchanged(_) | Shown::TooMuch { .. } => {}
+            },
+            Collection::ConfigMap { namespace, name } => {
+                let object = match shown {
+                    Shown::All(mut objects) => {
+                        objects.pop().map_or(Object::Missing, |object| Object::Here(Rc::new(object)))
+                    }
+                    Shown::One(object) => Object::Here(Rc::new(object)),
+                    Shown::Gone(_) => Object::Missing,
+                    Shown::Unchanged((uid, resource_version)) => Object::Unchanged { uid, resource_version },
+                    Shown::TooMuch { why, .. } => Object::Unreadable(why),
+                    Shown::Replaced(_) => return,
+                };
+                self.configuration.object_seen(namespace, name, object);
+            }
+        }
+    }
+
+    fn node_shown(&mut self, now: Now, object: Value, options: &Options, actions: &mut Vec<Action>) {
+        let expected = &options.node_name;
+        match serde_json::from_value::<api::Node>(object) {
+            Ok(node) if node.metadata.name == *expected => self.node_seen(now, Box::new(node)),
+            Ok(node) => {
+                if !std::mem::replace(&mut self.wrong_node_logged, true) {
+                    let found = excerpt(&node.metadata.name);
+                    let line = format!(
+                        "the API server answered with the Node of {found:?}, expected {expected:?}; its config source is ignored"
+                    );
+                    actions.push(Action::Log(Level::Warn, line));
+                }
+            }
+            Err(error) => {
+                let line = format!("Node {expected} cannot be read: {error}; keeping what is known");
+                actions.push(Action::Log(Level::Warn, line));
+            }
+        }
+    }
+
+    fn node_seen(&mut self, now: Now, node: Box<api::Node>) {
+        if !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid {
+            // perhaps a server that was set up again: a watch from a version of the old one would get no events
+            self.must_relist = true;
+        }
+        self.seen_uid.clone_from(&node.metadata.uid);
+        self.lease_node(now, Some(&node.metadata.uid));
+        self.status.node_seen(&node);
+        self.node_known_missing = false;
+        if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
+            // another Node of that name; the deletion of the one before was not seen
+            self.mirror = None;
+        }
+        self.node = Some(node);
+        self.note_overwritten_mirror(now);
+    }
+
+    fn node_gone(&mut self, now: Now) {
+        self.lease_node(now, None);
+        self.status.node_gone();
+        self.mirror = None;
+        self.node_known_missing = true;
+        self.node = None;
+    }
+
     /// Nothing about the other server's objects may be compared with, or sent to, this one: under another server's rules the Node's
     /// annotation could even read as "nothing is assigned", and a ConfigMap of the same name is another object.
     fn server_changed(&mut self, now: Now, server: u64, actions: &mut Vec<Action>) {
@@ -500,13 +563,13 @@ impl Running {
         (self.node, self.node_known_missing, self.is_out) = (None, false, false);
         self.next_relist = now.mono;
         self.is_source_of_this_server = false;
-        self.map_watch.stop();
+        self.maps.stop();
         if self.watched.take().is_some() {
             actions.push(Action::EndConfigMapWatch);
         }
         let line = "the kubeconfig names another API server: the agent forgets what it read from the old one";
         actions.push(Action::Log(Level::Info, line.into()));
-        actions.push(Action::WatchNode(self.node_watch.list_another(None)));
+        actions.push(Action::WatchNode(self.nodes.list_another(None)));
     }
 
     /// News of a server that is not asked any more: only frees the way that the request took.
@@ -526,11 +589,15 @@ impl Running {
         }
     }
 
-    fn watching(&mut self, watched: Watched) -> &mut Watching {
+    fn reflector(&mut self, watched: Watched) -> &mut Reflector {
         match watched {
-            Watched::Node => &mut self.node_watch,
-            Watched::ConfigMap => &mut self.map_watch,
+            Watched::Node => &mut self.nodes,
+            Watched::ConfigMap => &mut self.maps,
         }
+    }
+
+    fn watching(&mut self, watched: Watched) -> &mut Watching {
+        &mut self.reflector(watched).watching
     }
 
     /// The Lease request was answered. `latest`: the latest change that concerns the node, if the answer names it.
@@ -577,7 +644,7 @@ impl Running {
                 actions.push(Action::Log(Level::Info, line));
             }
             match watched {
-                Watched::Node => actions.push(Action::WatchNode(self.node_watch.list(None))),
+                Watched::Node => actions.push(Action::WatchNode(self.nodes.watching.list(None))),
                 Watched::ConfigMap => self.must_relist = true,
             }
         }
@@ -633,8 +700,8 @@ impl Running {
     /// The server answers: what waits for the network on another stream does not wait any longer.
     fn reached(&mut self, now: Now, jitter: &mut Jitter) {
         if std::mem::take(&mut self.is_out) {
-            self.node_watch.hurry(now, jitter);
-            self.map_watch.hurry(now, jitter);
+            self.nodes.watching.hurry(now, jitter);
+            self.maps.watching.hurry(now, jitter);
             self.outbox.hurry(now, jitter);
         }
     }
@@ -711,9 +778,9 @@ impl Running {
                     self.status.accepted(now, patch, frequency, jitter);
                 }
             }
-            RequestKey::Register | RequestKey::PatchLabels => self.node_watch.changed_by_us(now),
+            RequestKey::Register | RequestKey::PatchLabels => self.nodes.watching.changed_by_us(now),
             RequestKey::PatchNode => {
-                self.node_watch.changed_by_us(now);
+                self.nodes.watching.changed_by_us(now);
                 if let Some(mirror) = self.mirror.as_mut().filter(|mirror| mirror.version.is_none()) {
                     mirror.version = version_of(answer);
                 }
@@ -750,7 +817,7 @@ impl Running {
         self.next_relist = now.mono + LONGEST_PATIENCE;
         actions
             .push(Action::Log(Level::Info, "the API server does not find the Node, reading it anew".into()));
-        actions.push(Action::WatchNode(self.node_watch.list(None)));
+        actions.push(Action::WatchNode(self.nodes.watching.list(None)));
     }
 
     // ------------------------------------------------------------------------------------------ due actions
@@ -821,7 +888,7 @@ impl Running {
     }
 
     fn update_watches(&mut self, now: Now, actions: &mut Vec<Action>) {
-        if let Some(order) = self.node_watch.poll(now, None) {
+        if let Some(order) = self.nodes.watching.poll(now, None) {
             actions.push(Action::WatchNode(order));
         }
         if self.is_source_of_this_server {
@@ -841,16 +908,16 @@ impl Running {
         self.watched = wanted;
         let Some((namespace, name)) = self.watched.clone() else {
             if is_another {
-                self.map_watch.stop();
+                self.maps.stop();
                 actions.push(Action::EndConfigMapWatch);
             }
             return;
         };
         let held = self.held();
         let order = match (is_another, anew) {
-            (true, _) => Some(self.map_watch.list_another(held)),
-            (false, true) => Some(self.map_watch.list(held)),
-            (false, false) => self.map_watch.poll(now, held),
+            (true, _) => Some(self.maps.list_another(held)),
+            (false, true) => Some(self.maps.watching.list(held)),
+            (false, false) => self.maps.watching.poll(now, held),
         };
         if let Some(order) = order {
             actions.push(Action::WatchConfigMap { namespace, name, order });
@@ -1004,8 +1071,8 @@ impl Running {
         [
             self.configuration.next_deadline(now),
             self.lease.next_deadline().filter(|_| self.outbox.is_free(now, &RequestKey::Renew)),
-            self.node_watch.next_deadline(),
-            self.map_watch.next_deadline(),
+            self.nodes.watching.next_deadline(),
+            self.maps.watching.next_deadline(),
             (!self.awaits_host_facts).then_some(self.next_host_facts),
             report.filter(|at| awaits_report && *at > now.mono),
             self.outbox.next_deadline(now),

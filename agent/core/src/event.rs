@@ -5,8 +5,7 @@
 
 use crate::config::records::{CheckpointName, Read, StateFile};
 use crate::kubelet::Effective;
-use crate::watching::{WatchEnd, WatchOrder, Watched};
-use kedge_api as api;
+use crate::watching::{ObjectVersion, WatchEnd, WatchOrder, Watched};
 use kedge_api::Timestamp;
 use serde_json::Value;
 use std::fmt;
@@ -41,16 +40,10 @@ pub enum Event {
     Renewed(Answer),
     /// It was accepted, and the answer named the latest change that concerns the node: `Kedge-Desired`.
     RenewedAsOf(u64),
-    /// The own Node was read, or changed.
-    NodeSeen(Box<api::Node>),
-    /// The Node does not exist.
-    NodeGone,
-    /// The watched ConfigMap was read, or changed.
-    ConfigMapSeen { namespace: String, name: String, object: Value },
-    /// The watched ConfigMap still has this UID and resourceVersion; its content was not read.
-    ConfigMapUnchanged { namespace: String, name: String, uid: String, resource_version: String },
-    /// The ConfigMap does not exist.
-    ConfigMapGone { namespace: String, name: String },
+    /// A list of the collection was read to its end.
+    Listed { of: Collection, listing: Listing },
+    /// Its watch showed an object that was added or changed; or one that is no longer there, in its last state.
+    Changed { of: Collection, object: Value, is_deleted: bool },
     /// A round has shown everything up to this resourceVersion; `is_change`: by a change of the object, not a list or a bookmark.
     /// Also contact.
     WatchPosition { watched: Watched, round: u64, version: String, is_change: bool },
@@ -75,6 +68,34 @@ pub enum Event {
     Heard { server: u64, event: Box<Event> },
     /// The agent was asked to stop: by whom.
     Stop(String),
+}
+
+/// What is listed and watched: all objects of a selection, here one by its name. Its stream is [`Watched`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Collection {
+    /// The own Node.
+    Node,
+    /// One ConfigMap.
+    ConfigMap { namespace: String, name: String },
+}
+
+impl Collection {
+    /// The stream on which it is watched.
+    pub fn watched(&self) -> Watched {
+        match self {
+            Self::Node => Watched::Node,
+            Self::ConfigMap { .. } => Watched::ConfigMap,
+        }
+    }
+}
+
+/// What a list of a collection gave.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Listing {
+    /// Everything there is.
+    Objects(Vec<Value>),
+    /// Its one object still has the version of [`WatchOrder::held`]; its content was not read.
+    Unchanged(ObjectVersion),
 }
 
 /// Everything that the agent does. Performed in the order given: what follows `Use` may rely on the configuration in use, and a

@@ -15,6 +15,7 @@ mod options;
 mod outbox;
 mod pace;
 pub mod pods;
+mod reflector;
 mod report;
 pub mod slot;
 mod watching;
@@ -29,7 +30,8 @@ pub use config::running::Forgiveness;
 pub use config::start::Active;
 pub use contact::ContactReport;
 pub use event::{
-    Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKey, Runtime, Step,
+    Action, Answer, Collection, Event, HostFacts, LeaseRequest, Level, Listing, Now, Outcome, Request,
+    RequestKey, Runtime, Step,
 };
 pub use node::status::kubelet_version;
 pub use options::Options;

@@ -11,7 +11,7 @@ use crate::faults::Faults;
 use crate::net::transport::WallClock;
 use crate::net::watch;
 use disk::{DiskHealth, DiskLoop, DiskOrder};
-use kedge_core::{Event, LeaseRequest, Request, WatchOrder};
+use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
 use std::path::PathBuf;
@@ -148,12 +148,15 @@ impl Loops {
     }
 
     pub(crate) fn watch_node(&self, server: u64, order: WatchOrder) {
-        self.node.set(Some(Round { config_map: None, order, server }));
+        self.node.set(Some(Round { of: Collection::Node, order, server }));
     }
 
     /// Namespace and name, and the order; None: no ConfigMap any more.
     pub(crate) fn watch_config_map(&self, server: u64, which: Option<((String, String), WatchOrder)>) {
-        self.config_map.set(which.map(|(name, order)| Round { config_map: Some(name), order, server }));
+        self.config_map.set(which.map(|((namespace, name), order)| {
+            let of = Collection::ConfigMap { namespace, name };
+            Round { of, order, server }
+        }));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::net::client::{Client, NetError};
 use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEvent, WatchFrom, WatchLimits};
 use kedge_api as api;
-use kedge_core::{Event, ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};
+use kedge_core::{Collection, Event, Listing, ObjectVersion, WatchEnd, WatchFailure, WatchOrder};
 use kedge_platform::Progress;
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -29,8 +29,7 @@ const ENDED_AT_ONCE: Duration = Duration::from_secs(5);
 /// A round to perform.
 #[derive(Clone)]
 pub(crate) struct Round {
-    /// Namespace and name of the ConfigMap; None: the own Node.
-    pub(crate) config_map: Option<(String, String)>,
+    pub(crate) of: Collection,
     pub(crate) order: WatchOrder,
     /// The server it was ordered for.
     pub(crate) server: u64,
@@ -107,7 +106,7 @@ impl ApiServer {
             self.faults.point(name);
             // a later order cancels for ever, so a stream serves until then
             let client = kept.take().unwrap_or_else(|| self.client(name, token));
-            if watched.replace(round.config_map.clone()) != Some(round.config_map.clone()) {
+            if watched.replace(round.of.clone()) != Some(round.of.clone()) {
                 // another object: how the one before fared is no news any more
                 client.api().outcomes().forget(client.name());
             }
@@ -118,13 +117,13 @@ impl ApiServer {
                 server: self,
                 client: &client.for_server(round.server),
                 token,
-                target: Target::of(&self.node_name, round.config_map.as_ref()),
+                target: Target::of(&self.node_name, &round.of),
                 number: round.server,
                 is_wanted: &|| rounds.is_latest(change),
             };
             let end = listener.perform(&round.order);
             if rounds.end(change) {
-                let (watched, number) = (listener.target.watched(), round.order.round);
+                let (watched, number) = (round.of.watched(), round.order.round);
                 // the stream that notices another server first makes it known
                 let server = client.api().server().max(round.server);
                 self.heard(server, Event::WatchEnded { watched, round: number, end });
@@ -153,26 +152,49 @@ impl ApiServer {
 
 /// What is listed and watched.
 struct Target<'a> {
+    of: &'a Collection,
     path: String,
     params: String,
-    config_map: Option<&'a (String, String)>,
+    /// Of its objects: items of a list lack them.
+    kind: &'static str,
 }
 
 impl<'a> Target<'a> {
-    fn of(node_name: &str, config_map: Option<&'a (String, String)>) -> Self {
+    fn of(node_name: &str, of: &'a Collection) -> Self {
         let named = |name: &str| format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(name));
-        let (path, params) = match config_map {
+        let (path, params, kind) = match of {
             // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
-            None => ("/api/v1/nodes".to_owned(), format!("{}&omitHeartbeats=true", named(node_name))),
-            Some((namespace, name)) => {
-                (format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(namespace)), named(name))
+            Collection::Node => {
+                ("/api/v1/nodes".to_owned(), format!("{}&omitHeartbeats=true", named(node_name)), "Node")
+            }
+            Collection::ConfigMap { namespace, name } => {
+                let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(namespace));
+                (path, named(name), "ConfigMap")
             }
         };
-        Self { path, params, config_map }
+        Self { of, path, params, kind }
     }
 
-    fn watched(&self) -> Watched {
-        if self.config_map.is_some() { Watched::ConfigMap } else { Watched::Node }
+    fn listed(&self, mut objects: Vec<Value>) -> Event {
+        objects.iter_mut().for_each(|object| self.complete(object));
+        self.listing(Listing::Objects(objects))
+    }
+
+    fn changed(&self, mut object: Value, is_deleted: bool) -> Event {
+        self.complete(&mut object);
+        Event::Changed { of: self.of.clone(), object, is_deleted }
+    }
+
+    /// A checkpoint is a whole object. What is none is core's to judge.
+    fn complete(&self, object: &mut Value) {
+        if let Some(fields) = object.as_object_mut() {
+            fields.insert("apiVersion".into(), "v1".into());
+            fields.insert("kind".into(), self.kind.into());
+        }
+    }
+
+    fn listing(&self, listing: Listing) -> Event {
+        Event::Listed { of: self.of.clone(), listing }
     }
 }
 
@@ -209,7 +231,7 @@ impl Listener<'_> {
     }
 
     fn has_come_to(&self, round: u64, version: String, is_change: bool) {
-        self.send(Event::WatchPosition { watched: self.target.watched(), round, version, is_change });
+        self.send(Event::WatchPosition { watched: self.target.of.watched(), round, version, is_change });
     }
 
     /// News of the server that the round was ordered for, and only while the round is wanted.
@@ -233,20 +255,18 @@ impl Listener<'_> {
     /// What a list shows, and the version from which a watch goes on. A held version is compared by its metadata first.
     fn list(&self, order: &WatchOrder) -> Result<(Event, String), NetError> {
         let (path, params) = (self.target.path.as_str(), self.target.params.as_str());
-        if let (Some(held), Some((namespace, name))) = (&order.held, self.target.config_map) {
+        if let Some(held) = &order.held {
             self.token.idle_for(REQUEST_DEADLINE);
             let listed = watch::list_metadata(self.client, path, params, REQUEST_DEADLINE);
             self.token.busy();
             match listed {
-                Ok(listed) => match listed.items.first() {
-                    None => return Ok((self.event(None), listed.resource_version)),
-                    Some(item) if version_of(item).as_ref() == Some(held) => {
-                        let (namespace, name) = (namespace.clone(), name.clone());
-                        let (uid, resource_version) = held.clone();
-                        let event = Event::ConfigMapUnchanged { namespace, name, uid, resource_version };
-                        return Ok((event, listed.resource_version));
+                Ok(listed) => match &listed.items[..] {
+                    [] => return Ok((self.target.listed(Vec::new()), listed.resource_version)),
+                    [item] if version_of(item).as_ref() == Some(held) => {
+                        let unchanged = Listing::Unchanged(held.clone());
+                        return Ok((self.target.listing(unchanged), listed.resource_version));
                     }
-                    Some(_) => {}
+                    _ => {}
                 },
                 // a server without this form gives the other
                 Err(error) if error.status() == Some(406) => {}
@@ -257,30 +277,7 @@ impl Listener<'_> {
         let listed = watch::list(self.client, path, params, order.list_deadline);
         self.token.busy();
         let listed = listed?;
-        Ok((self.event(listed.items.into_iter().next()), listed.resource_version))
-    }
-
-    /// The object as an event; None: it is not there.
-    fn event(&self, object: Option<Value>) -> Event {
-        match (self.target.config_map, object) {
-            (None, None) => Event::NodeGone,
-            (None, Some(object)) => match serde_json::from_value::<api::Node>(object) {
-                Ok(node) => Event::NodeSeen(Box::new(node)),
-                Err(error) => {
-                    let node = &self.server.node_name;
-                    log::warn!("Node {node} cannot be read: {error}; keeping what is known");
-                    Event::Contact
-                }
-            },
-            (Some((namespace, name)), None) => {
-                Event::ConfigMapGone { namespace: namespace.clone(), name: name.clone() }
-            }
-            (Some((namespace, name)), Some(object)) => Event::ConfigMapSeen {
-                namespace: namespace.clone(),
-                name: name.clone(),
-                object: complete_config_map(object),
-            },
-        }
+        Ok((self.target.listed(listed.items), listed.resource_version))
     }
 
     fn watch_from(&self, round: u64, from: String) -> WatchEnd {
@@ -300,17 +297,13 @@ impl Listener<'_> {
             }
             let is_change =
                 matches!(happened, WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Deleted(_));
+            let is_deleted = matches!(happened, WatchEvent::Deleted(_));
             let version = match happened {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) | WatchEvent::Deleted(object) => {
                     brought = true;
                     let version = resource_version_of(&object);
-                    self.send(self.event(Some(object)));
+                    self.send(self.target.changed(object, is_deleted));
                     version
-                }
-                WatchEvent::Deleted(object) => {
-                    brought = true;
-                    self.send(self.event(None));
-                    resource_version_of(&object)
                 }
                 WatchEvent::Opened { .. } => {
                     opened = Some(Instant::now());
@@ -321,7 +314,7 @@ impl Listener<'_> {
                     Some(version)
                 }
                 WatchEvent::Receiving => {
-                    self.send(Event::WatchReceiving { watched: self.target.watched(), round });
+                    self.send(Event::WatchReceiving { watched: self.target.of.watched(), round });
                     None
                 }
             };
@@ -349,15 +342,6 @@ impl Listener<'_> {
     }
 }
 
-/// Items of a list lack what stands on the list; a checkpoint is a whole object. What is no object is core's to judge.
-fn complete_config_map(mut object: Value) -> Value {
-    if let Some(fields) = object.as_object_mut() {
-        fields.insert("apiVersion".into(), "v1".into());
-        fields.insert("kind".into(), "ConfigMap".into());
-    }
-    object
-}
-
 /// Which version of an object this is.
 fn version_of(object: &Value) -> Option<ObjectVersion> {
     Some((object["metadata"]["uid"].as_str()?.to_owned(), resource_version_of(object)?))
@@ -374,10 +358,14 @@ mod tests {
 
     #[test]
     fn item_that_is_no_object_is_handed_on_as_it_is() {
-        for item in [json!(5), json!("x"), json!(true), json!([1]), Value::Null] {
-            assert_eq!(complete_config_map(item.clone()), item);
-        }
+        let of = Collection::ConfigMap { namespace: "n".into(), name: "m".into() };
+        let target = Target::of("edge-1", &of);
+        let Event::Listed { listing: Listing::Objects(objects), .. } =
+            target.listed(vec![json!(5), json!("x"), json!([1]), Value::Null, json!({"data": {}})])
+        else {
+            panic!("a list is handed on as one");
+        };
         let whole = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {}});
-        assert_eq!(complete_config_map(json!({"data": {}})), whole);
+        assert_eq!(objects, [json!(5), json!("x"), json!([1]), Value::Null, whole]);
     }
 }

@@ -3,7 +3,7 @@
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, TRIAL_AND_A_RENEWAL, payload};
 use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKey};
 use kedge_sim::hub::{Flavour, Hub, refused};
-use kedge_sim::{NODE, Seen, World};
+use kedge_sim::{NODE, Seen, World, node_event};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -503,7 +503,7 @@ fn repeated_404_lists_the_node_every_five_minutes() {
     assert_eq!(searches(&world), 2, "five minutes later");
     // a Node that the watch reported as deleted is not listed
     let mut world = settled();
-    world.handle(Event::NodeGone);
+    world.handle(node_event(&Value::Null));
     world.seen.clear();
     world.handle(Event::Answered(RequestKey::PatchStatus, not_found));
     assert_eq!(searches(&world), 0);

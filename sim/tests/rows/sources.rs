@@ -4,9 +4,9 @@
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL_AND_A_RENEWAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};
 use kedge_core::config::records::CHECKPOINT_BYTES;
-use kedge_core::{Action, Event, Request};
+use kedge_core::{Action, Collection, Event, Listing, Request};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
-use kedge_sim::{NODE, Seen, World};
+use kedge_sim::{NODE, Seen, World, map_event};
 use serde_json::{Value, json};
 
 #[test]
@@ -190,12 +190,9 @@ fn following_read_whole() -> World {
 
 /// ConfigMap `a` has not changed since this version.
 fn unchanged(world: &World, resource_version: &Value) -> Event {
-    Event::ConfigMapUnchanged {
-        namespace: NAMESPACE.into(),
-        name: "a".into(),
-        uid: world.hub.uid_of("a"),
-        resource_version: resource_version.as_str().unwrap_or_default().into(),
-    }
+    let of = Collection::ConfigMap { namespace: NAMESPACE.into(), name: "a".into() };
+    let resource_version = resource_version.as_str().unwrap_or_default().to_owned();
+    Event::Listed { of, listing: Listing::Unchanged((world.hub.uid_of("a"), resource_version)) }
 }
 
 #[test]
@@ -234,7 +231,7 @@ fn late_event_of_another_object_is_ignored() {
     let mut world = following_read_whole();
     let said = world.config_ok();
     for (namespace, name) in [(NAMESPACE, "b"), ("elsewhere", "a")] {
-        world.handle(Event::ConfigMapGone { namespace: namespace.into(), name: name.into() });
+        world.handle(map_event(namespace, name, Value::Null));
         world.turn();
         assert_eq!(world.config_ok(), said, "{namespace}/{name}");
     }

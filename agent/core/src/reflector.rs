@@ -1,0 +1,367 @@
+//! A set of objects of the API server, as a list and the watch after it have shown them: all of a selection, or one by name.
+//!
+//! Owns which objects there are, in which version. Always holds: before the first list nothing is known, and unknown is not empty;
+//! only a list that was read to its end, or an event of the watch after it, changes what is known, so a watch that ends, a list that
+//! fails and a server that does not answer change nothing; what a list lacks is gone; an object under a known name with another UID
+//! is another object, and the one before it is shown as gone first; a change that is known is not shown again; what goes beyond the
+//! bounds is not taken, and reported once; of another server nothing is known. Leaves to others: rounds and pauses (`watching`),
+//! what an object means, and its content: that is shown, not kept.
+
+use crate::config::records::CHECKPOINT_BYTES;
+use crate::event::Listing;
+use crate::outbox::json_bytes;
+use crate::watching::{ObjectVersion, WatchOrder, Watched, Watching};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Bounds of what one collection may have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) objects: usize,
+    /// Of all objects together, as text.
+    pub(crate) bytes: usize,
+}
+
+/// One object. Its owner judges its size, in words of its own, long before this.
+const ONE_OBJECT: Bounds = Bounds { objects: 1, bytes: 2 * CHECKPOINT_BYTES };
+
+/// What the owner of a collection learns.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Shown {
+    /// All that there are, read at once.
+    All(Vec<Value>),
+    /// The one object still has the version that need not be read again.
+    Unchanged(ObjectVersion),
+    /// Added or changed.
+    One(Value),
+    /// No longer there: its last state.
+    Gone(Value),
+    /// No longer there: its UID. Another object has its name, and is shown next.
+    Replaced(String),
+    /// Not taken: why. What was known stays.
+    TooMuch { why: String, is_first: bool },
+}
+
+/// Namespace and name.
+type Name = (String, String);
+
+#[derive(Debug, Clone, PartialEq)]
+struct Known {
+    version: ObjectVersion,
+    bytes: usize,
+}
+
+/// One collection.
+#[derive(Debug, Clone)]
+pub(crate) struct Reflector {
+    pub(crate) watching: Watching,
+    bounds: Bounds,
+    /// None: no list was read yet.
+    known: Option<BTreeMap<Name, Known>>,
+    is_too_much: bool,
+}
+
+impl Reflector {
+    pub(crate) fn new(watched: Watched, lists_only: bool) -> Self {
+        Self::bounded(watched, lists_only, ONE_OBJECT)
+    }
+
+    fn bounded(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
+        Self { watching: Watching::new(watched, lists_only), bounds, known: None, is_too_much: false }
+    }
+
+    /// Another object or server: nothing of it is known.
+    pub(crate) fn list_another(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
+        self.forget();
+        self.watching.list_another(held)
+    }
+
+    /// Nothing is watched any more.
+    pub(crate) fn stop(&mut self) {
+        self.forget();
+        self.watching.stop();
+    }
+
+    fn forget(&mut self) {
+        (self.known, self.is_too_much) = (None, false);
+    }
+
+    /// A list was read to its end.
+    pub(crate) fn listed(&mut self, listing: Listing) -> Shown {
+        let objects = match listing {
+            Listing::Objects(objects) => objects,
+            Listing::Unchanged(version) => {
+                let known = Known { version: version.clone(), bytes: 0 };
+                self.known = Some(BTreeMap::from([(Name::default(), known)]));
+                return Shown::Unchanged(version);
+            }
+        };
+        let known: BTreeMap<Name, Known> =
+            objects.iter().map(|object| (self.name_of(object), known_as(object))).collect();
+        if let Some(too_much) = self.too_much(objects.len(), bytes_of(&known)) {
+            return too_much;
+        }
+        self.is_too_much = false;
+        self.known = Some(known);
+        Shown::All(objects)
+    }
+
+    /// What is watched by its name is that object, whatever name it bears.
+    fn name_of(&self, object: &Value) -> Name {
+        match self.bounds.objects {
+            1 => Name::default(),
+            _ => (text(object, "namespace").to_owned(), text(object, "name").to_owned()),
+        }
+    }
+
+    /// The watch showed that an object was added or changed, or, with its last state, that it is gone.
+    pub(crate) fn changed(&mut self, object: Value, is_deleted: bool) -> Vec<Shown> {
+        let name = self.name_of(&object);
+        let before = self.known.as_ref().and_then(|known| known.get(&name)).cloned();
+        if is_deleted {
+            self.known.get_or_insert_default().remove(&name);
+            return vec![Shown::Gone(object)];
+        }
+        let is = known_as(&object);
+        if before.as_ref().is_some_and(|before| before.version == is.version && !is.version.1.is_empty()) {
+            return Vec::new();
+        }
+        let known = self.known.get_or_insert_default();
+        let objects = known.len() + usize::from(before.is_none());
+        let bytes = bytes_of(known) + is.bytes - before.as_ref().map_or(0, |before| before.bytes);
+        if let Some(too_much) = self.too_much(objects, bytes) {
+            return vec![too_much];
+        }
+        let uid = is.version.0.clone();
+        self.known.get_or_insert_default().insert(name, is);
+        let gone = before.filter(|before| before.version.0 != uid);
+        let gone = gone.map(|before| Shown::Replaced(before.version.0));
+        gone.into_iter().chain([Shown::One(object)]).collect()
+    }
+
+    fn too_much(&mut self, objects: usize, bytes: usize) -> Option<Shown> {
+        let Bounds { objects: most, bytes: largest } = self.bounds;
+        if objects <= most && bytes <= largest {
+            return None;
+        }
+        let is_first = !std::mem::replace(&mut self.is_too_much, true);
+        let why = format!(
+            "the API server shows {objects} objects of {bytes} bytes, expected at most {most} of {largest}"
+        );
+        Some(Shown::TooMuch { why, is_first })
+    }
+}
+
+fn bytes_of(known: &BTreeMap<Name, Known>) -> usize {
+    known.values().map(|known| known.bytes).sum()
+}
+
+fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+    object["metadata"][field].as_str().unwrap_or_default()
+}
+
+fn uid_of(object: &Value) -> &str {
+    text(object, "uid")
+}
+
+fn known_as(object: &Value) -> Known {
+    let version = (uid_of(object).to_owned(), text(object, "resourceVersion").to_owned());
+    Known { version, bytes: json_bytes(object) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pace::Jitter;
+    use serde_json::json;
+
+    /// A collection, and the consumer that goes by what it shows.
+    struct Bench {
+        reflector: Reflector,
+        /// By name, UID and version; None: nothing is known.
+        seen: Option<BTreeMap<String, (String, u64)>>,
+        refused: usize,
+    }
+
+    fn object(name: &str, uid: u64, version: u64) -> Value {
+        let uid = format!("{name}-{uid}");
+        json!({"metadata": {"namespace": "n", "name": name, "uid": uid, "resourceVersion": version.to_string()}})
+    }
+
+    impl Bench {
+        fn of(objects: usize, bytes: usize) -> Self {
+            let mut reflector = Reflector::bounded(Watched::Node, false, Bounds { objects, bytes });
+            reflector.list_another(None);
+            Self { reflector, seen: None, refused: 0 }
+        }
+
+        fn take(&mut self, shown: impl IntoIterator<Item = Shown>) {
+            for shown in shown {
+                match shown {
+                    Shown::All(objects) => {
+                        self.seen = Some(BTreeMap::new());
+                        objects.iter().for_each(|object| self.note(object));
+                    }
+                    Shown::One(object) => self.note(&object),
+                    Shown::Gone(object) => self.lose(uid_of(&object)),
+                    Shown::Replaced(uid) => self.lose(&uid),
+                    Shown::TooMuch { .. } => self.refused += 1,
+                    Shown::Unchanged(_) => {}
+                }
+            }
+        }
+
+        fn lose(&mut self, uid: &str) {
+            self.seen.get_or_insert_default().retain(|_, (there, _)| there != uid);
+        }
+
+        fn note(&mut self, object: &Value) {
+            let version = text(object, "resourceVersion").parse().expect("a number");
+            let entry = (uid_of(object).to_owned(), version);
+            let before =
+                self.seen.get_or_insert_default().insert(text(object, "name").to_owned(), entry.clone());
+            assert!(before.is_none_or(|before| before.0 == entry.0), "the one before it is not gone");
+        }
+
+        fn list(&mut self, objects: &[Value]) {
+            let shown = self.reflector.listed(Listing::Objects(objects.to_vec()));
+            self.take([shown]);
+        }
+
+        fn change(&mut self, object: &Value, is_deleted: bool) {
+            let shown = self.reflector.changed(object.clone(), is_deleted);
+            self.take(shown);
+        }
+
+        fn names(&self) -> Option<Vec<&str>> {
+            self.seen.as_ref().map(|seen| seen.keys().map(String::as_str).collect())
+        }
+    }
+
+    #[test]
+    fn nothing_is_known_before_a_list_and_an_empty_one_is_empty() {
+        let mut bench = Bench::of(9, 9999);
+        assert_eq!(bench.names(), None);
+        bench.list(&[]);
+        assert_eq!(bench.names(), Some(vec![]));
+    }
+
+    #[test]
+    fn list_shows_what_went_while_nobody_watched() {
+        let mut bench = Bench::of(9, 9999);
+        bench.list(&[object("a", 1, 1), object("b", 1, 2)]);
+        bench.change(&object("c", 1, 3), false);
+        assert_eq!(bench.names(), Some(vec!["a", "b", "c"]));
+        bench.list(&[object("b", 1, 2)]);
+        assert_eq!(bench.names(), Some(vec!["b"]));
+    }
+
+    #[test]
+    fn object_made_anew_is_shown_as_gone_first() {
+        let mut bench = Bench::of(9, 9999);
+        bench.list(&[object("a", 1, 1)]);
+        let shown = bench.reflector.changed(object("a", 2, 5), false);
+        assert_eq!(shown, [Shown::Replaced("a-1".into()), Shown::One(object("a", 2, 5))]);
+        let shown = bench.reflector.changed(object("a", 2, 5), false);
+        assert_eq!(shown, [], "known in this version");
+        bench.change(&object("a", 2, 6), true);
+        assert!(bench.reflector.changed(object("a", 2, 5), false).len() == 1, "it is back");
+    }
+
+    #[test]
+    fn of_another_server_nothing_is_known() {
+        let mut bench = Bench::of(9, 9999);
+        bench.list(&[object("a", 1, 1)]);
+        bench.reflector.list_another(None);
+        assert_eq!(bench.reflector.known, None);
+        // the same UID and version by chance: it is another object
+        assert_eq!(bench.reflector.changed(object("a", 1, 1), false), [Shown::One(object("a", 1, 1))]);
+        bench.reflector.stop();
+        assert_eq!(bench.reflector.known, None);
+    }
+
+    #[test]
+    fn one_object_is_known_by_its_place_whatever_name_it_bears() {
+        let mut reflector = Reflector::new(Watched::ConfigMap, false);
+        let held = ("a-1".to_owned(), "3".to_owned());
+        assert_eq!(reflector.listed(Listing::Unchanged(held.clone())), Shown::Unchanged(held));
+        assert_eq!(reflector.changed(object("a", 1, 3), false), [], "that version was not read again");
+        let shown = reflector.changed(object("b", 2, 4), false);
+        assert_eq!(shown, [Shown::Replaced("a-1".into()), Shown::One(object("b", 2, 4))]);
+        assert_eq!(reflector.changed(object("b", 2, 5), true), [Shown::Gone(object("b", 2, 5))]);
+    }
+
+    #[test]
+    fn too_much_is_reported_once_and_nothing_of_it_is_taken() {
+        let size = json_bytes(&object("a", 1, 1));
+        let mut bench = Bench::of(2, 3 * size);
+        bench.list(&[object("a", 1, 1)]);
+        let three = [object("a", 1, 1), object("b", 1, 2), object("c", 1, 3)];
+        for is_first in [true, false] {
+            let shown = bench.reflector.listed(Listing::Objects(three.to_vec()));
+            assert!(matches!(shown, Shown::TooMuch { is_first: found, .. } if found == is_first));
+        }
+        assert_eq!(bench.reflector.known.as_ref().map(BTreeMap::len), Some(1), "what was known stays");
+        bench.change(&object("b", 1, 2), false);
+        bench.change(&object("c", 1, 3), false);
+        assert_eq!((bench.names(), bench.refused), (Some(vec!["a", "b"]), 1));
+        let mut large = object("b", 1, 4);
+        large["data"] = json!("x".repeat(size));
+        bench.change(&large, false);
+        assert_eq!(bench.refused, 2, "too large beside the other");
+        bench.change(&object("a", 1, 5), true);
+        bench.change(&large, false);
+        assert_eq!((bench.names(), bench.refused), (Some(vec!["b"]), 2), "alone it fits");
+    }
+
+    /// A server that changes at random, and whose watch breaks off, loses events, and begins with a list again.
+    #[test]
+    fn consumer_has_what_the_server_has_after_every_list() {
+        for seed in 1..40 {
+            let mut random = Jitter::new(seed);
+            let mut below = move |limit: u32| {
+                random.within(std::time::Duration::from_secs(limit.into())).as_secs() as usize
+            };
+            let mut bench = Bench::of(9, 99_999);
+            let mut server: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+            let (mut version, mut is_heard) = (0, false);
+            for _ in 0..300 {
+                version += 1;
+                let name = ["a", "b", "c", "d", "e"][below(5)].to_owned();
+                let there = server.get(&name).copied();
+                let (uid, is_deleted) = match (there, below(6)) {
+                    (Some((uid, _)), 0 | 1) => (uid, true),
+                    (Some((uid, _)), 2..) => (uid, false),
+                    (None, _) => (version, false),
+                };
+                match is_deleted {
+                    true => drop(server.remove(&name)),
+                    false => drop(server.insert(name.clone(), (uid, version))),
+                }
+                if is_heard {
+                    bench.change(&object(&name, uid, version), is_deleted);
+                }
+                // the watch breaks off, or a list begins another
+                match below(10) {
+                    0 => is_heard = false,
+                    1 | 2 => {
+                        let all: Vec<Value> = server
+                            .iter()
+                            .map(|(name, (uid, version))| object(name, *uid, *version))
+                            .collect();
+                        bench.list(&all);
+                        is_heard = true;
+                    }
+                    _ => {}
+                }
+                if is_heard {
+                    let expect = server
+                        .iter()
+                        .map(|(name, (uid, version))| (name.clone(), (format!("{name}-{uid}"), *version)));
+                    assert_eq!(bench.seen, Some(expect.collect()), "seed {seed}");
+                }
+            }
+            assert_eq!(bench.refused, 0);
+        }
+    }
+}
