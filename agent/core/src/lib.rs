@@ -18,6 +18,7 @@ pub mod pods;
 mod reflector;
 mod report;
 pub mod slot;
+mod turn;
 mod watching;
 pub mod workloads;
 mod writes;

@@ -1,9 +1,10 @@
 //! The configuration of a node over time: assigned, recorded, judged, started, on trial, reported.
 //!
 //! `source` is what the Node asks for, `records` and `disk` what is durable, `judge` the rules, `start` the decision at start,
-//! `running` the one transition that comes next, `condition` the report. Always holds: some configuration runs; a verdict, an
+//! `running` the one transition that comes next, `condition` the report, `actor` what core routes to. Always holds: some configuration runs; a verdict, an
 //! assignment and a count are durable before anything rests on them. Leaves the text of a configuration to `kubelet`.
 
+pub(crate) mod actor;
 pub(crate) mod condition;
 pub(crate) mod digest;
 pub(crate) mod disk;

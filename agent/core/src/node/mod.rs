@@ -1,8 +1,11 @@
-//! The Node object and its Lease: what a node reports of itself.
+//! The Node object, its Lease and its Events: what a node reports of itself. Three actors: `object`, `heartbeat`, `events`.
 //!
-//! Always holds: neither waits for the other, nor for the configuration. Leaves to others: when requests are sent and
-//! repeated (`agent`, `outbox`).
+//! Always holds: none waits for another, nor for the configuration. Leaves to others: when requests are sent and
+//! repeated (`outbox`).
 
+pub(crate) mod events;
+pub(crate) mod heartbeat;
 pub(crate) mod lease;
+pub(crate) mod object;
 pub(crate) mod registration;
 pub(crate) mod status;

@@ -1,0 +1,316 @@
+//! The configuration as an actor of core: follows the object that the Node names, hands what it learns to the decisions
+//! (`running`), and their outcomes to the disk and to people.
+//!
+//! Always holds: at most one file step is under way; only the ConfigMap that this server's Node names is watched; evidence is
+//! consumed after what it proved is on disk; after the exit was ordered nothing but log lines follows. Leaves to others: the
+//! Node itself (`node::object`), how a condition reaches the server (`node::heartbeat`).
+
+use crate::config::condition::{self, ConfigOk};
+use crate::config::records::{BadConfigs, Read, Verdict};
+use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
+use crate::config::source::{self, requested_source};
+use crate::config::start::{Facts, Started};
+use crate::event::{Action, Level, Outcome};
+use crate::kubelet::Config;
+use crate::node::events::NodeEvents;
+use crate::reflector::{Reflector, Shown};
+use crate::turn::Turn;
+use crate::watching::{ObjectVersion, Watched};
+use kedge_api::{self as api, excerpt};
+use std::rc::Rc;
+
+#[derive(Clone)]
+pub(crate) struct ConfigActor {
+    pub(crate) configuration: Configuration,
+    pub(crate) reflector: Reflector,
+    /// Namespace and name of the ConfigMap that is watched.
+    watched: Option<(String, String)>,
+    /// It must be listed again.
+    must_relist: bool,
+    /// The source that the configuration knows is the one that this server's Node names. Until then no ConfigMap of this server
+    /// is read: another server may have another object under the name that was watched there.
+    is_source_of_this_server: bool,
+    /// As last logged.
+    config_ok: ConfigOk,
+    exiting: bool,
+    evidence_consumed: bool,
+}
+
+/// What the start has to tell people.
+struct StartNews {
+    findings: Vec<String>,
+    ended: Option<String>,
+    held: Option<String>,
+    changed: Option<String>,
+    condemned: Vec<Verdict>,
+    report: Option<String>,
+}
+
+impl StartNews {
+    fn take_from(started: &mut Started) -> Self {
+        Self {
+            findings: std::mem::take(&mut started.findings),
+            ended: started.ended.take(),
+            held: started.held.take(),
+            changed: started.changed.take(),
+            condemned: std::mem::take(&mut started.condemned),
+            report: started.report.take(),
+        }
+    }
+}
+
+impl ConfigActor {
+    /// A config was chosen: it is in use from here on.
+    pub(crate) fn new(mut started: Started, facts: Facts, events: &mut NodeEvents, turn: &mut Turn) -> Self {
+        let news = StartNews::take_from(&mut started);
+        let configuration = Configuration::new(started, facts, turn.now);
+        let config_ok = condition::config_ok(&configuration.view());
+        let lists_only = !configuration.effective().config.watch;
+        let mut actor = Self {
+            configuration,
+            reflector: Reflector::new(Watched::ConfigMap, lists_only),
+            watched: None,
+            must_relist: false,
+            is_source_of_this_server: true,
+            config_ok,
+            exiting: false,
+            evidence_consumed: false,
+        };
+        actor.publish_start(news, events, turn);
+        let effective = actor.configuration.effective().clone();
+        if !effective.without_effect.is_empty() {
+            let fields = effective.without_effect.join(", ");
+            turn.log(Level::Info, format!("set but without effect here: {fields}"));
+        }
+        for held in &effective.held {
+            turn.log(Level::Warn, held.to_string());
+        }
+        turn.act(Action::Use(Box::new(effective.as_ref().clone())));
+        actor.consume_evidence(turn);
+        turn.act(Action::Sweep { keep: actor.configuration.checkpoints_to_keep() });
+        actor
+    }
+
+    fn publish_start(&self, news: StartNews, events: &mut NodeEvents, turn: &mut Turn) {
+        for finding in news.findings {
+            events.publish(warning("StateSetAside", finding), turn);
+        }
+        if let Some(how) = news.ended {
+            let message = format!("the previous run of the agent did not end cleanly: {how}");
+            events.publish(warning("UncleanExit", message), turn);
+        }
+        if let Some(why) = news.held {
+            events.publish(warning("ProvenConfigCrashes", why), turn);
+        }
+        if let Some(mut message) = news.changed {
+            // its end is ConfigPromoted or ConfigRolledBack: kubectl sees the trial under way between them
+            if let Some(left) = self.configuration.trial_left(turn.now).filter(|left| !left.is_zero()) {
+                message.push_str(&format!("; on trial for {} s", left.as_secs_f64().ceil()));
+            }
+            events.publish(Notice { warning: false, reason: "KubeletConfigChanged", message }, turn);
+        }
+        for verdict in news.condemned {
+            let colon = if verdict.detail.is_empty() { "" } else { ": " };
+            let message = format!("{}{colon}{}; {}", verdict.reason, verdict.detail, self.config_ok.message);
+            events.publish(warning("ConfigRolledBack", message), turn);
+        }
+        if let Some(report) = news.report {
+            turn.log(Level::Warn, format!("further problems:\n{report}"));
+        }
+        self.log_condition(turn);
+    }
+
+    /// The config in use.
+    pub(crate) fn config(&self) -> &Config {
+        &self.configuration.effective().config
+    }
+
+    pub(crate) fn config_ok(&self) -> &ConfigOk {
+        &self.config_ok
+    }
+
+    /// `status.config`.
+    pub(crate) fn config_status(&self) -> api::NodeConfigStatus {
+        condition::config_status(&self.configuration.view())
+    }
+
+    /// The version of the watched ConfigMap of which a whole copy is on disk.
+    pub(crate) fn held(&self) -> Option<ObjectVersion> {
+        let (uid, resource_version) = self.configuration.held()?;
+        Some((uid.to_owned(), resource_version.to_owned()))
+    }
+
+    pub(crate) fn is_exiting(&self) -> bool {
+        self.exiting
+    }
+
+    // ------------------------------------------------------------------------------------------ what happens
+
+    pub(crate) fn step_done(&mut self, outcome: Outcome, turn: &mut Turn) {
+        let next = self.configuration.done(turn.now, outcome);
+        self.perform(next, turn);
+    }
+
+    /// Not the one that was watched before it.
+    pub(crate) fn is_watched(&self, namespace: &str, name: &str) -> bool {
+        self.watched
+            .as_ref()
+            .is_some_and(|watched| (watched.0.as_str(), watched.1.as_str()) == (namespace, name))
+    }
+
+    pub(crate) fn shown(&mut self, namespace: &str, name: &str, shown: Shown) {
+        let object = match shown {
+            Shown::All(mut objects) => {
+                objects.pop().map_or(Object::Missing, |object| Object::Here(Rc::new(object)))
+            }
+            Shown::One(object) => Object::Here(Rc::new(object)),
+            Shown::Gone(_) => Object::Missing,
+            Shown::Unchanged((uid, resource_version)) => Object::Unchanged { uid, resource_version },
+            Shown::TooMuch { why, .. } => Object::Unreadable(why),
+            Shown::Replaced(_) => return,
+        };
+        self.configuration.object_seen(namespace, name, object);
+    }
+
+    pub(crate) fn unreadable(&mut self, why: String) {
+        if let Some((namespace, name)) = &self.watched {
+            self.configuration.object_seen(namespace, name, Object::Unreadable(why));
+        }
+    }
+
+    /// What is watched is listed in this turn: it has not shown a change that was named, or its Node is another one, perhaps of a
+    /// server that was set up again: a watch from a version of the old one would get no events.
+    pub(crate) fn relist(&mut self) {
+        self.must_relist = true;
+    }
+
+    pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
+        self.configuration.server_changed();
+        self.is_source_of_this_server = false;
+        self.reflector.stop();
+        if self.watched.take().is_some() {
+            turn.act(Action::EndConfigMapWatch);
+        }
+    }
+
+    pub(crate) fn bad_configs_read(&mut self, read: &Read) {
+        self.configuration.bad_configs_edited(BadConfigs::read(read));
+    }
+
+    pub(crate) fn forgive(&mut self, uid: &str, turn: &mut Turn) {
+        let answer = self.configuration.forgive(uid);
+        let level = match answer {
+            Forgiveness::Taken | Forgiveness::NothingKnown => Level::Info,
+            Forgiveness::TooMany | Forgiveness::Exiting | Forgiveness::SwitchedOff => Level::Warn,
+        };
+        turn.log(level, format!("asked to forgive UID {}: {answer}", excerpt(uid)));
+    }
+
+    // ------------------------------------------------------------------------------------------ what is due
+
+    /// Decides, once it is known whether our hub serves the Node.
+    pub(crate) fn decide(
+        &mut self,
+        node: Option<&api::Node>,
+        is_hub: Option<bool>,
+        events: &mut NodeEvents,
+        turn: &mut Turn,
+    ) {
+        if !self.exiting {
+            if let (Some(node), Some(is_hub)) = (node, is_hub) {
+                self.judge_source(node, is_hub);
+            }
+            let next = self.configuration.next(turn.now);
+            self.perform(next, turn);
+        }
+        for notice in self.configuration.take_notices() {
+            events.publish(notice, turn);
+        }
+        if !self.exiting {
+            self.consume_evidence(turn);
+            self.note_condition(turn);
+        }
+    }
+
+    fn judge_source(&mut self, node: &api::Node, is_hub: bool) {
+        let annotation = node.metadata.annotations.get(api::CONFIG_SOURCE_ANNOTATION).map(String::as_str);
+        let requested = requested_source(node.spec.config_source.as_ref(), annotation, is_hub);
+        self.configuration.node_seen(&node.metadata.uid, requested, source::place(is_hub));
+        let asked = node.metadata.annotations.get(api::FORGIVE_ANNOTATION).map(String::as_str);
+        self.configuration.asked_to_forgive(asked);
+        self.is_source_of_this_server = true;
+    }
+
+    fn perform(&mut self, next: Option<Next>, turn: &mut Turn) {
+        let exits = matches!(next, Some(Next::Exit(_)));
+        // before the next write: it may be of a checkpoint that no record names yet
+        if let Some(keep) = self.configuration.take_sweep().filter(|_| !exits) {
+            turn.act(Action::Sweep { keep });
+        }
+        match next {
+            Some(Next::Step(step)) => turn.act(Action::Step(step)),
+            Some(Next::Exit(why)) => {
+                self.exiting = true;
+                let start_again = !self.configuration.is_stop_asked();
+                turn.act(Action::Exit { why, start_again });
+            }
+            None => {}
+        }
+    }
+
+    /// Once, and only when everything it proved is on disk: until then the evidence is the only proof.
+    fn consume_evidence(&mut self, turn: &mut Turn) {
+        if !self.evidence_consumed && self.configuration.evidence_is_recorded() {
+            self.evidence_consumed = true;
+            turn.act(Action::ConsumeEvidence);
+        }
+    }
+
+    fn note_condition(&mut self, turn: &mut Turn) {
+        let config_ok = condition::config_ok(&self.configuration.view());
+        if config_ok != self.config_ok {
+            self.config_ok = config_ok;
+            self.log_condition(turn);
+        }
+    }
+
+    fn log_condition(&self, turn: &mut Turn) {
+        let ConfigOk { status, message, reason, .. } = &self.config_ok;
+        turn.log(Level::Info, format!("ConfigOK={status}: {message} ({reason})"));
+    }
+
+    /// `is_node_known`: while the Node is unknown, the ConfigMap stays watched.
+    pub(crate) fn update_watch(&mut self, is_node_known: bool, turn: &mut Turn) {
+        if !self.is_source_of_this_server {
+            return;
+        }
+        let wanted = match self.configuration.requested_object() {
+            Some((namespace, name)) => Some((namespace.to_owned(), name.to_owned())),
+            None if is_node_known => None,
+            None => return,
+        };
+        let anew = self.configuration.take_must_read() | std::mem::take(&mut self.must_relist);
+        let is_another = wanted != self.watched;
+        self.watched = wanted;
+        let Some((namespace, name)) = self.watched.clone() else {
+            if is_another {
+                self.reflector.stop();
+                turn.act(Action::EndConfigMapWatch);
+            }
+            return;
+        };
+        let held = self.held();
+        let order = match (is_another, anew) {
+            (true, _) => Some(self.reflector.list_another(held)),
+            (false, true) => Some(self.reflector.watching.list(held)),
+            (false, false) => self.reflector.watching.poll(turn.now, held),
+        };
+        if let Some(order) = order {
+            turn.act(Action::WatchConfigMap { namespace, name, order });
+        }
+    }
+}
+
+fn warning(reason: &'static str, message: String) -> Notice {
+    Notice { warning: true, reason, message }
+}

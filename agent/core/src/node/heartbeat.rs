@@ -1,0 +1,208 @@
+//! The signs of life: the Lease, the status of the Node, and the looks at the host that the status is made of.
+//!
+//! Always holds: Lease and status are independent of each other and of the configuration's state; a status is compared with what
+//! the server was last seen to have. Leaves to others: when requests are sent again (`outbox`), the Node itself (`object`).
+
+use crate::config::condition::ConfigOk;
+use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey};
+use crate::kubelet::Config;
+use crate::node::lease::LeaseKeeper;
+use crate::node::status::{StatusKeeper, StatusPatch};
+use crate::outbox::Outbox;
+use crate::report::{LeaseReport, StorageReport};
+use crate::turn::{Order, Turn};
+use kedge_api as api;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Heartbeat {
+    pub(crate) lease: LeaseKeeper,
+    status: StatusKeeper,
+    /// The status in the outbox.
+    offered: Option<StatusPatch>,
+    /// Status patches accepted since the start.
+    pub(crate) posts: u64,
+    next_host_facts: Duration,
+    awaits_host_facts: bool,
+    disk_stalled_since: Option<Duration>,
+}
+
+impl Heartbeat {
+    pub(crate) fn new(lease_secs: u32, turn: &mut Turn) -> Self {
+        let lease = LeaseKeeper::new(&turn.options.node_name, lease_secs, turn.now);
+        turn.outbox.set_terms(RequestKey::Renew, lease.terms());
+        Self {
+            lease,
+            status: StatusKeeper::new(turn.now.wall),
+            offered: None,
+            posts: 0,
+            next_host_facts: turn.now.mono,
+            awaits_host_facts: false,
+            disk_stalled_since: None,
+        }
+    }
+
+    /// The Node as last seen; None if it does not exist. The Lease of a new one is claimed at once.
+    pub(crate) fn node(&mut self, node: Option<&api::Node>, turn: &mut Turn) {
+        match node {
+            Some(node) => self.status.node_seen(node),
+            None => self.status.node_gone(),
+        }
+        if self.lease.node(node.map(|node| node.metadata.uid.as_str()), turn.now) {
+            turn.outbox.end_pause(turn.now, &RequestKey::Renew);
+        }
+    }
+
+    pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
+        self.lease.server_changed(turn.now);
+        self.status.node_gone();
+        self.offered = None;
+    }
+
+    // ------------------------------------------------------------------------------------------ host and disk
+
+    pub(crate) fn facts(&self) -> Option<&HostFacts> {
+        self.status.facts()
+    }
+
+    pub(crate) fn observe(&mut self, facts: HostFacts, config: &Config, turn: &mut Turn) {
+        self.awaits_host_facts = false;
+        for line in self.status.observe(turn.now, facts, config, &turn.options.version) {
+            turn.log(Level::Warn, line);
+        }
+    }
+
+    pub(crate) fn refresh_facts(&mut self, config: &Config, turn: &mut Turn) {
+        if self.awaits_host_facts || turn.now.mono < self.next_host_facts {
+            return;
+        }
+        self.awaits_host_facts = true;
+        let every = config.node_status_update_frequency;
+        self.next_host_facts = turn.now.mono + turn.jitter.stretch(every, 0.04);
+        turn.act(Action::ReadHostFacts);
+    }
+
+    pub(crate) fn disk_stalled(&mut self, now: Now, stalled: bool) {
+        self.disk_stalled_since = stalled.then(|| self.disk_stalled_since.unwrap_or(now.mono));
+        self.status.disk_stalled(stalled);
+    }
+
+    // ------------------------------------------------------------------------------------------ the status
+
+    /// `config`: `status.config` on our hub, which keeps it there.
+    pub(crate) fn offer_status(
+        &mut self,
+        config_ok: &ConfigOk,
+        config: Option<&api::NodeConfigStatus>,
+        turn: &mut Turn,
+    ) {
+        let (status, offered) = (&self.status, &mut self.offered);
+        turn.offer(RequestKey::PatchStatus, |now| {
+            let mut patch = status.patch(now, config_ok);
+            if let Some(config) = config.filter(|_| status.facts().is_some()) {
+                add_config_status(&mut patch, config, status.believed());
+            }
+            *offered = patch;
+            offered.as_ref().map(|patch| Request::PatchStatus(patch.body.clone()))
+        });
+    }
+
+    pub(crate) fn status_accepted(&mut self, config: &Config, turn: &mut Turn) {
+        self.posts += 1;
+        if let Some(patch) = self.offered.take() {
+            self.status.accepted(turn.now, patch, config.node_status_report_frequency, turn.jitter);
+        }
+    }
+
+    pub(crate) fn status_failed(&mut self) {
+        self.offered = None;
+    }
+
+    // ------------------------------------------------------------------------------------------ the Lease
+
+    pub(crate) fn offer_renewal(&mut self, turn: &mut Turn) {
+        let (now, key) = (turn.now, RequestKey::Renew);
+        if turn.outbox.is_free(now, &key)
+            && let Some(request) = self.lease.poll(now)
+        {
+            // a Lease has room: its few bytes are wanted before all others
+            let _ = turn.outbox.put(now, key, Order::Renew(request));
+        }
+    }
+
+    pub(crate) fn renewed(&mut self, answer: &Answer, turn: &mut Turn) {
+        let verdict = self.lease.answered(turn.now, answer, turn.jitter);
+        turn.outbox.answered(turn.now, &RequestKey::Renew, answer, verdict, turn.jitter);
+    }
+
+    // ------------------------------------------------------------------------------------------ looking
+
+    /// `is_there`: there is a Node.
+    pub(crate) fn next_deadline(
+        &self,
+        now: Now,
+        is_there: bool,
+        outbox: &Outbox<RequestKey, Order>,
+    ) -> Option<Duration> {
+        let report = self.status.report_due();
+        let awaits_report = is_there && self.offered.is_none();
+        [
+            self.lease.next_deadline().filter(|_| outbox.is_free(now, &RequestKey::Renew)),
+            (!self.awaits_host_facts).then_some(self.next_host_facts),
+            report.filter(|at| awaits_report && *at > now.mono),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    pub(crate) fn lease_report(&self, now: Now) -> LeaseReport {
+        let since = |at: Duration| now.mono.saturating_sub(at).as_secs();
+        LeaseReport {
+            renewals: self.lease.renewed,
+            seconds_since_renewal: self.lease.last_renewed.map(since),
+        }
+    }
+
+    pub(crate) fn disk_stalled_seconds(&self, now: Now) -> Option<u64> {
+        self.disk_stalled_since.map(|at| now.mono.saturating_sub(at).as_secs())
+    }
+
+    pub(crate) fn storage_report(&self) -> Option<StorageReport> {
+        self.facts().map(|facts| StorageReport {
+            bytes: facts.storage_bytes,
+            available_bytes: facts.storage_available_bytes,
+            available_inodes: facts.inodes_free,
+        })
+    }
+}
+
+/// Adds `status.config` to the patch where it differs; fields to remove get an explicit null.
+fn add_config_status(
+    patch: &mut Option<StatusPatch>,
+    status: &api::NodeConfigStatus,
+    believed: Option<&api::NodeStatus>,
+) {
+    let there = believed.and_then(|believed| believed.config.clone()).unwrap_or_default();
+    if there == *status {
+        return;
+    }
+    let Some(result) = patch.as_ref().map(|patch| patch.result.clone()).or(believed.cloned()) else { return };
+    let mut fields = serde_json::Map::new();
+    let mut set = |name: &str, differs: bool, value: Value| {
+        if differs {
+            fields.insert(name.to_owned(), value);
+        }
+    };
+    set("assigned", there.assigned != status.assigned, json!(status.assigned));
+    set("active", there.active != status.active, json!(status.active));
+    set("lastKnownGood", there.last_known_good != status.last_known_good, json!(status.last_known_good));
+    let error = if status.error.is_empty() { Value::Null } else { json!(status.error) };
+    set("error", there.error != status.error, error);
+    let patch =
+        patch.get_or_insert_with(|| StatusPatch { body: json!({"status": {}}), result, changed: true });
+    patch.body["status"]["config"] = Value::Object(fields);
+    patch.result.config = Some(status.clone());
+    patch.changed = true;
+}

@@ -1,0 +1,241 @@
+//! The own Node as an object of the API server: whether it is there, created where it is not, its labels, and the annotation that
+//! mirrors `status.config` on servers that drop the field.
+//!
+//! Always holds: only a Node of the own name counts; labels of others stay; before the Node was read, or while it cannot be,
+//! nothing is concluded from its absence. Leaves to others: its status and its Lease (`heartbeat`), the config source that it
+//! names (`config`).
+
+use crate::event::HostFacts;
+use crate::event::{Action, Answer, LONGEST_PATIENCE, Level, Request, RequestKey};
+use crate::kubelet::Config;
+use crate::node::registration::{missing_labels, registration};
+use crate::outbox::{LONGEST_WAIT, Terms};
+use crate::reflector::{Reflector, Shown};
+use crate::turn::{Order, Turn};
+use crate::watching::Watched;
+use kedge_api::{self as api, excerpt};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The annotation that stands for `status.config`.
+#[derive(Debug, Clone)]
+struct Mirror {
+    text: String,
+    /// The version of the Node that has it, as the server answered.
+    version: Option<u64>,
+}
+
+/// What was learned about the Node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum NodeNews {
+    /// It is there; `is_another` than the one that was seen before.
+    Seen {
+        is_another: bool,
+    },
+    Gone,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct NodeObject {
+    pub(crate) reflector: Reflector,
+    node: Option<Box<api::Node>>,
+    is_missing: bool,
+    /// UID of the Node last seen, whether it is still there or not.
+    seen_uid: String,
+    /// It is not looked for again before this.
+    next_relist: Duration,
+    /// The server answered with another node's Node: logged once.
+    wrong_node_logged: bool,
+    /// `status.config` as it was last put into the outbox, for a server that is not our hub.
+    mirror: Option<Mirror>,
+}
+
+impl NodeObject {
+    pub(crate) fn new(lists_only: bool, turn: &mut Turn) -> Self {
+        // a server may refuse a label or an annotation, and an administrator may then set it, or allow it
+        let terms = Terms { holds_refused: true, ..Terms::default() };
+        turn.outbox.set_terms(RequestKey::PatchLabels, terms);
+        turn.outbox.set_terms(RequestKey::PatchNode, terms);
+        Self {
+            reflector: Reflector::new(Watched::Node, lists_only),
+            node: None,
+            is_missing: false,
+            seen_uid: String::new(),
+            next_relist: turn.now.mono,
+            wrong_node_logged: false,
+            mirror: None,
+        }
+    }
+
+    /// As last seen; None if it is not there, or not known.
+    pub(crate) fn node(&self) -> Option<&api::Node> {
+        self.node.as_deref()
+    }
+
+    /// Reads it, and watches what comes after.
+    pub(crate) fn list(&mut self, turn: &mut Turn) {
+        let order = self.reflector.watching.list(None);
+        turn.act(Action::WatchNode(order));
+    }
+
+    pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
+        (self.node, self.is_missing, self.mirror) = (None, false, None);
+        self.next_relist = turn.now.mono;
+        let order = self.reflector.list_another(None);
+        turn.act(Action::WatchNode(order));
+    }
+
+    // ------------------------------------------------------------------------------------------ what is shown
+
+    /// None: nothing that counts.
+    pub(crate) fn shown(&mut self, shown: Shown, turn: &mut Turn) -> Option<NodeNews> {
+        match shown {
+            Shown::All(mut objects) => match objects.pop() {
+                Some(object) => self.seen(object, turn),
+                None => Some(self.gone()),
+            },
+            Shown::One(object) => self.seen(object, turn),
+            Shown::Gone(_) => Some(self.gone()),
+            Shown::Replaced(_) | Shown::Unchanged(_) | Shown::TooMuch { .. } => None,
+        }
+    }
+
+    fn seen(&mut self, object: Value, turn: &mut Turn) -> Option<NodeNews> {
+        let expected = &turn.options.node_name;
+        let node = match serde_json::from_value::<api::Node>(object) {
+            Ok(node) if node.metadata.name == *expected => Box::new(node),
+            Ok(node) => {
+                if !std::mem::replace(&mut self.wrong_node_logged, true) {
+                    let found = excerpt(&node.metadata.name);
+                    let line = format!(
+                        "the API server answered with the Node of {found:?}, expected {expected:?}; its config source is ignored"
+                    );
+                    turn.log(Level::Warn, line);
+                }
+                return None;
+            }
+            Err(error) => {
+                let line = format!("Node {expected} cannot be read: {error}; keeping what is known");
+                turn.log(Level::Warn, line);
+                return None;
+            }
+        };
+        let is_another = !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid;
+        self.seen_uid.clone_from(&node.metadata.uid);
+        self.is_missing = false;
+        if self.node().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
+            // another Node of that name; the deletion of the one before was not seen
+            self.mirror = None;
+        }
+        self.node = Some(node);
+        self.note_overwritten_mirror(turn);
+        Some(NodeNews::Seen { is_another })
+    }
+
+    fn gone(&mut self) -> NodeNews {
+        (self.node, self.is_missing, self.mirror) = (None, true, None);
+        NodeNews::Gone
+    }
+
+    /// Lists the Node again: the server answers 404 although the watch has it. A server that was wiped and has since passed the
+    /// watched version sends no event on that watch.
+    pub(crate) fn not_found(&mut self, turn: &mut Turn) {
+        if self.node.is_none() || turn.now.mono < self.next_relist {
+            return;
+        }
+        self.next_relist = turn.now.mono + LONGEST_PATIENCE;
+        turn.log(Level::Info, "the API server does not find the Node, reading it anew");
+        self.list(turn);
+    }
+
+    pub(crate) fn poll_watch(&mut self, turn: &mut Turn) {
+        if let Some(order) = self.reflector.watching.poll(turn.now, None) {
+            turn.act(Action::WatchNode(order));
+        }
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.reflector.watching.next_deadline()
+    }
+
+    // ------------------------------------------------------------------------------------------ requests
+
+    pub(crate) fn offer_registration(&self, config: &Config, facts: Option<&HostFacts>, turn: &mut Turn) {
+        let options = turn.options;
+        turn.offer(RequestKey::Register, |_| {
+            let facts = facts.filter(|_| config.register_node && self.is_missing);
+            facts.map(|facts| Request::Register(registration(options, config, Some(facts))))
+        });
+    }
+
+    pub(crate) fn offer_labels(&self, facts: Option<&HostFacts>, turn: &mut Turn) {
+        let options = turn.options;
+        turn.offer(RequestKey::PatchLabels, |_| {
+            let labels = missing_labels(self.node()?, options, facts);
+            (!labels.is_empty()).then(|| Request::PatchLabels(json!({"metadata": {"labels": labels}})))
+        });
+    }
+
+    /// Writes `status.config` as text into the annotation, on a server that drops the field. Returns whether an older one is still on
+    /// its way: the present one follows with its answer, and the condition after it.
+    pub(crate) fn offer_mirror(&mut self, text: String, turn: &mut Turn) -> bool {
+        let is_done = match (&self.mirror, &self.node) {
+            // until ours is known to be there, what is there may be what it replaces
+            (Some(mirror), _) => mirror.text == text,
+            (None, Some(node)) => node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) == Some(&text),
+            (None, None) => true,
+        };
+        if is_done {
+            return false;
+        }
+        let (now, key) = (turn.now, RequestKey::PatchNode);
+        if turn.outbox.is_in_flight(&key) {
+            return true;
+        }
+        let body = json!({"metadata": {"annotations": {api::CONFIG_STATUS_ANNOTATION: text}}});
+        let order = Order::Request(Request::PatchNode(body));
+        if turn.outbox.is_free(now, &key)
+            && !turn.outbox.is_held(now, &key, &order)
+            && turn.outbox.put(now, key, order)
+        {
+            self.mirror = Some(Mirror { text, version: None });
+        }
+        false
+    }
+
+    /// The Node was created, is there already, or was changed by us.
+    pub(crate) fn settled(&mut self, key: RequestKey, answer: &Answer, turn: &mut Turn) {
+        self.reflector.watching.changed_by_us(turn.now);
+        if key == RequestKey::PatchNode {
+            if let Some(mirror) = self.mirror.as_mut().filter(|mirror| mirror.version.is_none()) {
+                mirror.version = version_of(answer);
+            }
+            self.note_overwritten_mirror(turn);
+        }
+    }
+
+    pub(crate) fn failed(&mut self, key: RequestKey) {
+        if key == RequestKey::PatchNode {
+            self.mirror = None;
+        }
+    }
+
+    /// Notices that somebody wrote over the mirrored status: a later request of an earlier run, or another client. It is sent again
+    /// after a pause, so that two writers do not fight in a loop. A version of the Node before ours shows what was there before. A
+    /// server that drops the annotation is not sent it again.
+    fn note_overwritten_mirror(&mut self, turn: &mut Turn) {
+        let (Some(mirror), Some(node)) = (&self.mirror, &self.node) else { return };
+        let Some(there) = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) else { return };
+        let seen: Option<u64> = node.metadata.resource_version.parse().ok();
+        if *there != mirror.text && mirror.version.is_some() && seen > mirror.version {
+            self.mirror = None;
+            turn.outbox.pause(&RequestKey::PatchNode, turn.now.mono + LONGEST_WAIT);
+        }
+    }
+}
+
+/// The version of the object that a server answered with.
+fn version_of(answer: &Answer) -> Option<u64> {
+    let Answer::Accepted(Some(object)) = answer else { return None };
+    object["metadata"]["resourceVersion"].as_str()?.parse().ok()
+}

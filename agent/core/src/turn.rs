@@ -1,0 +1,66 @@
+//! One turn of core, as its actors see it: the time, what never changes, and where their orders go.
+//!
+//! Always holds: an actor changes nothing but itself, and the rest of the world only by what it hands over here; requests go
+//! through the outbox, whoever wants them. Leaves to others: the order of the actors within a turn (`agent`).
+
+use crate::event::{Action, Answer, LeaseRequest, Level, Now, Request, RequestKey};
+use crate::options::Options;
+use crate::outbox::{Outbox, Sendable, json_bytes};
+use crate::pace::Jitter;
+
+/// What leaves through the outbox.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Order {
+    Request(Request),
+    Renew(LeaseRequest),
+}
+
+impl Sendable for Order {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Request(request) => request.body().map_or(0, json_bytes),
+            Self::Renew(LeaseRequest::Patch(body) | LeaseRequest::Create(body)) => json_bytes(body),
+        }
+    }
+}
+
+/// One turn.
+pub(crate) struct Turn<'a> {
+    pub(crate) now: Now,
+    pub(crate) options: &'a Options,
+    pub(crate) jitter: &'a mut Jitter,
+    pub(crate) outbox: &'a mut Outbox<RequestKey, Order>,
+    pub(crate) actions: &'a mut Vec<Action>,
+}
+
+impl Turn<'_> {
+    pub(crate) fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    pub(crate) fn log(&mut self, level: Level, line: impl Into<String>) {
+        self.act(Action::Log(level, line.into()));
+    }
+
+    pub(crate) fn log_all(&mut self, lines: impl IntoIterator<Item = (Level, String)>) {
+        for (level, line) in lines {
+            self.log(level, line);
+        }
+    }
+
+    /// Puts the request of this key that is wanted now into the outbox, if it may be sent, in place of what was wanted before.
+    pub(crate) fn offer(&mut self, key: RequestKey, wanted: impl FnOnce(Now) -> Option<Request>) {
+        if !self.outbox.is_free(self.now, &key) {
+            return;
+        }
+        match wanted(self.now) {
+            // without room it is offered again at the next event: an answer, which makes room, is one
+            Some(request) => _ = self.outbox.put(self.now, key, Order::Request(request)),
+            None => self.outbox.withdraw(&key),
+        }
+    }
+}
+
+pub(crate) fn is_not_found(answer: &Answer) -> bool {
+    matches!(answer, Answer::Refused { status: 404, .. })
+}
