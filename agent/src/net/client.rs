@@ -112,6 +112,9 @@ pub const STRATEGIC_MERGE_PATCH: &str = "application/strategic-merge-patch+json"
 pub const JSON: &str = "application/json";
 /// `Accept` for an answer of metadata only: the smallest that upstream's servers give for a write.
 pub const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+/// The same for an answer that nobody reads: two thirds of the bytes. Upstream's servers refuse in JSON all the same.
+pub const METADATA_UNREAD: &str =
+    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// Size limit of an answer unless the request says otherwise: an object in etcd has at most 1.5 MiB.
 pub const DEFAULT_RESPONSE_LIMIT_BYTES: usize = 2 * 1024 * 1024;

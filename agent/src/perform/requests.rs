@@ -7,7 +7,8 @@ use super::{NETWORK_TURN, RENEW, lock, spawn};
 use crate::errors::chain;
 use crate::faults::Faults;
 use crate::net::client::{
-    Api, ApiOptions, Client, MERGE_PATCH, NetError, Request as HttpRequest, STRATEGIC_MERGE_PATCH,
+    Api, ApiOptions, Client, MERGE_PATCH, METADATA_UNREAD, NetError, Request as HttpRequest,
+    STRATEGIC_MERGE_PATCH,
 };
 use crate::net::transport::WallClock;
 use kedge_api as api;
@@ -60,8 +61,7 @@ pub(crate) struct ApiServer {
     api: Arc<Mutex<Opening>>,
     /// What the local endpoint shows: never locked while anything is waited for.
     shown: Arc<Mutex<Shown>>,
-    /// The number of the server that is known to be our hub, plus one; 0: none is.
-    hub: Arc<AtomicU64>,
+    forms: Arc<Forms>,
     /// Only the stream of renewals keeps its connection while it has nothing to ask.
     one_connection: Arc<AtomicBool>,
     pub(crate) events: EventSender<Event>,
@@ -82,7 +82,7 @@ impl ApiServer {
             clock,
             api: Arc::default(),
             shown: Arc::default(),
-            hub: Arc::default(),
+            forms: Arc::default(),
             one_connection: Arc::default(),
             events,
             faults,
@@ -223,9 +223,14 @@ impl ApiServer {
             ),
             LeaseRequest::Create(body) => HttpRequest::post(leases, json_bytes(&body), deadline),
         };
-        let request = self.small(client.as_ref().ok().copied(), request);
+        let number = client.as_ref().map_or(0, |client| client.api().server());
+        let request = self.forms.of_renewal(number, request);
         match send(client, &request, false) {
             (Answer::Accepted(_), Some(latest)) => Event::RenewedAsOf(latest),
+            (answer @ Answer::Refused { status: 406, .. }, _) => {
+                self.forms.forget();
+                Event::Renewed(answer)
+            }
             (answer, _) => Event::Renewed(answer),
         }
     }
@@ -263,20 +268,43 @@ impl ApiServer {
         let number = client.as_ref().map_or(0, |client| client.api().server());
         let (answer, _) = send(client, &http, wants_object);
         if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
-            let hub = if kedge_core::is_hub_version(version) { number + 1 } else { 0 };
-            self.hub.store(hub, Ordering::Relaxed);
+            self.forms.learn(number, kedge_core::is_hub_version(version));
         }
         answer
     }
+}
 
-    /// The smallest answer a server gives: our hub understands one short header, others need a long one.
-    fn small(&self, client: Option<&Client>, mut request: HttpRequest) -> HttpRequest {
-        let number = client.map(|client| client.api().server() + 1);
-        if number == Some(self.hub.load(Ordering::Relaxed)) {
-            request.prefer_minimal = true;
-            return request;
+/// Which form of a renewal, the request that is sent most, a server takes.
+#[derive(Default)]
+struct Forms {
+    /// The number of a server that is known to be our hub, plus one; 0: none is.
+    hub: AtomicU64,
+    /// The same of one that is known to be another.
+    other: AtomicU64,
+}
+
+impl Forms {
+    fn learn(&self, server: u64, is_hub: bool) {
+        self.hub.store(if is_hub { server + 1 } else { 0 }, Ordering::Relaxed);
+        self.other.store(if is_hub { 0 } else { server + 1 }, Ordering::Relaxed);
+    }
+
+    /// The server did not take the form that it was expected to take.
+    fn forget(&self) {
+        self.hub.store(0, Ordering::Relaxed);
+        self.other.store(0, Ordering::Relaxed);
+    }
+
+    /// The smallest request with the smallest answer. Our hub understands one short header.
+    fn of_renewal(&self, server: u64, request: HttpRequest) -> HttpRequest {
+        if self.hub.load(Ordering::Relaxed) == server + 1 {
+            return HttpRequest { prefer_minimal: true, ..request };
         }
-        request.with_smallest_answer()
+        let request = request.with_smallest_answer();
+        if self.other.load(Ordering::Relaxed) == server + 1 {
+            return HttpRequest { prefer_minimal: false, accept: Some(METADATA_UNREAD), ..request };
+        }
+        request
     }
 }
 
@@ -310,5 +338,31 @@ fn failure(error: NetError) -> Answer {
             Answer::Refused { status, reason, message, retry_after }
         }
         other => Answer::Failed(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::client::METADATA_ONLY;
+
+    #[test]
+    fn renewal_takes_the_form_of_its_server() {
+        let forms = Forms::default();
+        let check = |server: u64, accept: Option<&str>| {
+            let request = forms.of_renewal(server, HttpRequest::get("/lease", REQUEST_DEADLINE));
+            let minimal = accept != Some(METADATA_UNREAD);
+            assert_eq!((request.accept, request.prefer_minimal), (accept, minimal));
+        };
+        check(0, Some(METADATA_ONLY));
+        forms.learn(0, false);
+        check(0, Some(METADATA_UNREAD));
+        check(1, Some(METADATA_ONLY));
+        forms.learn(1, true);
+        check(1, None);
+        check(0, Some(METADATA_ONLY));
+        forms.learn(2, false);
+        forms.forget();
+        check(2, Some(METADATA_ONLY));
     }
 }
