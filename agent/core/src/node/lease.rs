@@ -32,6 +32,8 @@ pub(crate) struct LeaseKeeper {
     /// The Lease has our owner reference and duration: a renewal is its time alone.
     claimed: bool,
     missing: bool,
+    /// It was found missing, and no renewal has come to an end since: it is created once, then there is a pause.
+    repaired: bool,
     /// UID of the Node for which the last request was.
     asked_for: String,
     due: Duration,
@@ -47,6 +49,7 @@ impl LeaseKeeper {
             node_uid: None,
             claimed: false,
             missing: false,
+            repaired: false,
             asked_for: String::new(),
             due: now.mono,
             renewed: 0,
@@ -85,7 +88,7 @@ impl LeaseKeeper {
     /// Another server: its Node is not known yet, and no Lease there is ours.
     pub(crate) fn server_changed(&mut self, now: Now) {
         self.node(None, now);
-        self.missing = false;
+        (self.missing, self.repaired) = (false, false);
     }
 
     /// The request that is due, if one is. Not while another is in flight.
@@ -131,14 +134,15 @@ impl LeaseKeeper {
             Answer::Accepted(_) => {
                 // a Node re-created meanwhile, or on another server, does not own the Lease of this answer
                 (self.claimed, self.missing) = (self.node_uid.as_ref() == Some(&self.asked_for), false);
+                self.repaired = false;
                 self.renewed += 1;
                 self.last_renewed = Some(now.mono);
                 let period = self.period();
                 self.due = (self.due + (jitter.stretch(period, STRETCH) - period)).max(now.mono);
                 Verdict::Done
             }
-            Answer::Refused { status: 404, .. } if !self.missing => {
-                (self.claimed, self.missing) = (false, true);
+            Answer::Refused { status: 404, .. } if !self.missing && !self.repaired => {
+                (self.claimed, self.missing, self.repaired) = (false, true, true);
                 self.due = now.mono;
                 Verdict::Again
             }
@@ -149,7 +153,7 @@ impl LeaseKeeper {
             }
             Answer::Refused { .. } | Answer::Failed(_) => {
                 // the namespace, the node's right or the Lease may be missing: start again with a patch
-                self.missing = false;
+                (self.missing, self.repaired) = (false, false);
                 self.due = now.mono;
                 Verdict::Failed
             }
@@ -351,5 +355,7 @@ mod tests {
         // a patch that conflicts is not repaired by another patch
         check_pause(&[409]);
         check_pause(&[404, 409, 409]);
+        // there for a create and not for a patch
+        check_pause(&[404, 409, 404]);
     }
 }
