@@ -4,7 +4,8 @@
 //! only a list that was read to its end, or an event of the watch after it, changes what is known, so a watch that ends, a list that
 //! fails and a server that does not answer change nothing; what a list lacks is gone; an object under a known name with another UID
 //! is another object, and the one before it is shown as gone first; a change that is known is not shown again; what goes beyond the
-//! bounds is not taken, and reported once; of another server nothing is known. Leaves to others: rounds and pauses (`watching`),
+//! bounds is not taken, and reported once; of another server nothing is known; where one object is asked for by its name, what
+//! bears another beside it is not shown. Leaves to others: rounds and pauses (`watching`),
 //! what an object means, and its content: that is shown, not kept.
 
 use crate::config::records::CHECKPOINT_BYTES;
@@ -55,6 +56,8 @@ struct Known {
 #[derive(Debug, Clone)]
 pub(crate) struct Reflector {
     pub(crate) watching: Watching,
+    /// Where one object is asked for by its name. A server that does not select shows others beside it.
+    asked: Option<String>,
     bounds: Bounds,
     /// None: no list was read yet.
     known: Option<BTreeMap<Name, Known>>,
@@ -62,16 +65,25 @@ pub(crate) struct Reflector {
 }
 
 impl Reflector {
-    pub(crate) fn new(watched: Watched, lists_only: bool) -> Self {
-        Self::bounded(watched, lists_only, ONE_OBJECT)
+    /// Of the one object of this name.
+    pub(crate) fn new(watched: Watched, name: &str, lists_only: bool) -> Self {
+        Self { asked: Some(name.to_owned()), ..Self::bounded(watched, lists_only, ONE_OBJECT) }
     }
 
     fn bounded(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
-        Self { watching: Watching::new(watched, lists_only), bounds, known: None, is_too_much: false }
+        let watching = Watching::new(watched, lists_only);
+        Self { watching, asked: None, bounds, known: None, is_too_much: false }
     }
 
-    /// Another object or server: nothing of it is known.
-    pub(crate) fn list_another(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
+    /// Another object, of this name, or server: nothing of it is known.
+    pub(crate) fn list_another(&mut self, name: &str, held: Option<ObjectVersion>) -> WatchOrder {
+        if let Some(asked) = &mut self.asked {
+            name.clone_into(asked);
+        }
+        self.relist(held)
+    }
+
+    fn relist(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
         self.forget();
         self.watching.list_another(held)
     }
@@ -89,7 +101,7 @@ impl Reflector {
     /// A list was read to its end.
     pub(crate) fn listed(&mut self, listing: Listing) -> Shown {
         let objects = match listing {
-            Listing::Objects(objects) => objects,
+            Listing::Objects(objects) => self.of_asked(objects),
             Listing::Unchanged(version) => {
                 let known = Known { version: version.clone(), bytes: 0 };
                 self.known = Some(BTreeMap::from([(Name::default(), known)]));
@@ -106,7 +118,25 @@ impl Reflector {
         Shown::All(objects)
     }
 
-    /// What is watched by its name is that object, whatever name it bears.
+    /// Those of the name that is asked for. Where none bears it, one of the others stands for all: its owner judges it, for what such a
+    /// server does not show is not missing.
+    fn of_asked(&self, mut objects: Vec<Value>) -> Vec<Value> {
+        if let Some(asked) = &self.asked {
+            match objects.iter().any(|object| text(object, "name") == asked) {
+                true => objects.retain(|object| text(object, "name") == asked),
+                false => objects.truncate(1),
+            }
+        }
+        objects
+    }
+
+    /// It has a name, and not the one that is asked for.
+    fn is_strange(&self, object: &Value) -> bool {
+        let name = text(object, "name");
+        !name.is_empty() && self.asked.as_ref().is_some_and(|asked| asked != name)
+    }
+
+    /// What is watched by its name has one place, so that a version may be known without its name.
     fn name_of(&self, object: &Value) -> Name {
         match self.bounds.objects {
             1 => Name::default(),
@@ -116,6 +146,9 @@ impl Reflector {
 
     /// The watch showed that an object was added or changed, or, with its last state, that it is gone.
     pub(crate) fn changed(&mut self, object: Value, is_deleted: bool) -> Vec<Shown> {
+        if self.is_strange(&object) {
+            return Vec::new();
+        }
         let name = self.name_of(&object);
         let before = self.known.as_ref().and_then(|known| known.get(&name)).cloned();
         if is_deleted {
@@ -191,7 +224,7 @@ mod tests {
     impl Bench {
         fn of(objects: usize, bytes: usize) -> Self {
             let mut reflector = Reflector::bounded(Watched::Node, false, Bounds { objects, bytes });
-            reflector.list_another(None);
+            reflector.relist(None);
             Self { reflector, seen: None, refused: 0 }
         }
 
@@ -272,7 +305,7 @@ mod tests {
     fn of_another_server_nothing_is_known() {
         let mut bench = Bench::of(9, 9999);
         bench.list(&[object("a", 1, 1)]);
-        bench.reflector.list_another(None);
+        bench.reflector.relist(None);
         assert_eq!(bench.reflector.known, None);
         // the same UID and version by chance: it is another object
         assert_eq!(bench.reflector.changed(object("a", 1, 1), false), [Shown::One(object("a", 1, 1))]);
@@ -281,14 +314,32 @@ mod tests {
     }
 
     #[test]
-    fn one_object_is_known_by_its_place_whatever_name_it_bears() {
-        let mut reflector = Reflector::new(Watched::ConfigMap, false);
+    fn one_object_is_known_by_its_place() {
+        let mut reflector = Reflector::new(Watched::ConfigMap, "a", false);
         let held = ("a-1".to_owned(), "3".to_owned());
         assert_eq!(reflector.listed(Listing::Unchanged(held.clone())), Shown::Unchanged(held));
         assert_eq!(reflector.changed(object("a", 1, 3), false), [], "that version was not read again");
-        let shown = reflector.changed(object("b", 2, 4), false);
-        assert_eq!(shown, [Shown::Replaced("a-1".into()), Shown::One(object("b", 2, 4))]);
-        assert_eq!(reflector.changed(object("b", 2, 5), true), [Shown::Gone(object("b", 2, 5))]);
+        let shown = reflector.changed(object("a", 2, 4), false);
+        assert_eq!(shown, [Shown::Replaced("a-1".into()), Shown::One(object("a", 2, 4))]);
+        assert_eq!(reflector.changed(object("a", 2, 5), true), [Shown::Gone(object("a", 2, 5))]);
+    }
+
+    #[test]
+    fn server_that_does_not_select_shows_what_is_asked_for() {
+        let mut reflector = Reflector::new(Watched::ConfigMap, "", false);
+        reflector.list_another("b", None);
+        let mut listed = |objects: &[Value]| reflector.listed(Listing::Objects(objects.to_vec()));
+        let all = [object("a", 1, 1), object("b", 1, 2), object("c", 1, 3)];
+        assert_eq!(listed(&all), Shown::All(vec![object("b", 1, 2)]));
+        assert_eq!(listed(&[]), Shown::All(Vec::new()));
+        // the owner sees that it is another one, and that it is not known whether ours is there
+        assert_eq!(listed(&[object("a", 1, 1), object("c", 1, 3)]), Shown::All(vec![object("a", 1, 1)]));
+        assert_eq!(listed(&all), Shown::All(vec![object("b", 1, 2)]));
+        for is_deleted in [false, true] {
+            assert_eq!(reflector.changed(object("a", 1, 4), is_deleted), []);
+        }
+        assert_eq!(reflector.changed(object("b", 1, 2), false), [], "it is known");
+        assert_eq!(reflector.changed(object("b", 1, 5), true), [Shown::Gone(object("b", 1, 5))]);
     }
 
     #[test]

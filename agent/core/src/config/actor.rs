@@ -68,7 +68,7 @@ impl ConfigActor {
         let lists_only = !configuration.effective().config.watch;
         let mut actor = Self {
             configuration,
-            reflector: Reflector::new(Watched::ConfigMap, lists_only),
+            reflector: Reflector::new(Watched::ConfigMap, "", lists_only),
             watched: None,
             must_relist: false,
             is_source_of_this_server: true,
@@ -301,7 +301,7 @@ impl ConfigActor {
         };
         let held = self.held();
         let order = match (is_another, anew) {
-            (true, _) => Some(self.reflector.list_another(held)),
+            (true, _) => Some(self.reflector.list_another(&name, held)),
             (false, true) => Some(self.reflector.watching.list(held)),
             (false, false) => self.reflector.watching.poll(turn.now, held),
         };

@@ -57,7 +57,7 @@ impl NodeObject {
         turn.outbox.set_terms(RequestKey::PatchLabels, terms);
         turn.outbox.set_terms(RequestKey::PatchNode, terms);
         Self {
-            reflector: Reflector::new(Watched::Node, lists_only),
+            reflector: Reflector::new(Watched::Node, &turn.options.node_name, lists_only),
             node: None,
             is_missing: false,
             seen_uid: String::new(),
@@ -81,7 +81,7 @@ impl NodeObject {
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
         (self.node, self.is_missing, self.mirror) = (None, false, None);
         self.next_relist = turn.now.mono;
-        let order = self.reflector.list_another(None);
+        let order = self.reflector.list_another(&turn.options.node_name, None);
         turn.act(Action::WatchNode(order));
     }
 
