@@ -506,6 +506,9 @@ impl Actors {
                 self.heartbeat.offer_status(self.config.config_ok(), status, turn);
             }
             self.node.offer_labels(self.heartbeat.facts(), turn);
+        } else {
+            self.heartbeat.withdraw_status(turn);
+            self.node.withdraw(turn);
         }
         self.events.offer(self.node.node().is_some(), turn);
         self.heartbeat.offer_renewal(turn);

@@ -468,6 +468,55 @@ fn mirror_is_never_older_than_the_condition() {
     }
 }
 
+/// A node that has run for a minute.
+fn settled(flavour: Flavour) -> World {
+    let mut world = World::with(flavour);
+    world.start();
+    world.run_for(MINUTE);
+    world
+}
+
+/// The server gives no answer, and a status waits for the next try.
+fn let_status_wait(world: &mut World) {
+    world.handle(Event::Answered(RequestKey::PostEvent, Answer::Failed("no route".into())));
+    world.seen.clear();
+    world.handle(Event::DiskStalled(true));
+    assert_eq!(asked(world, RequestKey::PatchStatus), 0, "it waits");
+}
+
+#[test]
+fn status_that_waits_leaves_behind_a_newer_mirror() {
+    let mut world = settled(Flavour::Kubernetes);
+    world.hub.assign(json!({"neither": "form"}));
+    world.do_watch_node();
+    let_status_wait(&mut world);
+    // the condition follows what is on disk
+    while world.do_step() {}
+    world.advance(MINUTE);
+    world.handle(Event::Tick);
+    let keys = world.seen.iter().filter_map(|seen| match seen {
+        Seen::Asked(Action::Request(request)) => Some(request.key()),
+        _ => None,
+    });
+    // until there is an answer, one asks for all
+    assert_eq!(keys.collect::<Vec<RequestKey>>(), [RequestKey::PatchNode]);
+}
+
+#[test]
+fn nothing_that_waits_is_sent_to_a_deleted_node() {
+    for flavour in [Flavour::Kedge, Flavour::Kubernetes] {
+        let mut world = settled(flavour);
+        let_status_wait(&mut world);
+        world.hub.delete_node();
+        world.do_watch_node();
+        world.advance(MINUTE);
+        world.handle(Event::Tick);
+        for key in PATCHES {
+            assert_eq!(asked(&world, key), 0, "{key:?}");
+        }
+    }
+}
+
 #[test]
 fn mirror_is_not_sent_on_restart_or_after_it_was_dropped() {
     let mut world = World::with(Flavour::Kubernetes);

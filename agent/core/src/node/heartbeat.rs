@@ -119,6 +119,13 @@ impl Heartbeat {
         self.offered = None;
     }
 
+    /// There is no Node whose status could be patched.
+    pub(crate) fn withdraw_status(&mut self, turn: &mut Turn) {
+        let key = RequestKey::PatchStatus;
+        turn.outbox.withdraw(&key);
+        self.offered.take_if(|_| !turn.outbox.is_in_flight(&key));
+    }
+
     // ------------------------------------------------------------------------------------------ the Lease
 
     pub(crate) fn offer_renewal(&mut self, turn: &mut Turn) {

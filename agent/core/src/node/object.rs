@@ -199,8 +199,16 @@ impl NodeObject {
             && turn.outbox.put(now, key, order)
         {
             self.mirror = Some(Mirror { text, version: None });
+            // a status that waits would leave first, and with the condition of now: it is offered again behind the mirror
+            turn.outbox.withdraw(&RequestKey::PatchStatus);
         }
         false
+    }
+
+    /// There is no Node to patch.
+    pub(crate) fn withdraw(&self, turn: &mut Turn) {
+        turn.outbox.withdraw(&RequestKey::PatchLabels);
+        turn.outbox.withdraw(&RequestKey::PatchNode);
     }
 
     /// The Node was created, is there already, or was changed by us.
