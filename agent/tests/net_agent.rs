@@ -13,7 +13,7 @@ use net_server::*;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -34,6 +34,9 @@ struct State {
     version: u64,
     /// It lets no node set labels.
     refuses_labels: bool,
+    /// It is another Kubernetes, behind a gateway that does not take renewals for answers in protobuf: the statuses of its refusals,
+    /// in turn.
+    gateway: Option<std::iter::Cycle<std::array::IntoIter<u16, 3>>>,
     watches: Watches,
     /// Lists of Nodes are answered once this is open.
     nodes_listed: Gate,
@@ -87,6 +90,7 @@ impl State {
             }),
             version: 100,
             refuses_labels: false,
+            gateway: None,
             watches: Watches::Last,
             nodes_listed: Gate::opened(),
         }
@@ -125,7 +129,11 @@ impl State {
     fn answer(&mut self, heard: &Heard) -> Reply {
         let (path, query) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
         let not_found = || Reply::status(404, "NotFound", "not found");
+        if let Some(gateway) = self.gateway.as_mut().filter(|_| asks_for_protobuf(heard)) {
+            return Reply::Answer(gateway.next().unwrap(), "Bad Request".to_owned());
+        }
         match (heard.method.as_str(), path) {
+            ("GET", "/version") if self.gateway.is_some() => Reply::ok(r#"{"gitVersion":"v1.36.0"}"#),
             ("GET", "/version") => Reply::ok(r#"{"gitVersion":"v1.34.0+kedge-0.1.0"}"#),
             ("GET", NODES | CONFIG_MAPS) if query.contains("watch=true") => self.watch(path),
             ("GET", NODES) => {
@@ -161,6 +169,10 @@ impl State {
     }
 }
 
+fn asks_for_protobuf(heard: &Heard) -> bool {
+    heard.header("accept").is_some_and(|accept| accept.contains("protobuf"))
+}
+
 fn node(uid: &str, source: Value) -> Value {
     json!({
         "metadata": {"name": NODE, "uid": uid, "resourceVersion": "60"},
@@ -172,12 +184,14 @@ fn node(uid: &str, source: Value) -> Value {
 struct Agent {
     directory: Scratch,
     program: PathBuf,
+    /// Its base configuration.
+    base: Option<PathBuf>,
     child: Option<Child>,
 }
 
 impl Agent {
     fn in_directory(directory: Scratch) -> Self {
-        Self { directory, program: env!("CARGO_BIN_EXE_kedge").into(), child: None }
+        Self { directory, program: env!("CARGO_BIN_EXE_kedge").into(), base: None, child: None }
     }
 
     fn kubeconfig(&self) -> PathBuf {
@@ -194,6 +208,7 @@ impl Agent {
             .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
             .args(["--kubeconfig", &at("kubeconfig"), "--root-dir", &at("state"), "--run-dir", &at("run")])
             .args(["--node-status-update-frequency", "1s"])
+            .args(self.base.iter().flat_map(|path| [Path::new("--config"), path]))
             .env_remove("NOTIFY_SOCKET")
             .stderr(log)
             .spawn()
@@ -474,6 +489,28 @@ fn refused_label_is_shown_and_holds_back_nothing() {
     });
     scripted.wait_for(0, 1, |asked| asked.ends_with("/nodes/edge-1/status"));
     scripted.wait_for(0, 1, is_renewal);
+    scripted.agent.stop();
+}
+
+/// A gateway, or a server, that refuses the renewals that ask for a small answer: it silences no Lease.
+#[test]
+fn renewal_in_a_refused_form_is_followed_by_a_plain_one() {
+    let gateway = Some([400, 415, 500].into_iter().cycle());
+    let node = Some(node("node-uid-1", Value::Null));
+    let mut scripted = OfScript::new(State { node, gateway, ..State::new(0) });
+    let fields = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeLeaseDurationSeconds: 4\n";
+    scripted.agent.base = Some(scripted.agent.directory.write("base.yaml", fields));
+    scripted.agent.start();
+    // of each renewal, whether it was refused
+    let renewals = || {
+        let heard = scripted.server.counts.heard();
+        let all = heard.iter().filter(|heard| is_renewal(&format!("{} {}", heard.method, heard.path)));
+        all.map(asks_for_protobuf).collect::<Vec<bool>>()
+    };
+    wait_until("three refusals", PATIENCE, || renewals().iter().filter(|refused| **refused).count() >= 3);
+    let renewals = renewals();
+    let between: Vec<usize> = renewals.split(|refused| *refused).skip(1).map(<[bool]>::len).collect();
+    assert!(between[0] >= 1 && between[1] >= 3, "accepted between refusals: {between:?}");
     scripted.agent.stop();
 }
 

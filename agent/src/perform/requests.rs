@@ -17,7 +17,7 @@ use kedge_platform::Watchdog;
 use kedge_platform::linux::read_named_file;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -224,13 +224,11 @@ impl ApiServer {
             LeaseRequest::Create(body) => HttpRequest::post(leases, json_bytes(&body), deadline),
         };
         let number = client.as_ref().map_or(0, |client| client.api().server());
-        let request = self.forms.of_renewal(number, request);
-        match send(client, &request, false) {
+        let (request, form) = self.forms.of_renewal(number, request);
+        let (answer, latest) = send(client, &request, false);
+        self.forms.answered(form, matches!(answer, Answer::Accepted(_)));
+        match (answer, latest) {
             (Answer::Accepted(_), Some(latest)) => Event::RenewedAsOf(latest),
-            (answer @ Answer::Refused { status: 406, .. }, _) => {
-                self.forms.forget();
-                Event::Renewed(answer)
-            }
             (answer, _) => Event::Renewed(answer),
         }
     }
@@ -274,37 +272,66 @@ impl ApiServer {
     }
 }
 
-/// Which form of a renewal, the request that is sent most, a server takes.
+/// How a renewal, the request that is sent most, is put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// It asks for a small answer.
+    Short,
+    /// It asks for nothing that a server, or a gateway before it, might not understand.
+    Plain,
+}
+
+/// Most misses that count: a server that takes no short form is offered one again after 255 renewals.
+const MOST_MISSES: u32 = 8;
+
+/// In which form the next renewal goes. Whatever a server makes of the short one, it silences no Lease: after any renewal that was
+/// not accepted the next is plain, and after each short one that was not, twice as many are.
 #[derive(Default)]
-struct Forms {
-    /// The number of a server that is known to be our hub, plus one; 0: none is.
-    hub: AtomicU64,
-    /// The same of one that is known to be another.
-    other: AtomicU64,
+struct Forms(Mutex<Shortness>);
+
+#[derive(Default)]
+struct Shortness {
+    /// The number of the server that said what it is, and whether it is our hub.
+    known: Option<(u64, bool)>,
+    /// Short renewals in a row that were not accepted.
+    misses: u32,
+    /// Plain renewals to be accepted before a short one is tried.
+    plain: u32,
 }
 
 impl Forms {
     fn learn(&self, server: u64, is_hub: bool) {
-        self.hub.store(if is_hub { server + 1 } else { 0 }, Ordering::Relaxed);
-        self.other.store(if is_hub { 0 } else { server + 1 }, Ordering::Relaxed);
+        let mut forms = lock(&self.0);
+        let plain = forms.plain.min(1);
+        *forms = Shortness { known: Some((server, is_hub)), misses: 0, plain };
     }
 
-    /// The server did not take the form that it was expected to take.
-    fn forget(&self) {
-        self.hub.store(0, Ordering::Relaxed);
-        self.other.store(0, Ordering::Relaxed);
+    /// The request in its form, with the smallest answer that its server gives. Our hub understands one short header.
+    fn of_renewal(&self, server: u64, request: HttpRequest) -> (HttpRequest, Form) {
+        let forms = lock(&self.0);
+        if forms.plain > 0 {
+            return (request, Form::Plain);
+        }
+        let is_hub = forms.known.filter(|(known, _)| *known == server).map(|(_, is_hub)| is_hub);
+        let request = match is_hub {
+            Some(true) => HttpRequest { prefer_minimal: true, ..request },
+            Some(false) => HttpRequest { accept: Some(METADATA_UNREAD), ..request },
+            None => request.with_smallest_answer(),
+        };
+        (request, Form::Short)
     }
 
-    /// The smallest request with the smallest answer. Our hub understands one short header.
-    fn of_renewal(&self, server: u64, request: HttpRequest) -> HttpRequest {
-        if self.hub.load(Ordering::Relaxed) == server + 1 {
-            return HttpRequest { prefer_minimal: true, ..request };
+    fn answered(&self, form: Form, is_accepted: bool) {
+        let mut forms = lock(&self.0);
+        match (form, is_accepted) {
+            (Form::Short, true) => forms.misses = 0,
+            (Form::Short, false) => {
+                forms.misses = (forms.misses + 1).min(MOST_MISSES);
+                forms.plain = (1 << forms.misses) - 1;
+            }
+            (Form::Plain, true) => forms.plain = forms.plain.saturating_sub(1),
+            (Form::Plain, false) => {}
         }
-        let request = request.with_smallest_answer();
-        if self.other.load(Ordering::Relaxed) == server + 1 {
-            return HttpRequest { prefer_minimal: false, accept: Some(METADATA_UNREAD), ..request };
-        }
-        request
     }
 }
 
@@ -346,23 +373,55 @@ mod tests {
     use super::*;
     use crate::net::client::METADATA_ONLY;
 
+    /// The `Accept` of the next renewal, and whether it prefers a minimal answer.
+    fn next(forms: &Forms, server: u64) -> (Option<&'static str>, bool) {
+        let (request, _) = forms.of_renewal(server, HttpRequest::get("/lease", REQUEST_DEADLINE));
+        (request.accept, request.prefer_minimal)
+    }
+
     #[test]
     fn renewal_takes_the_form_of_its_server() {
         let forms = Forms::default();
-        let check = |server: u64, accept: Option<&str>| {
-            let request = forms.of_renewal(server, HttpRequest::get("/lease", REQUEST_DEADLINE));
-            let minimal = accept != Some(METADATA_UNREAD);
-            assert_eq!((request.accept, request.prefer_minimal), (accept, minimal));
-        };
-        check(0, Some(METADATA_ONLY));
+        let unknown = (Some(METADATA_ONLY), true);
+        assert_eq!(next(&forms, 0), unknown);
         forms.learn(0, false);
-        check(0, Some(METADATA_UNREAD));
-        check(1, Some(METADATA_ONLY));
+        assert_eq!(next(&forms, 0), (Some(METADATA_UNREAD), false));
+        assert_eq!(next(&forms, 1), unknown);
         forms.learn(1, true);
-        check(1, None);
-        check(0, Some(METADATA_ONLY));
-        forms.learn(2, false);
-        forms.forget();
-        check(2, Some(METADATA_ONLY));
+        assert_eq!(next(&forms, 1), (None, true));
+        assert_eq!(next(&forms, 0), unknown);
+    }
+
+    #[test]
+    fn renewal_after_one_that_was_not_accepted_is_plain() {
+        let forms = Forms::default();
+        forms.learn(0, false);
+        let renew = |accepts: &dyn Fn(Form) -> bool| {
+            let (request, form) = forms.of_renewal(0, HttpRequest::get("/lease", REQUEST_DEADLINE));
+            assert_eq!(form == Form::Plain, (request.accept, request.prefer_minimal) == (None, false));
+            forms.answered(form, accepts(form));
+            form
+        };
+        // a gateway that takes no short form
+        let mut between = vec![0];
+        for _ in 0..2000 {
+            match renew(&|form| form == Form::Plain) {
+                Form::Short => between.push(0),
+                Form::Plain => *between.last_mut().expect("there is one") += 1,
+            }
+        }
+        assert_eq!(between[..11], [0, 1, 3, 7, 15, 31, 63, 127, 255, 255, 255]);
+        // it is gone
+        while renew(&|_| true) == Form::Plain {}
+        assert_eq!([renew(&|_| true), renew(&|_| false)], [Form::Short; 2]);
+        // an outage: one plain renewal ends it
+        assert_eq!([renew(&|_| false), renew(&|_| false), renew(&|_| true)], [Form::Plain; 3]);
+        assert_eq!(renew(&|_| true), Form::Short);
+        // another server is not judged by the one before it
+        (0..3).for_each(|_| _ = renew(&|form| form == Form::Plain));
+        forms.answered(Form::Short, false);
+        forms.learn(1, true);
+        renew(&|_| true);
+        assert_eq!(next(&forms, 1), (None, true));
     }
 }
