@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use kedge_api::excerpt;
 use kedge_core::images::credentials::{self, Keyring};
 use kedge_core::images::manifest::{self, Blob, Config, Document, MAX_CONFIG_BYTES, Manifest};
 use kedge_core::images::policy::Decision;
@@ -336,7 +337,8 @@ impl Pull<'_> {
         let config = Config::parse(&bytes, manifest.layers.len()).map_err(bad)?;
         let host = &self.puller.platform;
         if !config.platform.architecture.is_empty() && host.rank(&config.platform).is_none() {
-            return Err(bad(format!("the image is for {}, this node is {host}", config.platform)));
+            let platform = excerpt(&config.platform.to_string()).replace(char::is_control, " ");
+            return Err(bad(format!("the image is for {platform}, this node is {host}")));
         }
         Ok(config)
     }

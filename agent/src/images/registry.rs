@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kedge_api::excerpt_of;
 use kedge_core::images::Reference;
@@ -17,6 +17,7 @@ use kedge_core::images::challenge::{self, Challenge, MAX_TOKEN_BYTES};
 use kedge_core::images::credentials::Credential;
 use kedge_core::images::manifest::{ACCEPT, Blob, MAX_MANIFEST_BYTES};
 use kedge_core::images::settings::{Endpoint, Registries};
+use rustls::RootCertStore;
 use ureq::Agent;
 use ureq::config::AutoHeaderValue;
 use ureq::http::{self, HeaderMap, StatusCode, Uri, header};
@@ -24,7 +25,7 @@ use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::TcpConnector;
 
 use super::error::{PullError, Sort};
-use super::roots::roots;
+use super::roots::{roots, system_roots};
 use super::source::{BlobStream, Fetched, Source};
 use crate::net::proxy::{ProxyEnvironment, split_host_port};
 use crate::net::transport::{
@@ -35,6 +36,10 @@ use crate::net::transport::{
 const OPEN: Duration = Duration::from_secs(30);
 /// Between two pieces of a body; the download is continued after it.
 const IDLE: Duration = Duration::from_secs(30);
+/// For the whole of a manifest, a token or a refusal: a pull that waits for one holds off removals.
+const BODY: Duration = Duration::from_secs(60);
+/// Servers whose connections are kept: the registry, its token server, its store of blobs, one more.
+const MAX_AGENTS: usize = 4;
 /// Most redirects followed for one answer; registries use one.
 const MAX_REDIRECTS: usize = 5;
 /// Longest URL that is followed: signed ones of object stores have about 2 KiB.
@@ -73,7 +78,10 @@ pub(super) struct Registry<'a> {
     authorization: Option<String>,
     /// Whether the present authorization has served: then a 401 means that it has expired.
     has_served: bool,
+    /// At most [`MAX_AGENTS`], whatever names the registry redirects to.
     agents: BTreeMap<Site, Agent>,
+    /// The authorities of the system, read once for a pull.
+    system_roots: Option<Arc<RootCertStore>>,
 }
 
 impl<'a> Registry<'a> {
@@ -95,6 +103,7 @@ impl<'a> Registry<'a> {
             authorization: None,
             has_served: false,
             agents: BTreeMap::new(),
+            system_roots: None,
         }
     }
 
@@ -148,11 +157,17 @@ impl<'a> Registry<'a> {
             }
             url = self.redirected(&site, &url, &answer)?;
         }
+        let url = without_query(&url);
         Err(PullError::new(Sort::Bad, format!("GET {url}: more than {MAX_REDIRECTS} redirects")))
     }
 
+    /// Whether a server has TLS, or is trusted without it.
+    fn may_be_reached(&self, site: &Site) -> bool {
+        !site.is_plain || names_of(site).iter().any(|name| self.registries.is_insecure(name))
+    }
+
     fn redirected(&self, site: &Site, url: &str, answer: &Answer) -> Result<String, PullError> {
-        let bad = |why: &str| PullError::new(Sort::Bad, format!("GET {url}: {why}"));
+        let bad = |why: &str| PullError::new(Sort::Bad, format!("GET {}: {why}", without_query(url)));
         let location = answer.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
         let location = location
             .filter(|text| text.len() <= MAX_URL_BYTES)
@@ -164,6 +179,12 @@ impl<'a> Registry<'a> {
         let to = site_of(&next)?;
         if to.is_plain && !site.is_plain {
             return Err(bad("a redirect from TLS to plain HTTP"));
+        }
+        if to != *site && !self.may_be_reached(&to) {
+            let to = shown_site(&to);
+            return Err(bad(&format!(
+                "a redirect to {to} without TLS, which insecureRegistries does not name"
+            )));
         }
         Ok(next)
     }
@@ -179,8 +200,9 @@ impl<'a> Registry<'a> {
         if self.network.cancel.is_cancelled() {
             return Err(PullError::new(Sort::Cancelled, "cancelled"));
         }
-        let agent =
-            self.agent(site).map_err(|why| PullError::new(Sort::Unreachable, format!("GET {url}: {why}")))?;
+        let agent = self
+            .agent(site)
+            .map_err(|why| PullError::new(Sort::Unreachable, format!("GET {}: {why}", without_query(url))))?;
         let request = || {
             let mut request = agent.get(url);
             if let Some(accept) = accept {
@@ -215,7 +237,7 @@ impl<'a> Registry<'a> {
             ureq::Error::Timeout(_) => "no answer in time".to_owned(),
             other => other.to_string(),
         };
-        PullError::new(Sort::Unreachable, format!("GET {url}: {why}"))
+        PullError::new(Sort::Unreachable, format!("GET {}: {why}", without_query(url)))
     }
 
     /// The connections to a server.
@@ -247,16 +269,18 @@ impl<'a> Registry<'a> {
         } else {
             Agent::with_parts(config, self.dialler(site)?, NoResolver)
         };
+        if self.agents.len() >= MAX_AGENTS {
+            let own = site_of(&self.url("")).ok();
+            self.agents.retain(|known, _| Some(known) == own.as_ref());
+        }
         self.agents.insert(site.clone(), agent.clone());
         Ok(agent)
     }
 
-    fn dialler(&self, site: &Site) -> Result<Dialler, String> {
-        let name = match site.port {
-            443 => site.host.clone(),
-            port => format!("{}:{port}", site.host),
-        };
-        let roots = roots(self.registries.authority(&name))?;
+    fn dialler(&mut self, site: &Site) -> Result<Dialler, String> {
+        let system = Arc::clone(self.system_roots.get_or_insert_with(|| Arc::new(system_roots())));
+        let names = names_of(site);
+        let roots = roots(system, names.iter().find_map(|name| self.registries.authority(name)))?;
         let proxy = self.network.proxies.proxy_for(&site.host, site.port)?;
         let clock = Arc::clone(&self.network.clock);
         let route = Route::to_stranger((&site.host, site.port), roots, proxy, clock);
@@ -276,6 +300,7 @@ impl<'a> Registry<'a> {
         }
         self.has_served = false;
         self.authorization = None;
+        let url = without_query(url);
         let denied = |why: &str| PullError::new(Sort::Denied, format!("GET {url}: unauthorized: {why}"));
         let headers = answer.headers().get_all(header::WWW_AUTHENTICATE);
         let challenge = Challenge::choose(headers.iter().filter_map(|value| value.to_str().ok()))
@@ -311,10 +336,9 @@ impl<'a> Registry<'a> {
     /// A token from another server; `None`: that server does not accept the credential.
     fn token(&mut self, url: &str, credential: Option<&Credential>) -> Result<Option<String>, PullError> {
         let site = site_of(url)?;
-        let is_trusted = !site.is_plain || self.registries.is_insecure(&shown_site(&site));
-        if !is_trusted {
+        if !self.may_be_reached(&site) {
             let why = "the registry sends us for a token to a server without TLS, which insecureRegistries does not name";
-            return Err(PullError::new(Sort::Denied, format!("GET {url}: {why}")));
+            return Err(PullError::new(Sort::Denied, format!("GET {}: {why}", without_query(url))));
         }
         let basic = credential.map(Credential::basic);
         let answer = self.send(&site, url, None, basic.as_deref(), 0)?;
@@ -327,7 +351,7 @@ impl<'a> Registry<'a> {
                     .map_err(|why| PullError::new(Sort::Bad, format!("GET {}: {why}", without_query(url))))
             }
             401 | 403 => Ok(None),
-            _ => Err(refusal(without_query(url), answer)),
+            _ => Err(refusal(url, answer)),
         }
     }
 }
@@ -377,9 +401,8 @@ fn text_of(headers: &HeaderMap, name: &header::HeaderName) -> Option<String> {
 
 /// A whole body of at most `limit` bytes.
 fn body(url: &str, answer: Answer, limit: usize) -> Result<Vec<u8>, PullError> {
-    let mut bytes = Vec::new();
     let reader = answer.into_body().into_with_config().limit(u64::MAX).reader();
-    let read = reader.take(limit as u64 + 1).read_to_end(&mut bytes);
+    let (bytes, read) = read_within(BODY, reader.take(limit as u64 + 1));
     let url = without_query(url);
     read.map_err(|error| {
         PullError::new(Sort::Unreachable, format!("GET {url}: the answer broke off: {}", plain(&error)))
@@ -390,6 +413,24 @@ fn body(url: &str, answer: Answer, limit: usize) -> Result<Vec<u8>, PullError> {
     Ok(bytes)
 }
 
+/// Everything, or what came until the time was over: the limit of a single read does not end a body that comes byte by byte.
+fn read_within(limit: Duration, mut source: impl Read) -> (Vec<u8>, io::Result<()>) {
+    let end = Instant::now() + limit;
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        match source.read(&mut buffer) {
+            Ok(0) => return (bytes, Ok(())),
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (bytes, Err(error)),
+        }
+        if Instant::now() >= end {
+            let why = format!("not whole within {} s", limit.as_secs());
+            return (bytes, Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
+    }
+}
+
 /// An answer that says no, in the registry's own words.
 fn refusal(url: &str, answer: Answer) -> PullError {
     let status = answer.status();
@@ -398,10 +439,9 @@ fn refusal(url: &str, answer: Answer) -> PullError {
         429 | 500..=599 => Sort::Unreachable,
         _ => Sort::Bad,
     };
-    let mut bytes = Vec::new();
     let reader = answer.into_body().into_with_config().limit(u64::MAX).reader();
     // what could be read is enough
-    let _ = reader.take(MAX_REFUSAL_BYTES).read_to_end(&mut bytes);
+    let (bytes, _) = read_within(BODY, reader.take(MAX_REFUSAL_BYTES));
     let said = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|value| {
         let first = value.pointer("/errors/0")?;
         let text = |key: &str| first.get(key).and_then(serde_json::Value::as_str).unwrap_or_default();
@@ -448,10 +488,16 @@ fn origin_of(url: &str) -> &str {
 }
 
 fn shown_site(site: &Site) -> String {
+    names_of(site).swap_remove(0)
+}
+
+/// What the configuration may call a server, the shortest first: without the port if it is the scheme's own, and with it.
+fn names_of(site: &Site) -> Vec<String> {
     let host = if site.host.contains(':') { format!("[{}]", site.host) } else { site.host.clone() };
+    let with_port = format!("{host}:{}", site.port);
     match (site.is_plain, site.port) {
-        (true, 80) | (false, 443) => host,
-        (_, port) => format!("{host}:{port}"),
+        (true, 80) | (false, 443) => vec![host, with_port],
+        _ => vec![with_port],
     }
 }
 
@@ -472,6 +518,30 @@ mod tests {
         assert!(!site_of("gopher://x/?token=secret").unwrap_err().text.contains("secret"));
         assert_eq!(origin_of("https://r.lan:5/v2/x?y"), "https://r.lan:5");
         assert_eq!(origin_of("https://r.lan?y"), "https://r.lan");
+        let names = |url: &str| names_of(&site_of(url).unwrap());
+        assert_eq!(names("https://[fd00::1]:5000/v2/"), ["[fd00::1]:5000"]);
+        assert_eq!(names("https://r.lan/v2/"), ["r.lan", "r.lan:443"]);
+        assert_eq!(names("http://r.lan:443/v2/"), ["r.lan:443"]);
+    }
+
+    /// Bytes one by one, without end.
+    struct Dripping(usize);
+
+    impl Read for Dripping {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0 += 1;
+            assert!(self.0 < 1000, "it is read without end");
+            buffer[0] = b'x';
+            Ok(1)
+        }
+    }
+
+    #[test]
+    fn body_that_drips_is_given_up() {
+        let (bytes, read) = read_within(Duration::ZERO, Dripping(0));
+        assert_eq!((bytes.len(), read.unwrap_err().kind()), (1, io::ErrorKind::TimedOut));
+        let (bytes, read) = read_within(BODY, &b"whole"[..]);
+        assert_eq!((bytes.as_slice(), read.is_ok()), (&b"whole"[..], true));
     }
 
     #[test]

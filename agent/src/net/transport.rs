@@ -126,7 +126,7 @@ impl Route {
     /// The host's name cannot stand in a certificate.
     pub(crate) fn to_stranger(
         (host, port): (&str, u16),
-        roots: RootCertStore,
+        roots: Arc<RootCertStore>,
         proxy: Option<ProxyAddress>,
         clock: WallClock,
     ) -> Result<Self, rustls::Error> {
