@@ -94,6 +94,13 @@ pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+/// As small as it gets: a bomb.
+pub(crate) fn gzip_best(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
 pub(crate) fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
@@ -101,8 +108,8 @@ pub(crate) fn zstd(bytes: &[u8]) -> Vec<u8> {
 /// One layer as a registry has it.
 pub(crate) struct Packed {
     pub(crate) bytes: Vec<u8>,
-    media_type: &'static str,
-    diff: BlobDigest,
+    pub(crate) media_type: &'static str,
+    pub(crate) diff: BlobDigest,
 }
 
 impl Packed {
