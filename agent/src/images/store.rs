@@ -14,14 +14,16 @@ use kedge_core::images::collect::{self, Ages, Plan, Thresholds};
 use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records};
 use kedge_core::images::room::{Disk, Room};
 use kedge_core::images::{BlobDigest, Reference};
-use kedge_platform::images::{BlobName, ImageFiles, Layers, mounted_layers};
+use kedge_platform::images::{BlobName, Hold, ImageFiles, Layers, mounted_layers};
 use kedge_platform::{Files, ReadError, linux};
 
 use super::error::{PullError, Sort};
 use crate::errors::chain;
 
-/// Most images; each costs a start the reading of a record.
+/// Most images; each costs a start the reading of a record. One more is refused: a list that is not whole blocks removals.
 const MAX_IMAGES: usize = 2000;
+/// Most files listed: records, and what cuts left of writing them.
+const MAX_LISTED: usize = 2 * MAX_IMAGES;
 /// Longest list of what pods need: 10,000 pods with a reference of 200 bytes each.
 const NEEDED_BYTES: usize = 4 << 20;
 const NEEDED: &str = "needed.json";
@@ -69,7 +71,7 @@ impl Store {
     /// The directory cannot be listed: what there is is unknown.
     pub fn records(&self) -> Result<Records, PullError> {
         let mut records = Records::default();
-        let listing = match self.state.list(Path::new(RECORDS), MAX_IMAGES) {
+        let listing = match self.state.list(Path::new(RECORDS), MAX_LISTED) {
             Err(ReadError::NotFound { .. }) => return Ok(records),
             listing => listing.map_err(|error| PullError::disk(&error))?,
         };
@@ -82,7 +84,7 @@ impl Store {
             records.add(&name, read.map_err(|error| chain(&error)).and_then(|bytes| Record::parse(&bytes)));
         }
         if listing.truncated {
-            records.add("", Err(format!("more than {MAX_IMAGES} records")));
+            records.add("", Err(format!("more than {MAX_LISTED} records")));
         }
         Ok(records)
     }
@@ -95,6 +97,10 @@ impl Store {
             && let Some(known) = records.get(&new.id)
         {
             return Ok(known.clone());
+        }
+        if records.get(&new.id).is_none() && records.iter().count() >= MAX_IMAGES {
+            let text = format!("there are {MAX_IMAGES} images: prune first");
+            return Err(PullError::new(Sort::Disk, text));
         }
         let writes = records.with_new(new);
         for record in &writes {
@@ -175,6 +181,11 @@ impl Store {
     /// # Errors
     /// There is no such image, or it is needed, or something is being pulled.
     pub fn remove(&self, name: &str) -> Result<Removed, PullError> {
+        if let Ok(id) = BlobDigest::parse(name)
+            && self.records()?.is_unreadable(&id)
+        {
+            return self.remove_unreadable(&id);
+        }
         self.remove_if(|records, needed| {
             let found = match BlobDigest::parse(name) {
                 Ok(id) => records.get(&id),
@@ -227,17 +238,32 @@ impl Store {
         Ok(layers.iter().filter_map(|layer| Some((digest(&layer.chain)?, layer.bytes))).collect())
     }
 
+    /// Removes a record that nobody can read, such as a newer agent's; then what only it could have kept. Containers that run
+    /// keep their layers: those are mounted.
+    fn remove_unreadable(&self, id: &BlobDigest) -> Result<Removed, PullError> {
+        let _alone = self.hold_alone()?;
+        let mut removed = Removed::default();
+        self.state.remove(Path::new(&record_path(id))).map_err(|error| PullError::disk(&error))?;
+        removed.images.push(id.to_string());
+        self.remove_leftovers(Leftovers::Layers, &mut removed)?;
+        Ok(removed)
+    }
+
+    fn hold_alone(&self) -> Result<Hold, PullError> {
+        let hold = self.files.hold_alone().map_err(|error| PullError::disk(&error))?;
+        hold.ok_or_else(|| PullError::new(Sort::Unreachable, "images are being pulled; try again"))
+    }
+
     fn remove_if(
         &self,
         choose: impl FnOnce(&Records, &BTreeSet<BlobDigest>) -> Result<(Vec<BlobDigest>, Leftovers), PullError>,
     ) -> Result<Removed, PullError> {
-        let hold = self.files.hold_alone().map_err(|error| PullError::disk(&error))?;
-        let _alone =
-            hold.ok_or_else(|| PullError::new(Sort::Unreachable, "images are being pulled; try again"))?;
+        let _alone = self.hold_alone()?;
         let records = self.records()?;
         let unknown = |why: String| PullError::new(Sort::Disk, format!("{why}; nothing was removed"));
         if let Some(why) = records.unreadable().first() {
-            return Err(unknown(format!("{RECORDS}/{why}")));
+            let hint = "an image whose record cannot be read is removed by its ID";
+            return Err(unknown(format!("{RECORDS}/{why} ({hint})")));
         }
         let needed = self.needed(&records).map_err(unknown)?;
         let mut removed = Removed::default();

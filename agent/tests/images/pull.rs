@@ -3,10 +3,11 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use kedge_core::images::BlobDigest;
 use kedge_rig::registry::{Access, FakeRegistry, Fault};
 use serde_json::json;
 
-use super::archive::{Archive, INDEX, Image, Meta, Packed, own_architecture};
+use super::archive::{Archive, INDEX, Image, MANIFEST, Meta, Packed, own_architecture};
 use super::setup::Node;
 
 /// Bytes that do not compress.
@@ -300,7 +301,12 @@ fn shared_layer_goes_with_the_last_image() {
     fs::write(&path, "{").unwrap();
     node.fails(&["prune"], "nothing was removed");
     assert_eq!(node.names("layers").len(), 2);
-    fs::write(&path, good).unwrap();
+    // it goes by its ID, and then what only it could have kept
+    let id = format!("sha256:{}", record.trim_end_matches(".json"));
+    assert_eq!(node.ok(&["rm", &id])["images"], json!([id]));
+    node.has_nothing();
+    node.ok(&["pull", &base_name]);
+    assert_eq!(fs::read(&path).unwrap().len(), good.len());
     // what a pod needs stays
     let needed = node.root().join("images/needed.json");
     fs::write(&needed, json!([base_name]).to_string()).unwrap();
@@ -311,6 +317,31 @@ fn shared_layer_goes_with_the_last_image() {
     fs::remove_file(&needed).unwrap();
     node.ok(&["prune"]);
     node.has_nothing();
+}
+
+#[test]
+fn image_beyond_the_most_is_refused() {
+    let Some((node, registry, name)) = setup("pull-many") else { return };
+    let pulled = node.ok(&["pull", &name])[0].clone();
+    let records = node.root().join("images/records");
+    let first = fs::read(records.join(node.names("records").remove(0))).unwrap();
+    let mut record: serde_json::Value = serde_json::from_slice(&first).unwrap();
+    (record["names"], record["digests"]) = (json!([]), json!([]));
+    for number in 1..2000_u32 {
+        let id = BlobDigest::of(&number.to_le_bytes());
+        record["id"] = json!(id);
+        fs::write(records.join(format!("{}.json", id.hex())), record.to_string()).unwrap();
+    }
+    let other = Image::new(vec![Packed::gzip(&Archive::default().file("x", b"1"))]);
+    other.push(&registry, "team/other", "v1");
+    let other = format!("{}/team/other:v1", registry.name());
+    node.fails(&["pull", &other], "there are 2000 images: prune first");
+    // one that is known gets its new name, and removal still works
+    registry.put("team/app/manifests/v2", MANIFEST, &image().manifest);
+    let again = node.ok(&["pull", &name.replace(":v1", ":v2")])[0].clone();
+    assert_eq!(again["id"], pulled["id"]);
+    node.ok(&["rm", &name]);
+    node.ok(&["pull", &other]);
 }
 
 #[test]

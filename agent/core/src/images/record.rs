@@ -22,7 +22,8 @@ use crate::pods;
 pub const API_VERSION: &str = "kedge.dev/v1";
 /// Longest record: a config's words (2 MiB) and names.
 pub const MAX_RECORD_BYTES: usize = 5 << 20;
-/// Most names of one image; of more the alphabetically last are not recorded. A tag for each build would grow without end.
+/// Most names of one image, and most digests; of more the alphabetically last of the earlier ones are forgotten. A tag for each
+/// build would grow without end.
 const MAX_NAMES: usize = 256;
 
 /// One layer on this node.
@@ -106,13 +107,21 @@ impl Record {
 
     /// Adds the names by which it was pulled or imported.
     pub fn add_names(&mut self, reference: &Reference, manifest: &BlobDigest) {
+        let (names, digests) = (std::mem::take(&mut self.names), std::mem::take(&mut self.digests));
         self.names.extend(reference.tagged());
         self.digests.insert(reference.with_digest(manifest));
-        for names in [&mut self.names, &mut self.digests] {
-            while names.len() > MAX_NAMES {
-                names.pop_last();
-            }
+        keep_bounded(&mut self.names, names);
+        keep_bounded(&mut self.digests, digests);
+    }
+}
+
+/// Adds earlier names while there is room.
+fn keep_bounded(names: &mut BTreeSet<String>, earlier: impl IntoIterator<Item = String>) {
+    for name in earlier {
+        if names.len() >= MAX_NAMES {
+            return;
         }
+        names.insert(name);
     }
 }
 
@@ -145,6 +154,13 @@ impl Records {
     #[must_use]
     pub fn unreadable(&self) -> &[String] {
         &self.unreadable
+    }
+
+    /// Whether the record of this ID is there and cannot be read.
+    #[must_use]
+    pub fn is_unreadable(&self, id: &BlobDigest) -> bool {
+        let start = format!("{}.json: ", id.hex());
+        self.unreadable.iter().any(|why| why.starts_with(&start))
     }
 
     /// The image of this ID.
@@ -183,9 +199,9 @@ impl Records {
     pub fn with_new(&self, mut new: Record) -> Vec<Record> {
         new.sequence = self.next_sequence();
         if let Some(earlier) = self.all.get(&new.id) {
-            new.digests.extend(earlier.digests.iter().cloned());
+            keep_bounded(&mut new.digests, earlier.digests.iter().cloned());
             let kept = earlier.names.iter().filter(|name| self.holder_of(name) == Some(earlier));
-            new.names.extend(kept.cloned());
+            keep_bounded(&mut new.names, kept.cloned());
         }
         let losers =
             self.all.values().filter(|record| record.id != new.id && !record.names.is_disjoint(&new.names));
@@ -286,6 +302,10 @@ pub(super) mod tests {
         present.add("x.json", Record::parse(newer.as_bytes()));
         assert!(present.unreadable()[0].contains("kedge.dev/v9"), "{:?}", present.unreadable());
         assert_eq!(present.layers(), None);
+        assert!(!present.is_unreadable(&BlobDigest::of(&[2])));
+        let id = BlobDigest::of(&[2]);
+        present.add(&format!("{}.json", id.hex()), Record::parse(newer.as_bytes()));
+        assert!(present.is_unreadable(&id) && !present.is_unreadable(&BlobDigest::of(&[1])));
         let mut misplaced = Records::default();
         misplaced.add("y.json", Ok(record(1, &[], &[], 1)));
         assert_eq!((misplaced.layers(), misplaced.iter().count()), (None, 0));
@@ -299,5 +319,16 @@ pub(super) mod tests {
         }
         assert_eq!((record.names.len(), record.digests.len()), (MAX_NAMES, 1));
         assert!(record.to_bytes().len() < MAX_RECORD_BYTES);
+        // each pull brings one, and the image has the name that it was just pulled by
+        let mut present = records(&[record.clone()]);
+        for n in 0..3 {
+            let name = format!("r.lan/z:{n}");
+            let mut pulled = Record { names: BTreeSet::new(), digests: BTreeSet::new(), ..record.clone() };
+            pulled.add_names(&Reference::parse(&name).unwrap(), &BlobDigest::of(&[n]));
+            let writes = present.with_new(pulled);
+            assert_eq!((writes[0].names.len(), writes[0].digests.len()), (MAX_NAMES, 2 + usize::from(n)));
+            assert!(writes[0].names.contains(&name));
+            present = records(&writes);
+        }
     }
 }
