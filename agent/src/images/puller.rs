@@ -24,13 +24,15 @@ use super::error::{PullError, Sort};
 use super::layout::Layout;
 use super::registry::{Network, Registry};
 use super::source::Source;
-use super::store::{Store, blob_name};
+use super::store::{Store, admit, blob_name};
 use crate::errors::chain;
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{Cancel, Lookup, WallClock};
 
 /// Bytes read from the network at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// How often a download looks whether there is still room: other pulls and containers write meanwhile.
+const ROOM_BYTES: u64 = 8 << 20;
 /// How often a download is continued within one pull, each time after it got further.
 const MAX_RESUMES: u32 = 20;
 /// A download that brings less than this in [`SLOWEST_TIME`] is given up: it holds up all pulls behind it.
@@ -252,9 +254,13 @@ impl Pull<'_> {
         if let Some(known) = known.filter(|known| self.puller.store.is_whole(known)) {
             return self.finish(known.clone(), digest);
         }
-        let config = self.config(source, &manifest)?;
-        let layers = chained(&config.diff_ids);
-        self.layers(source, &manifest, &layers)?;
+        admit(&records, &manifest.config.digest)?;
+        let taken = self.take_in(source, &manifest);
+        if taken.as_ref().is_err_and(|error| error.sort == Sort::Disk) {
+            // what it has fetched is of no use on a disk that has no room for the rest
+            self.remove_blobs(&manifest);
+        }
+        let (config, layers) = taken?;
         let record = Record {
             api_version: API_VERSION.to_owned(),
             id: manifest.config.digest,
@@ -267,14 +273,42 @@ impl Pull<'_> {
             sequence: 0,
             pulled_unix_secs: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
-        let ready = self.finish(record, digest)?;
+        let ready = self.finish(record, digest);
+        self.remove_blobs(&manifest);
+        ready
+    }
+
+    /// The config, and the layers, unpacked.
+    fn take_in(
+        &mut self,
+        source: &mut dyn Source,
+        manifest: &Manifest,
+    ) -> Result<(Config, Vec<Layer>), PullError> {
+        let config = self.config(source, manifest)?;
+        let layers = chained(&config.diff_ids);
+        self.layers(source, manifest, &layers)?;
+        Ok((config, layers))
+    }
+
+    fn remove_blobs(&self, manifest: &Manifest) {
         for blob in manifest.layers.iter().map(|layer| &layer.blob).chain([&manifest.config]) {
             if let Some(name) = blob_name(&blob.digest) {
                 // a leftover is removed by the next prune
                 let _ = self.puller.store.files.blobs.remove(&name);
             }
         }
-        Ok(ready)
+    }
+
+    /// Bytes of a blob that are still to be fetched.
+    fn lacking(&self, blob: &Blob) -> u64 {
+        let have = blob_name(&blob.digest)
+            .map_or(0, |name| self.puller.store.files.blobs.have(&name, blob.size_bytes));
+        blob.size_bytes - have
+    }
+
+    /// Whether so many bytes may still be written.
+    fn take_room(&self, bytes: u64) -> Result<(), PullError> {
+        self.puller.store.room()?.take(bytes).map_err(|why| PullError::new(Sort::Disk, why))
     }
 
     /// Writes down what it is called.
@@ -361,10 +395,10 @@ impl Pull<'_> {
             missing =
                 if missing.contains(&(layers.len() - 1)) { (0..layers.len()).collect() } else { Vec::new() };
         }
-        let sizes = missing.iter().map(|at| manifest.layers[*at].blob.size_bytes);
-        let bytes = sizes.sum();
+        let lacking: Vec<u64> = missing.iter().map(|at| self.lacking(&manifest.layers[*at].blob)).collect();
+        let mut bytes: u64 = lacking.iter().sum();
         (self.progress)(Progress::Resolved { layers: missing.len(), bytes });
-        self.puller.store.room()?.take(bytes).map_err(|why| PullError::new(Sort::Disk, why))?;
+        self.take_room(bytes)?;
         if is_merged {
             for at in &missing {
                 self.fetch(source, &manifest.layers[*at].blob)?;
@@ -372,23 +406,24 @@ impl Pull<'_> {
             return if missing.is_empty() {
                 Ok(())
             } else {
-                self.unpack(manifest, layers, &missing, layers.len() - 1)
+                self.unpack(manifest, layers, (&missing, layers.len() - 1), 0)
             };
         }
-        for at in missing {
+        for (at, lacked) in missing.into_iter().zip(lacking) {
             self.fetch(source, &manifest.layers[at].blob)?;
-            self.unpack(manifest, layers, &[at], at)?;
+            bytes -= lacked;
+            self.unpack(manifest, layers, (&[at], at), bytes)?;
         }
         Ok(())
     }
 
-    /// Unpacks archives into the layer at `target`.
+    /// Unpacks archives into the layer at `target`; so many bytes are kept for what is still to be fetched.
     fn unpack(
         &self,
         manifest: &Manifest,
         layers: &[Layer],
-        archives: &[usize],
-        target: usize,
+        (archives, target): (&[usize], usize),
+        kept: u64,
     ) -> Result<(), PullError> {
         let files = &self.puller.store.files;
         let named = |digest: &BlobDigest| {
@@ -410,12 +445,26 @@ impl Pull<'_> {
         let below: Vec<BlobName> = below.iter().map(|layer| named(&layer.chain)).collect::<Result<_, _>>()?;
         let room = self.puller.store.room()?;
         let most = packed.saturating_mul(MOST_RATIO).saturating_add(LEAST_BYTES);
-        let limits =
-            Limits { entries: MAX_ENTRIES.min(room.entries), bytes: most.min(room.bytes), time: UNPACK_TIME };
+        let limits = Limits {
+            entries: MAX_ENTRIES.min(room.entries),
+            bytes: most.min(room.bytes.saturating_sub(kept)),
+            time: UNPACK_TIME,
+        };
         let unpack = Unpack { chain: &named(&layers[target].chain)?, below: &below, steps, limits };
         files.layers.unpack(unpack).map(|_| ()).map_err(|error| match error {
             UnpackError::Io { .. } => PullError::disk(&error),
-            _ => PullError::new(Sort::Bad, chain(&error)),
+            // the limit was not the archive's, but what the disk has
+            UnpackError::Archive { .. } if limits.bytes < most => {
+                let text = format!("{}; the disk has {} bytes for it", chain(&error), limits.bytes);
+                PullError::new(Sort::Disk, text)
+            }
+            _ => {
+                let blobs = archives.iter().filter_map(|at| blob_name(&manifest.layers[*at].blob.digest));
+                // one that went bad here is fetched again by the next try
+                let bad = blobs.filter(|name| matches!(files.blobs.verify(name), Ok(false))).count();
+                let note = if bad > 0 { "; it went bad on this disk and was discarded" } else { "" };
+                PullError::new(Sort::Bad, format!("{}{note}", chain(&error)))
+            }
         })
     }
 
@@ -426,6 +475,7 @@ impl Pull<'_> {
         loop {
             let Some(mut part) = self.part(&name, blob)? else { return Ok(name) };
             let from = part.length();
+            self.take_room(blob.size_bytes - from)?;
             if let Err(error) = self.download(source, &mut part, blob) {
                 let may_go_on =
                     error.sort == Sort::Unreachable && part.length() > from && resumes < MAX_RESUMES;
@@ -478,6 +528,7 @@ impl Pull<'_> {
         }
         let mut buffer = vec![0; CHUNK_BYTES];
         let mut pace = Pace { since: Instant::now(), bytes: 0 };
+        let mut unchecked = 0;
         loop {
             let count = match stream.reader.read(&mut buffer) {
                 Ok(0) => return Ok(()),
@@ -489,6 +540,11 @@ impl Pull<'_> {
             };
             part.append(&buffer[..count]).map_err(|error| blob_failed(source, &error))?;
             self.fetched_bytes += count as u64;
+            unchecked += count as u64;
+            if unchecked >= ROOM_BYTES {
+                unchecked = 0;
+                self.take_room(blob.size_bytes - part.length())?;
+            }
             (self.progress)(Progress::Fetching {
                 digest: blob.digest,
                 have: part.length(),

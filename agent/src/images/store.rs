@@ -98,10 +98,7 @@ impl Store {
         {
             return Ok(known.clone());
         }
-        if records.get(&new.id).is_none() && records.iter().count() >= MAX_IMAGES {
-            let text = format!("there are {MAX_IMAGES} images: prune first");
-            return Err(PullError::new(Sort::Disk, text));
-        }
+        admit(&records, &new.id)?;
         let writes = records.with_new(new);
         for record in &writes {
             let path = record_path(&record.id);
@@ -309,6 +306,14 @@ impl Store {
         removed.problems.extend(failed.map(|error| chain(&error)));
         Ok(())
     }
+}
+
+/// Whether there may be one more image.
+pub(super) fn admit(records: &Records, id: &BlobDigest) -> Result<(), PullError> {
+    if records.get(id).is_some() || records.iter().count() < MAX_IMAGES {
+        return Ok(());
+    }
+    Err(PullError::new(Sort::Disk, format!("there are {MAX_IMAGES} images: prune first")))
 }
 
 fn record_path(id: &BlobDigest) -> String {

@@ -363,6 +363,30 @@ fn layout_is_imported_from_directory_and_archive() {
 }
 
 #[test]
+fn pull_that_fills_the_disk_gives_back_what_it_took() {
+    let Some((node, _registry, _)) = setup("full-disk") else { return };
+    let (layout, mount) = (node.scratch.join("layout"), node.scratch.join("mount"));
+    let big = |name: &str| Packed::gzip(&Archive::default().file(name, &noise(3 << 20)));
+    Image::new(vec![big("one"), big("two")]).write_layout(&layout);
+    fs::create_dir(&mount).unwrap();
+    // of 10 MiB 9.5 are for images: both archives and one of the layers
+    let inside = Node::at(&mount.join("root")).unwrap();
+    let command = inside.command(&["import", &layout.display().to_string(), "--name", "localhost/app:v1"]);
+    let output = std::process::Command::new("unshare")
+        .args(["-m", "sh", "-c"])
+        .arg("mount -t tmpfs -o size=10m tmpfs \"$1\" && cd \"$1\" && shift && { \"$@\"; find root/images/blobs -type f; }")
+        .arg("sh")
+        .arg(&mount)
+        .arg(super::setup::PROGRAM)
+        .args(command.get_args())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("bytes for it"), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "no blob is left");
+}
+
+#[test]
 fn image_without_overlayfs_is_one_directory() {
     let Some((node, _registry, _)) = setup("no-overlay") else { return };
     let (layout, mount) = (node.scratch.join("layout"), node.scratch.join("mount"));

@@ -95,6 +95,40 @@ impl Blobs {
         fs::symlink_metadata(self.path(name)).is_ok_and(|found| found.is_file() && found.len() == size)
     }
 
+    /// How many bytes of a blob are there, whole or in part.
+    #[must_use]
+    pub fn have(&self, name: &BlobName, size: u64) -> u64 {
+        if self.has(name, size) {
+            return size;
+        }
+        fs::symlink_metadata(self.part_path(name)).map_or(0, |found| found.len().min(size))
+    }
+
+    /// Reads a blob once more, and removes it if its bytes are others than its name says: a flash block went bad. Whether it was
+    /// good.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn verify(&self, name: &BlobName) -> Result<bool, BlobError> {
+        let path = self.path(name);
+        let failed = |operation, source| BlobError::Io { operation, path: path.clone(), source };
+        let (mut file, mut hash) = (self.open(name)?, Sha256::new());
+        let mut buffer = vec![0; CHUNK_BYTES];
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => hash.update(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(failed("read", source)),
+            }
+        }
+        if hex(&hash.finalize()) == name.as_str() {
+            return Ok(true);
+        }
+        fs::remove_file(&path).map_err(|source| failed("remove", source))?;
+        Ok(false)
+    }
+
     /// A blob of at most `limit` bytes, compared with its name once more.
     ///
     /// # Errors
@@ -178,11 +212,16 @@ impl Blobs {
         part.finish()
     }
 
-    /// Removes a blob and its part; that they are missing is fine.
+    /// Removes a blob and its part; that they are missing is fine. A blob that another pull is writing stays.
     ///
     /// # Errors
     /// The disk failed.
     pub fn remove(&self, name: &BlobName) -> Result<(), BlobError> {
+        let part =
+            OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(self.part_path(name));
+        if part.as_ref().is_ok_and(|part| matches!(part.try_lock(), Err(TryLockError::WouldBlock))) {
+            return Ok(());
+        }
         for path in [self.path(name), self.part_path(name)] {
             match fs::remove_file(&path) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -381,9 +420,13 @@ mod tests {
         let mut part = begun(&blobs);
         let busy = blobs.part(&name(CONTENT), CONTENT.len() as u64);
         assert!(matches!(busy, Err(BlobError::Busy { .. })));
+        // nor does another pull that ends take it away
+        blobs.remove(&name(CONTENT)).unwrap();
         part.append(CONTENT).unwrap();
+        assert_eq!(blobs.have(&name(CONTENT), 1000), CONTENT.len() as u64);
         part.finish().unwrap();
         assert!(blobs.part(&name(CONTENT), CONTENT.len() as u64).unwrap().is_none());
+        assert_eq!(blobs.have(&name(CONTENT), CONTENT.len() as u64), CONTENT.len() as u64);
     }
 
     #[test]
@@ -396,7 +439,11 @@ mod tests {
         fs::write(blobs.path(&name(CONTENT)), &bad).unwrap();
         assert!(matches!(blobs.read(&name(CONTENT), 100), Err(BlobError::Differs { .. })));
         assert!(!blobs.has(&name(CONTENT), CONTENT.len() as u64));
+        fs::write(blobs.path(&name(CONTENT)), &bad).unwrap();
+        assert!(!blobs.verify(&name(CONTENT)).unwrap());
+        assert!(!blobs.has(&name(CONTENT), CONTENT.len() as u64));
         blobs.put(&name(CONTENT), CONTENT).unwrap();
+        assert!(blobs.verify(&name(CONTENT)).unwrap());
         assert_eq!(blobs.read(&name(CONTENT), 100).unwrap(), CONTENT);
         blobs.remove(&name(CONTENT)).unwrap();
         blobs.remove(&name(CONTENT)).unwrap();
