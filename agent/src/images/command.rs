@@ -73,7 +73,7 @@ pub fn run(options: &ImagesOptions, output: Output) -> Result<(), CommandError> 
 }
 
 fn shown(record: &Record, store: &Store, sizes: &BTreeMap<BlobDigest, u64>) -> Value {
-    let bytes: u64 = record.layers.iter().filter_map(|layer| sizes.get(&layer.chain)).sum();
+    let bytes: u64 = record.all_directories().iter().filter_map(|directory| sizes.get(directory)).sum();
     json!({
         "id": record.id,
         "names": record.names,

@@ -385,16 +385,14 @@ impl Pull<'_> {
         layers: &[Layer],
     ) -> Result<(), PullError> {
         let files = &self.puller.store.files;
-        let is_merged = !files.layers.has_overlay() && layers.len() > 1;
-        let is_missing = |layer: &&(usize, &Layer)| {
-            blob_name(&layer.1.chain).is_none_or(|name| files.layers.record(&name).is_none())
+        let is_merged = !self.puller.store.has_overlay()? && layers.len() > 1;
+        let is_missing =
+            |chain: &BlobDigest| blob_name(chain).is_none_or(|name| files.layers.record(&name).is_none());
+        let missing: Vec<usize> = match layers.last() {
+            Some(top) if is_merged && is_missing(&top.chain.merged()) => (0..layers.len()).collect(),
+            _ if is_merged => Vec::new(),
+            _ => (0..layers.len()).filter(|at| is_missing(&layers[*at].chain)).collect(),
         };
-        let mut missing: Vec<usize> =
-            layers.iter().enumerate().filter(|layer| is_missing(&layer)).map(|(at, _)| at).collect();
-        if is_merged {
-            missing =
-                if missing.contains(&(layers.len() - 1)) { (0..layers.len()).collect() } else { Vec::new() };
-        }
         let lacking: Vec<u64> = missing.iter().map(|at| self.lacking(&manifest.layers[*at].blob)).collect();
         let mut bytes: u64 = lacking.iter().sum();
         (self.progress)(Progress::Resolved { layers: missing.len(), bytes });
@@ -441,7 +439,9 @@ impl Pull<'_> {
             steps.push(Step { archive, packing: layer.compression.name(), diff });
         }
         (self.progress)(Progress::Unpacking { digest: manifest.layers[target].blob.digest });
-        let below = if archives.len() > 1 { &[][..] } else { &layers[..target] };
+        let is_merged = archives.len() > 1;
+        let made = if is_merged { layers[target].chain.merged() } else { layers[target].chain };
+        let below = if is_merged { &[][..] } else { &layers[..target] };
         let below: Vec<BlobName> = below.iter().map(|layer| named(&layer.chain)).collect::<Result<_, _>>()?;
         let room = self.puller.store.room()?;
         let most = packed.saturating_mul(MOST_RATIO).saturating_add(LEAST_BYTES);
@@ -450,7 +450,7 @@ impl Pull<'_> {
             bytes: most.min(room.bytes.saturating_sub(kept)),
             time: UNPACK_TIME,
         };
-        let unpack = Unpack { chain: &named(&layers[target].chain)?, below: &below, steps, limits };
+        let unpack = Unpack { chain: &named(&made)?, below: &below, steps, limits };
         files.layers.unpack(unpack).map(|_| ()).map_err(|error| match error {
             UnpackError::Io { .. } => PullError::disk(&error),
             // the limit was not the archive's, but what the disk has

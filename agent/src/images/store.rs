@@ -113,10 +113,17 @@ impl Store {
         let has = |chain: &BlobDigest| {
             blob_name(chain).is_some_and(|name| self.files.layers.record(&name).is_some())
         };
-        match record.layers.last() {
-            Some(top) if !self.files.layers.has_overlay() => has(&top.chain),
-            _ => record.layers.iter().all(|layer| has(&layer.chain)),
-        }
+        self.has_overlay().is_ok_and(|has_overlay| record.directories(has_overlay).iter().all(has))
+    }
+
+    /// Whether this node mounts layers over one another.
+    pub(super) fn has_overlay(&self) -> Result<bool, PullError> {
+        self.files.layers.has_overlay().map_err(|error| {
+            PullError::new(
+                Sort::Disk,
+                format!("cannot try overlayfs in {}: {error}", self.files.root().display()),
+            )
+        })
     }
 
     /// The room there is for images.
@@ -157,9 +164,9 @@ impl Store {
         let mut needed: BTreeSet<BlobDigest> =
             references.filter_map(|reference| records.find(&reference)).map(|record| record.id).collect();
         let is_mounted = |record: &&Record| {
-            record.layers.iter().any(|layer| {
-                blob_name(&layer.chain).is_some_and(|name| mounted.contains(Layers::name(&name)))
-            })
+            let mut directories = record.all_directories().into_iter();
+            directories
+                .any(|chain| blob_name(&chain).is_some_and(|name| mounted.contains(Layers::name(&name))))
         };
         needed.extend(records.iter().filter(is_mounted).map(|record| record.id));
         Ok(needed)

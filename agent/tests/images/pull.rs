@@ -416,4 +416,18 @@ fn image_without_overlayfs_is_one_directory() {
     assert_eq!(fs::read(whole.join("data/c")).unwrap(), b"5");
     assert_eq!(fs::read(whole.join("etc/kept")).unwrap(), b"2");
     assert!(!whole.join("etc/old").exists() && !whole.join("data/a").exists());
+
+    // the node gets overlayfs, and the base by another image: the directory of everything is not taken for the top layer
+    let after = Node::at(&node.scratch.join("upper/root")).unwrap();
+    let base_layout = node.scratch.join("base");
+    Image::new(image().layers.into_iter().take(1).collect()).write_layout(&base_layout);
+    after.ok(&["import", &base_layout.display().to_string(), "--name", "localhost/base:v1"]);
+    let images = after.ok(&["ls"])["images"].as_array().unwrap().clone();
+    let app = images.iter().find(|image| image["names"] == json!(["localhost/app:v1"])).unwrap();
+    assert_eq!(app["ready"], false);
+    let app = after.ok(&["import", &layout.display().to_string(), "--name", "localhost/app:v1"])[0].clone();
+    let listing = after.listing(&app, "%P");
+    assert!(!listing.contains("etc/old") && !listing.contains("data/a"), "{listing}");
+    after.ok(&["prune"]);
+    after.has_nothing();
 }

@@ -6,7 +6,7 @@
 //! with the thread that waits for it.
 //!
 //! Where overlayfs cannot be mounted an image's archives are unpacked into one directory, over one another ([`Unpack`] with
-//! several steps): such a layer is whole by itself and shares nothing.
+//! several steps): such a layer is whole by itself and shares nothing. The caller names it by a digest of its own.
 
 use std::error::Error;
 use std::fmt;
@@ -81,8 +81,6 @@ pub struct LayerRecord {
     pub chain: String,
     pub entries: u64,
     pub bytes: u64,
-    /// It holds all layers of its chain.
-    pub is_merged: bool,
 }
 
 /// Why a layer is not there.
@@ -195,28 +193,38 @@ impl Layers {
         Ok(found)
     }
 
-    /// Whether layers can be mounted over one another here; tried once.
-    #[must_use]
-    pub fn has_overlay(&self) -> bool {
-        *self.has_overlay.get_or_init(|| {
-            // names of this try alone: another process may try now, and a cut may have left those of an earlier one
-            let number = PROBES.fetch_add(1, Ordering::Relaxed);
-            let names = ["below", "new", "work", "mnt"]
-                .map(|end| format!("probe-{}-{number}.{end}", std::process::id()));
-            let clear = || names.iter().for_each(|name| drop(remove_tree(&self.directory.join(name))));
-            clear();
-            let (directory, [below, upper, work, target]) = (self.directory.clone(), names.clone());
-            let tried = on_a_thread(move || {
-                for name in [&below, &upper, &work, &target] {
-                    make(&directory.join(name))?;
-                }
-                mounts::set_thread_apart(&directory)?;
-                mounts::overlay(&[&below], &upper, &work, &target)?;
-                mounts::unmount(&target)
-            });
-            clear();
-            tried.is_ok()
-        })
+    /// Whether layers can be mounted over one another here. Tried until the kernel has answered: a disk that is full or fails says
+    /// nothing about overlayfs.
+    ///
+    /// # Errors
+    /// It could not be tried.
+    pub fn has_overlay(&self) -> io::Result<bool> {
+        if let Some(known) = self.has_overlay.get() {
+            return Ok(*known);
+        }
+        let has_overlay = answer(self.try_overlay())?;
+        // another thread that was first had the same answer
+        Ok(*self.has_overlay.get_or_init(|| has_overlay))
+    }
+
+    fn try_overlay(&self) -> io::Result<()> {
+        // names of this try alone: another process may try now, and a cut may have left those of an earlier one
+        let number = PROBES.fetch_add(1, Ordering::Relaxed);
+        let names =
+            ["below", "new", "work", "mnt"].map(|end| format!("probe-{}-{number}.{end}", std::process::id()));
+        let clear = || names.iter().for_each(|name| drop(remove_tree(&self.directory.join(name))));
+        clear();
+        let (directory, [below, upper, work, target]) = (self.directory.clone(), names.clone());
+        let tried = on_a_thread(move || {
+            for name in [&below, &upper, &work, &target] {
+                make(&directory.join(name))?;
+            }
+            mounts::set_thread_apart(&directory)?;
+            mounts::overlay(&[&below], &upper, &work, &target)?;
+            mounts::unmount(&target)
+        });
+        clear();
+        tried
     }
 
     /// Makes a layer, unless it is there. One at a time: it keeps a small board's processor and disk busy.
@@ -269,13 +277,12 @@ impl Layers {
         // what the root of a container without a root entry has
         let open = fs::set_permissions(at(".new"), fs::Permissions::from_mode(0o755));
         open.map_err(|source| failed("change", &at(".new"), source))?;
-        let is_merged = unpack.steps.len() > 1;
         let (entries, bytes) = self.run_steps(unpack.chain, unpack.below, unpack.steps, unpack.limits)?;
         let file = File::open(at(".new")).map_err(|source| failed("open", &at(".new"), source))?;
         nix::unistd::syncfs(&file).map_err(|errno| failed("sync", &at(".new"), errno.into()))?;
         fs::rename(at(".new"), at("")).map_err(|source| failed("rename", &at(".new"), source))?;
         sync_directory(&self.directory).map_err(|source| failed("sync", &self.directory, source))?;
-        let record = LayerRecord { chain: unpack.chain.to_string(), entries, bytes, is_merged };
+        let record = LayerRecord { chain: unpack.chain.to_string(), entries, bytes };
         let text =
             serde_json::to_vec(&record).map_err(|error| failed("describe", &at(".json"), error.into()))?;
         let written = linux::files(&self.directory).write_durably(Path::new(&format!("{name}.json")), &text);
@@ -400,6 +407,18 @@ impl Layers {
             }
         }
         Ok(stuck)
+    }
+}
+
+/// What a try of overlayfs says about the kernel; an error if it says nothing.
+fn answer(tried: io::Result<()>) -> io::Result<bool> {
+    use nix::libc::{EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM};
+    match tried {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(ENODEV | EINVAL | EPERM | ENOSYS | EOPNOTSUPP)) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -530,5 +549,22 @@ impl Ended {
             (said, _) => said.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect(),
         };
         Err(UnpackError::Archive { layer: layer.to_owned(), why })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failing_disk_says_nothing_about_overlayfs() {
+        use nix::libc::{EINVAL, EIO, EMFILE, ENODEV, ENOSPC, EPERM};
+        assert!(answer(Ok(())).unwrap());
+        for code in [ENODEV, EINVAL, EPERM] {
+            assert!(!answer(Err(io::Error::from_raw_os_error(code))).unwrap());
+        }
+        for code in [ENOSPC, EIO, EMFILE] {
+            assert!(answer(Err(io::Error::from_raw_os_error(code))).is_err());
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::digest::BlobDigest;
-use super::record::Records;
+use super::record::{Record, Records};
 use super::room::Disk;
 
 /// When images go.
@@ -120,8 +120,8 @@ fn wanted(disk: &Disk, thresholds: &Thresholds) -> u64 {
 
 fn users_of_layers(records: &Records) -> BTreeMap<BlobDigest, usize> {
     let mut users = BTreeMap::new();
-    for layer in records.iter().flat_map(|record| &record.layers) {
-        *users.entry(layer.chain).or_default() += 1;
+    for directory in records.iter().flat_map(Record::all_directories) {
+        *users.entry(directory).or_default() += 1;
     }
     users
 }
@@ -133,13 +133,13 @@ fn release(
     users: &mut BTreeMap<BlobDigest, usize>,
     sizes: &BTreeMap<BlobDigest, u64>,
 ) -> u64 {
-    let layers = records.get(id).map(|record| record.layers.as_slice()).unwrap_or_default();
+    let directories = records.get(id).map(Record::all_directories).unwrap_or_default();
     let mut freed = 0;
-    for layer in layers {
-        let Some(count) = users.get_mut(&layer.chain) else { continue };
+    for directory in directories {
+        let Some(count) = users.get_mut(&directory) else { continue };
         *count -= 1;
         if *count == 0 {
-            freed += sizes.get(&layer.chain).copied().unwrap_or(0);
+            freed += sizes.get(&directory).copied().unwrap_or(0);
         }
     }
     freed

@@ -53,6 +53,13 @@ impl BlobDigest {
             Some(below) => Self::of(format!("{below} {layer}").as_bytes()),
         }
     }
+
+    /// The name of a directory that holds all layers of this chain, for a node without overlayfs. Another name than that of the
+    /// chain's top layer, which holds only what the top adds: a node that gets overlayfs later must not take one for the other.
+    #[must_use]
+    pub fn merged(&self) -> Self {
+        Self::of(format!("merged {self}").as_bytes())
+    }
 }
 
 impl fmt::Display for BlobDigest {

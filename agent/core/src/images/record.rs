@@ -93,6 +93,21 @@ impl Record {
         self.digests.first().cloned().unwrap_or_else(|| self.id.to_string())
     }
 
+    /// The chains of the directories to mount, the base first: on a node without overlayfs one that holds everything.
+    #[must_use]
+    pub fn directories(&self, has_overlay: bool) -> Vec<BlobDigest> {
+        match self.layers.as_slice() {
+            [_, .., top] if !has_overlay => vec![top.chain.merged()],
+            layers => layers.iter().map(|layer| layer.chain).collect(),
+        }
+    }
+
+    /// Every directory that may be this image's, whether the node has overlayfs or had it not.
+    #[must_use]
+    pub fn all_directories(&self) -> BTreeSet<BlobDigest> {
+        self.directories(true).into_iter().chain(self.directories(false)).collect()
+    }
+
     /// As a pod's container takes it; `pulled` is how long the fetching took, and its bytes.
     #[must_use]
     pub fn for_container(&self, pulled: Option<(Duration, u64)>) -> pods::Image {
@@ -220,12 +235,10 @@ impl Records {
         })
     }
 
-    /// The layers that images need. `None` while a record cannot be read: any layer could be one of its.
+    /// The directories that images need. `None` while a record cannot be read: any layer could be one of its.
     #[must_use]
     pub fn layers(&self) -> Option<BTreeSet<BlobDigest>> {
-        self.unreadable.is_empty().then(|| {
-            self.all.values().flat_map(|record| record.layers.iter().map(|layer| layer.chain)).collect()
-        })
+        self.unreadable.is_empty().then(|| self.all.values().flat_map(Record::all_directories).collect())
     }
 }
 
@@ -286,6 +299,17 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn merged_directory_is_none_of_the_layers() {
+        let image = record(1, &[], &[10, 11], 1);
+        let merged = image.directories(false);
+        assert_eq!(merged.len(), 1);
+        assert!(!image.directories(true).contains(&merged[0]));
+        assert_eq!(records(std::slice::from_ref(&image)).layers().unwrap().len(), 3);
+        let single = record(1, &[], &[10], 1);
+        assert_eq!(single.directories(false), single.directories(true));
+    }
+
+    #[test]
     fn known_image_is_no_news() {
         let present = records(&[record(1, &["r.lan/a:v1"], &[10], 1), record(2, &["r.lan/b:v1"], &[10], 2)]);
         assert!(!present.is_news(&record(1, &["r.lan/a:v1"], &[10], 0)));
@@ -297,7 +321,7 @@ pub(super) mod tests {
     #[test]
     fn unreadable_record_keeps_all_layers() {
         let mut present = records(&[record(1, &["r.lan/a:v1"], &[10, 11], 1)]);
-        assert_eq!(present.layers().unwrap().len(), 2);
+        assert_eq!(present.layers().unwrap().len(), 3);
         let newer = String::from_utf8(record(2, &[], &[], 1).to_bytes()).unwrap().replace("dev/v1", "dev/v9");
         present.add("x.json", Record::parse(newer.as_bytes()));
         assert!(present.unreadable()[0].contains("kedge.dev/v9"), "{:?}", present.unreadable());
