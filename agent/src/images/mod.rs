@@ -10,6 +10,7 @@
 pub mod command;
 mod error;
 mod layout;
+mod orders;
 mod puller;
 mod registry;
 mod roots;

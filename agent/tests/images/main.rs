@@ -8,6 +8,7 @@
 mod archive;
 mod cuts;
 mod hostile;
+mod orders;
 mod pull;
 mod real_registry;
 mod setup;

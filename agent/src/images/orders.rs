@@ -1,0 +1,81 @@
+//! `PullImage`: what the pods' actor orders, performed and answered exactly once.
+//!
+//! Always holds: an order is answered by `ImageReady` or `Failed`, with upstream's sorts of failure; a Secret that cannot be read
+//! is passed over, as kubelet does, because another may serve. Blocks: call it on a thread for pulls.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use kedge_core::images::credentials::Keyring;
+use kedge_core::images::{BlobDigest, Reference};
+use kedge_core::pods::{Command, Failure, FailureReason, ImageOrder, PodEvent};
+use kedge_platform::images::Layers;
+use log::warn;
+
+use super::error::{PullError, Sort};
+use super::puller::{Progress, Puller};
+use super::store::{Store, blob_name};
+use crate::workloads;
+
+impl Puller {
+    /// Performs an order; `send` takes what the pods' actor has to hear.
+    pub fn perform(&self, order: &ImageOrder, send: &dyn Fn(PodEvent)) {
+        let (pod, container) = (order.pod.clone(), order.container.clone());
+        let is_told = Cell::new(false);
+        let begun = Instant::now();
+        let progress = |progress: Progress| {
+            if matches!(progress, Progress::Resolved { .. }) && !is_told.replace(true) {
+                send(PodEvent::ImagePulling { pod: pod.clone(), container: container.clone() });
+            }
+        };
+        let done = self.ordered(order, &progress);
+        send(match done {
+            Ok(image) => {
+                let pulled = (image.fetched_bytes > 0).then(|| (begun.elapsed(), image.fetched_bytes));
+                let image = image.record.for_container(pulled);
+                PodEvent::ImageReady { pod: pod.clone(), container: container.clone(), image }
+            }
+            Err(error) => {
+                let command = Command::PullImage { pod: pod.clone(), container: container.clone() };
+                let failure = Failure { reason: reason(error.sort), message: error.text };
+                PodEvent::Failed { command, failure }
+            }
+        });
+    }
+
+    fn ordered(&self, order: &ImageOrder, progress: &dyn Fn(Progress)) -> Result<super::Ready, PullError> {
+        let reference = Reference::parse(&order.image).map_err(|why| PullError::new(Sort::Name, why))?;
+        let mut secrets = Keyring::default();
+        for bytes in &order.credentials {
+            if let Err(why) = secrets.add(bytes) {
+                warn!("an imagePullSecret of pod {:?} is passed over: {why}", order.pod);
+            }
+        }
+        self.ensure(&reference, order.policy, &secrets, progress)
+    }
+}
+
+/// The sort of failure that upstream shows by a word of its own.
+fn reason(sort: Sort) -> FailureReason {
+    match sort {
+        Sort::Name => FailureReason::InvalidImageName,
+        Sort::Never => FailureReason::ImageNeverPull,
+        Sort::Unreachable | Sort::Denied | Sort::Bad | Sort::Disk | Sort::Cancelled => FailureReason::Other,
+    }
+}
+
+impl workloads::Layers for Store {
+    fn layers(&self, image: &str) -> Result<Vec<PathBuf>, String> {
+        let id = BlobDigest::parse(image)?;
+        let records = self.records().map_err(|error| error.text)?;
+        let record = records.get(&id).ok_or_else(|| format!("there is no image {id}"))?;
+        if !self.is_whole(record) {
+            return Err(format!("layers of image {id} are missing"));
+        }
+        // without overlayfs the topmost holds all of them
+        let count = if self.files.layers.has_overlay() { record.layers.len() } else { 1 };
+        let top_first = record.layers.iter().rev().take(count).filter_map(|layer| blob_name(&layer.chain));
+        Ok(top_first.map(|name| self.files.layers.directory().join(Layers::name(&name))).collect())
+    }
+}

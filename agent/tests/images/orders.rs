@@ -1,0 +1,75 @@
+//! What the pods' actor orders: each `PullImage` is answered once, by upstream's sorts of failure.
+
+use std::cell::RefCell;
+use std::path::Path;
+
+use kedge::images::{Options, Puller, Store};
+use kedge::net::proxy::ProxyEnvironment;
+use kedge::net::transport::{Cancel, system_clock};
+use kedge::workloads::Layers;
+use kedge_core::images::settings::Registries;
+use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
+use kedge_rig::registry::{Access, FakeRegistry};
+use serde_json::json;
+
+use super::pull::image;
+use super::setup::{Node, PROGRAM};
+
+/// What an order came to, in short.
+fn told(puller: &Puller, image: &str, policy: PullPolicy, secret: &str) -> Vec<String> {
+    let order = ImageOrder {
+        pod: PodUid::new("7f3c").unwrap(),
+        container: "app".to_owned(),
+        image: image.to_owned(),
+        policy,
+        credentials: vec![b"garbage".to_vec(), secret.as_bytes().to_vec()],
+    };
+    let told = RefCell::new(Vec::new());
+    puller.perform(&order, &|event| {
+        told.borrow_mut().push(match event {
+            PodEvent::ImagePulling { .. } => "pulling".to_owned(),
+            PodEvent::ImageReady { image, .. } => {
+                format!("ready {:?} fetched {}", image.config.cmd, image.pulled.is_some())
+            }
+            PodEvent::Failed { failure, .. } => match failure.reason {
+                FailureReason::Other => format!("failed {}", failure.message),
+                reason => format!("{reason:?}"),
+            },
+            other => format!("{other:?}"),
+        });
+    });
+    told.into_inner()
+}
+
+#[test]
+fn each_order_is_answered_once() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("orders", &[&registry]) else { return };
+    image().push(&registry, "team/app", "v1");
+    registry.set_access(Access::Basic("edge:s3cret".into()));
+    let store = Store::open(&node.root(), Path::new(PROGRAM)).unwrap();
+    let images = json!({"insecureRegistries": [registry.name()]});
+    let registries = Registries::read(images.as_object(), &mut |_, why| panic!("{why}"));
+    let options = Options {
+        registries,
+        clock: system_clock(),
+        proxies: ProxyEnvironment::default(),
+        cancel: Cancel::new(),
+    };
+    let puller = Puller::new(store.clone(), options);
+    let name = format!("{}/team/app:v1", registry.name());
+    let secret = json!({"auths": {registry.name(): {"auth": "ZWRnZTpzM2NyZXQ="}}}).to_string();
+
+    assert_eq!(told(&puller, "Not/A/Name", PullPolicy::Always, &secret), ["InvalidImageName"]);
+    assert_eq!(told(&puller, &name, PullPolicy::Never, &secret), ["ImageNeverPull"]);
+    let denied = told(&puller, &name, PullPolicy::IfNotPresent, "{}");
+    assert!(denied.len() == 1 && denied[0].contains("unauthorized"), "{denied:?}");
+    let ready = |fetched: bool| format!("ready [\"/bin/tick\"] fetched {fetched}");
+    assert_eq!(told(&puller, &name, PullPolicy::IfNotPresent, &secret), ["pulling".to_owned(), ready(true)]);
+    assert_eq!(told(&puller, &name, PullPolicy::Never, "{}"), [ready(false)], "it is here");
+
+    let id = store.records().unwrap().iter().next().unwrap().id.to_string();
+    let layers = store.layers(&id).unwrap();
+    assert!(layers.len() == 2 && layers[0].join("etc/noted").exists(), "the topmost first: {layers:?}");
+    assert!(store.layers(&id.replace("sha256:", "sha256:0")).is_err());
+}
