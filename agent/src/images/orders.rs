@@ -73,9 +73,9 @@ impl workloads::Layers for Store {
         if !self.is_whole(record) {
             return Err(format!("layers of image {id} are missing"));
         }
-        // without overlayfs the topmost holds all of them
-        let count = if self.files.layers.has_overlay() { record.layers.len() } else { 1 };
-        let top_first = record.layers.iter().rev().take(count).filter_map(|layer| blob_name(&layer.chain));
+        let has_overlay = self.has_overlay().map_err(|error| error.text)?;
+        let directories = record.directories(has_overlay);
+        let top_first = directories.iter().rev().filter_map(blob_name);
         Ok(top_first.map(|name| self.files.layers.directory().join(Layers::name(&name))).collect())
     }
 }
