@@ -19,6 +19,7 @@ use kedge_core::images::settings::Registries;
 use kedge_core::images::{BlobDigest, Platform, PullPolicy, Reference};
 use kedge_platform::images::{BlobError, BlobName, Limits, Part, Step, Unpack, UnpackError};
 use kedge_platform::linux::read_named_file;
+use kedge_platform::trees;
 
 use super::error::{PullError, Sort};
 use super::layout::Layout;
@@ -180,7 +181,7 @@ impl Puller {
         let directory = self.extracted(path)?;
         let imported = self.import_directory(&mut Layout::new(&directory, path), name, progress);
         // the next import or sweep tries again
-        let _ = std::fs::remove_dir_all(&directory);
+        let _ = trees::remove(&directory);
         imported
     }
 

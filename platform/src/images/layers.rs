@@ -27,9 +27,9 @@ use serde::{Deserialize, Serialize};
 
 use super::child::Unpacked;
 use super::mounts::{self, NAME_BYTES};
-use super::{BlobName, Hold, remove_tree, sync_directory};
+use super::{BlobName, Hold, sync_directory};
 use crate::files::Files;
-use crate::linux;
+use crate::{linux, trees};
 
 /// Longest record of a layer; it has about 250 bytes.
 const RECORD_BYTES: usize = 4096;
@@ -212,7 +212,7 @@ impl Layers {
         let number = PROBES.fetch_add(1, Ordering::Relaxed);
         let names =
             ["below", "new", "work", "mnt"].map(|end| format!("probe-{}-{number}.{end}", std::process::id()));
-        let clear = || names.iter().for_each(|name| drop(remove_tree(&self.directory.join(name))));
+        let clear = || names.iter().for_each(|name| drop(trees::remove(&self.directory.join(name))));
         clear();
         let (directory, [below, upper, work, target]) = (self.directory.clone(), names.clone());
         let tried = on_a_thread(move || {
@@ -261,7 +261,7 @@ impl Layers {
     fn clear(&self, name: &str) -> Result<(), UnpackError> {
         for end in [".json", "", ".new", ".work", ".mnt", ".gone"] {
             let path = self.directory.join(format!("{name}{end}"));
-            remove_tree(&path).map_err(|source| UnpackError::Io { operation: "remove", path, source })?;
+            trees::remove(&path).map_err(|source| UnpackError::Io { operation: "remove", path, source })?;
         }
         Ok(())
     }
@@ -288,7 +288,7 @@ impl Layers {
         let written = linux::files(&self.directory).write_durably(Path::new(&format!("{name}.json")), &text);
         written.map_err(|error| failed("write", &at(".json"), io::Error::other(told(&error))))?;
         for end in [".work", ".mnt"] {
-            let _ = remove_tree(&at(end));
+            let _ = trees::remove(&at(end));
         }
         Ok(record)
     }
@@ -359,7 +359,7 @@ impl Layers {
         let ended =
             ended.map_err(|source| UnpackError::Io { operation: "unpack into", path: at(".new"), source });
         let judged = ended.and_then(|ended| ended.judge(IMPORT, limits.time));
-        let _ = remove_tree(&at(".mnt"));
+        let _ = trees::remove(&at(".mnt"));
         match judged {
             Ok(_) => Ok(at(".new")),
             Err(error) => {
@@ -402,7 +402,7 @@ impl Layers {
                 || (layer.len() == NAME_BYTES
                     && (name == layer || name == format!("{layer}.json"))
                     && self.record_of(layer).is_some());
-            if !is_kept && remove_tree(&entry.path()).is_err() {
+            if !is_kept && trees::remove(&entry.path()).is_err() {
                 stuck.push(name);
             }
         }

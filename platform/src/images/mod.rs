@@ -23,6 +23,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::linux;
+
 pub use blobs::{BlobError, Blobs, Part};
 pub use child::{UnpackArguments, unpack_child};
 pub use layers::{LayerRecord, Layers, Limits, Step, Unpack, UnpackError};
@@ -179,111 +181,13 @@ fn make_directory(path: &Path) -> io::Result<()> {
 /// # Errors
 /// It is missing, is no file, or lies outside.
 pub fn open_beneath(directory: &Path, path: &Path) -> io::Result<File> {
-    use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
-    let at = File::open(directory)?;
-    let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_NOCTTY)
-        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let file = File::from(openat2(&at, path, how)?);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no file"));
-    }
-    Ok(file)
+    use nix::fcntl::ResolveFlag;
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let found = linux::find_file(&File::open(directory)?, path, resolve)?;
+    linux::reopen(&found.ok_or_else(|| io::Error::other("it is no file"))?)
 }
 
 /// Makes the names in a directory durable.
 fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
-}
-
-/// Removes a tree or a file; that it is missing is fine. Links are removed, not followed.
-fn remove_tree(path: &Path) -> io::Result<()> {
-    let removed = match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => remove_directory(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) => Err(error),
-    };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Removes a directory with two descriptors however deep it is: what is two levels down is moved up before its parent goes. A
-/// cut leaves a tree that the next try takes up.
-fn remove_directory(top: &Path) -> io::Result<()> {
-    let mut number = 0;
-    while !is_empty(top)? {
-        for entry in fs::read_dir(top)? {
-            let entry = entry?;
-            if !entry.file_type()?.is_dir() {
-                fs::remove_file(entry.path())?;
-                continue;
-            }
-            for below in fs::read_dir(entry.path())? {
-                let below = below?;
-                match below.file_type()?.is_dir() {
-                    true => move_up(&below.path(), top, &mut number)?,
-                    false => fs::remove_file(below.path())?,
-                }
-            }
-            fs::remove_dir(entry.path())?;
-        }
-    }
-    fs::remove_dir(top)
-}
-
-fn is_empty(directory: &Path) -> io::Result<bool> {
-    Ok(fs::read_dir(directory)?.next().transpose()?.is_none())
-}
-
-/// Moves a directory to a number that is free, or takes the place of an empty directory that goes anyway.
-fn move_up(directory: &Path, top: &Path, number: &mut u64) -> io::Result<()> {
-    loop {
-        *number += 1;
-        match fs::rename(directory, top.join(number.to_string())) {
-            Err(error) if is_taken(&error) => {}
-            moved => return moved,
-        }
-    }
-}
-
-fn is_taken(error: &io::Error) -> bool {
-    use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
-    matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kedge_rig::Scratch;
-    use nix::fcntl::{AT_FDCWD, OFlag, openat};
-    use nix::sys::stat::{Mode, mkdirat};
-
-    /// A tree that is deeper than paths are long.
-    fn deep(top: &Path, levels: usize) {
-        let mut at = openat(AT_FDCWD, top, OFlag::O_DIRECTORY, Mode::empty()).unwrap();
-        for _ in 0..levels {
-            mkdirat(&at, "1", Mode::S_IRWXU).unwrap();
-            at = openat(&at, "1", OFlag::O_DIRECTORY, Mode::empty()).unwrap();
-        }
-    }
-
-    #[test]
-    fn tree_of_any_depth_is_removed() {
-        let scratch = Scratch::in_memory("remove-tree").unwrap();
-        let top = scratch.join("top");
-        for name in ["1/2/3", "2/1", "4"] {
-            fs::create_dir_all(top.join(name)).unwrap();
-            fs::write(top.join(name).join("file"), "x").unwrap();
-        }
-        fs::write(top.join("3"), "x").unwrap();
-        scratch.write("kept", "kept");
-        std::os::unix::fs::symlink(scratch.path(), top.join("4/link")).unwrap();
-        deep(&top.join("4"), 3000);
-        remove_tree(&top).unwrap();
-        assert!(fs::symlink_metadata(&top).is_err());
-        assert_eq!(fs::read_to_string(scratch.join("kept")).unwrap(), "kept");
-        remove_tree(&top).unwrap();
-    }
 }

@@ -9,7 +9,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, FileType};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Component, Path, PathBuf};
@@ -17,7 +17,8 @@ use std::path::{Component, Path, PathBuf};
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{
-    AtFlags, FallocateFlags, OFlag, PosixFadviseAdvice, fallocate, open, openat, posix_fadvise, renameat,
+    AtFlags, FallocateFlags, OFlag, OpenHow, PosixFadviseAdvice, ResolveFlag, fallocate, open, openat,
+    openat2, posix_fadvise, renameat,
 };
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
@@ -263,4 +264,17 @@ pub(crate) fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(limit as u64).read_to_end(&mut content)?;
     Ok(content)
+}
+
+/// A regular file below a directory that a stranger filled, found but not opened: a device node may have its name, and opening one
+/// of the machine's devices has effects (`/dev/watchdog` begins to count). `None`: it is no file.
+pub(crate) fn find_file(root: &File, path: &Path, resolve: ResolveFlag) -> io::Result<Option<File>> {
+    let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
+    let found = File::from(openat2(root, path, how)?);
+    Ok(found.metadata()?.is_file().then_some(found))
+}
+
+/// Opens for reading what was found.
+pub(crate) fn reopen(found: &File) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }

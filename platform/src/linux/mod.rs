@@ -36,7 +36,7 @@ pub use memory::memory_limit;
 pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
 pub use supervisor::NotifySocket;
 
-pub(crate) use disk::read_up_to;
+pub(crate) use disk::{find_file, read_up_to, reopen};
 
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {

@@ -7,10 +7,8 @@
 //! Leaves to others: layers (images), what is mounted into it (crun, by `config.json`).
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{
     DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
@@ -18,12 +16,12 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::ResolveFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, mknod};
 
 use super::WorkloadError;
-use crate::linux::read_up_to;
+use crate::linux::{find_file, read_up_to, reopen};
 
 /// The kernel takes one page of mount options.
 const OPTIONS_BYTES: usize = 4095;
@@ -240,29 +238,22 @@ pub(super) fn user_files(root: &Path) -> Result<UserFiles, WorkloadError> {
         let failed = |tried: &str, error: io::Error| {
             WorkloadError::failed(format_args!("{tried} {path} in {}", root.display()), error)
         };
-        let Some(found) = found_in(&root_fd, path).map_err(|error| failed("open", error))? else {
-            return Ok(String::new());
+        let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let missing = |error: &io::Error| {
+            [Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP]
+                .iter()
+                .any(|it| error.raw_os_error() == Some(*it as i32))
         };
-        let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()));
-        let bytes = file.and_then(|file| read_up_to(file, USERS_BYTES));
+        let found = match find_file(&root_fd, Path::new(path), resolve) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(String::new()),
+            Err(error) if missing(&error) => return Ok(String::new()),
+            Err(error) => return Err(failed("open", error)),
+        };
+        let bytes = reopen(&found).and_then(|file| read_up_to(file, USERS_BYTES));
         Ok(String::from_utf8_lossy(&bytes.map_err(|error| failed("read", error))?).into_owned())
     };
     Ok(UserFiles { passwd: read("etc/passwd")?, group: read("etc/group")? })
-}
-
-/// A regular file of an image, found but not opened: an image may have a device node in its place, and opening one of the machine's
-/// devices has effects (`/dev/watchdog` begins to count). `None`: there is none, or it is no file.
-fn found_in(root: &File, path: &str) -> io::Result<Option<File>> {
-    let name = CString::new(path)?;
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let found: File = match openat2(root, name.as_c_str(), how) {
-        Ok(fd) => fd.into(),
-        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    Ok(found.metadata()?.is_file().then_some(found))
 }
 
 #[cfg(test)]
@@ -315,6 +306,7 @@ mod tests {
 
     #[test]
     fn what_is_no_file_is_not_opened() {
+        use nix::fcntl::OFlag;
         use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
         let place = place("nodes");
         fs::create_dir(place.join("etc")).unwrap();
