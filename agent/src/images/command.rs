@@ -82,7 +82,7 @@ fn shown(record: &Record, store: &Store, sizes: &BTreeMap<BlobDigest, u64>) -> V
         "layers": record.layers.len(),
         "compressedBytes": record.size_bytes,
         "diskBytes": bytes,
-        "ready": store.is_whole(record),
+        "ready": store.whole(record).is_some(),
     })
 }
 

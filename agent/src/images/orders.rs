@@ -33,7 +33,7 @@ impl Puller {
         send(match done {
             Ok(image) => {
                 let pulled = (image.fetched_bytes > 0).then(|| (begun.elapsed(), image.fetched_bytes));
-                let image = image.record.for_container(pulled);
+                let image = image.record.for_container(image.config, pulled);
                 PodEvent::ImageReady { pod: pod.clone(), container: container.clone(), image }
             }
             Err(error) => {
@@ -70,8 +70,8 @@ impl workloads::Layers for Store {
         let id = BlobDigest::parse(image)?;
         let records = self.records().map_err(|error| error.text)?;
         let record = records.get(&id).ok_or_else(|| format!("there is no image {id}"))?;
-        if !self.is_whole(record) {
-            return Err(format!("layers of image {id} are missing"));
+        if self.whole(record).is_none() {
+            return Err(format!("layers or the config of image {id} are missing"));
         }
         let has_overlay = self.has_overlay().map_err(|error| error.text)?;
         let directories = record.directories(has_overlay);

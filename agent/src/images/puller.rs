@@ -2,7 +2,7 @@
 //!
 //! Always holds: mirrors are asked first, then the registry; a layer is fetched only if it is missing, continued where an earlier
 //! try ended, compared with its digest, unpacked, made durable; the record comes last. Blobs go once the record stands: on a
-//! device each byte is kept once.
+//! device each byte is kept once. What a pull uses it has claimed before: removals go on beside it.
 //! Left to others: which pods wait, and when a failed pull is tried again.
 
 use std::io::Read;
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kedge_api::excerpt;
 use kedge_core::images::credentials::{self, Keyring};
-use kedge_core::images::manifest::{self, Blob, Config, Document, MAX_CONFIG_BYTES, Manifest};
+use kedge_core::images::manifest::{self, Blob, Config, Document, ImageConfig, MAX_CONFIG_BYTES, Manifest};
 use kedge_core::images::policy::Decision;
 use kedge_core::images::record::{API_VERSION, Layer, Record};
 use kedge_core::images::settings::Registries;
 use kedge_core::images::{BlobDigest, Platform, PullPolicy, Reference};
-use kedge_platform::images::{BlobError, BlobName, Limits, Part, Step, Unpack, UnpackError};
+use kedge_platform::images::{BlobError, BlobName, Claim, IMPORT, Limits, Part, Step, Unpack, UnpackError};
 use kedge_platform::linux::read_named_file;
 use kedge_platform::trees;
 
@@ -73,6 +73,7 @@ pub enum Progress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub record: Record,
+    pub config: ImageConfig,
     /// What came over the network for it.
     pub fetched_bytes: u64,
 }
@@ -118,11 +119,13 @@ impl Puller {
         secrets: &Keyring,
         progress: &dyn Fn(Progress),
     ) -> Result<Ready, PullError> {
-        let _hold = self.hold()?;
-        let records = self.store.records()?;
-        let present = records.find(reference).filter(|record| self.store.is_whole(record));
+        let present = {
+            let _hold = self.hold()?;
+            let records = self.store.records()?;
+            records.find(reference).and_then(|record| Some((record.clone(), self.store.whole(record)?)))
+        };
         match (policy.decide(reference, present.is_some()), present) {
-            (Decision::Use, Some(record)) => return Ok(Ready { record: record.clone(), fetched_bytes: 0 }),
+            (Decision::Use, Some((record, config))) => return Ok(Ready { record, config, fetched_bytes: 0 }),
             (Decision::Refuse, _) => {
                 let text = format!("image {reference} is not present with pull policy of Never");
                 return Err(PullError::new(Sort::Never, text));
@@ -172,12 +175,15 @@ impl Puller {
         name: Option<&Reference>,
         progress: &dyn Fn(Progress),
     ) -> Result<Vec<Ready>, PullError> {
-        let _hold = self.hold()?;
         let is_directory = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.is_dir();
         if is_directory {
             return self.import_directory(&mut Layout::new(path, path), name, progress);
         }
         let _only = self.store.files.hold_import().map_err(|error| PullError::disk(&error))?;
+        let _claim = {
+            let _hold = self.hold()?;
+            self.store.claim([IMPORT.to_owned()])?
+        };
         let directory = self.extracted(path)?;
         let imported = self.import_directory(&mut Layout::new(&directory, path), name, progress);
         // the next import or sweep tries again
@@ -250,18 +256,50 @@ impl Pull<'_> {
     /// `name` is the tag or digest by which the source is asked.
     fn run(&mut self, source: &mut dyn Source, name: &str) -> Result<Ready, PullError> {
         let (digest, manifest) = self.resolve(source, name)?;
-        let records = self.puller.store.records()?;
+        let mut claim = match self.known_or_claimed(digest, &manifest)? {
+            Ok(ready) => return Ok(ready),
+            Err(claim) => claim,
+        };
+        let taken = self.take_in(source, &manifest, &mut claim, digest);
+        let blobs = manifest.layers.iter().map(|layer| &layer.blob).chain([&manifest.config]);
+        drop(claim);
+        // on a disk that has no room for the rest what was fetched is of no use, either
+        if taken.as_ref().map_or_else(|error| error.sort == Sort::Disk, |_| true) {
+            // a leftover is removed by the next prune
+            let _ = self.puller.store.remove_blobs(blobs.filter_map(|blob| blob_name(&blob.digest)));
+        }
+        taken
+    }
+
+    /// The image, if it is there; else a claim of its blobs.
+    fn known_or_claimed(
+        &self,
+        digest: BlobDigest,
+        manifest: &Manifest,
+    ) -> Result<Result<Ready, Claim>, PullError> {
+        let store = &self.puller.store;
+        let _hold = self.puller.hold()?;
+        let records = store.records()?;
         let known = records.find(&Reference { digest: Some(digest), ..self.reference.clone() });
-        if let Some(known) = known.filter(|known| self.puller.store.is_whole(known)) {
-            return self.finish(known.clone(), digest);
+        if let Some((known, config)) = known.and_then(|known| Some((known, store.whole(known)?))) {
+            let record = self.save(known.clone(), None, digest)?;
+            return Ok(Ok(Ready { record, config, fetched_bytes: self.fetched_bytes }));
         }
         admit(&records, &manifest.config.digest)?;
-        let taken = self.take_in(source, &manifest);
-        if taken.as_ref().is_err_and(|error| error.sort == Sort::Disk) {
-            // what it has fetched is of no use on a disk that has no room for the rest
-            self.remove_blobs(&manifest);
-        }
-        let (config, layers) = taken?;
+        let blobs = manifest.layers.iter().map(|layer| &layer.blob).chain([&manifest.config]);
+        Ok(Err(store.claim(blobs.map(|blob| blob.digest.hex()))?))
+    }
+
+    /// The config, and the layers, unpacked; then the record.
+    fn take_in(
+        &mut self,
+        source: &mut dyn Source,
+        manifest: &Manifest,
+        claim: &mut Claim,
+        digest: BlobDigest,
+    ) -> Result<Ready, PullError> {
+        let (config, bytes) = self.config(source, manifest)?;
+        let layers = chained(&config.diff_ids);
         let record = Record {
             api_version: API_VERSION.to_owned(),
             id: manifest.config.digest,
@@ -270,34 +308,18 @@ impl Pull<'_> {
             platform: config.platform,
             layers,
             size_bytes: manifest.size_bytes(),
-            config: config.image,
             sequence: 0,
             pulled_unix_secs: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         };
-        let ready = self.finish(record, digest);
-        self.remove_blobs(&manifest);
-        ready
-    }
-
-    /// The config, and the layers, unpacked.
-    fn take_in(
-        &mut self,
-        source: &mut dyn Source,
-        manifest: &Manifest,
-    ) -> Result<(Config, Vec<Layer>), PullError> {
-        let config = self.config(source, manifest)?;
-        let layers = chained(&config.diff_ids);
-        self.layers(source, manifest, &layers)?;
-        Ok((config, layers))
-    }
-
-    fn remove_blobs(&self, manifest: &Manifest) {
-        for blob in manifest.layers.iter().map(|layer| &layer.blob).chain([&manifest.config]) {
-            if let Some(name) = blob_name(&blob.digest) {
-                // a leftover is removed by the next prune
-                let _ = self.puller.store.files.blobs.remove(&name);
-            }
+        {
+            let _hold = self.puller.hold()?;
+            let added = claim.add(record.all_directories().iter().map(BlobDigest::hex));
+            added.map_err(|error| PullError::new(Sort::Disk, format!("cannot write a claim: {error}")))?;
         }
+        self.layers(source, manifest, &record.layers)?;
+        let _hold = self.puller.hold()?;
+        let record = self.save(record, Some(&bytes), digest)?;
+        Ok(Ready { record, config: config.image, fetched_bytes: self.fetched_bytes })
     }
 
     /// Bytes of a blob that are still to be fetched.
@@ -313,12 +335,16 @@ impl Pull<'_> {
     }
 
     /// Writes down what it is called.
-    fn finish(&self, mut record: Record, digest: BlobDigest) -> Result<Ready, PullError> {
+    fn save(
+        &self,
+        mut record: Record,
+        config: Option<&[u8]>,
+        digest: BlobDigest,
+    ) -> Result<Record, PullError> {
         record.names.clear();
         record.digests.clear();
         record.add_names(self.reference, &digest);
-        let record = self.puller.store.save(record)?;
-        Ok(Ready { record, fetched_bytes: self.fetched_bytes })
+        self.puller.store.save(record, config)
     }
 
     /// The digest of what was asked for, and the manifest of the image for this node.
@@ -356,7 +382,12 @@ impl Pull<'_> {
         }
     }
 
-    fn config(&mut self, source: &mut dyn Source, manifest: &Manifest) -> Result<Config, PullError> {
+    /// The config, and its bytes.
+    fn config(
+        &mut self,
+        source: &mut dyn Source,
+        manifest: &Manifest,
+    ) -> Result<(Config, Vec<u8>), PullError> {
         let blob = &manifest.config;
         let name = self.fetch(source, blob)?;
         let bytes = self
@@ -375,7 +406,7 @@ impl Pull<'_> {
             let platform = excerpt(&config.platform.to_string()).replace(char::is_control, " ");
             return Err(bad(format!("the image is for {platform}, this node is {host}")));
         }
-        Ok(config)
+        Ok((config, bytes))
     }
 
     /// Fetches and unpacks what is missing.

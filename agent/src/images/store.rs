@@ -1,8 +1,9 @@
 //! The images of this node: records, and what is removed.
 //!
-//! Always holds: records are read, changed and written under one lock; an image goes record first, then the layers that no record
-//! names and nothing mounts, then blobs; nothing is removed while anything is pulled. What pods need stands in `needed.json`, so
-//! that a command knows it without a running agent; while that file cannot be read, everything counts as needed.
+//! Always holds: records are read, changed and written under one lock, an image's config before its record; an image goes record
+//! first, then the layers that no record names, no pull claims and nothing mounts, then configs and blobs. A removal waits for no
+//! pull, only for the moments in which one claims what it uses. What pods need stands in `needed.json`, so that a command knows it
+//! without a running agent; while that file cannot be read, everything counts as needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,10 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kedge_core::images::collect::{self, Ages, Plan, Thresholds};
+use kedge_core::images::manifest::{Config, ImageConfig, MAX_CONFIG_BYTES};
 use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records};
 use kedge_core::images::room::{Disk, Room};
 use kedge_core::images::{BlobDigest, Reference};
-use kedge_platform::images::{BlobName, Hold, ImageFiles, Layers, mounted_layers};
+use kedge_platform::images::{BlobName, Claim, Hold, ImageFiles, Layers, mounted_layers};
 use kedge_platform::{Files, ReadError, linux};
 
 use super::error::{PullError, Sort};
@@ -28,6 +30,8 @@ const MAX_LISTED: usize = 2 * MAX_IMAGES;
 const NEEDED_BYTES: usize = 4 << 20;
 const NEEDED: &str = "needed.json";
 const RECORDS: &str = "records";
+/// Configs of images, each named by its digest: the image's ID.
+const CONFIGS: &str = "configs";
 
 /// What was removed, and what stays although it should go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,16 +93,22 @@ impl Store {
         Ok(records)
     }
 
-    /// Writes an image's record, and takes its names from other images. Nothing is written if it says nothing new.
-    pub(super) fn save(&self, new: Record) -> Result<Record, PullError> {
+    /// Writes an image's config, then its record, and takes its names from other images. Nothing is written if it says nothing new.
+    /// Called by whoever holds off removals.
+    pub(super) fn save(&self, new: Record, config: Option<&[u8]>) -> Result<Record, PullError> {
         let _only = self.files.hold_records().map_err(|error| PullError::disk(&error))?;
         let records = self.records()?;
+        admit(&records, &new.id)?;
+        if let Some(config) = config {
+            // also of an image that is known: its config may have gone bad
+            let written = self.state.write_durably(Path::new(&config_path(&new.id)), config);
+            written.map_err(|error| PullError::disk(&error))?;
+        }
         if !records.is_news(&new)
             && let Some(known) = records.get(&new.id)
         {
             return Ok(known.clone());
         }
-        admit(&records, &new.id)?;
         let writes = records.with_new(new);
         for record in &writes {
             let path = record_path(&record.id);
@@ -108,12 +118,24 @@ impl Store {
         writes.into_iter().next().ok_or_else(|| PullError::new(Sort::Disk, "nothing was written"))
     }
 
-    /// Whether every layer of an image is there.
-    pub(super) fn is_whole(&self, record: &Record) -> bool {
+    /// An image's config, if that and every layer are there. A config whose bytes went bad is not: the next pull brings it.
+    pub(super) fn whole(&self, record: &Record) -> Option<ImageConfig> {
         let has = |chain: &BlobDigest| {
             blob_name(chain).is_some_and(|name| self.files.layers.record(&name).is_some())
         };
-        self.has_overlay().is_ok_and(|has_overlay| record.directories(has_overlay).iter().all(has))
+        let directories = record.directories(self.has_overlay().ok()?);
+        let bytes = self.state.read(Path::new(&config_path(&record.id)), MAX_CONFIG_BYTES).ok()?;
+        let is_good = BlobDigest::of(&bytes) == record.id && directories.iter().all(has);
+        Some(Config::parse(&bytes, record.layers.len()).ok().filter(|_| is_good)?.image)
+    }
+
+    /// Keeps names from removal; see [`ImageFiles::claim`].
+    pub(super) fn claim(&self, names: impl IntoIterator<Item = String>) -> Result<Claim, PullError> {
+        self.files.claim(names).map_err(|error| self.lock_failed(&error))
+    }
+
+    fn lock_failed(&self, error: &io::Error) -> PullError {
+        PullError::new(Sort::Disk, format!("cannot lock {}: {error}", self.files.root().display()))
     }
 
     /// Whether this node mounts layers over one another.
@@ -175,7 +197,7 @@ impl Store {
     /// Removes images that nobody needs, whatever their age, and all leftovers.
     ///
     /// # Errors
-    /// Something is being pulled, or what there is is unknown; nothing was removed.
+    /// What there is is unknown; nothing was removed.
     pub fn prune(&self) -> Result<Removed, PullError> {
         self.remove_if(|records, needed| Ok((collect::unused(records, needed), Leftovers::All)))
     }
@@ -183,7 +205,7 @@ impl Store {
     /// Removes one image by name or ID.
     ///
     /// # Errors
-    /// There is no such image, or it is needed, or something is being pulled.
+    /// There is no such image, or it is needed.
     pub fn remove(&self, name: &str) -> Result<Removed, PullError> {
         if let Ok(id) = BlobDigest::parse(name)
             && self.records()?.is_unreadable(&id)
@@ -209,7 +231,7 @@ impl Store {
         })
     }
 
-    /// Garbage collection: removes what `collect::choose` chooses. `None` while something is pulled: try again later.
+    /// Garbage collection: removes what `collect::choose` chooses.
     ///
     /// # Errors
     /// What there is is unknown; nothing was removed.
@@ -245,24 +267,35 @@ impl Store {
     /// Removes a record that nobody can read, such as a newer agent's; then what only it could have kept. Containers that run
     /// keep their layers: those are mounted.
     fn remove_unreadable(&self, id: &BlobDigest) -> Result<Removed, PullError> {
-        let _alone = self.hold_alone()?;
+        let (_alone, claimed) = self.hold_alone()?;
         let mut removed = Removed::default();
         self.state.remove(Path::new(&record_path(id))).map_err(|error| PullError::disk(&error))?;
         removed.images.push(id.to_string());
-        self.remove_leftovers(Leftovers::Layers, &mut removed)?;
+        self.remove_leftovers(Leftovers::Layers, &claimed, &mut removed)?;
         Ok(removed)
     }
 
-    fn hold_alone(&self) -> Result<Hold, PullError> {
-        let hold = self.files.hold_alone().map_err(|error| PullError::disk(&error))?;
-        hold.ok_or_else(|| PullError::new(Sort::Unreachable, "images are being pulled; try again"))
+    /// Holds off claims, and gives what is claimed.
+    fn hold_alone(&self) -> Result<(Hold, BTreeSet<String>), PullError> {
+        let hold = self.files.hold_alone().map_err(|error| self.lock_failed(&error))?;
+        let claimed = self.files.claimed().map_err(|error| self.lock_failed(&error))?;
+        Ok((hold, claimed))
+    }
+
+    /// Removes blobs that no pull claims.
+    pub(super) fn remove_blobs(&self, names: impl Iterator<Item = BlobName>) -> Result<(), PullError> {
+        let (_alone, claimed) = self.hold_alone()?;
+        for name in names.filter(|name| !claimed.contains(name.as_str())) {
+            self.files.blobs.remove(&name).map_err(|error| PullError::disk(&error))?;
+        }
+        Ok(())
     }
 
     fn remove_if(
         &self,
         choose: impl FnOnce(&Records, &BTreeSet<BlobDigest>) -> Result<(Vec<BlobDigest>, Leftovers), PullError>,
     ) -> Result<Removed, PullError> {
-        let _alone = self.hold_alone()?;
+        let (_alone, claimed) = self.hold_alone()?;
         let records = self.records()?;
         let unknown = |why: String| PullError::new(Sort::Disk, format!("{why}; nothing was removed"));
         if let Some(why) = records.unreadable().first() {
@@ -279,19 +312,25 @@ impl Store {
                 Err(error) => removed.problems.push(chain(&error)),
             }
         }
-        self.remove_leftovers(leftovers, &mut removed)?;
+        self.remove_leftovers(leftovers, &claimed, &mut removed)?;
         Ok(removed)
     }
 
-    /// Layers that no image has, and what cuts left of layers; perhaps blobs.
-    fn remove_leftovers(&self, leftovers: Leftovers, removed: &mut Removed) -> Result<(), PullError> {
+    /// Layers and configs that no image has, and what cuts left of layers; perhaps blobs.
+    fn remove_leftovers(
+        &self,
+        leftovers: Leftovers,
+        claimed: &BTreeSet<String>,
+        removed: &mut Removed,
+    ) -> Result<(), PullError> {
         let records = self.records()?;
         let mounted = mounted_layers().map_err(|error| PullError::disk(&error))?;
         // none of this while a record cannot be read: any layer could be its
         let Some(kept) = records.layers() else { return Ok(()) };
         for (chain_id, bytes) in self.layer_sizes()? {
             let Some(name) = blob_name(&chain_id) else { continue };
-            if kept.contains(&chain_id) || mounted.contains(Layers::name(&name)) {
+            let is_claimed = claimed.contains(name.as_str());
+            if is_claimed || kept.contains(&chain_id) || mounted.contains(Layers::name(&name)) {
                 continue;
             }
             match self.files.layers.remove(&name) {
@@ -299,19 +338,39 @@ impl Store {
                 Err(error) => removed.problems.push(chain(&error)),
             }
         }
-        match self.files.layers.sweep() {
+        match self.files.layers.sweep(claimed) {
             Ok(stuck) => {
                 removed.problems.extend(stuck.iter().map(|name| format!("cannot remove layers/{name}")))
             }
             Err(error) => removed.problems.push(format!("layers: {error}")),
         }
+        self.remove_configs(&records, removed);
         if leftovers == Leftovers::Layers {
             return Ok(());
         }
         let blobs = self.files.blobs.list().map_err(|error| PullError::disk(&error))?;
-        let failed = blobs.iter().filter_map(|name| self.files.blobs.remove(name).err());
+        let blobs = blobs.iter().filter(|name| !claimed.contains(name.as_str()));
+        let failed = blobs.filter_map(|name| self.files.blobs.remove(name).err());
         removed.problems.extend(failed.map(|error| chain(&error)));
         Ok(())
+    }
+
+    /// Configs that no image has.
+    fn remove_configs(&self, records: &Records, removed: &mut Removed) {
+        let listing = match self.state.list(Path::new(CONFIGS), MAX_LISTED) {
+            Err(ReadError::NotFound { .. }) => return,
+            Err(error) => return removed.problems.push(chain(&error)),
+            Ok(listing) => listing,
+        };
+        let kept: BTreeSet<String> = records.iter().map(|record| config_path(&record.id)).collect();
+        for entry in listing.entries {
+            let path = Path::new(CONFIGS).join(&entry.name);
+            if !kept.contains(path.to_string_lossy().as_ref())
+                && let Err(error) = self.state.remove(&path)
+            {
+                removed.problems.push(chain(&error));
+            }
+        }
     }
 }
 
@@ -325,6 +384,10 @@ pub(super) fn admit(records: &Records, id: &BlobDigest) -> Result<(), PullError>
 
 fn record_path(id: &BlobDigest) -> String {
     format!("{RECORDS}/{}.json", id.hex())
+}
+
+fn config_path(id: &BlobDigest) -> String {
+    format!("{CONFIGS}/{}.json", id.hex())
 }
 
 /// A digest as a file's name.

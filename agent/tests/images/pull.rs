@@ -85,6 +85,12 @@ drwxr-xr-x";
     let seen: Vec<String> = registry.take_seen().into_iter().map(|seen| seen.path).collect();
     assert_eq!(seen, ["/v2/team/app/manifests/v1"], "only the tag is asked for again");
     assert_eq!(node.ok(&["ls"])["images"].as_array().unwrap().len(), 1);
+
+    // a config that went bad is no image's: the next pull brings it
+    let config = node.root().join("images/configs").join(node.names("configs").remove(0));
+    fs::write(config, "{}").unwrap();
+    assert_eq!(node.ok(&["ls"])["images"][0]["ready"], false);
+    assert_eq!(node.ok(&["pull", &name])[0]["ready"], true);
 }
 
 #[test]
@@ -259,14 +265,26 @@ fn mirror_is_asked_first_and_may_be_wrong() {
 #[test]
 fn killed_pull_is_taken_up_by_the_next() {
     let Some((node, registry, name)) = setup("pull-killed") else { return };
+    Image::new(vec![Packed::gzip(&Archive::default().file("x", b"1"))]).push(&registry, "team/other", "v1");
+    Image::new(image().layers.drain(..1).collect()).push(&registry, "team/base", "v1");
+    let [other, base] = ["other", "base"].map(|repository| name.replace("/app", &format!("/{repository}")));
     for at in 0..2 {
+        node.ok(&["pull", &other]);
         registry.fail(&layer(at), Fault::Stall);
         let mut child = node.command(&["pull", &name]).spawn().unwrap();
         kedge_rig::scratch::wait_until("the layer is asked for", std::time::Duration::from_secs(60), || {
             registry.take_seen().iter().any(|seen| seen.path.contains(&layer(at)))
         });
-        // removal waits for nobody and takes nothing from a pull
-        node.fails(&["prune"], "being pulled");
+        if at == 1 {
+            // another pull that ends takes no blob away that this one uses
+            node.ok(&["pull", &base]);
+            assert!(node.names("blobs").contains(&image().layers[0].digest().hex()));
+            node.ok(&["rm", &base]);
+        }
+        // a removal waits for no pull, and takes nothing from one
+        assert_eq!(node.ok(&["prune"])["images"], json!([other]));
+        assert_eq!(node.names("layers").len(), 2 * at, "the layers that the pull has unpacked");
+        assert!(!node.names("blobs").is_empty());
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(node.names("records"), [""; 0]);

@@ -95,6 +95,8 @@ impl Node {
     pub(crate) fn has_nothing(&self) {
         assert_eq!(self.names("records"), [""; 0]);
         assert_eq!(self.names("layers"), [""; 0]);
+        assert_eq!(self.names("configs"), [""; 0]);
+        assert_eq!(self.names("claims"), [""; 0]);
     }
 
     /// The directories of an image's layers, the base first.

@@ -8,6 +8,7 @@
 //! Where overlayfs cannot be mounted an image's archives are unpacked into one directory, over one another ([`Unpack`] with
 //! several steps): such a layer is whole by itself and shares nothing. The caller names it by a digest of its own.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
 use std::fs::{self, File};
@@ -38,8 +39,10 @@ const ANSWER_BYTES: u64 = 16 * 1024;
 /// Most layers listed: 127 of each of some hundred images.
 const MAX_LISTED: usize = 20_000;
 
-/// The name under which an archive that is no layer is unpacked.
-const IMPORT: &str = "import";
+/// The name under which an archive that is no layer is unpacked, and of its claim.
+pub const IMPORT: &str = "import";
+/// How the names begin under which overlayfs is tried; the number of the process follows.
+const PROBE: &str = "probe-";
 
 /// Tries of overlayfs in this process.
 static PROBES: AtomicU32 = AtomicU32::new(0);
@@ -210,8 +213,8 @@ impl Layers {
     fn try_overlay(&self) -> io::Result<()> {
         // names of this try alone: another process may try now, and a cut may have left those of an earlier one
         let number = PROBES.fetch_add(1, Ordering::Relaxed);
-        let names =
-            ["below", "new", "work", "mnt"].map(|end| format!("probe-{}-{number}.{end}", std::process::id()));
+        let names = ["below", "new", "work", "mnt"]
+            .map(|end| format!("{PROBE}{}-{number}.{end}", std::process::id()));
         let clear = || names.iter().for_each(|name| drop(trees::remove(&self.directory.join(name))));
         clear();
         let (directory, [below, upper, work, target]) = (self.directory.clone(), names.clone());
@@ -369,12 +372,11 @@ impl Layers {
         }
     }
 
-    /// Removes a layer: its record first, so that a cut leaves a leftover and never half a layer.
+    /// Removes a layer that nobody claims: its record first, so that a cut leaves a leftover and never half a layer.
     ///
     /// # Errors
     /// The disk failed; the layer may be half removed, and does not count any more.
     pub fn remove(&self, chain: &BlobName) -> Result<(), UnpackError> {
-        let _only = self.hold()?;
         let name = short(chain);
         if self.record(chain).is_some() {
             let files = linux::files(&self.directory);
@@ -388,26 +390,34 @@ impl Layers {
         Ok(())
     }
 
-    /// Removes what a cut or a kill left: everything without a record. Call only while nothing is pulled.
+    /// Removes what a cut or a kill left: everything without a record, but what is claimed.
     ///
     /// # Errors
     /// The directory cannot be read; what cannot be removed is counted by the names given.
-    pub fn sweep(&self) -> io::Result<Vec<String>> {
+    pub fn sweep(&self, claimed: &BTreeSet<String>) -> io::Result<Vec<String>> {
+        let claimed: BTreeSet<&str> =
+            claimed.iter().map(|name| name.get(..NAME_BYTES).unwrap_or(name)).collect();
         let mut stuck = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let layer = name.split('.').next().unwrap_or_default();
-            let is_kept = name == ".lock"
-                || (layer.len() == NAME_BYTES
-                    && (name == layer || name == format!("{layer}.json"))
-                    && self.record_of(layer).is_some());
+            let is_whole = layer.len() == NAME_BYTES
+                && (name == layer || name == format!("{layer}.json"))
+                && self.record_of(layer).is_some();
+            let is_kept = name == ".lock" || is_whole || claimed.contains(layer) || is_being_tried(layer);
             if !is_kept && trees::remove(&entry.path()).is_err() {
                 stuck.push(name);
             }
         }
         Ok(stuck)
     }
+}
+
+/// Whether a process tries overlayfs under this name now.
+fn is_being_tried(name: &str) -> bool {
+    let pid = name.strip_prefix(PROBE).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+    pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists())
 }
 
 /// What a try of overlayfs says about the kernel; an error if it says nothing.

@@ -6,17 +6,20 @@
 //!
 //!     blobs/HEX          a blob                        layers/NAME         what a layer adds to those below it
 //!     blobs/HEX.part     a blob that is being fetched  layers/NAME.json    the record that vouches for it
-//!     lock               shared: pulls; alone: removal layers/NAME.new ... being made, or being removed
+//!     claims/PID-N       what a running pull uses      layers/NAME.new ... being made, or being removed
+//!     lock               shared: a claim is made; alone: removal
 //!
 //! Leaves to others: what an image is, what may be removed, where blobs come from.
 
 mod apply;
 mod blobs;
 mod child;
+mod claims;
 mod confine;
 mod layers;
 mod mounts;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -27,7 +30,8 @@ use crate::linux;
 
 pub use blobs::{BlobError, Blobs, Part};
 pub use child::{UnpackArguments, unpack_child};
-pub use layers::{LayerRecord, Layers, Limits, Step, Unpack, UnpackError};
+pub use claims::Claim;
+pub use layers::{IMPORT, LayerRecord, Layers, Limits, Step, Unpack, UnpackError};
 pub use mounts::mounted_layers;
 
 /// A SHA-256 digest as a file's name: 64 lower case hexadecimal digits.
@@ -91,22 +95,48 @@ impl ImageFiles {
         &self.root
     }
 
-    /// Held by whoever pulls: many at once. `None` while something is being removed.
+    /// Held, for a moment, by whoever makes or extends a claim, or writes a record: many at once. `None` while something is being
+    /// removed.
     ///
     /// # Errors
     /// The lock's file cannot be opened.
     pub fn hold_shared(&self) -> io::Result<Option<Hold>> {
         let file = self.lock_file("lock")?;
-        held(file.try_lock_shared(), file)
+        match file.try_lock_shared() {
+            Ok(()) => Ok(Some(Hold { _file: file })),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => Err(error),
+        }
     }
 
-    /// Held by whoever removes: alone. `None` while another process or thread holds it either way.
+    /// Held by whoever removes, who leaves what is [`ImageFiles::claimed`]: alone. Waits for others, none of which holds it for
+    /// longer than it takes to write a record or to remove some layers.
     ///
     /// # Errors
     /// The lock's file cannot be opened.
-    pub fn hold_alone(&self) -> io::Result<Option<Hold>> {
+    pub fn hold_alone(&self) -> io::Result<Hold> {
         let file = self.lock_file("lock")?;
-        held(file.try_lock(), file)
+        file.lock()?;
+        Ok(Hold { _file: file })
+    }
+
+    /// Keeps names, of blobs, chains, or [`IMPORT`], from removal until the claim is dropped. Call it, and extend it, under
+    /// [`ImageFiles::hold_shared`].
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn claim(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> io::Result<Claim> {
+        let mut claim = Claim::begin(&self.root.join("claims"))?;
+        claim.add(names)?;
+        Ok(claim)
+    }
+
+    /// All names that are claimed. Call it under [`ImageFiles::hold_alone`].
+    ///
+    /// # Errors
+    /// A claim cannot be read: nothing may be removed.
+    pub fn claimed(&self) -> io::Result<BTreeSet<String>> {
+        claims::names(&self.root.join("claims"))
     }
 
     /// Held while records are read, changed and written, which is short: waits for others.
@@ -135,7 +165,7 @@ impl ImageFiles {
     }
 
     /// Unpacks an archive that is no layer, such as a layout that somebody brought, by the same confined process, into a directory
-    /// that the caller removes, who has [`ImageFiles::hold_import`].
+    /// that the caller removes, who has [`ImageFiles::hold_import`] and a claim of [`IMPORT`].
     ///
     /// # Errors
     /// It is not unpacked, and nothing is left.
@@ -160,14 +190,6 @@ impl ImageFiles {
             ]
         }
         Ok(sized(&nix::sys::statvfs::statvfs(&self.root)?))
-    }
-}
-
-fn held(locked: Result<(), fs::TryLockError>, file: File) -> io::Result<Option<Hold>> {
-    match locked {
-        Ok(()) => Ok(Some(Hold { _file: file })),
-        Err(fs::TryLockError::WouldBlock) => Ok(None),
-        Err(fs::TryLockError::Error(error)) => Err(error),
     }
 }
 

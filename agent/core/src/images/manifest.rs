@@ -258,8 +258,7 @@ pub fn choose<'a>(offered: &'a [Offered], host: &Platform) -> Result<&'a Offered
 }
 
 /// What an image says about the process that is started from it, under the names of the OCI image configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageConfig {
     /// `Env`, each `NAME=value`.
     pub env: Vec<String>,

@@ -20,8 +20,9 @@ use crate::pods;
 
 /// The form of records that this version reads and writes.
 pub const API_VERSION: &str = "kedge.dev/v1";
-/// Longest record: a config's words (2 MiB) and names.
-pub const MAX_RECORD_BYTES: usize = 5 << 20;
+/// Longest record: 512 names of about 500 bytes, 127 layers of 170. A start reads all records, so what only a container needs, the
+/// image's config, has a file of its own.
+pub const MAX_RECORD_BYTES: usize = 512 << 10;
 /// Most names of one image, and most digests; of more the alphabetically last of the earlier ones are forgotten. A tag for each
 /// build would grow without end.
 const MAX_NAMES: usize = 256;
@@ -51,7 +52,6 @@ pub struct Record {
     pub layers: Vec<Layer>,
     /// Compressed, as the manifest says.
     pub size_bytes: u64,
-    pub config: ImageConfig,
     /// Later records have higher numbers.
     pub sequence: u64,
     /// By the node's wall clock; shown to people, decides nothing.
@@ -110,14 +110,8 @@ impl Record {
 
     /// As a pod's container takes it; `pulled` is how long the fetching took, and its bytes.
     #[must_use]
-    pub fn for_container(&self, pulled: Option<(Duration, u64)>) -> pods::Image {
-        let ImageConfig { env, entrypoint, cmd, user, working_dir, stop_signal, .. } = self.config.clone();
-        pods::Image {
-            id: self.id.to_string(),
-            reference: self.image_id(),
-            config: pods::ImageConfig { env, entrypoint, cmd, user, working_dir, stop_signal },
-            pulled,
-        }
+    pub fn for_container(&self, config: ImageConfig, pulled: Option<(Duration, u64)>) -> pods::Image {
+        pods::Image { id: self.id.to_string(), reference: self.image_id(), config, pulled }
     }
 
     /// Adds the names by which it was pulled or imported.
@@ -256,7 +250,6 @@ pub(super) mod tests {
             platform: Platform::of_processor("x86_64", None),
             layers: layers.iter().map(|n| Layer { chain: digest(*n), diff: digest(*n) }).collect(),
             size_bytes: 10,
-            config: ImageConfig::default(),
             sequence,
             pulled_unix_secs: 0,
         };

@@ -12,6 +12,7 @@
 
 use crate::config::source::is_file_name;
 use crate::event::Level;
+pub use crate::images::ImageConfig;
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -326,20 +327,6 @@ pub struct Image {
     pub config: ImageConfig,
     /// It was fetched for this: how long that took, and its bytes.
     pub pulled: Option<(Duration, u64)>,
-}
-
-/// What an image says about its containers.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ImageConfig {
-    /// `NAME=value`.
-    pub env: Vec<String>,
-    pub entrypoint: Vec<String>,
-    pub cmd: Vec<String>,
-    /// `user`, `uid`, `user:group`, ...; empty: root.
-    pub user: String,
-    pub working_dir: String,
-    /// `SIGTERM`, `15`, ...; empty: TERM.
-    pub stop_signal: String,
 }
 
 /// An image to see to.

@@ -1,0 +1,116 @@
+//! What running pulls use, by name: how a removal goes on beside them.
+//!
+//! Always holds: a claim is a locked file with one name in each line, so it ends with its value and with its process, and one that
+//! nobody locks any more counts for nothing. Claims are made and extended under [`ImageFiles::hold_shared`], and read under
+//! [`ImageFiles::hold_alone`]: a removal sees each of them wholly or before it uses anything.
+//!
+//! Leaves to others: what the names are of.
+//!
+//! [`ImageFiles::hold_shared`]: super::ImageFiles::hold_shared
+//! [`ImageFiles::hold_alone`]: super::ImageFiles::hold_alone
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::linux::read_up_to;
+
+/// Longest claim: 127 layers, a blob and a chain of 65 bytes for each, and the config; more is unknown, not nothing.
+const CLAIM_BYTES: usize = 64 * 1024;
+
+/// Claims of this process.
+static CLAIMS: AtomicU32 = AtomicU32::new(0);
+
+/// What one pull uses, until it is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    file: File,
+    path: PathBuf,
+}
+
+impl Claim {
+    pub(super) fn begin(directory: &Path) -> io::Result<Self> {
+        super::make_directory(directory)?;
+        let number = CLAIMS.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!("{}-{number}", std::process::id()));
+        // what an earlier process of this number left is not locked
+        let file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&path)?;
+        file.try_lock()?;
+        Ok(Self { file, path })
+    }
+
+    /// Adds names.
+    ///
+    /// # Errors
+    /// The disk failed; some of them may count.
+    pub fn add(&mut self, names: impl IntoIterator<Item = impl AsRef<str>>) -> io::Result<()> {
+        let lines: String =
+            names.into_iter().flat_map(|name| [name.as_ref().to_owned(), "\n".into()]).collect();
+        self.file.write_all(lines.as_bytes())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // if it cannot be removed: nobody locks it
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The names that pulls use now; removes claims whose process was killed.
+pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(names),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            file => file?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => fs::remove_file(&path)?,
+            Err(TryLockError::WouldBlock) => {
+                let bytes = read_up_to(file, CLAIM_BYTES + 1)?;
+                if bytes.len() > CLAIM_BYTES {
+                    return Err(io::Error::other(format!("{} is too long", path.display())));
+                }
+                names.extend(String::from_utf8_lossy(&bytes).lines().map(str::to_owned));
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+
+    #[test]
+    fn claim_counts_until_it_ends() {
+        let scratch = Scratch::new("claims").unwrap();
+        let directory = scratch.join("claims");
+        assert!(names(&directory).unwrap().is_empty());
+        let mut one = Claim::begin(&directory).unwrap();
+        one.add(["a", "b"]).unwrap();
+        let mut two = Claim::begin(&directory).unwrap();
+        two.add(["b", "c"]).unwrap();
+        two.add(["d"]).unwrap();
+        scratch.write("claims/1-1", "of a process that was killed\n");
+        assert_eq!(names(&directory).unwrap(), ["a", "b", "c", "d"].map(str::to_owned).into());
+        assert!(!directory.join("1-1").exists());
+        drop(two);
+        assert_eq!(names(&directory).unwrap(), ["a", "b"].map(str::to_owned).into());
+        std::fs::write(&one.path, "x".repeat(CLAIM_BYTES + 1)).unwrap();
+        assert!(names(&directory).is_err(), "a claim that cannot be read is not no claim");
+        drop(one);
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+    }
+}
