@@ -7,10 +7,12 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kedge_api::excerpt;
+use kedge_core::images::bad::BadArchives;
 use kedge_core::images::credentials::{self, Keyring};
 use kedge_core::images::manifest::{self, Blob, Config, Document, ImageConfig, MAX_CONFIG_BYTES, Manifest};
 use kedge_core::images::policy::Decision;
@@ -84,6 +86,7 @@ pub struct Puller {
     network: Network,
     registries: Registries,
     platform: Platform,
+    bad: Mutex<BadArchives>,
 }
 
 /// One image on its way.
@@ -104,7 +107,13 @@ impl Puller {
             clock: options.clock,
             proxies: options.proxies,
         };
-        Self { store, network, registries: options.registries, platform: this_platform() }
+        Self {
+            store,
+            network,
+            registries: options.registries,
+            platform: this_platform(),
+            bad: Mutex::default(),
+        }
     }
 
     /// Sees that an image is there, by its policy. Blocks while it is fetched. `secrets` are the pod's; the node's own
@@ -232,6 +241,10 @@ impl Puller {
                 None => self.pause()?,
             }
         }
+    }
+
+    fn bad(&self) -> MutexGuard<'_, BadArchives> {
+        self.bad.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pause(&self) -> Result<(), PullError> {
@@ -425,6 +438,12 @@ impl Pull<'_> {
             _ if is_merged => Vec::new(),
             _ => (0..layers.len()).filter(|at| is_missing(&layers[*at].chain)).collect(),
         };
+        match is_merged {
+            true => self.check_not_bad(source, manifest, layers, &missing)?,
+            false => {
+                missing.iter().try_for_each(|at| self.check_not_bad(source, manifest, layers, &[*at]))?
+            }
+        }
         let lacking: Vec<u64> = missing.iter().map(|at| self.lacking(&manifest.layers[*at].blob)).collect();
         let mut bytes: u64 = lacking.iter().sum();
         (self.progress)(Progress::Resolved { layers: missing.len(), bytes });
@@ -445,6 +464,21 @@ impl Pull<'_> {
             self.unpack(manifest, layers, (&[at], at), bytes)?;
         }
         Ok(())
+    }
+
+    /// Refuses archives that failed too often, before they are fetched.
+    fn check_not_bad(
+        &self,
+        source: &dyn Source,
+        manifest: &Manifest,
+        layers: &[Layer],
+        archives: &[usize],
+    ) -> Result<(), PullError> {
+        let Some(key) = bad_key(manifest, layers, archives) else { return Ok(()) };
+        match self.puller.bad().refusal(&key) {
+            Some(why) => Err(PullError::new(Sort::Bad, format!("{}: {why}", source.shown()))),
+            None => Ok(()),
+        }
     }
 
     /// Unpacks archives into the layer at `target`; so many bytes are kept for what is still to be fetched.
@@ -495,7 +529,11 @@ impl Pull<'_> {
                 // one that went bad here is fetched again by the next try
                 let bad = blobs.filter(|name| matches!(files.blobs.verify(name), Ok(false))).count();
                 let note = if bad > 0 { "; it went bad on this disk and was discarded" } else { "" };
-                PullError::new(Sort::Bad, format!("{}{note}", chain(&error)))
+                let text = format!("{}{note}", chain(&error));
+                if let Some(key) = bad_key(manifest, layers, archives).filter(|_| bad == 0) {
+                    self.puller.bad().failed(key, &text);
+                }
+                PullError::new(Sort::Bad, text)
             }
         })
     }
@@ -630,6 +668,12 @@ fn blob_failed(source: &dyn Source, error: &BlobError) -> PullError {
 
 fn unreadable(path: &Path, error: &std::io::Error) -> PullError {
     PullError::new(Sort::Bad, format!("cannot read {}: {error}", path.display()))
+}
+
+/// By what archives are known that could not be unpacked into the layer of the last of them.
+fn bad_key(manifest: &Manifest, layers: &[Layer], archives: &[usize]) -> Option<BlobDigest> {
+    let blobs = archives.iter().map(|at| &manifest.layers[*at].blob.digest);
+    Some(BadArchives::key(&layers[*archives.last()?].chain, blobs))
 }
 
 /// The layers of an image by what they unpack to, the base first.

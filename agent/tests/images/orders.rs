@@ -12,6 +12,7 @@ use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
 use kedge_rig::registry::{Access, FakeRegistry};
 use serde_json::json;
 
+use super::archive::{Image, Packed};
 use super::pull::image;
 use super::setup::{Node, PROGRAM};
 
@@ -67,6 +68,19 @@ fn each_order_is_answered_once() {
     let ready = |fetched: bool| format!("ready [\"/bin/tick\"] fetched {fetched}");
     assert_eq!(told(&puller, &name, PullPolicy::IfNotPresent, &secret), ["pulling".to_owned(), ready(true)]);
     assert_eq!(told(&puller, &name, PullPolicy::Never, "{}"), [ready(false)], "it is here");
+
+    // each try writes it to flash
+    Image::new(vec![Packed::raw(vec![0xff; 4096])]).push(&registry, "team/bad", "v1");
+    let bad = name.replace("/app", "/bad");
+    for _ in 0..3 {
+        let failed = told(&puller, &bad, PullPolicy::Always, &secret);
+        assert!(
+            failed.len() == 2 && failed[1].contains("entry 1") && !failed[1].contains("tried"),
+            "{failed:?}"
+        );
+    }
+    let refused = told(&puller, &bad, PullPolicy::Always, &secret);
+    assert!(refused.len() == 1 && refused[0].contains("tried 3 times"), "{refused:?}");
 
     let id = store.records().unwrap().iter().next().unwrap().id.to_string();
     let layers = store.layers(&id).unwrap();

@@ -8,6 +8,7 @@
 //! (`pods`).
 
 pub mod backoff;
+pub mod bad;
 pub mod challenge;
 pub mod collect;
 pub mod credentials;
