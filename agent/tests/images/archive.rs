@@ -106,6 +106,7 @@ pub(crate) fn zstd(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// One layer as a registry has it.
+#[derive(Clone)]
 pub(crate) struct Packed {
     pub(crate) bytes: Vec<u8>,
     pub(crate) media_type: &'static str,

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::LazyLock;
 
 use kedge_core::images::BlobDigest;
 use kedge_rig::registry::{Access, FakeRegistry, Fault};
@@ -20,8 +21,13 @@ fn noise(length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Two layers, of which the second changes the first; gzip and zstd.
-pub(crate) fn image() -> Image {
+/// Two layers, of which the second changes the first; gzip and zstd. Packed once: these tests are not optimized.
+pub(crate) fn image() -> &'static Image {
+    static IMAGE: LazyLock<Image> = LazyLock::new(make_image);
+    &IMAGE
+}
+
+fn make_image() -> Image {
     let base = Archive::default()
         .directory("bin")
         .entry("bin/tick", Meta { mode: 0o4755, owner: 7, ..Meta::default() }, &noise(200_000))
@@ -167,7 +173,7 @@ fn index_gives_the_image_of_this_processor() {
     let own = image();
     let other = Image::for_platform(vec![Packed::gzip(&Archive::default().file("x", b"1"))], "s390x");
     other.push(&registry, "team/app", "other");
-    let index = Image::index(&[(&other, "s390x"), (&own, own_architecture())]);
+    let index = Image::index(&[(&other, "s390x"), (own, own_architecture())]);
     registry.put("team/app/manifests/multi", INDEX, &index);
     let name = |tag: &str| format!("{}/team/app:{tag}", registry.name());
     let pulled = node.ok(&["pull", &name("multi")])[0].clone();
@@ -266,7 +272,7 @@ fn mirror_is_asked_first_and_may_be_wrong() {
 fn killed_pull_is_taken_up_by_the_next() {
     let Some((node, registry, name)) = setup("pull-killed") else { return };
     Image::new(vec![Packed::gzip(&Archive::default().file("x", b"1"))]).push(&registry, "team/other", "v1");
-    Image::new(image().layers.drain(..1).collect()).push(&registry, "team/base", "v1");
+    Image::new(image().layers[..1].to_vec()).push(&registry, "team/base", "v1");
     let [other, base] = ["other", "base"].map(|repository| name.replace("/app", &format!("/{repository}")));
     for at in 0..2 {
         node.ok(&["pull", &other]);
@@ -304,8 +310,7 @@ fn killed_pull_is_taken_up_by_the_next() {
 #[test]
 fn shared_layer_goes_with_the_last_image() {
     let Some((node, registry, name)) = setup("pull-shared") else { return };
-    let base = || image().layers.into_iter().next().unwrap();
-    Image::new(vec![base()]).push(&registry, "team/base", "v1");
+    Image::new(image().layers[..1].to_vec()).push(&registry, "team/base", "v1");
     let base_name = format!("{}/team/base:v1", registry.name());
     node.ok(&["pull", &name, &base_name]);
     assert_eq!(node.names("layers").len(), 4, "two layers and their records");
@@ -438,7 +443,7 @@ fn image_without_overlayfs_is_one_directory() {
     // the node gets overlayfs, and the base by another image: the directory of everything is not taken for the top layer
     let after = Node::at(&node.scratch.join("upper/root")).unwrap();
     let base_layout = node.scratch.join("base");
-    Image::new(image().layers.into_iter().take(1).collect()).write_layout(&base_layout);
+    Image::new(image().layers[..1].to_vec()).write_layout(&base_layout);
     after.ok(&["import", &base_layout.display().to_string(), "--name", "localhost/base:v1"]);
     let images = after.ok(&["ls"])["images"].as_array().unwrap().clone();
     let app = images.iter().find(|image| image["names"] == json!(["localhost/app:v1"])).unwrap();

@@ -125,7 +125,7 @@ fn real_registry_serves_over_tls_with_a_password() {
     let Some(node) = Node::new("real-registry", &[]).filter(|_| is_installed()) else { return };
     let directory = node.scratch.path().to_path_buf();
     certificates(&directory);
-    store(&image(), &directory, "team/app", "v1");
+    store(image(), &directory, "team/app", "v1");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let registry = start(&directory, port);
     let server = format!("127.0.0.1:{port}");
