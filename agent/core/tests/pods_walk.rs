@@ -1173,6 +1173,42 @@ fn rejected_pods_cost_no_flash_and_are_limited() {
     assert_eq!(saves, 0, "what never ran is not recorded");
 }
 
+#[test]
+fn run_that_was_made_by_a_killed_agent_is_started() {
+    let pod = json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"},
+        "spec": {"containers": [{"name": "a", "image": "x:1"}]}, "status": {"phase": "Pending"}});
+    let uid = PodUid::new("u").unwrap();
+    let key = ContainerKey { pod: uid.clone(), container: "a".into(), attempt: 0 };
+    let mut core = begun();
+    let listed = PodEvent::PodsListed { node_uid: "n".into(), pods: vec![pod] };
+    let actions = told(&mut core, 1, listed);
+    let saved = actions.into_iter().find_map(|action| match action {
+        PodAction::SaveDesired { file, content } => {
+            content.map(|content| DesiredFound { file, content: Ok(content) })
+        }
+        _ => None,
+    });
+    let mut core = Pods::new(NODE);
+    told(&mut core, 2, PodEvent::Held(false));
+    told(&mut core, 2, PodEvent::DesiredRead(Ok(saved.into_iter().collect())));
+    let found = PodFound {
+        uid,
+        namespace: "d".into(),
+        name: "p".into(),
+        node_uid: "n".into(),
+        network: Some(PodNetwork::default()),
+    };
+    let run = Observation {
+        container: key.clone(),
+        state: ContainerState::Created,
+        image_name: "x:1".into(),
+        image_reference: String::new(),
+    };
+    let inventory = Inventory { pods: vec![found], containers: vec![run], logs: BTreeMap::new() };
+    let actions = told(&mut core, 2, PodEvent::Inventory(inventory));
+    assert!(actions.contains(&PodAction::StartContainer(key)), "not made again as a restart: {actions:?}");
+}
+
 #[allow(clippy::disallowed_methods, reason = "a failed walk is repeated by its seed")]
 #[test]
 fn random_walks_keep_every_promise() {

@@ -99,8 +99,6 @@ pub(crate) struct Run {
     pub(crate) ended: Option<Duration>,
     /// It could not be started: why.
     pub(crate) start_error: Option<String>,
-    /// Created by this process, so that nothing is known to be half done.
-    pub(crate) is_fresh: bool,
     /// It was stopped for a run with another image: how it ends is no result.
     pub(crate) is_replaced: bool,
     pub(crate) is_removed: bool,
@@ -329,13 +327,9 @@ impl Life {
     pub(crate) fn observed(&mut self, now: Now, observation: &Observation, actions: &mut Vec<PodAction>) {
         let ContainerKey { container: name, attempt, .. } = &observation.container;
         let container = self.containers.entry(name.clone()).or_default();
-        let is_ordered = container.command == Some(Doing::Create(*attempt));
         container.next_attempt = container.next_attempt.max(attempt.saturating_add(1));
         container.answered(*attempt, &observation.state);
         let news = container.take(now, *attempt, observation);
-        if let Some(run) = container.run.as_mut().filter(|run| is_ordered && run.attempt == *attempt) {
-            run.is_fresh = true;
-        }
         self.is_dirty = true;
         match news {
             Some("Created") => self.announce_of(name, false, "Created", "Container created".into(), actions),
@@ -473,16 +467,13 @@ impl Life {
         failure: &Failure,
         actions: &mut Vec<PodAction>,
     ) {
-        let Some(container) = self.containers.get_mut(&key.container) else { return };
-        if container.command != Some(Doing::Create(key.attempt)) {
-            return;
-        }
-        container.command = None;
-        container.create.failed(now.mono);
         let is_config = failure.reason == FailureReason::Config;
         let reason = if is_config { "CreateContainerConfigError" } else { "CreateContainerError" };
-        container.waiting = Some((reason, failure.message.clone()));
-        self.announce_of(&key.container, true, "Failed", format!("Error: {}", failure.message), actions);
+        let Some(container) = self.run_failed(Doing::Create(key.attempt), key, reason, failure, actions)
+        else {
+            return;
+        };
+        container.create.failed(now.mono);
     }
 
     fn start_failed(
@@ -492,11 +483,10 @@ impl Life {
         failure: &Failure,
         actions: &mut Vec<PodAction>,
     ) {
-        let Some(container) = self.containers.get_mut(&key.container) else { return };
-        if container.command != Some(Doing::Start(key.attempt)) {
+        let doing = Doing::Start(key.attempt);
+        let Some(container) = self.run_failed(doing, key, "RunContainerError", failure, actions) else {
             return;
-        }
-        container.command = None;
+        };
         if let Some(run) = container.run.as_mut().filter(|run| run.attempt == key.attempt && !run.has_ended())
         {
             let exit = Exit { code: START_FAILED, finished: Some(now.wall), ..unseen_exit() };
@@ -504,8 +494,22 @@ impl Life {
             run.ended = Some(now.mono);
             run.start_error = Some(failure.message.clone());
         }
-        container.waiting = Some(("RunContainerError", failure.message.clone()));
+    }
+
+    /// A step up of a container failed; None if it is not the one under way.
+    fn run_failed(
+        &mut self,
+        doing: Doing,
+        key: &ContainerKey,
+        reason: &'static str,
+        failure: &Failure,
+        actions: &mut Vec<PodAction>,
+    ) -> Option<&mut ContainerLife> {
+        let container = self.containers.get_mut(&key.container)?;
+        container.command.take_if(|command| *command == doing)?;
+        container.waiting = Some((reason, failure.message.clone()));
         self.announce_of(&key.container, true, "Failed", format!("Error: {}", failure.message), actions);
+        self.containers.get_mut(&key.container)
     }
 
     /// A run's rest is removed.
@@ -629,7 +633,6 @@ impl ContainerLife {
                 image_reference: observation.image_reference.clone(),
                 ended: None,
                 start_error: None,
-                is_fresh: false,
                 is_replaced: false,
                 is_removed: false,
             });

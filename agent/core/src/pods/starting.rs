@@ -284,9 +284,14 @@ impl Life {
                 }
                 return;
             }
+            // made, and not started: perhaps by an agent that was killed then. It never ran, so its start is no restart
             Some(run) if !run.has_ended() => {
                 let attempt = run.attempt;
-                self.start_or_remove(&spec.name, attempt, ctx);
+                if is_changed {
+                    self.remove_run(&spec.name, attempt, ctx);
+                } else {
+                    self.start(&spec.name, attempt, ctx);
+                }
                 return;
             }
             Some(run) => {
@@ -311,16 +316,11 @@ impl Life {
         }
     }
 
-    /// A container that is created is started; one that another process left half made is removed, and made anew.
-    fn start_or_remove(&mut self, name: &str, attempt: u32, ctx: &mut Context<'_>) {
+    fn start(&mut self, name: &str, attempt: u32, ctx: &mut Context<'_>) {
         let key = self.key(name, attempt);
-        let Some(container) = self.containers.get_mut(name) else { return };
-        let is_fresh = container.run.as_ref().is_some_and(|run| run.is_fresh);
-        if is_fresh {
+        if let Some(container) = self.containers.get_mut(name) {
             container.command = Some(Doing::Start(attempt));
             ctx.actions.push(PodAction::StartContainer(key));
-        } else {
-            self.remove_run(name, attempt, ctx);
         }
     }
 
