@@ -53,6 +53,8 @@ struct Disk {
     queue: VecDeque<(DesiredFile, Option<Vec<u8>>)>,
     /// A copy of an object could not be written: it may be lost.
     lost_copy: bool,
+    /// It could not be read, and is to be read again.
+    is_read_again: bool,
 }
 
 struct Api {
@@ -208,6 +210,7 @@ impl World {
         }
         match action {
             PodAction::SaveDesired { file, content } => self.disk.queue.push_back((file, content)),
+            PodAction::ReadDesired => self.disk.is_read_again = true,
             PodAction::PatchPodStatus { .. }
             | PodAction::DeletePod(_)
             | PodAction::CreateMirrorPod { .. }
@@ -447,22 +450,28 @@ impl World {
             network_ready: true,
             ..NodeFacts::default()
         })));
-        let files = self.disk.files.iter();
-        let found =
-            files.map(|(file, content)| DesiredFound { file: file.clone(), content: Ok(content.clone()) });
-        let found = found.collect();
+        self.disk.is_read_again = false;
         let inventory = self.inventory();
         if self.random.one_in(2) {
-            self.tell(PodEvent::DesiredRead(Ok(found)));
+            self.read_desired();
             self.tell(PodEvent::Inventory(inventory));
         } else {
             self.tell(PodEvent::Inventory(inventory));
-            self.tell(PodEvent::DesiredRead(Ok(found)));
+            self.read_desired();
         }
         self.tell_static();
         if !is_held_first {
             self.tell(PodEvent::Held(is_held));
         }
+    }
+
+    fn read_desired(&mut self) {
+        let files = self.disk.files.iter();
+        let found =
+            files.map(|(file, content)| DesiredFound { file: file.clone(), content: Ok(content.clone()) });
+        let found = found.collect();
+        let fails = self.is_rough && self.random.one_in(8);
+        self.tell(PodEvent::DesiredRead(if fails { Err("input/output error".into()) } else { Ok(found) }));
     }
 
     fn crash_agent(&mut self) {
@@ -503,6 +512,9 @@ impl World {
     }
 
     fn perform_write(&mut self) {
+        if std::mem::take(&mut self.disk.is_read_again) {
+            return self.read_desired();
+        }
         let Some((file, content)) = self.disk.queue.pop_front() else { return };
         let fails = self.is_rough && self.random.one_in(10);
         if fails {
@@ -884,7 +896,7 @@ impl World {
         for _ in 0..20_000 {
             if !self.runtime.queue.is_empty() {
                 self.perform_command();
-            } else if !self.disk.queue.is_empty() {
+            } else if self.disk.is_read_again || !self.disk.queue.is_empty() {
                 self.perform_write();
             } else if !self.api.requests.is_empty() {
                 self.perform_request();

@@ -72,8 +72,8 @@ impl fmt::Display for ContainerKey {
 /// Everything that can happen to the pods of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PodEvent {
-    /// The desired set as it lies on disk, at the start of the agent. `Err`: not even the directory could be read, which does not
-    /// mean that it is empty.
+    /// The desired set as it lies on disk, at the start of the agent, and the answer to `ReadDesired`. `Err`: not even the directory
+    /// could be read, which does not mean that it is empty.
     DesiredRead(Result<Vec<DesiredFound>, String>),
     /// Everything the runtime has, at the start of the agent, before any other event of the runtime; again whenever the runtime
     /// may have lost events. A runtime that cannot answer yet sends nothing: unknown is not empty.
@@ -152,6 +152,8 @@ pub enum PodAction {
     /// Write this durably, mode 0600, or remove it durably (None). Writes of one file are performed in order. Answered by
     /// `DesiredSaved`.
     SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
+    /// Read the desired set again, because it could not be read. Answered by `DesiredRead`.
+    ReadDesired,
     /// GET a ConfigMap or a Secret. Answered by `ObjectRead`.
     ReadObject(ObjectName),
     /// Strategic-merge-patch `status` of a pod. `patch` has the UID in `metadata.uid`, so that it meets no namesake.

@@ -79,6 +79,9 @@ pub struct Pods {
     /// None: not known yet, so nothing is done.
     is_held: Option<bool>,
     has_desired: bool,
+    /// When the desired set, which could not be read, is read again; None: that is under way, or it was read.
+    desired_wake: Option<Duration>,
+    desired_retry: backoff::Retry,
     has_inventory: bool,
     has_static: bool,
     early: Early,
@@ -145,6 +148,8 @@ impl Pods {
             node_uid: None,
             is_held: None,
             has_desired: false,
+            desired_wake: None,
+            desired_retry: backoff::Retry::default(),
             has_inventory: false,
             has_static: false,
             early: Early::default(),
@@ -175,7 +180,7 @@ impl Pods {
         let is_ready = self.is_ready();
         let lives = self.lives.values().filter(|_| is_ready);
         let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { life.wake });
-        lives.chain(self.mirror_wake).min()
+        lives.chain(self.mirror_wake).chain(self.desired_wake).min()
     }
 
     /// Whether all that a decision needs was heard of.
@@ -285,10 +290,20 @@ impl Pods {
         actions: &mut Vec<PodAction>,
     ) {
         let warn = |text: String| PodAction::Log(Level::Warn, text);
-        let found = found.unwrap_or_else(|why| {
-            actions.push(warn(format!("the desired pods cannot be read: {why}; those that run go on")));
-            vec![]
-        });
+        let found = match found {
+            Ok(found) => found,
+            Err(why) => {
+                // unknown is not empty: until it was read no pod is started, stopped or forgotten
+                if self.desired_retry.failures() == 0 {
+                    actions.push(warn(format!(
+                        "the desired pods cannot be read: {why}; those that run go on, no other is started, trying again"
+                    )));
+                }
+                self.desired_retry.failed(now.mono);
+                self.desired_wake = Some(self.desired_retry.due());
+                return;
+            }
+        };
         for DesiredFound { file, content } in found {
             let path = file.path();
             let taken = content.and_then(|content| match &file {
@@ -721,6 +736,9 @@ impl Pods {
 
     /// Brings every pod that something happened to, or whose time has come, one step on.
     fn settle(&mut self, now: Now, actions: &mut Vec<PodAction>) {
+        if self.desired_wake.take_if(|at| *at <= now.mono).is_some() {
+            actions.push(PodAction::ReadDesired);
+        }
         if !self.is_ready() {
             return;
         }
