@@ -100,7 +100,7 @@ struct Wishes {
     ports: BTreeSet<String>,
     /// Pods whose rejection was judged.
     rejected: BTreeSet<String>,
-    /// Static pods with policy OnFailure whose container ended with 0 since the machine was booted.
+    /// Static pods with policy OnFailure whose container ended with 0.
     done: BTreeSet<PodUid>,
 }
 
@@ -491,8 +491,10 @@ impl World {
         self.runtime.queue.clear();
         self.runtime.containers.clear();
         self.runtime.pods.clear();
-        self.wishes.done.clear();
         self.lose_writes();
+        let done = std::mem::take(&mut self.wishes.done).into_iter();
+        // a power cut may be faster than the record
+        self.wishes.done = done.filter(|uid| !self.results_of(uid.as_str()).is_empty()).collect();
         self.start_agent();
     }
 

@@ -2,9 +2,7 @@
 //!
 //! Always holds: sidecars stop after all other containers, the last one first; a container gets what is left of the pod's grace,
 //! at least two seconds; nothing of a pod is removed while one of its containers may run, nor before its final status was
-//! accepted where there is one to report. The last runs of a static pod that has finished stay while its file does, so that the
-//! next agent knows; after a reboot nothing is left of them, and a static pod with policy OnFailure runs again. Leaves to others:
-//! performing the steps.
+//! accepted where there is one to report. Leaves to others: performing the steps.
 
 use crate::pods::event::{ContainerKey, PodAction};
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict};
@@ -29,11 +27,6 @@ impl Life {
             return;
         }
         let names: Vec<String> = self.containers.keys().cloned().collect();
-        if self.is_static() && self.end.is_none() {
-            // it has no record: how its containers ended is known from what is left of them
-            names.iter().for_each(|name| self.remove_older(name, ctx));
-            return;
-        }
         for name in names {
             self.remove_all(&name, ctx);
         }

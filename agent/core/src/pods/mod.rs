@@ -31,6 +31,7 @@ pub use event::{
     VolumeSource,
 };
 
+use crate::config::digest::Digest;
 use crate::event::{Answer, Level, Now};
 use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
 use objects::Objects;
@@ -104,10 +105,19 @@ pub struct Pods {
     creating_now: BTreeSet<(String, String)>,
     /// When a mirror is created or deleted again.
     mirror_wake: Option<Duration>,
+    /// How containers of static pods ended that are not started again, from records whose file was not read yet.
+    static_results: BTreeMap<PodUid, StaticResults>,
     /// What the static files say, and which.
     statics: BTreeMap<PodUid, (String, Rc<Pod>)>,
     /// Complaints about static files that were logged, by path.
     complaints: BTreeMap<String, String>,
+}
+
+/// What a static pod's record has.
+#[derive(Debug, Clone)]
+struct StaticResults {
+    results: BTreeMap<String, Exit>,
+    durable: Digest,
 }
 
 /// A pod for `kedge pods`.
@@ -163,6 +173,7 @@ impl Pods {
             creating: BTreeMap::new(),
             creating_now: BTreeSet::new(),
             mirror_wake: None,
+            static_results: BTreeMap::new(),
             statics: BTreeMap::new(),
             complaints: BTreeMap::new(),
         }
@@ -323,6 +334,7 @@ impl Pods {
         }
         self.has_desired = true;
         self.has_new_needs = true;
+        self.forget_static_results(actions);
         let Early { node_uid, pods } = std::mem::take(&mut self.early);
         if let Some(node_uid) = node_uid {
             let pods: Vec<Value> = pods.into_values().collect();
@@ -346,6 +358,11 @@ impl Pods {
             return Err(format!("it is of pod {}", pod.uid));
         }
         let durable = record.meaning();
+        if record.node_uid.is_empty() {
+            self.static_results.insert(uid.clone(), StaticResults { results: record.results, durable });
+            self.begin_static(uid);
+            return Ok(());
+        }
         let origin = Origin::Api { node_uid: record.node_uid };
         let life = self.lives.entry(uid.clone());
         let life = life.or_insert_with(|| Life::new(uid.clone(), &pod.namespace, &pod.name, origin.clone()));
@@ -640,7 +657,18 @@ impl Pods {
             self.begin_static(&uid);
         }
         self.has_static = unknown.is_empty();
+        self.forget_static_results(actions);
         self.touch_all();
+    }
+
+    /// Removes records of static pods whose files are gone.
+    fn forget_static_results(&mut self, actions: &mut Vec<PodAction>) {
+        if !self.has_static {
+            return;
+        }
+        for uid in std::mem::take(&mut self.static_results).into_keys() {
+            actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: None });
+        }
     }
 
     /// A static pod begins, or begins anew: one whose file came back while it ended.
@@ -654,6 +682,13 @@ impl Pods {
             life.namespace.clone_from(&pod.namespace);
             life.name.clone_from(&pod.name);
             life.pod = Some(Rc::clone(pod));
+            life.is_dirty = true;
+        }
+        life.saved.is_unknown |= self.unreadable.remove(uid);
+        if let Some(StaticResults { results, durable }) = self.static_results.remove(uid) {
+            life.results.extend(results);
+            life.saved.durable = Some(durable);
+            life.saved.is_stale = true;
             life.is_dirty = true;
         }
     }
@@ -904,7 +939,7 @@ impl Pods {
             ("earlier runs", older.sum()),
             ("objects", self.objects.values().map(Objects::len).sum()),
             ("mirrors", self.mirrors.len() + self.creating.len() + self.creating_now.len()),
-            ("complaints", self.complaints.len() + self.unreadable.len()),
+            ("complaints", self.complaints.len() + self.unreadable.len() + self.static_results.len()),
         ]
     }
 }

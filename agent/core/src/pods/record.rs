@@ -21,7 +21,7 @@ const KIND: &str = "DesiredPod";
 pub(crate) struct Record {
     api_version: String,
     kind: String,
-    /// The Node that it is bound to.
+    /// The Node that it is bound to. Empty: a static pod, of which only the results count.
     #[serde(rename = "nodeUID")]
     pub(crate) node_uid: String,
     /// Metadata as it was when this was written, and spec.

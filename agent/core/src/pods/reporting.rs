@@ -97,21 +97,34 @@ pub(crate) struct Saved {
 }
 
 impl Life {
-    /// Whether its record says what it should. Static pods have none: their file is it.
+    /// Whether there is, or should be, a record of it: a static pod's file is its record, but for how its containers ended.
+    fn has_record_of_its_own(&self) -> bool {
+        match self.origin {
+            Origin::Api { .. } => true,
+            Origin::Static { .. } => !self.results.is_empty() || self.has_record(),
+            Origin::Found { .. } => false,
+        }
+    }
+
+    /// Whether its record says what it should.
     pub(crate) fn is_recorded(&self) -> bool {
-        let Origin::Api { .. } = self.origin else { return true };
+        if !self.has_record_of_its_own() {
+            return true;
+        }
         let saved = &self.saved;
         !saved.is_stale && saved.wanted.is_some() && saved.durable == saved.wanted && !saved.is_unknown
     }
 
     /// Whether containers may be started: a power cut would find the pod again. A later change that cannot be written stops none.
     pub(crate) fn may_start(&self) -> bool {
-        self.is_recorded() || (self.saved.durable.is_some() && self.saved.retry.failures() > 0)
+        let was_recorded = self.is_static() || self.saved.durable.is_some();
+        self.is_recorded() || (was_recorded && self.saved.retry.failures() > 0)
     }
 
     /// Writes the record if it does not say what it should.
     pub(crate) fn save(&mut self, ctx: &mut Context<'_>) {
-        let (Origin::Api { node_uid }, Some(pod)) = (self.origin.clone(), self.pod.clone()) else { return };
+        let Some(pod) = self.pod.clone().filter(|_| self.has_record_of_its_own()) else { return };
+        let node_uid = self.node_uid().to_owned();
         let was_recorded = self.saved.durable.is_some() || self.saved.is_unknown;
         if (!was_recorded && !self.needs_record()) || pod.is_slim() {
             return;
@@ -303,7 +316,6 @@ impl Life {
     }
 
     fn has_record(&self) -> bool {
-        let Origin::Api { .. } = self.origin else { return false };
         self.saved.durable.is_some() || self.saved.is_unknown || self.saved.writing.is_some()
     }
 
