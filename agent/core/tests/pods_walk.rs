@@ -90,6 +90,8 @@ impl Api {
 struct Wishes {
     /// Pods that may be stopped: deleted, superseded, released, a file that went.
     ended: BTreeSet<String>,
+    /// Pods that somebody other than the node ended.
+    failed: BTreeSet<String>,
     /// Pods whose image was changed.
     edited: BTreeSet<String>,
     released: bool,
@@ -201,9 +203,10 @@ impl World {
         }
         match &action {
             PodAction::CreateContainer(order) => self.judge_create(order),
+            PodAction::StartContainer(key) => self.judge_start(key),
             PodAction::StopContainer { container, .. } => self.judge_stop(&container.clone()),
             PodAction::PatchPodStatus { pod, patch } => self.judge_rejection(&pod.uid, &patch["status"]),
-            PodAction::PreparePod(_) | PodAction::StartContainer(_) | PodAction::RemovePod { .. } => {
+            PodAction::PreparePod(_) | PodAction::RemovePod { .. } => {
                 self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
             }
             _ => {}
@@ -243,6 +246,16 @@ impl World {
                 && order.key.pod.as_str().len() == 32;
         let is_recorded = self.disk.files.contains_key(&DesiredFile::Pod(order.key.pod.clone()));
         self.must(is_static || is_recorded, "invariant: nothing is started before it is recorded");
+    }
+
+    /// Judged when it is ordered: somebody may end the pod before it is performed.
+    fn judge_start(&self, key: &ContainerKey) {
+        self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
+        let is_done = self.results_of(key.pod.as_str()).contains(&key.container);
+        self.must(
+            !is_done && !self.wishes.done.contains(&key.pod),
+            "invariant: what has done its work is not started again",
+        );
     }
 
     /// A container is stopped only if somebody asked for it, or its pod's work is done.
@@ -358,11 +371,6 @@ impl World {
                 && self.runtime.used[&run.container] == name
         });
         self.must(!twin, "invariant: no pod runs twice");
-        let is_done = self.results_of(key.pod.as_str()).contains(&key.container);
-        self.must(
-            !is_done && !self.wishes.done.contains(&key.pod),
-            "invariant: what has done its work is not started again",
-        );
         let run = self.runtime.containers.get_mut(&key).expect("a run that is started is there");
         let started = Timestamp::from_micros(i64::try_from(self.now.as_micros()).unwrap());
         run.state = ContainerState::Running { pid: 7, started };
@@ -632,6 +640,23 @@ impl World {
         self.changed(key);
     }
 
+    /// Somebody other than the node ends the pod, and leaves its object.
+    fn fail_pod(&mut self) {
+        let Some(key) = self.some_pod() else { return };
+        let object = self.api.objects.get_mut(&key).unwrap();
+        let uid = object["metadata"]["uid"].as_str().unwrap().to_owned();
+        if uid.starts_with("mirror")
+            || matches!(object["status"]["phase"].as_str(), Some("Failed" | "Succeeded"))
+        {
+            return;
+        }
+        object["status"]["phase"] = json!("Failed");
+        object["status"]["reason"] = json!("Evicted");
+        self.wishes.failed.insert(uid.clone());
+        self.wishes.ended.insert(uid);
+        self.changed(key);
+    }
+
     /// The hub is wiped, or the node moves: another Node, no pods.
     fn move_node(&mut self) {
         self.note("== another Node".into());
@@ -731,7 +756,7 @@ impl World {
         }
         let old = self.api.objects[&key]["status"].clone();
         let new = merged(&old, &patch["status"]);
-        self.judge_status(&old, &new);
+        self.judge_status(&pod.uid, &old, &new);
         self.api.objects.get_mut(&key).unwrap()["status"] = new;
         self.changed(key.clone());
         let object = self.api.objects[&key].clone();
@@ -739,9 +764,11 @@ impl World {
     }
 
     /// What was reported as running runs on, or its end is reported; nothing goes back.
-    fn judge_status(&self, old: &Value, new: &Value) {
+    fn judge_status(&self, uid: &str, old: &Value, new: &Value) {
         let is_over = |status: &Value| matches!(status["phase"].as_str(), Some("Failed" | "Succeeded"));
-        self.must(!is_over(old) || old["phase"] == new["phase"], "invariant: a phase that is final stays");
+        // a status may be on its way while somebody else ends the pod: the node hears of that, and reports its end
+        let is_final = is_over(old) && !self.wishes.failed.contains(uid);
+        self.must(!is_final || old["phase"] == new["phase"], "invariant: a phase that is final stays");
         if new["phase"] == "Failed" && !is_over(old) {
             let lists = ["containerStatuses", "initContainerStatuses"];
             let mut all = lists.iter().flat_map(|list| new[*list].as_array().into_iter().flatten());
@@ -836,7 +863,7 @@ impl World {
     // ---- the walk
 
     fn step(&mut self) {
-        match self.random.below(41) {
+        match self.random.below(42) {
             0..=13 => self.perform_command(),
             14..=18 => self.perform_write(),
             19..=22 => self.perform_request(),
@@ -853,6 +880,7 @@ impl World {
             37 if self.random.one_in(15) => self.move_node(),
             38 if self.random.one_in(8) => self.hold(),
             40 if self.random.one_in(2) => self.edit_map(),
+            41 if self.random.one_in(2) => self.fail_pod(),
             39 if self.random.one_in(10) => {
                 self.wishes.released = true;
                 self.tell(PodEvent::Release(None));
@@ -1003,7 +1031,11 @@ impl World {
             let (status, spec) = (&object["status"], &object["spec"]);
             match status["phase"].as_str() {
                 Some("Running") => self.must_run(uid, spec),
-                Some("Failed" | "Succeeded") => {}
+                Some("Failed" | "Succeeded") => {
+                    let mut runs = self.runtime.containers.values();
+                    let is_idle = !runs.any(|run| run.container.pod.as_str() == uid && is_live(&run.state));
+                    self.must(is_idle, &format!("invariant: {uid} has ended, whoever ended it"));
+                }
                 phase => self.must(false, &format!("invariant: {uid} gets on, and is not {phase:?}")),
             }
             for told in status["containerStatuses"].as_array().into_iter().flatten() {

@@ -359,9 +359,11 @@ impl Life {
             let Some(exit) = exit else { continue };
             let is_final = match is_init(spec) {
                 true => exit.code != 0 && policy == RestartPolicy::Never,
-                false => !restarts_after(policy, exit.code),
+                false => self.is_finished_elsewhere || !restarts_after(policy, exit.code),
             };
-            if is_final && !self.results.contains_key(&spec.name) {
+            // how it ended was not seen before: others finished the pod while it ran
+            let known = self.results.get(&spec.name);
+            if is_final && known.is_none_or(|known| *known == unseen_exit() && exit != *known) {
                 self.results.insert(spec.name.clone(), exit);
                 self.saved.is_stale = true;
             }

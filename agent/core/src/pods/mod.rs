@@ -994,7 +994,11 @@ impl Life {
         self.pod = Some(Rc::new(pod));
         match &mut self.api {
             // what the server had before the pod was deleted there comes late
-            Some(api) if !api.is_deleted || deletion.is_some() => api.seen(object),
+            Some(api) if !api.is_deleted || deletion.is_some() => {
+                if api.seen(object) {
+                    self.finished_by_others(&object["status"]);
+                }
+            }
             _ => {
                 self.api = Some(InApi::new(reference, object));
                 self.learn(&object["status"]);
@@ -1022,7 +1026,7 @@ impl Life {
     /// Its mirror in the API.
     fn mirrored(&mut self, object: &Value) {
         match &mut self.api {
-            Some(api) if api.reference.uid == object["metadata"]["uid"] => api.seen(object),
+            Some(api) if api.reference.uid == object["metadata"]["uid"] => _ = api.seen(object),
             _ => {
                 self.api = Some(InApi::new(reference_of(object), object));
                 self.learn(&object["status"]);

@@ -65,15 +65,17 @@ impl InApi {
     }
 
     /// Takes a later state of the object; an earlier one, from before the node's own patch, says nothing new.
-    pub(crate) fn seen(&mut self, object: &Value) {
+    /// Returns whether it is one.
+    pub(crate) fn seen(&mut self, object: &Value) -> bool {
         let version = version_of(object);
         if version.is_some() && version < self.version {
-            return;
+            return false;
         }
         self.version = version;
         if self.sent.is_none() {
             self.status = without_nulls(&object["status"]);
         }
+        true
     }
 }
 
@@ -205,11 +207,15 @@ impl Life {
         }
     }
 
+    /// The server has a final status, and nothing here adds to it.
+    fn is_told_by_others(&self) -> bool {
+        self.is_finished_elsewhere && self.containers.values().all(|container| container.run.is_none())
+    }
+
     /// Whether the server has the final status, or there is none to tell it to.
     pub(crate) fn is_end_reported(&self) -> bool {
         match &self.api {
-            // a status that was final before is not replaced
-            Some(_) if self.is_finished_elsewhere => true,
+            Some(_) if self.is_told_by_others() => true,
             Some(api) if !api.is_deleted => api.sent.is_none() && self.is_reported_now(api),
             _ => true,
         }
@@ -239,7 +245,7 @@ impl Life {
         let is_removed = matches!(self.sandbox, Sandbox::Removing { .. }) || self.is_swept();
         let is_told = self.end.is_some() && is_removed;
         let is_judged = self.verdict != Verdict::Pending || self.end.is_some();
-        if !is_settled || !is_judged || is_told || self.is_finished_elsewhere {
+        if !is_settled || !is_judged || is_told || self.is_told_by_others() {
             return;
         }
         let addresses = ctx.node.map(|node| node.addresses.as_slice()).unwrap_or_default();
@@ -267,7 +273,7 @@ impl Life {
             Answer::Accepted(object) => {
                 api.refused = None;
                 match object {
-                    Some(object) if object.get("status").is_some() => api.seen(object),
+                    Some(object) if object.get("status").is_some() => _ = api.seen(object),
                     _ => api.status = status::merged(&api.status, &sent),
                 }
                 let is_news = api.accepted.as_ref() != Some(&sent);
@@ -342,26 +348,31 @@ impl Life {
                 self.containers.entry(name.to_owned()).or_default().learn(&uid, name, told);
             }
         }
-        if self.is_static() {
-            return;
-        }
+        self.finished_by_others(status);
+    }
+
+    /// The API server has a final phase that this node did not report: somebody ended the pod there (an eviction, a garbage
+    /// collector), or it ended before this process knew it. As upstream, it ends here, too.
+    pub(crate) fn finished_by_others(&mut self, status: &Value) {
         let is_terminal = matches!(status["phase"].as_str(), Some("Failed" | "Succeeded"));
-        let knows_better = !self.results.is_empty() || matches!(self.verdict, Verdict::Rejected(_));
-        if let Some(pod) = self.pod.clone().filter(|_| is_terminal && !knows_better) {
-            self.is_finished_elsewhere = true;
-            // what is finished never runs again, also after a start without the API server
-            let told = |spec: &Container| {
-                let mut statuses = status["containerStatuses"].as_array()?.iter();
-                let told = statuses.find(|told| told["name"] == spec.name)?;
-                let end = Terminated::read(&told["state"]["terminated"])?;
-                let (started, finished) = (end.started, end.finished);
-                Some(Exit { code: end.exit_code, signal: end.signal, oom_killed: false, started, finished })
-            };
-            let results = pod.spec.containers.iter();
-            self.results =
-                results.map(|spec| (spec.name.clone(), told(spec).unwrap_or_else(unseen_exit))).collect();
-            self.saved.is_stale = true;
+        let Some(pod) = self.pod.clone().filter(|_| is_terminal && !self.is_static() && !self.is_over())
+        else {
+            return;
+        };
+        self.is_finished_elsewhere = true;
+        // what is finished never runs again, also after a start without the API server
+        let told = |spec: &Container| {
+            let mut statuses = status["containerStatuses"].as_array()?.iter();
+            let told = statuses.find(|told| told["name"] == spec.name)?;
+            let end = Terminated::read(&told["state"]["terminated"])?;
+            let (started, finished) = (end.started, end.finished);
+            Some(Exit { code: end.exit_code, signal: end.signal, oom_killed: false, started, finished })
+        };
+        for spec in &pod.spec.containers {
+            let known = self.results.entry(spec.name.clone());
+            known.or_insert_with(|| told(spec).unwrap_or_else(unseen_exit));
         }
+        self.saved.is_stale = true;
     }
 
     /// What a status is composed of; None while there is nothing to say.

@@ -244,6 +244,11 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
     if let Some((reason, message)) = &situation.failed {
         set("reason", json!(reason));
         set("message", json!(kedge_api::excerpt_of(message, MESSAGE_CHARS)));
+    } else if old["phase"] == phase && matches!(phase, "Failed" | "Succeeded") {
+        // whoever ended the pod said why
+        for key in ["reason", "message"] {
+            old.get(key).into_iter().for_each(|value| _ = set(key, value.clone()));
+        }
     }
     set("conditions", conditions(situation, phase, old, now));
     set("qosClass", json!(situation.qos));
