@@ -572,6 +572,7 @@ impl Hub {
                 done
             }
             Request::PostEvent(event) => self.post(event),
+            Request::Pods { .. } => unreachable!("{}", crate::node::NO_RUNTIME),
         };
         answer(done)
     }

@@ -24,6 +24,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+/// Of what no simulated agent can do.
+pub(crate) const NO_RUNTIME: &str = "simulated nodes have no runtime";
+
 /// Something that happened, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Seen {
@@ -320,6 +323,9 @@ impl Node {
                 process.watched = Some((namespace, name));
             }
             Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),
+            Action::WatchPods(_) | Action::EndPodsWatch | Action::Pods(_) | Action::NeedImages(_) => {
+                unreachable!("{NO_RUNTIME}")
+            }
             Action::Exit { why, start_again } => {
                 assert_eq!(start_again, !process.stop_asked, "another kind of end: {why:?}");
                 assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
@@ -447,6 +453,7 @@ impl Node {
         let (watch, latest) = match watched {
             Watched::Node => (&mut process.node_watch, process.node_round),
             Watched::ConfigMap => (&mut process.map_watch, process.map_round),
+            Watched::Pods => unreachable!("{NO_RUNTIME}"),
         };
         if latest == round {
             *watch = None;
@@ -508,6 +515,7 @@ impl Node {
         let (watch, round) = match watched {
             Watched::Node => (&mut process.node_watch, process.node_round),
             Watched::ConfigMap => (&mut process.map_watch, process.map_round),
+            Watched::Pods => unreachable!("{NO_RUNTIME}"),
         };
         if watch.take().is_none() {
             return false;

@@ -2,7 +2,7 @@
 //!
 //! `Core::handle` takes one event at one time and appends actions; `Core::next_deadline` says when to call it again without
 //! an event. What is decided is decided by actors with a state of their own, each in its module: the configuration
-//! (`config::actor`), the Node object, the heartbeat, the Events (`node`); here events are routed to them, and what one learns to
+//! (`config::actor`), the Node object, the heartbeat, the Events (`node`), the pods (`pods::actor`); here events are routed to them, and what one learns to
 //! the next. Always holds: at most one file step is under way; the Lease, the status and the configuration are
 //! independent, so none waits for another; queues have bounds. Leaves to others: performing the actions and reporting
 //! each outcome, in any order and as late as it likes.
@@ -19,6 +19,8 @@ use crate::node::object::{NodeNews, NodeObject};
 use crate::options::Options;
 use crate::outbox::{self, LONGEST_WAIT, Outbox, Verdict};
 use crate::pace::Jitter;
+use crate::pods::actor::{Around, PodsActor};
+use crate::pods::{PodEvent, PodReport};
 use crate::reflector::{Reflector, Shown};
 use crate::report::{ConfigReport, Report};
 use crate::turn::{Order, Turn, is_not_found};
@@ -54,6 +56,8 @@ struct Actors {
     node: NodeObject,
     heartbeat: Heartbeat,
     events: NodeEvents,
+    /// None: there is no runtime on this node.
+    pods: Option<Box<PodsActor>>,
     contact: Contact,
     is_hub: Option<bool>,
     /// Which of the servers that the kubeconfig has named is asked now.
@@ -70,6 +74,7 @@ pub struct Core {
     jitter: Jitter,
     phase: Phase,
     stop_before_start: Option<String>,
+    serves_pods: bool,
 }
 
 impl Core {
@@ -91,7 +96,12 @@ impl Core {
             wall: now.wall,
         };
         let jitter = Jitter::new(options.seed);
-        Ok(Self { options, facts, jitter, phase: Phase::New, stop_before_start: None })
+        Ok(Self { options, facts, jitter, phase: Phase::New, stop_before_start: None, serves_pods: false })
+    }
+
+    /// Containers can run here. To be called before `Event::Start`; else the agent asks nothing about pods.
+    pub fn serve_pods(&mut self) {
+        self.serves_pods = true;
     }
 
     /// Takes one event; appends the actions it leads to.
@@ -117,6 +127,12 @@ impl Core {
             Phase::Running(running) => Some(running.actors.report(now, &self.options)),
             _ => None,
         }
+    }
+
+    /// The pods of this node; None: it runs none.
+    pub fn pods(&self) -> Option<Vec<PodReport>> {
+        let Phase::Running(running) = &self.phase else { return None };
+        running.actors.pods.as_ref().map(|pods| pods.report())
     }
 
     /// The outcome of [`Event::Forgive`] for this UID if it came now. Until a config is in use, no verdict is known.
@@ -186,7 +202,7 @@ impl Core {
         let mut outbox = Outbox::new(outbox::LIMITS);
         let (options, jitter) = (&self.options, &mut self.jitter);
         let mut turn = Turn { now, options, jitter, outbox: &mut outbox, actions };
-        let mut actors = Actors::new(started, self.facts.clone(), &mut turn);
+        let mut actors = Actors::new(started, self.facts.clone(), self.serves_pods, &mut turn);
         if let Some(why) = self.stop_before_start.take() {
             actors.config.configuration.stop(&why);
         }
@@ -209,17 +225,19 @@ impl Core {
 }
 
 impl Actors {
-    fn new(started: Started, facts: Facts, turn: &mut Turn) -> Self {
+    fn new(started: Started, facts: Facts, serves_pods: bool, turn: &mut Turn) -> Self {
         let mut events = NodeEvents::default();
         let config = ConfigActor::new(started, facts, &mut events, turn);
         let (lease_secs, lists_only) = (config.config().node_lease_duration_secs, !config.config().watch);
         let mut node = NodeObject::new(lists_only, turn);
         node.list(turn);
+        let pods = serves_pods.then(|| Box::new(PodsActor::new(lists_only, turn)));
         Self {
             config,
             node,
             heartbeat: Heartbeat::new(lease_secs, turn),
             events,
+            pods,
             contact: Contact::new(turn.now),
             is_hub: None,
             server: 0,
@@ -239,15 +257,19 @@ impl Actors {
             Event::RenewedAsOf(latest) => self.renewed(&Answer::Accepted(None), Some(latest), turn),
             Event::Listed { of, listing } => {
                 self.reached(turn);
-                if self.is_watched(&of) {
-                    let shown = self.reflector(of.watched()).listed(listing);
+                if self.is_watched(&of)
+                    && let Some(reflector) = self.reflector(of.watched())
+                {
+                    let shown = reflector.listed(listing);
                     self.show(&of, shown, turn);
                 }
             }
             Event::Changed { of, object, is_deleted } => {
                 self.reached(turn);
-                if self.is_watched(&of) {
-                    for shown in self.reflector(of.watched()).changed(object, is_deleted) {
+                if self.is_watched(&of)
+                    && let Some(reflector) = self.reflector(of.watched())
+                {
+                    for shown in reflector.changed(object, is_deleted) {
                         self.show(&of, shown, turn);
                     }
                 }
@@ -255,12 +277,19 @@ impl Actors {
             Event::WatchPosition { watched, round, version, is_change } => {
                 self.reached(turn);
                 self.contact.watch_answered();
-                let version = self.watching(watched).has_come_to(round, &version);
+                let version =
+                    self.watching(watched).and_then(|watching| watching.has_come_to(round, &version));
                 if let Some(change) = version.filter(|_| is_change) {
-                    self.watching(watched.other()).shown_elsewhere(change);
+                    let others = WATCHED.into_iter().filter(|other| *other != watched);
+                    others.for_each(|other| {
+                        self.watching(other).into_iter().for_each(|other| other.shown_elsewhere(change));
+                    });
                 }
             }
-            Event::WatchReceiving { watched, round } => self.watching(watched).is_receiving(turn.now, round),
+            Event::WatchReceiving { watched, round } => {
+                let watching = self.watching(watched).into_iter();
+                watching.for_each(|watching| watching.is_receiving(turn.now, round));
+            }
             Event::WatchEnded { watched, round, end } => self.watch_ended(watched, round, end, turn),
             // an answer is not contact for a config: only what the API server accepts is
             Event::Contact => {
@@ -272,6 +301,15 @@ impl Actors {
             Event::Forgive(uid) => self.config.forgive(&uid, turn),
             Event::DiskStalled(stalled) => self.heartbeat.disk_stalled(turn.now, stalled),
             Event::Reset => self.config.configuration.reset(),
+            Event::Pods(event) => {
+                // the runtime works now
+                if matches!(*event, PodEvent::Inventory(_)) {
+                    self.heartbeat.look_again(turn.now);
+                }
+                if let Some(pods) = &mut self.pods {
+                    pods.take(*event, turn);
+                }
+            }
             Event::Heard { server, event } => self.heard_from(server, *event, turn),
             Event::Stop(why) => self.config.configuration.stop(&why),
         }
@@ -306,6 +344,9 @@ impl Actors {
             "the kubeconfig names another API server: the agent forgets what it read from the old one",
         );
         self.node.server_changed(turn);
+        if let Some(pods) = &mut self.pods {
+            pods.server_changed(turn);
+        }
     }
 
     // ------------------------------------------------------------------------------------------ lists and watches
@@ -314,18 +355,21 @@ impl Actors {
         match of {
             Collection::Node => true,
             Collection::ConfigMap { namespace, name } => self.config.is_watched(namespace, name),
+            Collection::Pods => self.pods.is_some(),
         }
     }
 
-    fn reflector(&mut self, watched: Watched) -> &mut Reflector {
+    /// None: nothing of the kind is watched on this node.
+    fn reflector(&mut self, watched: Watched) -> Option<&mut Reflector> {
         match watched {
-            Watched::Node => &mut self.node.reflector,
-            Watched::ConfigMap => &mut self.config.reflector,
+            Watched::Node => Some(&mut self.node.reflector),
+            Watched::ConfigMap => Some(&mut self.config.reflector),
+            Watched::Pods => self.pods.as_mut().map(|pods| &mut pods.reflector),
         }
     }
 
-    fn watching(&mut self, watched: Watched) -> &mut Watching {
-        &mut self.reflector(watched).watching
+    fn watching(&mut self, watched: Watched) -> Option<&mut Watching> {
+        self.reflector(watched).map(|reflector| &mut reflector.watching)
     }
 
     /// Hands on what a reflector shows.
@@ -336,19 +380,29 @@ impl Actors {
         }
         match of {
             Collection::Node => {
+                let is_read = matches!(shown, Shown::All(_));
                 let Some(news) = self.node.shown(shown, turn) else { return };
                 if news == (NodeNews::Seen { is_another: true }) {
                     self.config.relist();
                 }
                 self.heartbeat.node(self.node.node(), turn);
+                if let Some(pods) = &mut self.pods {
+                    pods.node(self.node.node(), is_read, turn);
+                }
             }
             Collection::ConfigMap { namespace, name } => self.config.shown(namespace, name, shown),
+            Collection::Pods => {
+                if self.pods.as_mut().is_some_and(|pods| pods.shown(shown, turn)) {
+                    self.node.list(turn);
+                }
+            }
         }
     }
 
     fn watch_ended(&mut self, watched: Watched, round: u64, end: WatchEnd, turn: &mut Turn) {
         let line = watched.stream();
-        let report = self.reflector(watched).watching.ended(turn.now, round, end, turn.jitter);
+        let Some(watching) = self.watching(watched) else { return };
+        let report = watching.ended(turn.now, round, end, turn.jitter);
         self.is_out |= report.is_unreachable;
         let Some((failure, why)) = report.failure else { return };
         match failure {
@@ -365,8 +419,8 @@ impl Actors {
 
     /// Lists what has not shown a change that a renewal named.
     fn read_what_is_named(&mut self, latest: Option<u64>, turn: &mut Turn) {
-        for watched in [Watched::Node, Watched::ConfigMap] {
-            let watching = &mut self.reflector(watched).watching;
+        for watched in WATCHED {
+            let Some(watching) = self.watching(watched) else { continue };
             if !watching.named(turn.now, latest, turn.jitter) {
                 continue;
             }
@@ -379,6 +433,11 @@ impl Actors {
             match watched {
                 Watched::Node => self.node.list(turn),
                 Watched::ConfigMap => self.config.relist(),
+                Watched::Pods => {
+                    if let Some(pods) = &mut self.pods {
+                        pods.list_again(turn);
+                    }
+                }
             }
         }
     }
@@ -395,8 +454,10 @@ impl Actors {
     /// The server answers: what waits for the network on another stream does not wait any longer.
     fn reached(&mut self, turn: &mut Turn) {
         if std::mem::take(&mut self.is_out) {
-            self.node.reflector.watching.hurry(turn.now, turn.jitter);
-            self.config.reflector.watching.hurry(turn.now, turn.jitter);
+            for watched in WATCHED {
+                let (now, jitter) = (turn.now, &mut *turn.jitter);
+                self.watching(watched).into_iter().for_each(|watching| watching.hurry(now, jitter));
+            }
             turn.outbox.hurry(turn.now, turn.jitter);
         }
     }
@@ -429,6 +490,13 @@ impl Actors {
             return;
         }
         self.heard(answer, turn);
+        if let RequestKey::Pods(slot) = key {
+            turn.outbox.answered(turn.now, &key, answer, Verdict::Done, turn.jitter);
+            if let Some(pods) = &mut self.pods {
+                pods.answered(slot, answer.clone(), turn);
+            }
+            return;
+        }
         let line = describe(key, &turn.options.node_name);
         if !matches!(answer, Answer::Failed(_)) {
             self.contact.answered(&line);
@@ -473,7 +541,7 @@ impl Actors {
                 self.node.settled(key, answer, turn);
             }
             RequestKey::PostEvent => self.events.posted(answer, turn),
-            RequestKey::Renew => {}
+            RequestKey::Renew | RequestKey::Pods(_) => {}
         }
     }
 
@@ -489,6 +557,15 @@ impl Actors {
         self.config.update_watch(self.node.node().is_some(), turn);
         self.heartbeat.refresh_facts(self.config.config(), turn);
         self.offer_requests(turn);
+        if let Some(pods) = &mut self.pods {
+            let around = Around {
+                node: self.node.node(),
+                facts: self.heartbeat.facts(),
+                config: self.config.config(),
+                is_held: self.config.configuration.are_pods_held(),
+            };
+            pods.settle(&around, turn);
+        }
         send_due_requests(self.heartbeat.lease.request_deadline(), turn);
         false
     }
@@ -520,6 +597,7 @@ impl Actors {
             self.config.configuration.next_deadline(now),
             self.config.reflector.watching.next_deadline(),
             self.node.next_deadline(),
+            self.pods.as_ref().and_then(|pods| pods.next_deadline()),
             self.heartbeat.next_deadline(now, is_there, outbox),
             outbox.next_deadline(now),
         ]
@@ -543,6 +621,9 @@ impl Actors {
         }
     }
 }
+
+/// Everything that may be watched.
+const WATCHED: [Watched; 3] = [Watched::Node, Watched::ConfigMap, Watched::Pods];
 
 /// Orders the requests whose turn it is.
 fn send_due_requests(lease_deadline: Duration, turn: &mut Turn) {
@@ -573,6 +654,7 @@ fn describe(key: RequestKey, node: &str) -> String {
         RequestKey::PatchLabels => format!("patching the labels of Node {node}"),
         RequestKey::PatchNode => format!("patching the annotations of Node {node}"),
         RequestKey::PostEvent => format!("posting an event about Node {node}"),
+        RequestKey::Pods(_) => "a request about pods".into(),
     }
 }
 

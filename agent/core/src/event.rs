@@ -5,9 +5,11 @@
 
 use crate::config::records::{CheckpointName, Read, StateFile};
 use crate::kubelet::Effective;
+use crate::pods::{PodAction, PodAsk, PodEvent};
 use crate::watching::{ObjectVersion, WatchEnd, WatchOrder, Watched};
 use kedge_api::Timestamp;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -63,6 +65,8 @@ pub enum Event {
     Forgive(String),
     /// `kedge config reset`.
     Reset,
+    /// News of the pods' runtime, images and files, and answers to [`Action::Pods`].
+    Pods(Box<PodEvent>),
     /// This came from the API server of that number: the servers that the kubeconfig has named are counted. News of an earlier
     /// one is dropped; with the first of a later one, everything that was read from the earlier is forgotten.
     Heard { server: u64, event: Box<Event> },
@@ -77,6 +81,8 @@ pub enum Collection {
     Node,
     /// One ConfigMap.
     ConfigMap { namespace: String, name: String },
+    /// The pods bound to the node.
+    Pods,
 }
 
 impl Collection {
@@ -85,6 +91,7 @@ impl Collection {
         match self {
             Self::Node => Watched::Node,
             Self::ConfigMap { .. } => Watched::ConfigMap,
+            Self::Pods => Watched::Pods,
         }
     }
 }
@@ -125,6 +132,14 @@ pub enum Action {
     WatchConfigMap { namespace: String, name: String, order: WatchOrder },
     /// Watch no ConfigMap any more.
     EndConfigMapWatch,
+    /// Watch the pods bound to the node for one round, in place of the one under way, then report `WatchEnded`.
+    WatchPods(WatchOrder),
+    /// Watch no pods any more.
+    EndPodsWatch,
+    /// An order of the pods' actor for the runtime, the images or the disk: never one for the API server.
+    Pods(Box<PodAction>),
+    /// Note durably which images pods need, for commands that remove others.
+    NeedImages(BTreeSet<String>),
     /// End this run. Only log lines follow.
     Exit {
         why: String,
@@ -162,6 +177,8 @@ pub enum Request {
     PatchNode(Value),
     /// Create an Event in namespace default.
     PostEvent(Value),
+    /// Something that the pods' actor asks, in one of its slots.
+    Pods { slot: u8, ask: Box<PodAsk> },
 }
 
 /// What a request is for: one of each is in flight at a time, and its answer carries it.
@@ -181,6 +198,8 @@ pub enum RequestKey {
     PatchNode,
     /// Create an Event.
     PostEvent,
+    /// Something that the pods' actor asks: it has a few of these slots, and repeats what failed itself.
+    Pods(u8),
 }
 
 impl Request {
@@ -188,6 +207,7 @@ impl Request {
     pub(crate) fn body(&self) -> Option<&Value> {
         match self {
             Self::Version => None,
+            Self::Pods { ask, .. } => ask.body(),
             Self::Register(body)
             | Self::PatchStatus(body)
             | Self::PatchLabels(body)
@@ -205,6 +225,7 @@ impl Request {
             Self::PatchLabels(_) => RequestKey::PatchLabels,
             Self::PatchNode(_) => RequestKey::PatchNode,
             Self::PostEvent(_) => RequestKey::PostEvent,
+            Self::Pods { slot, .. } => RequestKey::Pods(*slot),
         }
     }
 }
@@ -340,6 +361,8 @@ pub enum Runtime {
     /// The agent has none, and the node is ready for all that it does: to be configured and watched over.
     #[default]
     Absent,
+    /// It is being started: nothing is concluded from that for a while.
+    Starting,
     /// It does not work yet, or no longer: why.
     NotReady(String),
     /// It works.

@@ -34,7 +34,7 @@ pub use event::{
     Action, Answer, Collection, Event, HostFacts, LeaseRequest, Level, Listing, Now, Outcome, Request,
     RequestKey, Runtime, Step,
 };
-pub use node::status::kubelet_version;
+pub use node::status::{allocatable_memory, kubelet_version};
 pub use options::Options;
 pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report, StorageReport};
 pub use watching::{ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};

@@ -70,6 +70,11 @@ impl Reflector {
         Self { asked: Some(name.to_owned()), ..Self::bounded(watched, lists_only, ONE_OBJECT) }
     }
 
+    /// Of all objects of a selection.
+    pub(crate) fn of_set(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
+        Self::bounded(watched, lists_only, bounds)
+    }
+
     fn bounded(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
         let watching = Watching::new(watched, lists_only);
         Self { watching, asked: None, bounds, known: None, is_too_much: false }
@@ -83,7 +88,8 @@ impl Reflector {
         self.relist(held)
     }
 
-    fn relist(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
+    /// Another server, or a selection of other objects: nothing of it is known.
+    pub(crate) fn relist(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
         self.forget();
         self.watching.list_another(held)
     }

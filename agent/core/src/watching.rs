@@ -46,6 +46,8 @@ pub enum Watched {
     Node,
     /// The ConfigMap that the Node names.
     ConfigMap,
+    /// The pods bound to the node.
+    Pods,
 }
 
 impl Watched {
@@ -54,13 +56,7 @@ impl Watched {
         match self {
             Self::Node => "watch-node",
             Self::ConfigMap => "watch-configmap",
-        }
-    }
-
-    pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Node => Self::ConfigMap,
-            Self::ConfigMap => Self::Node,
+            Self::Pods => "watch-pods",
         }
     }
 }
@@ -279,11 +275,11 @@ impl Watching {
         self.lists_only
     }
 
-    /// Only a ConfigMap is large enough to need more than the least.
+    /// A Node is never large enough to need more than the least.
     fn list_deadline(&self) -> Duration {
         match self.object {
             Watched::Node => LIST_DEADLINE,
-            Watched::ConfigMap => {
+            Watched::ConfigMap | Watched::Pods => {
                 (LIST_DEADLINE * (1 << self.backoff.failures().min(8))).min(LONGEST_DOWNLOAD)
             }
         }

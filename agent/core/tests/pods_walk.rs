@@ -1235,6 +1235,8 @@ fn run_that_was_made_by_a_killed_agent_is_started() {
         _ => None,
     });
     let mut core = Pods::new(NODE);
+    let facts = NodeFacts { name: NODE.into(), pods: 2, ..NodeFacts::default() };
+    told(&mut core, 2, PodEvent::Node(Box::new(facts)));
     told(&mut core, 2, PodEvent::Held(false));
     told(&mut core, 2, PodEvent::DesiredRead(Ok(saved.into_iter().collect())));
     let found = PodFound {

@@ -1639,6 +1639,11 @@ impl Configuration {
         startups
     }
 
+    /// Pods are held: what crashed too often is proven, and is not known to be at fault.
+    pub(crate) fn are_pods_held(&self) -> bool {
+        self.startups.hold
+    }
+
     /// How long pods are held, if they are.
     fn hold_ms(&self) -> Option<u64> {
         self.startups.hold.then(|| judge::hold_ms(self.startups.held, self.in_use.terms))

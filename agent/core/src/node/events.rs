@@ -76,11 +76,11 @@ impl NodeEvents {
 }
 
 /// As upstream names Events, within what a name may have: of a long node name its beginning.
-fn event_name(node: &str, now: Now, number: u64) -> String {
+pub(crate) fn event_name(node: &str, now: Now, number: u64) -> String {
     let stamp = format!(".{:x}{:02x}", now.wall.micros(), number & 0xff);
-    // the name of a Node is ASCII; a part of it may not end like this
+    // names are ASCII; a part of one may not end like this
     let room = api::names::SUBDOMAIN_BYTES.saturating_sub(stamp.len()).min(node.len());
-    format!("{}{stamp}", node[..room].trim_end_matches(['.', '-']))
+    format!("{}{stamp}", node.get(..room).unwrap_or_default().trim_end_matches(['.', '-']))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! the server was last seen to have. Leaves to others: when requests are sent again (`outbox`), the Node itself (`object`).
 
 use crate::config::condition::ConfigOk;
-use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey};
+use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey, Runtime};
 use crate::kubelet::Config;
 use crate::node::lease::LeaseKeeper;
 use crate::node::status::{StatusKeeper, StatusPatch};
@@ -14,6 +14,11 @@ use crate::turn::{Order, Turn};
 use kedge_api as api;
 use serde_json::{Value, json};
 use std::time::Duration;
+
+/// How long a runtime may take to start before the node says that it has none: it adopts a hundred containers in less.
+const RUNTIME_START: Duration = Duration::from_secs(10);
+/// When it is looked at again if it has not said meanwhile that it works.
+const RUNTIME_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Heartbeat {
@@ -25,6 +30,7 @@ pub(crate) struct Heartbeat {
     pub(crate) posts: u64,
     next_host_facts: Duration,
     awaits_host_facts: bool,
+    began: Duration,
     disk_stalled_since: Option<Duration>,
 }
 
@@ -39,6 +45,7 @@ impl Heartbeat {
             posts: 0,
             next_host_facts: turn.now.mono,
             awaits_host_facts: false,
+            began: turn.now.mono,
             disk_stalled_since: None,
         }
     }
@@ -68,6 +75,11 @@ impl Heartbeat {
 
     pub(crate) fn observe(&mut self, facts: HostFacts, config: &Config, turn: &mut Turn) {
         self.awaits_host_facts = false;
+        // a restart of the agent is no news of the node's pods
+        if facts.runtime == Runtime::Starting && turn.now.mono < self.began + RUNTIME_START {
+            self.next_host_facts = turn.now.mono + RUNTIME_LOOK;
+            return;
+        }
         for line in self.status.observe(turn.now, facts, config, &turn.options.version) {
             turn.log(Level::Warn, line);
         }
@@ -81,6 +93,11 @@ impl Heartbeat {
         let every = config.node_status_update_frequency;
         self.next_host_facts = turn.now.mono + turn.jitter.stretch(every, 0.04);
         turn.act(Action::ReadHostFacts);
+    }
+
+    /// Something about the host has changed.
+    pub(crate) fn look_again(&mut self, now: Now) {
+        self.next_host_facts = now.mono;
     }
 
     pub(crate) fn disk_stalled(&mut self, now: Now, stalled: bool) {

@@ -32,7 +32,7 @@ pub(crate) fn registration(options: &Options, config: &Config, facts: Option<&Ho
     })
 }
 
-fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<String, String> {
+pub(crate) fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<String, String> {
     let architecture = facts.map(|facts| facts.architecture.clone()).unwrap_or_default();
     let mut labels = BTreeMap::from([
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),

@@ -262,6 +262,7 @@ impl StatusKeeper {
     fn ready(&self) -> Words<'_> {
         let (status, reason, message) = match self.host.as_ref().map(|host| &host.facts.runtime) {
             Some(Runtime::NotReady(why)) => ("False", "KubeletNotReady", why.as_str()),
+            Some(Runtime::Starting) => ("False", "KubeletNotReady", "container runtime is starting"),
             _ => ("True", "KubeletReady", "kubelet is posting ready status"),
         };
         Words { name: "Ready", status, reason, message }
@@ -395,6 +396,20 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
             ),
         ),
     )
+}
+
+/// Thousandths of CPUs and bytes of memory that pods may ask for.
+pub(crate) fn allocatable(facts: &HostFacts, config: &Config) -> (u64, u64) {
+    let (system, kube) = (&config.system_reserved, &config.kube_reserved);
+    let cpu = (facts.cpus * 1000).saturating_sub(system.cpu_milli).saturating_sub(kube.cpu_milli);
+    (cpu, allocatable_memory(facts.memory_bytes, config))
+}
+
+/// What of this memory pods may have, all together.
+pub fn allocatable_memory(memory_bytes: u64, config: &Config) -> u64 {
+    let kept = config.eviction_hard.memory_available.amount(memory_bytes).unwrap_or(0);
+    let reserved = [config.system_reserved.memory_bytes, config.kube_reserved.memory_bytes, kept];
+    reserved.iter().fold(memory_bytes, |left, kept| left.saturating_sub(*kept))
 }
 
 /// The resources of which nothing is left for pods, each with what is reserved and what there is. The capacity is not known when

@@ -557,6 +557,33 @@ pub enum PodRequest {
     CreateMirror { namespace: String, name: String },
 }
 
+/// What pods ask of the API server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PodAsk {
+    /// Strategic-merge-patch a pod's status.
+    PatchStatus { pod: PodRef, body: Value },
+    /// Delete a pod with grace period 0, if it still has this UID.
+    Delete(PodRef),
+    /// Create a mirror pod.
+    Create { namespace: String, body: Value },
+    /// Read a ConfigMap or a Secret.
+    Read(ObjectName),
+    /// Create an Event about a pod.
+    PostEvent { namespace: String, body: Value },
+}
+
+impl PodAsk {
+    /// Its body, but for that of a deletion, which follows from it.
+    pub(crate) fn body(&self) -> Option<&Value> {
+        match self {
+            Self::PatchStatus { body, .. } | Self::Create { body, .. } | Self::PostEvent { body, .. } => {
+                Some(body)
+            }
+            Self::Delete(_) | Self::Read(_) => None,
+        }
+    }
+}
+
 /// Something that happened to a pod, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNews {

@@ -6,6 +6,7 @@
 //! another one; while pods are held nothing is started or stopped. Leaves to others: containers, images, files and requests
 //! (`event` is the contract).
 
+pub(crate) mod actor;
 mod admission;
 mod backoff;
 mod ending;
@@ -26,7 +27,7 @@ mod volumes;
 pub use event::{
     Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit, Failure,
     FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts, ObjectKind,
-    ObjectName, ObjectRead, Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNews, PodRef,
+    ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork, PodNews, PodRef,
     PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, Volume, VolumeFile,
     VolumeSource,
 };
@@ -196,7 +197,7 @@ impl Pods {
 
     /// Whether all that a decision needs was heard of.
     fn is_ready(&self) -> bool {
-        self.has_desired && self.has_inventory && self.is_held.is_some()
+        self.has_desired && self.has_inventory && self.is_held.is_some() && self.node.is_some()
     }
 
     fn take(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
@@ -915,6 +916,28 @@ impl Pods {
         let containers = self.lives.values().flat_map(|life| life.containers.values());
         let run = containers.filter_map(|container| container.run.as_ref().filter(|run| !run.is_removed));
         named.chain(run.map(|run| run.image_reference.clone())).filter(|name| !name.is_empty()).collect()
+    }
+
+    /// The same, once all that needs images is known, but for static pods.
+    pub(crate) fn needed_images(&self) -> Option<BTreeSet<String>> {
+        self.is_ready().then(|| self.images_in_use())
+    }
+
+    /// Whether a list of the pods bound to this Node has all that are known to be. What lies on disk is not known before it was read.
+    pub(crate) fn has_all_of(&self, node_uid: &str, pods: &[Value]) -> bool {
+        let listed: BTreeSet<&str> = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
+        let is_bound_here = |life: &&Life| match &life.origin {
+            Origin::Api { node_uid: bound } | Origin::Found { node_uid: bound } => bound == node_uid,
+            Origin::Static { .. } => false,
+        };
+        let is_listed = |life: &Life| listed.contains(life.uid.as_str()) || life.end.is_some();
+        self.has_desired && self.has_inventory && self.lives.values().filter(is_bound_here).all(is_listed)
+    }
+
+    /// Whether pods of another Node go on here.
+    pub(crate) fn has_orphans(&self) -> bool {
+        let Some(node_uid) = &self.node_uid else { return false };
+        self.lives.values().any(|life| life.end.is_none() && is_orphan(life, node_uid))
     }
 
     /// For `kedge pods` and the local endpoint.

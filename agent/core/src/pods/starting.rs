@@ -165,7 +165,8 @@ impl Life {
             return false;
         }
         if !pod.spec.host_network && !ctx.node.is_some_and(|node| node.network_ready) {
-            let message = "network is not ready: no network plugin is configured on this node";
+            let message = "network is not ready: container runtime network not ready: NetworkReady=false \
+                           reason:NetworkPluginNotReady message:no CNI plugin is served on this node yet";
             self.announce(true, "NetworkNotReady", message.into(), ctx.actions);
             return false;
         }

@@ -44,6 +44,11 @@ impl Simulation {
             Action::WatchNode(_) => "WatchNode",
             Action::WatchConfigMap { .. } => "WatchConfigMap",
             Action::EndConfigMapWatch => "EndConfigMapWatch",
+            Action::Request(Request::Pods { .. })
+            | Action::WatchPods(_)
+            | Action::EndPodsWatch
+            | Action::Pods(_)
+            | Action::NeedImages(_) => unreachable!("simulated nodes have no runtime"),
             Action::Exit { .. } => "Exit",
             Action::Log(..) => "Log",
         };

@@ -1,0 +1,570 @@
+//! The pods as an actor of core: what the API server shows of them, what they ask of it, and what they ask of the board.
+//!
+//! Always holds: of this node's Node and pods only what was read of the same Node counts, so a list that lacks pods is believed once
+//! the Node was read after it and is still the one they were bound to; few requests and writes are under way at once, and those
+//! that pods wait for go before those that only tell people something; every order is answered, also when another server is asked.
+//! Without a runtime there is no such actor. Leaves to others: every decision about a pod (`Pods`), how orders are performed.
+
+use crate::event::{Action, Answer, HostFacts, Level, Request, RequestKey, Runtime};
+use crate::kubelet::Config;
+use crate::node::events::event_name;
+use crate::node::registration;
+use crate::node::status::allocatable;
+use crate::pods::event::{
+    NodeFacts, ObjectName, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRef, PodRequest,
+};
+use crate::pods::{PodReport, Pods};
+use crate::reflector::{Bounds, Reflector, Shown};
+use crate::turn::{Order, Turn};
+use crate::watching::Watched;
+use kedge_api as api;
+use serde_json::{Value, json};
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Most pods that are listed, and bytes of all together: 250 pods of the largest size that etcd takes would be 375 MB, and real ones
+/// have 5 kB.
+const MOST_PODS: Bounds = Bounds { objects: 1000, bytes: 16 * 1024 * 1024 };
+/// Requests at once by which pods get on: fewer than the outbox sends at once, so that the node's own have room.
+const WORK_SLOTS: u8 = 4;
+/// Reads of ConfigMaps and Secrets at once: each may bring 1 MiB.
+const READ_SLOTS: u8 = 1;
+const NEWS_SLOTS: u8 = 1;
+/// Events about pods that wait; of more the oldest are dropped.
+const PENDING_NEWS: usize = 64;
+/// Writes of the desired set under way: fewer than the disk's loop holds, so that it never makes core wait.
+const WRITES_AT_ONCE: usize = 4;
+/// On a Node: its orphaned pods end.
+const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
+
+/// What a request is for.
+#[derive(Debug, Clone, PartialEq)]
+enum Purpose {
+    Work(PodRequest),
+    Read(ObjectName),
+    News,
+}
+
+#[derive(Debug, Clone)]
+struct Ask {
+    purpose: Purpose,
+    body: PodAsk,
+}
+
+/// Requests of one sort: those that wait, and those in the outbox by their slot.
+#[derive(Debug, Clone)]
+struct Lane {
+    slots: std::ops::Range<u8>,
+    waiting: VecDeque<Ask>,
+    sent: Vec<(u8, Purpose)>,
+}
+
+impl Lane {
+    fn new(slots: std::ops::Range<u8>) -> Self {
+        Self { slots, waiting: VecDeque::new(), sent: Vec::new() }
+    }
+
+    fn send(&mut self, turn: &mut Turn) {
+        for slot in self.slots.clone() {
+            let key = RequestKey::Pods(slot);
+            let is_taken = self.sent.iter().any(|(taken, _)| *taken == slot);
+            // one that another server was asked on is not free before that one answered
+            if is_taken || !turn.outbox.is_free(turn.now, &key) {
+                continue;
+            }
+            let Some(Ask { purpose, body }) = self.waiting.front() else { return };
+            let ask = Box::new(body.clone());
+            if !turn.outbox.put(turn.now, key, Order::Request(Request::Pods { slot, ask })) {
+                return;
+            }
+            self.sent.push((slot, purpose.clone()));
+            self.waiting.pop_front();
+        }
+    }
+
+    fn answered(&mut self, slot: u8) -> Option<Purpose> {
+        let at = self.sent.iter().position(|(taken, _)| *taken == slot)?;
+        Some(self.sent.swap_remove(at).1)
+    }
+
+    /// None of them will be answered.
+    fn give_up(&mut self) -> Vec<Purpose> {
+        let waiting = self.waiting.drain(..).map(|ask| ask.purpose);
+        self.sent.drain(..).map(|(_, purpose)| purpose).chain(waiting).collect()
+    }
+}
+
+/// Every pod of this node.
+#[derive(Debug, Clone)]
+pub(crate) struct PodsActor {
+    pods: Pods,
+    pub(crate) reflector: Reflector,
+    work: Lane,
+    reads: Lane,
+    news: Lane,
+    news_count: u64,
+    /// Writes that wait for others to end.
+    writes: VecDeque<PodAction>,
+    writes_under_way: usize,
+    /// The Node that is known.
+    node_uid: Option<String>,
+    /// A list that lacks pods, until the Node was read after it.
+    unconfirmed: Option<Vec<Value>>,
+    is_held: Option<bool>,
+    facts: Option<NodeFacts>,
+    needed_images: Option<BTreeSet<String>>,
+    /// How the server last refused a status or a deletion, so that it is logged once.
+    refusal: Option<(u16, String)>,
+}
+
+impl PodsActor {
+    pub(crate) fn new(lists_only: bool, turn: &mut Turn) -> Self {
+        let (reads, news) = (WORK_SLOTS, WORK_SLOTS + READ_SLOTS);
+        let mut actor = Self {
+            pods: Pods::new(&turn.options.node_name),
+            reflector: Reflector::of_set(Watched::Pods, lists_only, MOST_PODS),
+            work: Lane::new(0..WORK_SLOTS),
+            reads: Lane::new(reads..reads + READ_SLOTS),
+            news: Lane::new(news..news + NEWS_SLOTS),
+            news_count: 0,
+            writes: VecDeque::new(),
+            writes_under_way: 0,
+            node_uid: None,
+            unconfirmed: None,
+            is_held: None,
+            facts: None,
+            needed_images: None,
+            refusal: None,
+        };
+        turn.act(Action::Pods(Box::new(PodAction::ReadDesired)));
+        // until files are read, there are none
+        actor.take(PodEvent::StaticPods(Ok(Vec::new())), turn);
+        actor
+    }
+
+    // ---- what happens
+
+    /// News of the board, or the answer to one of its orders.
+    pub(crate) fn take(&mut self, event: PodEvent, turn: &mut Turn) {
+        if matches!(event, PodEvent::DesiredSaved { .. }) {
+            self.writes_under_way = self.writes_under_way.saturating_sub(1);
+        }
+        let mut actions = Vec::new();
+        self.pods.handle(turn.now, event, &mut actions);
+        for action in actions {
+            self.order(action, turn);
+        }
+        self.write(turn);
+    }
+
+    /// What the API server shows. Returns whether the Node must be read before it can be believed.
+    #[must_use]
+    pub(crate) fn shown(&mut self, shown: Shown, turn: &mut Turn) -> bool {
+        match shown {
+            Shown::All(pods) => return self.listed(pods, turn),
+            Shown::One(object) => self.seen(object, turn),
+            Shown::Gone(object) => self.gone(object, turn),
+            Shown::Replaced(uid) => self.gone(json!({"metadata": {"uid": uid}}), turn),
+            Shown::Unchanged(_) | Shown::TooMuch { .. } => {}
+        }
+        false
+    }
+
+    fn listed(&mut self, pods: Vec<Value>, turn: &mut Turn) -> bool {
+        match &self.node_uid {
+            // a hub that was wiped has no pods, and its watches may notice that before the Node's does
+            Some(uid) if self.pods.has_all_of(uid, &pods) => self.believe(pods, turn),
+            _ => self.unconfirmed = Some(pods),
+        }
+        self.unconfirmed.is_some()
+    }
+
+    fn believe(&mut self, pods: Vec<Value>, turn: &mut Turn) {
+        self.unconfirmed = None;
+        if let Some(node_uid) = self.node_uid.clone() {
+            self.take(PodEvent::PodsListed { node_uid, pods }, turn);
+        }
+    }
+
+    fn seen(&mut self, object: Value, turn: &mut Turn) {
+        match &mut self.unconfirmed {
+            Some(pods) => {
+                pods.retain(|pod| pod["metadata"]["uid"] != object["metadata"]["uid"]);
+                pods.push(object);
+            }
+            None => self.take(PodEvent::PodSeen(object), turn),
+        }
+    }
+
+    fn gone(&mut self, object: Value, turn: &mut Turn) {
+        match &mut self.unconfirmed {
+            Some(pods) => pods.retain(|pod| pod["metadata"]["uid"] != object["metadata"]["uid"]),
+            None => self.take(PodEvent::PodGone(object), turn),
+        }
+    }
+
+    /// The Node, as it is known now; `is_read`: it was just read, or is not there.
+    pub(crate) fn node(&mut self, node: Option<&api::Node>, is_read: bool, turn: &mut Turn) {
+        let uid = node.map(|node| node.metadata.uid.clone());
+        if uid != self.node_uid {
+            // what was listed before is of another Node, or of nobody's
+            self.unconfirmed = None;
+            self.node_uid = uid;
+            match self.node_uid.is_some() {
+                true => self.list(turn),
+                false => self.reflector.stop(),
+            }
+            if self.node_uid.is_none() {
+                turn.act(Action::EndPodsWatch);
+            }
+        } else if is_read && let Some(pods) = self.unconfirmed.take() {
+            self.believe(pods, turn);
+        }
+    }
+
+    fn list(&mut self, turn: &mut Turn) {
+        let order = self.reflector.relist(None);
+        turn.act(Action::WatchPods(order));
+    }
+
+    /// Lists anew what the watch has not shown.
+    pub(crate) fn list_again(&mut self, turn: &mut Turn) {
+        let order = self.reflector.watching.list(None);
+        turn.act(Action::WatchPods(order));
+    }
+
+    pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
+        (self.node_uid, self.unconfirmed) = (None, None);
+        self.reflector.stop();
+        turn.act(Action::EndPodsWatch);
+        let lanes = [&mut self.work, &mut self.reads, &mut self.news];
+        let given_up: Vec<Purpose> = lanes.into_iter().flat_map(Lane::give_up).collect();
+        for purpose in given_up {
+            let answer = Answer::Failed("another API server is asked now".into());
+            self.told(purpose, answer, turn);
+        }
+    }
+
+    pub(crate) fn answered(&mut self, slot: u8, answer: Answer, turn: &mut Turn) {
+        let lanes = [&mut self.work, &mut self.reads, &mut self.news];
+        let purpose = lanes.into_iter().find_map(|lane| lane.answered(slot));
+        if let Some(purpose) = purpose {
+            self.told(purpose, answer, turn);
+        }
+    }
+
+    fn told(&mut self, purpose: Purpose, answer: Answer, turn: &mut Turn) {
+        match purpose {
+            Purpose::Work(request) => {
+                self.note_refusal(&request, &answer, turn);
+                self.take(PodEvent::Answered { request, answer }, turn);
+            }
+            Purpose::Read(name) => self.take(PodEvent::ObjectRead { name, read: read_of(answer) }, turn),
+            Purpose::News => {}
+        }
+    }
+
+    fn note_refusal(&mut self, request: &PodRequest, answer: &Answer, turn: &mut Turn) {
+        // that it is gone, or another, is no surprise
+        let refusal = answer.refusal().filter(|(status, _)| !matches!(status, 404 | 409));
+        if refusal.is_some() && refusal != self.refusal {
+            turn.log(Level::Warn, format!("{}: {answer}; trying again", describe(request)));
+        }
+        if refusal.is_some() || matches!(answer, Answer::Accepted(_)) {
+            self.refusal = refusal;
+        }
+    }
+
+    // ---- what is asked for
+
+    fn order(&mut self, action: PodAction, turn: &mut Turn) {
+        match action {
+            PodAction::Log(level, line) => turn.log(level, line),
+            PodAction::PatchPodStatus { pod, patch } => {
+                let body = PodAsk::PatchStatus { pod: pod.clone(), body: patch };
+                self.work_on(PodRequest::PatchStatus(pod), body);
+            }
+            PodAction::DeletePod(pod) => {
+                self.work_on(PodRequest::Delete(pod.clone()), PodAsk::Delete(pod));
+            }
+            PodAction::CreateMirrorPod { namespace, name, pod } => {
+                let body = PodAsk::Create { namespace: namespace.clone(), body: pod };
+                self.work_on(PodRequest::CreateMirror { namespace, name }, body);
+            }
+            PodAction::ReadObject(name) => {
+                let body = PodAsk::Read(name.clone());
+                self.reads.waiting.push_back(Ask { purpose: Purpose::Read(name), body });
+            }
+            PodAction::RecordEvent(news) => self.announce(&news, turn),
+            write @ PodAction::SaveDesired { .. } => self.writes.push_back(write),
+            command => turn.act(Action::Pods(Box::new(command))),
+        }
+    }
+
+    fn work_on(&mut self, request: PodRequest, body: PodAsk) {
+        self.work.waiting.push_back(Ask { purpose: Purpose::Work(request), body });
+    }
+
+    fn announce(&mut self, news: &PodNews, turn: &Turn) {
+        self.news_count += 1;
+        let PodRef { namespace, name, uid } = &news.pod;
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": {"name": event_name(name, turn.now, self.news_count), "namespace": namespace},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid,
+                "fieldPath": news.field_path},
+            "reason": news.reason,
+            "message": news.message,
+            "type": if news.is_warning { "Warning" } else { "Normal" },
+            "source": {"component": "kedge", "host": turn.options.node_name},
+            "firstTimestamp": turn.now.wall, "lastTimestamp": turn.now.wall, "count": 1,
+        });
+        if self.news.waiting.len() == PENDING_NEWS {
+            self.news.waiting.pop_front();
+        }
+        let body = PodAsk::PostEvent { namespace: namespace.clone(), body: event };
+        self.news.waiting.push_back(Ask { purpose: Purpose::News, body });
+    }
+
+    fn write(&mut self, turn: &mut Turn) {
+        while self.writes_under_way < WRITES_AT_ONCE
+            && let Some(write) = self.writes.pop_front()
+        {
+            self.writes_under_way += 1;
+            turn.act(Action::Pods(Box::new(write)));
+        }
+    }
+
+    // ---- what is due
+
+    /// What others know, as of now; then what is due.
+    pub(crate) fn settle(&mut self, around: &Around<'_>, turn: &mut Turn) {
+        if self.is_held != Some(around.is_held) {
+            self.is_held = Some(around.is_held);
+            if around.is_held {
+                let line = "pods are held: after a crash loop under a proven configuration none is started or stopped for a while";
+                turn.log(Level::Warn, line);
+            }
+            self.take(PodEvent::Held(around.is_held), turn);
+        }
+        if let Some(facts) = self.news_of_the_node(around, turn) {
+            self.facts = Some(facts.clone());
+            self.take(PodEvent::Node(Box::new(facts)), turn);
+        }
+        if around.node.is_some_and(is_released) && self.pods.has_orphans() {
+            self.take(PodEvent::Release(None), turn);
+        }
+        if let Some(order) = self.reflector.watching.poll(turn.now, None) {
+            turn.act(Action::WatchPods(order));
+        }
+        if self.pods.next_deadline().is_some_and(|due| due <= turn.now.mono) {
+            self.take(PodEvent::Tick, turn);
+        }
+        let needed = self.pods.needed_images();
+        if needed.is_some() && needed != self.needed_images {
+            turn.act(Action::NeedImages(needed.clone().unwrap_or_default()));
+            self.needed_images = needed;
+        }
+        for lane in [&mut self.work, &mut self.reads, &mut self.news] {
+            lane.send(turn);
+        }
+    }
+
+    /// What pods are admitted by, if it changed. Nothing before the runtime works: a pod that is rejected is so for good.
+    fn news_of_the_node(&self, around: &Around<'_>, turn: &Turn) -> Option<NodeFacts> {
+        let host = around.facts.filter(|host| host.runtime == Runtime::Ready)?;
+        let known = around.node.map(|node| node.metadata.labels.clone());
+        let (cpu_milli, memory_bytes) = allocatable(host, around.config);
+        let facts = NodeFacts {
+            name: turn.options.node_name.clone(),
+            labels: known.unwrap_or_else(|| registration::labels(turn.options, Some(host))),
+            addresses: host.addresses.clone(),
+            cpu_milli,
+            memory_bytes,
+            pods: around.config.max_pods.into(),
+            network_ready: false,
+        };
+        (self.facts.as_ref() != Some(&facts)).then_some(facts)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        [self.pods.next_deadline(), self.reflector.watching.next_deadline()].into_iter().flatten().min()
+    }
+
+    pub(crate) fn report(&self) -> Vec<PodReport> {
+        self.pods.report()
+    }
+}
+
+/// What the other actors know.
+pub(crate) struct Around<'a> {
+    pub(crate) node: Option<&'a api::Node>,
+    pub(crate) facts: Option<&'a HostFacts>,
+    pub(crate) config: &'a Config,
+    pub(crate) is_held: bool,
+}
+
+fn is_released(node: &api::Node) -> bool {
+    node.metadata.annotations.get(RELEASE_ANNOTATION).is_some_and(|value| value != "false")
+}
+
+fn read_of(answer: Answer) -> ObjectRead {
+    match answer {
+        Answer::Accepted(Some(object)) => ObjectRead::Found(object),
+        Answer::Accepted(None) => ObjectRead::Failed("the answer has no object".into()),
+        Answer::Refused { status: 404, .. } => ObjectRead::Missing,
+        Answer::Refused { status: 403, .. } => ObjectRead::Refused(answer.to_string()),
+        Answer::Refused { .. } | Answer::Failed(_) => ObjectRead::Failed(answer.to_string()),
+    }
+}
+
+fn describe(request: &PodRequest) -> String {
+    match request {
+        PodRequest::PatchStatus(pod) => format!("patching the status of pod {}/{}", pod.namespace, pod.name),
+        PodRequest::Delete(pod) => format!("deleting pod {}/{}", pod.namespace, pod.name),
+        PodRequest::CreateMirror { namespace, name } => format!("creating mirror pod {namespace}/{name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::judge::PreviousRun;
+    use crate::event::Now;
+    use crate::kubelet::{self, LocalLayers};
+    use crate::options::Options;
+    use crate::outbox::{LIMITS, Outbox};
+    use crate::pace::Jitter;
+    use crate::pods::event::Inventory;
+    use api::Timestamp;
+
+    struct Bench {
+        actor: PodsActor,
+        options: Options,
+        outbox: Outbox<RequestKey, Order>,
+        config: Config,
+        facts: HostFacts,
+        node: api::Node,
+    }
+
+    impl Bench {
+        /// A node with a runtime that works, nothing on its disk, and this Node.
+        fn new() -> Self {
+            let options = Options {
+                node_name: "edge".into(),
+                version: "0".into(),
+                local: LocalLayers::default(),
+                dynamic_config: false,
+                node_labels: Default::default(),
+                boot_id: String::new(),
+                previous_run: PreviousRun::default(),
+                seed: 1,
+            };
+            let config =
+                kubelet::effective(&options.local, None).expect("the defaults are valid").config.clone();
+            let mut outbox = Outbox::new(LIMITS);
+            let now = Now { mono: Duration::from_secs(1), wall: Timestamp::default() };
+            let (mut jitter, mut actions) = (Jitter::new(1), vec![]);
+            let mut turn = Turn {
+                now,
+                options: &options,
+                jitter: &mut jitter,
+                outbox: &mut outbox,
+                actions: &mut actions,
+            };
+            let actor = PodsActor::new(false, &mut turn);
+            let facts =
+                HostFacts { cpus: 4, memory_bytes: 1 << 30, runtime: Runtime::Ready, ..HostFacts::default() };
+            let mut bench = Self { actor, options, outbox, config, facts, node: api::Node::default() };
+            bench.at(1, |actor, turn| {
+                actor.take(PodEvent::DesiredRead(Ok(vec![])), turn);
+                actor.take(PodEvent::Inventory(Inventory::default()), turn);
+            });
+            bench.node_is("node-1", false);
+            bench
+        }
+
+        /// Does it, settles, and gives what was ordered.
+        fn at(&mut self, secs: u64, act: impl FnOnce(&mut PodsActor, &mut Turn)) -> Vec<Action> {
+            let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+            let (mut jitter, mut actions) = (Jitter::new(1), vec![]);
+            let Self { actor, options, outbox, config, facts, node } = self;
+            let mut turn = Turn { now, options, jitter: &mut jitter, outbox, actions: &mut actions };
+            act(actor, &mut turn);
+            let around = Around { node: Some(node), facts: Some(facts), config, is_held: false };
+            actor.settle(&around, &mut turn);
+            actions
+        }
+
+        fn node_is(&mut self, uid: &str, is_read: bool) -> Vec<Action> {
+            self.node.metadata.uid = uid.into();
+            let node = self.node.clone();
+            self.at(2, |actor, turn| actor.node(Some(&node), is_read, turn))
+        }
+
+        /// Whether the Node must be read.
+        fn listed(&mut self, pods: &[Value]) -> (bool, Vec<Action>) {
+            let mut must_read = false;
+            let actions = self.at(3, |actor, turn| must_read = actor.shown(Shown::All(pods.to_vec()), turn));
+            (must_read, actions)
+        }
+    }
+
+    fn pod(index: usize) -> Value {
+        json!({"metadata": {"name": format!("p{index}"), "namespace": "d", "uid": format!("u-{index}")},
+            "spec": {"containers": [{"name": "a", "image": "x:1"}]}, "status": {"phase": "Pending"}})
+    }
+
+    #[test]
+    fn list_that_lacks_pods_waits_for_the_node() {
+        for (uid, ends) in [("node-1", true), ("node-2", false)] {
+            let mut bench = Bench::new();
+            assert!(!bench.listed(&[pod(0)]).0);
+            // the hub was wiped, or the pod is gone: not known before the Node was read
+            assert!(bench.listed(&[]).0);
+            assert!(!bench.actor.report()[0].is_ending);
+            bench.node_is(uid, true);
+            assert!(!bench.listed(&[]).0 || ends, "of another Node there are no pods");
+            let report = &bench.actor.report()[0];
+            assert_eq!((report.is_ending, report.is_orphaned), (ends, !ends), "{uid}");
+        }
+    }
+
+    #[test]
+    fn writes_and_requests_are_few_at_once() {
+        let mut bench = Bench::new();
+        let pods: Vec<Value> = (0..20).map(pod).collect();
+        let (_, actions) = bench.listed(&pods);
+        let writes = |actions: &[Action]| {
+            let write = |action: &&Action| matches!(action, Action::Pods(order) if matches!(**order, PodAction::SaveDesired { .. }));
+            actions.iter().filter(write).count()
+        };
+        assert_eq!(writes(&actions), WRITES_AT_ONCE);
+        let now = Now { mono: Duration::from_secs(3), wall: Timestamp::default() };
+        let sent = std::iter::from_fn(|| bench.outbox.take_due(now)).count();
+        assert!((1..=usize::from(WORK_SLOTS + READ_SLOTS + NEWS_SLOTS)).contains(&sent), "{sent}");
+        let file = crate::pods::event::PodUid::new("u-0").map(crate::pods::event::DesiredFile::Pod);
+        let saved = PodEvent::DesiredSaved { file: file.expect("it is a UID"), done: Ok(()) };
+        assert_eq!(writes(&bench.at(4, |actor, turn| actor.take(saved, turn))), 1);
+    }
+
+    #[test]
+    fn what_another_server_was_asked_is_asked_again() {
+        let mut bench = Bench::new();
+        bench.listed(&[pod(0)]);
+        let sent = |bench: &mut Bench, secs: u64| {
+            let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+            std::iter::from_fn(|| bench.outbox.take_due(now)).count()
+        };
+        assert!(sent(&mut bench, 3) > 0, "its status");
+        bench.at(4, |actor, turn| {
+            turn.outbox.server_changed();
+            actor.server_changed(turn);
+        });
+        assert!(bench.actor.work.sent.is_empty() && bench.actor.work.waiting.is_empty());
+        bench.node_is("node-1", true);
+        bench.listed(&[pod(0)]);
+        bench.at(400, |_, _| {});
+        assert!(sent(&mut bench, 400) > 0, "in a slot that no answer is awaited in");
+    }
+}
