@@ -54,6 +54,16 @@ pub struct Board {
     pub problems: Vec<String>,
 }
 
+/// In each problem without whose mending no container runs.
+const NOTHING_RUNS: &str = "no container can start";
+
+impl Board {
+    /// Why no container can run here; `None`: they can.
+    pub fn obstacle(&self) -> Option<&str> {
+        self.problems.iter().map(String::as_str).find(|problem| problem.contains(NOTHING_RUNS))
+    }
+}
+
 /// Looks at the board.
 pub fn probe(roots: &Roots, crun: &Crun) -> Board {
     let mounts = text(&roots.proc.join("self/mounts"));
@@ -116,7 +126,7 @@ fn trees(mounts: &str, controllers: &dyn Fn(&Path) -> String) -> (Cgroups, Vec<S
             let mut problems = v1_problem(&v1);
             if !owned.trim().is_empty() {
                 problems.push(format!(
-                    "{} owns the controllers {:?} beside trees of version 1: crun refuses such a machine; boot with \
+                    "{} owns the controllers {:?} beside trees of version 1: crun refuses such a machine, no container can start; boot with \
                      systemd.unified_cgroup_hierarchy=1, or without these controllers",
                     unified.display(),
                     owned.trim()
@@ -179,11 +189,11 @@ mod tests {
         let (Cgroups::V1(found), problems) = check(&format!("{V1}{V2}"), "") else { panic!() };
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["cpu", "cpuacct", "memory", "name=systemd", "freezer", "devices"]);
-        assert_eq!(problems.len(), 1);
+        assert!(problems.len() == 1 && !problems[0].contains(NOTHING_RUNS), "{problems:?}");
         let (_, problems) = check("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n", "");
         assert!(problems[1].contains("for devices"), "{problems:?}");
         let (_, problems) = check(&format!("{V1}{V2}"), "hugetlb\n");
-        assert!(problems[1].contains("\"hugetlb\"") && problems[1].contains("crun refuses"), "{problems:?}");
+        assert!(problems[1].contains("\"hugetlb\"") && problems[1].contains(NOTHING_RUNS), "{problems:?}");
         assert_eq!(check("proc /proc proc rw 0 0\n", "").0, Cgroups::Absent);
     }
 
@@ -202,6 +212,7 @@ mod tests {
     fn missing_crun_is_a_problem_in_words() {
         let crun = Crun { program: "/nonexistent/crun".into(), limit: Duration::from_secs(1) };
         let board = probe(&Roots::under("/nonexistent"), &crun);
+        assert!(board.obstacle().is_some());
         assert_eq!((board.crun, board.has_overlay), (None, false));
         assert!(board.problems.iter().any(|problem| problem.contains("/nonexistent/crun")));
     }
