@@ -439,6 +439,60 @@ fn nobody_listens(error: &AskError) -> bool {
     matches!(error, AskError::NotRunning { .. })
 }
 
+/// `kedge pods`.
+///
+/// # Errors
+/// No agent answers, or it runs no pods.
+pub fn pods(places: &Places, output: Output) -> Result<(), CommandError> {
+    let pods = get_json(places, "/pods")?;
+    if output == Output::Json {
+        print(pretty(&pods));
+        return Ok(());
+    }
+    print(format_args!("{:<40} {:<10} {:<20} {:>8}  NOTE", "POD", "ORIGIN", "CONTAINER", "RESTARTS"));
+    for pod in pods["pods"].as_array().into_iter().flatten() {
+        print_pod(pod);
+    }
+    Ok(())
+}
+
+fn print_pod(pod: &Value) {
+    let name = match (text(pod, "/namespace"), text(pod, "/name")) {
+        ("", "") => format!("(uid {})", text(pod, "/uid")),
+        (namespace, name) => format!("{namespace}/{name}"),
+    };
+    let notes = [
+        (pod["isOrphaned"] == true).then_some("orphaned"),
+        (pod["isEnding"] == true).then_some("ending"),
+        pod["rejected"].as_str(),
+    ];
+    let mut note = notes.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let origin = text(pod, "/origin");
+    let containers = pod["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if containers.is_empty() {
+        print(format_args!("{name:<40} {origin:<10} {:<20} {:>8}  {note}", "", ""));
+    }
+    for container in containers {
+        let state = container["reason"].as_str().unwrap_or_else(|| text(container, "/state"));
+        let shown = format!("{}: {state}", text(container, "/name"));
+        let restarts = container["restarts"].as_u64().unwrap_or(0);
+        print(format_args!("{name:<40} {origin:<10} {shown:<20} {restarts:>8}  {note}"));
+        note.clear();
+    }
+}
+
+/// `kedge pods release [NAMESPACE/NAME]`.
+///
+/// # Errors
+/// No agent answers, or there is no such orphaned pod.
+pub fn pods_release(places: &Places, pod: Option<&str>) -> Result<(), CommandError> {
+    let query = pod.map(|pod| format!("?pod={}", kedge_api::percent_encoded(pod))).unwrap_or_default();
+    match client::post(&places.socket(), &format!("/pods/release{query}")) {
+        Ok(answer) => said(answer.status, &answer.body),
+        Err(error) => Err(failed(crate::errors::chain(&error))),
+    }
+}
+
 /// `kedge config forgive UID`.
 ///
 /// # Errors

@@ -8,15 +8,21 @@ use crate::images::command::{ImagesOptions, Task};
 use crate::service;
 use kedge_api::{labels, names};
 use kedge_platform::images::UnpackArguments;
+use kedge_platform::workloads::{Crun, Settings};
 use lexopt::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
 pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
+
+/// Where Debian puts crun.
+const DEFAULT_CRUN: &str = "/usr/bin/crun";
 
 #[derive(Debug)]
 pub enum Command {
@@ -48,6 +54,10 @@ pub enum Command {
     Shim(PathBuf),
     /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
     Pause(PathBuf),
+    /// Pods of this node.
+    Pods(Places, Output),
+    /// Let orphaned pods end: all, or the one of this namespace and name.
+    PodsRelease(Places, Option<String>),
     /// Images of this node.
     Images(Box<ImagesOptions>, Output),
     /// `kedge unpack`, which pulls start.
@@ -107,6 +117,37 @@ pub struct LocalFiles {
     pub flags: Vec<(&'static str, Value)>,
 }
 
+/// What runs containers.
+#[derive(Debug, Clone)]
+pub struct RuntimeOptions {
+    /// `--crun`.
+    pub crun: PathBuf,
+    /// `--cgroup-root`.
+    pub cgroup_root: String,
+}
+
+impl RuntimeOptions {
+    /// None: crun is not there, or we may not start containers. The agent then does all the rest.
+    pub fn settings(&self, places: &Places) -> Option<Settings> {
+        let program = &self.crun;
+        if !program.is_file() {
+            return None;
+        }
+        if !fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0) {
+            log::info!("no pods run here: only root may start containers with {}", program.display());
+            return None;
+        }
+        let settings = Settings::new(&places.run_dir, &places.root_dir);
+        let below = |group: &str| format!("{}{group}", self.cgroup_root.trim_end_matches('/'));
+        Some(Settings {
+            crun: Crun { program: program.clone(), ..Crun::default() },
+            pods_group: below(&settings.pods_group),
+            shims_group: below(&settings.shims_group),
+            ..settings
+        })
+    }
+}
+
 /// Options of `kedge agent`.
 #[derive(Debug, Clone)]
 pub struct AgentOptions {
@@ -122,6 +163,8 @@ pub struct AgentOptions {
     pub dynamic_config: bool,
     /// `--node-labels`.
     pub node_labels: BTreeMap<String, String>,
+    /// What runs containers.
+    pub runtime: RuntimeOptions,
     /// The environment file of the service that gave the flags; None: they are the command line's.
     pub service: Option<PathBuf>,
 }
@@ -210,7 +253,7 @@ struct Raw {
 }
 
 /// Flags that take one text.
-const TEXTS: [&str; 13] = [
+const TEXTS: [&str; 15] = [
     "root-dir",
     "dynamic-config-dir",
     "run-dir",
@@ -224,6 +267,8 @@ const TEXTS: [&str; 13] = [
     "key",
     "credentials",
     "name",
+    "crun",
+    "cgroup-root",
 ];
 
 /// Flags that say which local config is meant; with one of them the service's are not looked at.
@@ -306,6 +351,9 @@ impl Raw {
                 )
             }
             ["config"] => Command::Help(HELP_CONFIG),
+            ["pods"] => Command::Pods(self.places(), output),
+            ["pods", "release"] => Command::PodsRelease(self.places(), None),
+            ["pods", "release", pod] => Command::PodsRelease(self.places(), Some((*pod).to_owned())),
             ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
             ["pause", root] => Command::Pause(PathBuf::from(root)),
             ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
@@ -413,6 +461,13 @@ impl Raw {
     fn agent(mut self) -> Result<AgentOptions, UsageError> {
         let places = self.places();
         let local = self.local()?;
+        let cgroup_root = self.text("cgroup-root").unwrap_or_default();
+        if !(cgroup_root.is_empty() || cgroup_root.starts_with('/')) || cgroup_root.contains("..") {
+            return Err(UsageError(format!(
+                "--cgroup-root is {cgroup_root:?}, expected a path of control groups that begins with /"
+            )));
+        }
+        let crun = PathBuf::from(self.text("crun").unwrap_or_else(|| DEFAULT_CRUN.into()));
         let node_name = self.text("hostname-override").filter(|name| !name.is_empty());
         if let Some(name) = &node_name {
             check_node_name(name)?;
@@ -424,6 +479,7 @@ impl Raw {
             node_name,
             dynamic_config: self.dynamic_config.unwrap_or(true),
             node_labels: self.node_labels,
+            runtime: RuntimeOptions { crun, cgroup_root },
             service: None,
         })
     }
@@ -531,6 +587,9 @@ Commands:
   config check FILE  validate files as pushed configurations, without an API server
   config forgive UID remove the verdicts on a ConfigMap, so that it is tried again
   config reset       drop the assigned configuration and return to the local one
+  pods               list the pods of this node
+  pods release [NAMESPACE/NAME]
+                     let pods end that another Node left here: all, or one
   images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   shim, pause, unpack  internal: for containers and images (docs/pods.md)
@@ -570,6 +629,10 @@ Configuration:
   --healthz-port PORT          0 for none
   --healthz-bind-address ADDR
   -v, --v LEVEL                logging.verbosity, 0 to 10
+
+Containers:
+  --crun FILE                  what runs them (default /usr/bin/crun); where it is missing the node runs no pods
+  --cgroup-root GROUP          the control group above those of pods and shims (default: the top of the tree)
 
 Places:
   --root-dir DIR               state (default /var/lib/kedge)

@@ -58,6 +58,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         node_name,
         bad_configs: None,
         health: Arc::new(DiskHealth::default()),
+        runtime: None,
         read_only: Some("a forecast changes nothing".into()),
         // it changes nothing
         _claim: None,

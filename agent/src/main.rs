@@ -31,6 +31,8 @@ fn main() -> ExitCode {
         Command::ConfigCheck(options, output) => apart(|| cli::config_check(&options, output)),
         Command::ConfigForgive(places, uid) => apart(|| cli::config_forgive(&places, &uid)),
         Command::ConfigReset(places) => apart(|| cli::config_reset(&places)),
+        Command::Pods(places, output) => apart(|| cli::pods(&places, output)),
+        Command::PodsRelease(places, pod) => apart(|| cli::pods_release(&places, pod.as_deref())),
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),
         Command::Images(options, output) => apart(|| images::command::run(&options, output)),

@@ -8,6 +8,8 @@ use crate::errors::chain;
 use crate::faults::Faults;
 use crate::flags::AgentOptions;
 use crate::local::{self, Call, answers};
+use crate::net::transport::WallClock;
+use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::{Loops, Parts};
 use crate::{local_config, logging};
@@ -246,7 +248,7 @@ impl Agent {
         let previous =
             linux::previous_exit(linux::files(&options.places.root_dir), roots).beside(marks.clone());
         let seed = seed(&clocks);
-        let node = Core::new(
+        let mut node = Core::new(
             Options {
                 node_name: node_name.clone(),
                 version: env!("CARGO_PKG_VERSION").into(),
@@ -261,6 +263,10 @@ impl Agent {
         )
         .map_err(|error| AgentError::InvalidConfig(error.report()))?;
 
+        let runtime = options.runtime.settings(&options.places).map(|settings| {
+            node.serve_pods();
+            (settings, Arc::new(RuntimeHealth::default()))
+        });
         let handled = now(&clocks, &faults);
         let ready = Arc::new(AtomicBool::new(false));
         let (event_sender, events) = mpsc::channel(EVENTS);
@@ -278,10 +284,11 @@ impl Agent {
             node_name: node_name.clone(),
             bad_configs: None,
             health: Arc::default(),
+            runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
             _claim: claim.ours(),
         };
-        let certificate_clock = {
+        let certificate_clock: WallClock = {
             let (clocks, faults) = (clocks.clone(), faults.clone());
             Arc::new(move || {
                 let wall = now(&clocks, &faults).wall.micros();
@@ -290,8 +297,16 @@ impl Agent {
                 Duration::from_micros(u64::try_from(wall).unwrap_or(0)).max(kedge_api::EARLIEST_NOW)
             })
         };
+        let containers = runtime.map(|(settings, health)| ContainerParts {
+            settings,
+            root_dir: options.places.root_dir.clone(),
+            clock: certificate_clock.clone(),
+            events: event_sender.clone(),
+            health,
+        });
         let parts = Parts {
             disk,
+            containers,
             node_name,
             kubeconfig: options.kubeconfig,
             clock: certificate_clock,
@@ -436,8 +451,8 @@ impl Agent {
         let program = Program::running().map_err(|error| error.to_string())?;
         // exec waits for every thread: one that the disk holds would stop the rest of the agent as long
         self.events.close();
-        if !self.loops.end_disk(DISK_REST) {
-            return Err("the disk is busy".into());
+        if !self.loops.end(DISK_REST) {
+            return Err("the disk or the runtime is busy".into());
         }
         if signals.end().await {
             return Err("asked to stop".into());
@@ -505,6 +520,10 @@ impl Agent {
                 self.loops.watch_config_map(self.node.server(), Some(((namespace, name), order)));
             }
             Action::EndConfigMapWatch => self.loops.watch_config_map(self.node.server(), None),
+            Action::WatchPods(order) => self.loops.watch_pods(self.node.server(), Some(order)),
+            Action::EndPodsWatch => self.loops.watch_pods(self.node.server(), None),
+            Action::Pods(action) => self.loops.pods(*action),
+            Action::NeedImages(images) => self.loops.need_images(images),
             Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),
             Action::Log(Level::Info, text) => log::info!("{text}"),
@@ -519,6 +538,7 @@ impl Agent {
         if !effective.config.watch {
             self.loops.keep_one_connection();
         }
+        self.loops.start_containers(&effective.config);
         self.faults.arm(&effective.config);
         self.faults.point("start");
         if let Some(address) = effective.config.healthz {

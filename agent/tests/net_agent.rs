@@ -205,7 +205,7 @@ impl Agent {
     fn start_with_log(&mut self, log: impl Into<Stdio>) {
         let at = |name: &str| self.directory.join(name).display().to_string();
         let child = Command::new(&self.program)
-            .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
+            .args(["agent", "--crun", "", "--hostname-override", NODE, "--config-dir", ""])
             .args(["--kubeconfig", &at("kubeconfig"), "--root-dir", &at("state"), "--run-dir", &at("run")])
             .args(["--node-status-update-frequency", "1s"])
             .args(self.base.iter().flat_map(|path| [Path::new("--config"), path]))

@@ -36,6 +36,8 @@ pub struct AgentOptions {
     pub program: PathBuf,
     /// More flags for `kedge agent`.
     pub flags: Vec<OsString>,
+    /// `--crun`; None: the node has no runtime, whatever this machine has.
+    pub crun: Option<PathBuf>,
     /// `TimeoutStartSec=`
     pub start: Duration,
     /// `WatchdogSec=`
@@ -56,6 +58,7 @@ impl AgentOptions {
         AgentOptions {
             program: program.to_owned(),
             flags: Vec::new(),
+            crun: None,
             start: Duration::from_secs(90),
             watchdog: Duration::from_secs(30),
             stop: Duration::from_secs(30),
@@ -181,6 +184,8 @@ impl Agent {
             self.drop_in_dir().into(),
             "--hostname-override".into(),
             self.name.clone().into(),
+            "--crun".into(),
+            self.options.crun.clone().unwrap_or_default().into(),
         ];
         command.extend(self.options.flags.iter().cloned());
         command

@@ -2,6 +2,7 @@
 //! that change something.
 
 use super::{Request, Response, Verb};
+use kedge_core::pods::PodEvent;
 use kedge_core::{Core, Event, Forgiveness, Now, Report};
 use kedge_platform::ProcessFacts;
 use serde_json::{Value, json};
@@ -29,6 +30,11 @@ pub fn answer(request: &Request, node: &Core, now: Now, around: &Surroundings) -
         (Verb::Get, "/config/text") => (Response::text(200, effective.to_text()), None),
         (Verb::Get, "/status") => (Response::json(200, &status(&report, around)), None),
         (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, &around.process)), None),
+        (Verb::Get, "/pods") => match node.pods() {
+            Some(pods) => (Response::json(200, &json!({"pods": pods})), None),
+            None => (Response::text(404, NO_RUNTIME), None),
+        },
+        (Verb::Post, "/pods/release") => release(request, node),
         (Verb::Post, "/config/forgive") => forgive(request, node, &report),
         (Verb::Post, "/config/reset") => match node.reset_refusal() {
             None => {
@@ -53,6 +59,28 @@ fn status(report: &Report, around: &Surroundings) -> Value {
     }
     status["disk"]["stalledSeconds"] = json!(report.disk_stalled_seconds);
     status
+}
+
+/// Why there are no pods to ask about.
+const NO_RUNTIME: &str = "this node runs no pods: there is no container runtime (--crun)\n";
+
+fn release(request: &Request, node: &Core) -> (Response, Option<Event>) {
+    let Some(pods) = node.pods() else { return (Response::text(404, NO_RUNTIME), None) };
+    let which = request.param("pod").filter(|pod| !pod.is_empty());
+    let named = which.map(|pod| pod.split_once('/').unwrap_or(("default", pod)));
+    let is_it = |namespace: &str, name: &str| named.is_none_or(|named| named == (namespace, name));
+    let found: Vec<String> = pods
+        .iter()
+        .filter(|pod| pod.is_orphaned && !pod.is_ending && is_it(&pod.namespace, &pod.name))
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        .collect();
+    if found.is_empty() {
+        let which = which.map(|pod| format!(" {pod}")).unwrap_or_default();
+        return (Response::text(404, format!("there is no orphaned pod{which}\n")), None);
+    }
+    let named = named.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+    let event = Event::Pods(Box::new(PodEvent::Release(named)));
+    (Response::text(200, format!("orphaned pods end: {}\n", found.join(", "))), Some(event))
 }
 
 fn forgive(request: &Request, node: &Core, report: &Report) -> (Response, Option<Event>) {

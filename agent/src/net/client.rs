@@ -171,6 +171,12 @@ impl Request {
         Self::new(Method::Delete, path_and_query, deadline)
     }
 
+    /// Deletes a resource by these `DeleteOptions`, in JSON.
+    #[must_use]
+    pub fn delete_with(path_and_query: impl Into<String>, options: Vec<u8>, deadline: Duration) -> Self {
+        Self::delete(path_and_query, deadline).with_body(JSON, options)
+    }
+
     fn with_body(mut self, content_type: &'static str, body: Vec<u8>) -> Self {
         self.content_type = Some(content_type);
         self.body = Some(body);

@@ -4,7 +4,9 @@
 //! reported, never repeated here; a sweep keeps every checkpoint that a record names. Leaves to others: what is written and
 //! when (core), how it becomes durable (`platform`).
 
+use super::containers::RuntimeHealth;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
+use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
 use kedge_core::{Event, HostFacts, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::{Files, HostIdentity, PreviousExit, ReadError, SweepReport, files};
@@ -21,6 +23,12 @@ const SWEEP_ENTRIES: usize = 20_000;
 /// Names looked at to find other versions' directories.
 const LISTED: usize = 10_000;
 
+/// Directories of the pods' desired set, below `--root-dir`.
+const DESIRED: [&str; 2] = ["pods/desired", "pods/objects"];
+
+/// Largest file of it: a Secret of 1 MiB in base64, or a pod of 1.5 MiB, which is the most that etcd takes.
+const DESIRED_BYTES: usize = 2 * 1024 * 1024;
+
 /// Versions of the agent whose verdicts are kept: ours, and the one we may be rolled back to.
 const VERSIONS_KEPT: usize = 2;
 
@@ -36,6 +44,10 @@ pub(crate) enum DiskOrder {
     ReadHostFacts,
     /// See whether `bad-configs.json` was edited.
     CheckBadConfigs,
+    /// Write a file of the pods' desired set, or remove it.
+    SaveDesired(DesiredFile, Option<Vec<u8>>),
+    /// Read the pods' desired set.
+    ReadDesired,
 }
 
 /// How the disk does, for `kedge status`.
@@ -115,6 +127,8 @@ pub(crate) struct DiskLoop {
     pub(crate) node_name: String,
     pub(crate) bad_configs: Option<Vec<u8>>,
     pub(crate) health: Arc<DiskHealth>,
+    /// None: there is no runtime on this node.
+    pub(crate) runtime: Option<Arc<RuntimeHealth>>,
     /// Why this run may change nothing on the disk, if so.
     pub(crate) read_only: Option<String>,
     /// `--root-dir` is this process's while it may still write there: longer than the main thread lives, if the disk hangs.
@@ -148,7 +162,28 @@ impl DiskLoop {
             }
             DiskOrder::ReadHostFacts => Some(Event::HostFacts(Box::new(self.host_facts()))),
             DiskOrder::CheckBadConfigs => self.check_bad_configs(),
+            DiskOrder::SaveDesired(file, content) => {
+                let done = self.save_desired(&file.path(), content.as_deref());
+                Some(Event::Pods(Box::new(PodEvent::DesiredSaved { file, done })))
+            }
+            DiskOrder::ReadDesired => {
+                Some(Event::Pods(Box::new(PodEvent::DesiredRead(desired(&*self.root_files)))))
+            }
         }
+    }
+
+    fn save_desired(&mut self, path: &str, content: Option<&[u8]>) -> Result<(), String> {
+        if let Some(why) = &self.read_only {
+            return Err(why.clone());
+        }
+        // pods must not take the room that is kept for the configuration's verdicts
+        let done = match content {
+            Some(content) => self.root_files.write_beside_reserve(Path::new(path), content),
+            None => self.root_files.remove(Path::new(path)),
+        };
+        let done = done.map_err(|error| crate::errors::chain(&error));
+        self.health.note_write(path, &done);
+        done
     }
 
     fn step(&mut self, step: Step) -> Outcome {
@@ -329,10 +364,30 @@ impl DiskLoop {
             storage_available_bytes: usage.root_available_bytes,
             inodes_free: usage.root_available_inodes,
             pids_in_use: usage.pids_in_use,
-            // until this agent runs pods
-            runtime: Runtime::Absent,
+            runtime: self.runtime.as_ref().map_or(Runtime::Absent, |runtime| runtime.report()),
         }
     }
+}
+
+/// The pods' desired set. A directory that is not there is empty; one that cannot be read to its end is unknown.
+fn desired(files: &dyn Files) -> Result<Vec<DesiredFound>, String> {
+    let mut found = Vec::new();
+    for folder in DESIRED {
+        let listing = match files.list(Path::new(folder), LISTED) {
+            Err(ReadError::NotFound { .. }) => continue,
+            listing => listing.map_err(|error| crate::errors::chain(&error))?,
+        };
+        if listing.truncated {
+            return Err(format!("{folder} has more than {LISTED} entries"));
+        }
+        let paths = listing.entries.iter().map(|entry| format!("{folder}/{}", entry.name.to_string_lossy()));
+        for path in paths {
+            let Some(file) = DesiredFile::from_path(&path) else { continue };
+            let content = files.read(Path::new(&path), DESIRED_BYTES);
+            found.push(DesiredFound { file, content: content.map_err(|error| crate::errors::chain(&error)) });
+        }
+    }
+    Ok(found)
 }
 
 fn tell_sweep(reports: &[SweepReport]) {
@@ -524,9 +579,26 @@ mod tests {
             node_name: "edge-1".into(),
             bad_configs: None,
             health: Arc::default(),
+            runtime: None,
             read_only: None,
             _claim: None,
         }
+    }
+
+    #[test]
+    fn desired_set_that_cannot_be_read_is_not_empty() {
+        let scratch = kedge_rig::Scratch::new("desired").unwrap();
+        let files = kedge_platform::linux::files(scratch.path());
+        assert_eq!(desired(&*files), Ok(Vec::new()), "a node that never had a pod");
+        for path in ["pods/desired/u-1.json", "pods/objects/ab12.json", "pods/desired/notes.txt"] {
+            scratch.write(path, "{}");
+        }
+        let found = desired(&*files).unwrap();
+        let paths: Vec<String> = found.iter().map(|found| found.file.path()).collect();
+        assert_eq!(paths, ["pods/desired/u-1.json", "pods/objects/ab12.json"]);
+        std::fs::remove_dir_all(scratch.join("pods/objects")).unwrap();
+        scratch.write("pods/objects", "not a directory");
+        assert!(desired(&*files).is_err());
     }
 
     /// 0.1.0 works, an upgrade to 0.2.0 was taken back, and the next is on trial: if it is taken back, too, 0.1.0 needs its verdicts.

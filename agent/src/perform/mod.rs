@@ -3,6 +3,7 @@
 //! Always holds: each performs complete orders and reports every outcome as an event; none decides; each shows progress to
 //! the watchdog while it works and tells it before it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal.
 
+pub(crate) mod containers;
 pub(crate) mod disk;
 mod requests;
 mod watches;
@@ -10,10 +11,14 @@ mod watches;
 use crate::faults::Faults;
 use crate::net::transport::WallClock;
 use crate::net::watch;
+use containers::{ContainerParts, Containers};
 use disk::{DiskHealth, DiskLoop, DiskOrder};
+use kedge_core::kubelet::Config;
+use kedge_core::pods::PodAction;
 use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -47,13 +52,25 @@ pub(crate) struct Loops {
     transfer: SyncSender<(Request, u64)>,
     config_map: Arc<LatestRound>,
     node: Arc<LatestRound>,
+    /// None: there is no runtime on this node.
+    pods: Option<PodLoops>,
     server: ApiServer,
     health: Arc<DiskHealth>,
+}
+
+/// Ways to the loops that only a node with a runtime has.
+struct PodLoops {
+    watch: Arc<LatestRound>,
+    parts: ContainerParts,
+    /// None: no configuration is in use yet.
+    containers: Option<Containers>,
 }
 
 /// The parts of the loops.
 pub(crate) struct Parts {
     pub(crate) disk: DiskLoop,
+    /// None: there is no runtime on this node.
+    pub(crate) containers: Option<ContainerParts>,
     pub(crate) node_name: String,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) clock: WallClock,
@@ -64,7 +81,7 @@ pub(crate) struct Parts {
 impl Loops {
     /// Starts the loops; they wait for orders.
     pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
-        let Parts { mut disk, node_name, kubeconfig, clock, events, faults } = parts;
+        let Parts { mut disk, containers, node_name, kubeconfig, clock, events, faults } = parts;
         let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
@@ -97,14 +114,56 @@ impl Loops {
             let answer = server.transfer(client.as_ref().map_err(Clone::clone), &request);
             (number, Event::Answered(request.key(), answer))
         })?;
-        let [node, config_map] = ["watch-node", "watch-configmap"].map(|name| {
+        let mut watch = |name: &'static str| {
             let rounds = Arc::new(LatestRound::default());
             let token = watchdog.watch(name, NETWORK_TURN);
             let (wanted, server) = (rounds.clone(), server.clone());
             spawn(name, move || server.watch(name, &wanted, &token)).map(|_| rounds)
-        });
-        let (node, config_map) = (node?, config_map?);
-        Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node, server, health })
+        };
+        let (node, config_map) = (watch("watch-node")?, watch("watch-configmap")?);
+        let pods = match containers {
+            Some(parts) => Some(PodLoops { watch: watch("watch-pods")?, parts, containers: None }),
+            None => None,
+        };
+        Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node, pods, server, health })
+    }
+
+    /// Starts the runtime's loops, where there is a runtime.
+    pub(crate) fn start_containers(&mut self, config: &Config) {
+        let Some(pods) = &mut self.pods else { return };
+        match Containers::start(&pods.parts, config) {
+            Ok(containers) => pods.containers = Some(containers),
+            Err(error) => log::error!("no pods can run: cannot start a thread: {error}"),
+        }
+    }
+
+    pub(crate) fn pods(&self, action: PodAction) {
+        match action {
+            PodAction::SaveDesired { file, content } => self.disk(DiskOrder::SaveDesired(file, content)),
+            PodAction::ReadDesired => self.disk(DiskOrder::ReadDesired),
+            action => {
+                if let Some(containers) = self.containers() {
+                    containers.order(action);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn need_images(&self, images: BTreeSet<String>) {
+        if let Some(containers) = self.containers() {
+            containers.need_images(images);
+        }
+    }
+
+    fn containers(&self) -> Option<&Containers> {
+        self.pods.as_ref()?.containers.as_ref()
+    }
+
+    /// None: no pods any more.
+    pub(crate) fn watch_pods(&self, server: u64, order: Option<WatchOrder>) {
+        if let Some(pods) = &self.pods {
+            pods.watch.set(order.map(|order| Round { of: Collection::Pods, order, server }));
+        }
     }
 
     /// The API server's and the disk's part of `kedge status --output json`.
@@ -116,8 +175,13 @@ impl Loops {
         let _ = self.disk.send(order);
     }
 
-    /// Ends the disk's loop once it has performed what it was ordered. False: it has not within `limit`.
-    pub(crate) fn end_disk(self, limit: Duration) -> bool {
+    /// Ends the runtime's loop and the disk's once they have performed what they were ordered. False: they have not within `limit`.
+    pub(crate) fn end(self, limit: Duration) -> bool {
+        if let Some(containers) = self.pods.and_then(|pods| pods.containers)
+            && !containers.end(limit)
+        {
+            return false;
+        }
         drop(self.disk);
         let end = Instant::now() + limit;
         while !self.disk_thread.is_finished() {

@@ -12,6 +12,7 @@ use crate::net::client::{
 };
 use crate::net::transport::WallClock;
 use kedge_api as api;
+use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
 use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::Watchdog;
 use kedge_platform::linux::read_named_file;
@@ -236,7 +237,11 @@ impl ApiServer {
     pub(crate) fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
         let node = format!("/api/v1/nodes/{}", self.node_name);
         let deadline = REQUEST_DEADLINE;
-        let wants_object = matches!(request, Request::Version | Request::PatchNode(_));
+        let wants_object = match request {
+            Request::Version | Request::PatchNode(_) => true,
+            Request::Pods { ask, .. } => matches!(**ask, PodAsk::Read(_) | PodAsk::Create { .. }),
+            _ => false,
+        };
         let http = match request {
             Request::Version => HttpRequest::get("/version", deadline),
             Request::Register(body) => {
@@ -262,6 +267,7 @@ impl ApiServer {
                 HttpRequest::post("/api/v1/namespaces/default/events", json_bytes(body), deadline)
                     .with_smallest_answer()
             }
+            Request::Pods { ask, .. } => of_pods(ask, deadline),
         };
         let number = client.as_ref().map_or(0, |client| client.api().server());
         let (answer, _) = send(client, &http, wants_object);
@@ -269,6 +275,41 @@ impl ApiServer {
             self.forms.learn(number, kedge_core::is_hub_version(version));
         }
         answer
+    }
+}
+
+/// What pods ask for.
+fn of_pods(ask: &PodAsk, deadline: Duration) -> HttpRequest {
+    let namespaced = |namespace: &str, plural: &str| {
+        format!("/api/v1/namespaces/{}/{plural}", api::percent_encoded(namespace))
+    };
+    let named = |namespace: &str, plural: &str, name: &str| {
+        format!("{}/{}", namespaced(namespace, plural), api::percent_encoded(name))
+    };
+    match ask {
+        PodAsk::PatchStatus { pod, body } => {
+            let path = format!("{}/status", named(&pod.namespace, "pods", &pod.name));
+            HttpRequest::patch(path, STRATEGIC_MERGE_PATCH, json_bytes(body), deadline).with_smallest_answer()
+        }
+        PodAsk::Delete(pod) => {
+            let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}});
+            let path = named(&pod.namespace, "pods", &pod.name);
+            HttpRequest::delete_with(path, json_bytes(&options), deadline).with_smallest_answer()
+        }
+        PodAsk::Create { namespace, body } => {
+            HttpRequest::post(namespaced(namespace, "pods"), json_bytes(body), deadline)
+        }
+        PodAsk::Read(ObjectName { kind, namespace, name }) => {
+            let plural = match kind {
+                ObjectKind::ConfigMap => "configmaps",
+                ObjectKind::Secret => "secrets",
+            };
+            HttpRequest::get(named(namespace, plural, name), deadline)
+        }
+        PodAsk::PostEvent { namespace, body } => {
+            HttpRequest::post(namespaced(namespace, "events"), json_bytes(body), deadline)
+                .with_smallest_answer()
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The watches of the own Node and of the assigned ConfigMap: rounds as core orders them, what they bring, and how they end.
+//! The watches of the own Node, of the assigned ConfigMap and of pods: rounds as core orders them, what they bring, and how they end.
 //!
 //! Always holds: one round at a time for each object, the latest order counts and ends the round before; a round asks the
 //! server it was ordered for, or none, and everything it brings carries that server's number. Leaves to others:
@@ -170,6 +170,10 @@ impl<'a> Target<'a> {
             Collection::ConfigMap { namespace, name } => {
                 let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(namespace));
                 (path, named(name), "ConfigMap")
+            }
+            Collection::Pods => {
+                let bound = format!("fieldSelector=spec.nodeName%3D{}", api::percent_encoded(node_name));
+                ("/api/v1/pods".to_owned(), bound, "Pod")
             }
         };
         Self { of, path, params, kind }

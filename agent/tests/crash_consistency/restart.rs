@@ -126,7 +126,7 @@ impl Start {
             .args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--", "sh", "-c", ANOTHER_BOOT, "sh"])
             .arg(&boot_file)
             .arg(&self.program)
-            .args(["agent", "--hostname-override", self.node, "--kubeconfig"])
+            .args(["agent", "--crun", "", "--hostname-override", self.node, "--kubeconfig"])
             .arg(&self.kubeconfig)
             .arg("--config-dir")
             .arg(&self.drop_ins)
