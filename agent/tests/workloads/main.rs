@@ -9,5 +9,6 @@
 mod adoption;
 mod ends;
 mod faults;
+mod pods;
 mod setup;
 mod sharing;

@@ -22,7 +22,7 @@ const HOSTNAME: &str = "web-0";
 const QOS: QosClass = QosClass::Burstable;
 
 /// Set in the namespaces of a test; the name of its control groups.
-const INSIDE: &str = "KEDGE_TEST_GROUP";
+pub(crate) const INSIDE: &str = "KEDGE_TEST_GROUP";
 
 /// Runs a test of this program in namespaces of its own. `name` is its path within this program.
 pub(crate) fn isolated(name: &str, test: impl FnOnce()) {
@@ -208,7 +208,7 @@ pub(crate) fn processes(word: &str) -> Vec<String> {
 }
 
 /// busybox, static, as every program of an image.
-fn make_image(layer: &Path) {
+pub(crate) fn make_image(layer: &Path) {
     for directory in ["bin", "etc", "tmp"] {
         fs::create_dir_all(layer.join(directory)).unwrap();
     }

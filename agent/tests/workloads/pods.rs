@@ -1,0 +1,170 @@
+//! Pods from `kubectl apply` to their end, with a real hub, a real agent, crun and a local image.
+
+use crate::setup::{INSIDE, LIMIT, isolated, kill, make_image};
+use kedge_core::images::BlobDigest;
+use kedge_rig::agent::AgentOptions;
+use kedge_rig::cluster::Cluster;
+use kedge_rig::scratch::wait_until;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const NODE: &str = "edge-1";
+/// The command line of the pod's process, as `/proc` has it.
+const COMMAND_LINE: &[u8] = b"sleep\x0086321\0";
+
+/// Processes of the pod's container.
+fn pids() -> Vec<i64> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i64>().ok());
+    let is_one = |pid: &i64| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == COMMAND_LINE);
+    pids.filter(is_one).collect()
+}
+
+struct Setup {
+    cluster: Cluster,
+}
+
+impl Setup {
+    /// A hub, and a node with a runtime and the image `web:1`.
+    fn new() -> Self {
+        let mut cluster = Cluster::start("pods").unwrap();
+        let logs = cluster.scratch().join("logs");
+        fs::create_dir_all(&logs).unwrap();
+        fs::create_dir_all("/var/log/pods").unwrap();
+        let bound = Command::new("mount").arg("--bind").arg(&logs).arg("/var/log/pods").status().unwrap();
+        assert!(bound.success(), "in the mount namespace of this test");
+        let mut options = AgentOptions::new(env!("CARGO_BIN_EXE_kedge").as_ref());
+        options.crun = Some("/usr/bin/crun".into());
+        options.flags = vec!["--cgroup-root".into(), std::env::var_os(INSIDE).unwrap()];
+        options.restart_after = Duration::from_millis(200);
+        let layout = layout(&cluster.scratch().join("layout"));
+        let agent = cluster.add(NODE, options).unwrap();
+        let (code, _, why) =
+            agent.kedge(&["images", "import", layout.to_str().unwrap(), "--name", "web:1"]).unwrap();
+        assert_eq!(code, 0, "{why}");
+        agent.start().unwrap();
+        let setup = Self { cluster };
+        setup.shows("a node that takes pods", || {
+            let node = setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
+            node["status"]["allocatable"]["pods"] == "110"
+        });
+        setup
+    }
+
+    #[track_caller]
+    fn shows(&self, awaited: &str, is_so: impl Fn() -> bool) {
+        let reached = kedge_rig::scratch::poll(LIMIT, || is_so().then_some(()));
+        assert!(reached.is_some(), "waited in vain for {awaited}\n{}", self.cluster.agent(NODE).log_text());
+    }
+
+    fn pod(&self) -> Value {
+        self.cluster.kubectl().json(&["get", "pod", "web"]).unwrap_or_default()
+    }
+
+    fn runs_with(&self, restarts: u64) -> bool {
+        let status = self.pod()["status"].take();
+        let container = &status["containerStatuses"][0];
+        status["phase"] == "Running" && container["ready"] == true && container["restartCount"] == restarts
+    }
+
+    fn log(&self, attempt: u32) -> String {
+        let uid = self.pod()["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let path = format!("/var/log/pods/default_web_{uid}/main/{attempt}.log");
+        fs::read_to_string(&path).unwrap_or_else(|error| format!("{path}: {error}"))
+    }
+}
+
+/// An OCI layout with busybox.
+fn layout(at: &Path) -> std::path::PathBuf {
+    let blobs = at.join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    make_image(&at.join("image"));
+    let archived =
+        Command::new("tar").arg("-C").arg(at.join("image")).args(["-cf", "-", "."]).output().unwrap();
+    assert!(archived.status.success());
+    let blob = |bytes: &[u8], media: &str| {
+        let digest = BlobDigest::of(bytes);
+        fs::write(blobs.join(digest.hex()), bytes).unwrap();
+        json!({"mediaType": format!("application/vnd.oci.image.{media}"), "digest": digest, "size": bytes.len()})
+    };
+    let layer = blob(&archived.stdout, "layer.v1.tar");
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let config = json!({"architecture": architecture, "os": "linux", "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}});
+    let config = blob(config.to_string().as_bytes(), "config.v1+json");
+    let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+    let manifest = blob(manifest.to_string().as_bytes(), "manifest.v1+json");
+    fs::write(at.join("oci-layout"), json!({"imageLayoutVersion": "1.0.0"}).to_string()).unwrap();
+    fs::write(at.join("index.json"), json!({"schemaVersion": 2, "manifests": [manifest]}).to_string())
+        .unwrap();
+    fs::remove_dir_all(at.join("image")).unwrap();
+    at.to_owned()
+}
+
+fn manifest() -> String {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+        "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "main", "image": "web:1", "command": ["/bin/sh", "-c", "echo $GREETING; exec sleep 86321"],
+            "env": [{"name": "GREETING", "valueFrom": {"configMapKeyRef": {"name": "words", "key": "hello"}}}]}]}});
+    let words = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"}, "data": {"hello": "hello edge"}});
+    json!({"apiVersion": "v1", "kind": "List", "items": [words, pod]}).to_string()
+}
+
+#[test]
+fn pod_lives_from_kubectl_apply_to_delete() {
+    isolated("pods::pod_lives_from_kubectl_apply_to_delete", || {
+        let setup = Setup::new();
+        let kubectl = setup.cluster.kubectl();
+        kubectl.feed(&["apply", "-f", "-"], &manifest()).unwrap();
+        setup.shows("the pod Running", || setup.runs_with(0));
+        assert!(setup.log(0).ends_with("stdout F hello edge\n"), "{}", setup.log(0));
+        let [pid] = pids()[..] else { panic!("one process: {:?}", pids()) };
+
+        // the agent is killed: the container goes on, and the next agent has it
+        let agent = setup.cluster.agent(NODE);
+        let before = agent.babysitter().state();
+        kill(before.pid.unwrap().into());
+        agent
+            .babysitter()
+            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
+            .unwrap();
+        setup.shows("the pod adopted", || {
+            let pods = agent.kedge_json(&["pods"]).unwrap_or_default();
+            pods["pods"][0]["containers"][0]["state"] == "Running"
+        });
+        assert_eq!(pids(), [pid], "it was not restarted");
+        assert!(setup.runs_with(0), "{}", setup.pod()["status"]);
+
+        // the container is killed: another takes its place
+        kill(pid);
+        setup.shows("another container", || setup.runs_with(1));
+        let [other] = pids()[..] else { panic!("one process: {:?}", pids()) };
+        assert_ne!(other, pid);
+        let last = setup.pod()["status"]["containerStatuses"][0]["lastState"]["terminated"].clone();
+        assert_eq!((last["exitCode"].as_i64(), last["signal"].as_i64()), (Some(137), Some(9)), "{last}");
+
+        // deleted and gone
+        kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+        assert_eq!(pids(), [0; 0], "a pod that is gone runs nothing");
+        let root = agent.root_dir();
+        let files = |directory: &str| fs::read_dir(root.join(directory)).map(Iterator::count).unwrap_or(0);
+        wait_until("no records of pods", LIMIT, || files("pods/desired") == 0 && files("pods/objects") == 0);
+        let logs = fs::read_dir("/var/log/pods").unwrap().count();
+        assert_eq!(logs, 0, "no logs of a pod that is gone");
+
+        // one with a network of its own waits, and says for what
+        let own_network = manifest().replace("\"hostNetwork\":true,", "");
+        kubectl.feed(&["apply", "-f", "-"], &own_network).unwrap();
+        setup.shows("an Event that says why", || {
+            kubectl.run(&["get", "events"]).is_ok_and(|events| events.contains("NetworkPluginNotReady"))
+        });
+        assert_eq!((pids(), &setup.pod()["status"]["phase"]), (vec![], &json!("Pending")));
+    });
+}
