@@ -1038,6 +1038,11 @@ impl World {
                 }
                 phase => self.must(false, &format!("invariant: {uid} gets on, and is not {phase:?}")),
             }
+            for condition in status["conditions"].as_array().into_iter().flatten() {
+                let reason = condition["reason"].as_str().unwrap_or_default();
+                let is_stale = condition["status"] == "True" && reason.contains("Not");
+                self.must(!is_stale, &format!("invariant: a condition that is met is not {reason}"));
+            }
             for told in status["containerStatuses"].as_array().into_iter().flatten() {
                 if told["state"]["running"].is_object() {
                     let id = told["containerID"].as_str().unwrap().strip_prefix("kedge://").unwrap();
@@ -1092,8 +1097,9 @@ fn merged(old: &Value, patch: &Value) -> Value {
             ("conditions", Value::Array(conditions)) => {
                 let list = new.entry(key).or_insert_with(|| json!([])).as_array_mut().unwrap();
                 for condition in conditions {
-                    list.retain(|other| other["type"] != condition["type"]);
-                    list.push(condition.clone());
+                    let is_it = |other: &Value| other["type"] == condition["type"];
+                    let before = list.iter().position(is_it).map(|at| list.swap_remove(at));
+                    list.push(merged(&before.unwrap_or_else(|| json!({})), condition));
                 }
             }
             (_, Value::Array(items)) => {
@@ -1182,6 +1188,34 @@ fn refused_status_is_sent_again_unless_the_pod_is_gone() {
         let later = told(&mut core, secs, PodEvent::Tick);
         assert_eq!(!patched(&later).is_empty(), is_sent_again, "{status}");
     }
+}
+
+#[test]
+fn status_that_comes_back_changed_holds_up_no_deletion() {
+    let mut core = begun();
+    let changed = |version: u32, is_deleted: bool| {
+        let mut pod = misplaced(0);
+        pod["metadata"]["resourceVersion"] = json!(version.to_string());
+        if is_deleted {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            pod["metadata"]["deletionGracePeriodSeconds"] = json!(0);
+        }
+        PodEvent::PodSeen(pod)
+    };
+    let pods = vec![misplaced(0)];
+    let mut actions = told(&mut core, 1, PodEvent::PodsListed { node_uid: "n".into(), pods });
+    for version in 1..=2 {
+        let (pod, _) = patched(&actions).pop().unwrap();
+        let request = PodRequest::PatchStatus(pod);
+        told(&mut core, 1, PodEvent::Answered { request, answer: Answer::Accepted(None) });
+        actions = told(&mut core, 1, changed(version, false));
+    }
+    assert!(patched(&actions).is_empty(), "not over and over: {actions:?}");
+    let ends = told(&mut core, 2, changed(3, true));
+    let removal = PodAction::RemovePod { pod: PodUid::new("u-0").unwrap(), keep_logs: false };
+    assert!(ends.contains(&removal), "{ends:?}");
+    let last = told(&mut core, 2, PodEvent::PodRemoved { pod: PodUid::new("u-0").unwrap() });
+    assert!(last.iter().any(|action| matches!(action, PodAction::DeletePod(_))), "{last:?}");
 }
 
 #[test]

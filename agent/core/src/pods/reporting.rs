@@ -15,6 +15,7 @@ use crate::pods::spec::{Container, Pod, without_nulls};
 use crate::pods::status::{self, ContainerView, Shown, Situation, Terminated};
 use serde_json::{Value, json};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The pod's object in the API, or its mirror.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +31,8 @@ pub(crate) struct InApi {
     refused: Option<Value>,
     /// The status that it took last: one that comes back changed is not sent over and over.
     accepted: Option<Value>,
+    /// The back-off of that one.
+    repeats: RetryState,
     /// The server waits for the node's DELETE.
     pub(crate) awaits_delete: bool,
     is_deleting: bool,
@@ -57,6 +60,7 @@ impl InApi {
             sent: None,
             refused: None,
             accepted: None,
+            repeats: RetryState::default(),
             awaits_delete: false,
             is_deleting: false,
             is_deleted: false,
@@ -227,12 +231,17 @@ impl Life {
         // times and addresses aside: what the end of the pod says
         let now = kedge_api::Timestamp::default();
         let new = status::compose(&situation, &api.status, now);
-        let same = |key: &str| new.get(key) == api.status.get(key);
+        let says_it = |status: &Value| {
+            ["phase", "containerStatuses", "initContainerStatuses"]
+                .iter()
+                .all(|key| new.get(key) == status.get(key))
+        };
         let is_refused = api
             .refused
             .as_ref()
             .is_some_and(|refused| refused.get("containerStatuses") == new.get("containerStatuses"));
-        is_refused || (same("phase") && same("containerStatuses") && same("initContainerStatuses"))
+        // what the server made of a status that it took is its own affair
+        is_refused || says_it(&api.status) || api.accepted.as_ref().is_some_and(says_it)
     }
 
     /// Sends the status if it differs from what the server has.
@@ -252,8 +261,9 @@ impl Life {
         let Some(situation) = self.situation(&pod, addresses) else { return };
         let new = status::compose(&situation, &api.status, ctx.now.wall);
         let Some(patch) = status::patch(&api.reference, &api.status, &new) else { return };
-        if !api.retry.0.is_due(ctx.now.mono) {
-            let due = api.retry.0.due();
+        let is_repeated = api.accepted.as_ref() == Some(&new);
+        let due = api.retry.0.due().max(if is_repeated { api.repeats.0.due() } else { Duration::ZERO });
+        if ctx.now.mono < due {
             self.wake_at(due);
             return;
         }
@@ -276,11 +286,10 @@ impl Life {
                     Some(object) if object.get("status").is_some() => _ = api.seen(object),
                     _ => api.status = status::merged(&api.status, &sent),
                 }
-                let is_news = api.accepted.as_ref() != Some(&sent);
-                if is_news {
-                    api.retry.0.succeeded()
-                } else {
-                    api.retry.0.failed(now.mono)
+                api.retry.0.succeeded();
+                match api.accepted.as_ref() == Some(&sent) {
+                    true => api.repeats.0.failed(now.mono),
+                    false => api.repeats.0.succeeded(),
                 }
                 api.accepted = Some(sent);
             }

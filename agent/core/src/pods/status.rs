@@ -362,8 +362,8 @@ pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
         if key == "conditions" {
             let before = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
             let conditions = value.as_array().into_iter().flatten();
-            let changed: Vec<Value> =
-                conditions.filter(|condition| !has_same(before, condition)).cloned().collect();
+            let changed = conditions.filter(|condition| !has_same(before, condition));
+            let changed: Vec<Value> = changed.map(|condition| over(before, condition)).collect();
             if !changed.is_empty() {
                 changes.insert(key.clone(), Value::Array(changed));
             }
@@ -381,15 +381,32 @@ pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
     (!changes.is_empty()).then(|| json!({"metadata": {"uid": pod.uid}, "status": changes}))
 }
 
+/// Fields of a condition that are this agent's.
+const OF_CONDITION: &[&str] = &["status", "reason", "message", "lastTransitionTime", "observedGeneration"];
+
 /// Whether the server has this condition; fields that others add do not count.
 fn has_same(before: &[Value], condition: &Value) -> bool {
     let same = |key: &str, before: &Value| {
         let absent = |value: &Value| value.is_null() || value == "";
         before[key] == condition[key] || (absent(&before[key]) && absent(&condition[key]))
     };
-    let keys = ["status", "reason", "message", "lastTransitionTime", "observedGeneration"];
-    let before = before.iter().find(|before| before["type"] == condition["type"]);
-    before.is_some_and(|before| keys.iter().all(|key| same(key, before)))
+    of_its_type(before, condition).is_some_and(|before| OF_CONDITION.iter().all(|key| same(key, before)))
+}
+
+/// The condition as the server is to merge it into the one it has: a field that is not mentioned would stay.
+fn over(before: &[Value], condition: &Value) -> Value {
+    let mut merged = condition.as_object().cloned().unwrap_or_default();
+    for key in OF_CONDITION {
+        let is_there = of_its_type(before, condition).is_some_and(|before| !before[*key].is_null());
+        if is_there && !merged.contains_key(*key) {
+            merged.insert((*key).to_owned(), Value::Null);
+        }
+    }
+    Value::Object(merged)
+}
+
+fn of_its_type<'a>(conditions: &'a [Value], condition: &Value) -> Option<&'a Value> {
+    conditions.iter().find(|other| other["type"] == condition["type"])
 }
 
 /// A list that a strategic merge patch would merge, replaced.
@@ -575,6 +592,8 @@ mod tests {
         let kinds: Vec<&Value> =
             sent["status"]["conditions"].as_array().unwrap().iter().map(|c| &c["type"]).collect();
         assert_eq!(kinds, ["Ready", "ContainersReady"], "those whose status changed");
+        let ready = sent["status"]["conditions"][0].as_object().unwrap();
+        assert_eq!([&ready["reason"], &ready["message"]], [&Value::Null; 2], "a merge would keep them");
         assert_eq!(sent["status"]["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:09Z");
     }
 
