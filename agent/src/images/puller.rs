@@ -7,7 +7,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -86,7 +86,8 @@ pub struct Puller {
     network: Network,
     registries: Registries,
     platform: Platform,
-    bad: Mutex<BadArchives>,
+    /// Of all that were made of the same one by [`Puller::until`].
+    bad: Arc<Mutex<BadArchives>>,
 }
 
 /// One image on its way.
@@ -102,7 +103,7 @@ impl Puller {
     #[must_use]
     pub fn new(store: Store, options: Options) -> Self {
         let network = Network {
-            lookup: std::sync::Arc::new(Lookup::system()),
+            lookup: Arc::new(Lookup::system()),
             cancel: options.cancel,
             clock: options.clock,
             proxies: options.proxies,
@@ -112,7 +113,19 @@ impl Puller {
             network,
             registries: options.registries,
             platform: this_platform(),
-            bad: Mutex::default(),
+            bad: Arc::default(),
+        }
+    }
+
+    /// The same puller, whose calls end when `cancel` is used.
+    #[must_use]
+    pub fn until(&self, cancel: Cancel) -> Self {
+        Self {
+            store: self.store.clone(),
+            network: Network { cancel, ..self.network.clone() },
+            registries: self.registries.clone(),
+            platform: self.platform.clone(),
+            bad: self.bad.clone(),
         }
     }
 

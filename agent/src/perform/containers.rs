@@ -2,8 +2,9 @@
 //!
 //! Always holds: the main loop never waits for them, because core orders one thing at a time of each container; each order is answered
 //! as its contract says; a disk or a crun that hangs shows in the node's `Ready` condition and withholds no watchdog ping, for no
-//! kill would end it, and a heartbeat would end. An image that is there waits for no pull. Leaves to others: containers
-//! (`workloads`), images (`images`), every decision (core).
+//! kill would end it, and a heartbeat would end. An image that is there waits for no pull, and a pull for a pod that is removed
+//! is given up, so that none holds up the others for longer than a pod waits for it. Leaves to others: containers (`workloads`),
+//! images (`images`), every decision (core).
 
 use super::lock;
 use crate::errors::chain;
@@ -13,16 +14,18 @@ use crate::net::transport::{Cancel, WallClock};
 use crate::workloads::{Node, Performer, volumes};
 use kedge_core::images::settings::Registries;
 use kedge_core::kubelet::Config;
-use kedge_core::pods::{Command, Failure, FailureReason, ImageOrder, PodAction, PodEvent, PullPolicy};
+use kedge_core::pods::{
+    Command, Failure, FailureReason, ImageOrder, PodAction, PodEvent, PodUid, PullPolicy,
+};
 use kedge_core::{Event, Runtime};
 use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{LinuxHost, Roots};
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Settings, Waker};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender as EventSender;
@@ -108,7 +111,7 @@ impl Containers {
     /// Starts the loops under this configuration.
     pub(crate) fn start(parts: &ContainerParts, config: &Config) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
-        let (pulls, wanted) = channel();
+        let pulls = Arc::new(PullQueue::default());
         let waker = Arc::new(OnceLock::new());
         let puller = Pulls {
             root_dir: parts.root_dir.clone(),
@@ -116,6 +119,7 @@ impl Containers {
             clock: parts.clock.clone(),
             events: parts.events.clone(),
         };
+        let wanted = pulls.clone();
         spawn("pulls", move || puller.run(&wanted))?;
         let runtime = RuntimeLoop {
             settings: parts.settings.clone(),
@@ -128,7 +132,10 @@ impl Containers {
             pulls,
         };
         let given = waker.clone();
-        let thread = spawn("containers", move || runtime.run(&incoming, &given))?;
+        let thread = spawn("containers", move || {
+            runtime.run(&incoming, &given);
+            runtime.pulls.close();
+        })?;
         Ok(Self { orders, waker, thread })
     }
 
@@ -212,7 +219,7 @@ struct RuntimeLoop {
     clock: WallClock,
     events: EventSender<Event>,
     health: Arc<RuntimeHealth>,
-    pulls: Sender<ImageOrder>,
+    pulls: Arc<PullQueue>,
 }
 
 /// A runtime that works.
@@ -301,6 +308,9 @@ impl RuntimeLoop {
             }
             Order::Pod(PodAction::PullImage(order)) => self.see_to_image(&running.puller, *order),
             Order::Pod(action) => {
+                if let PodAction::RemovePod { pod, .. } = &action {
+                    self.pulls.forget(pod);
+                }
                 for event in running.performer.perform(&action).unwrap_or_default() {
                     self.send(event);
                 }
@@ -311,7 +321,7 @@ impl RuntimeLoop {
     /// One that is there, and need not be asked for, waits for no pull.
     fn see_to_image(&self, puller: &Puller, order: ImageOrder) {
         if order.policy == PullPolicy::Always {
-            let _ = self.pulls.send(order);
+            self.pulls.put(order);
             return;
         }
         let told = RefCell::new(Vec::new());
@@ -320,10 +330,58 @@ impl RuntimeLoop {
         let told = told.into_inner();
         let is_missing = |event: &PodEvent| matches!(event, PodEvent::Failed { failure, .. } if failure.reason == FailureReason::ImageNeverPull);
         if order.policy == PullPolicy::IfNotPresent && told.iter().any(is_missing) {
-            let _ = self.pulls.send(order);
+            self.pulls.put(order);
             return;
         }
         told.into_iter().for_each(|event| self.send(event));
+    }
+}
+
+/// Orders of pulls: those that wait, and the one that is performed.
+#[derive(Default)]
+struct PullQueue {
+    orders: Mutex<PullOrders>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct PullOrders {
+    waiting: VecDeque<ImageOrder>,
+    /// Whose image is being fetched, and what ends that.
+    current: Option<(PodUid, Cancel)>,
+    is_closed: bool,
+}
+
+impl PullQueue {
+    /// Core orders one of each container at a time, so there are no more than containers.
+    fn put(&self, order: ImageOrder) {
+        lock(&self.orders).waiting.push_back(order);
+        self.changed.notify_one();
+    }
+
+    /// No image is wanted for this pod any more; what was ordered for it is not answered.
+    fn forget(&self, pod: &PodUid) {
+        let mut orders = lock(&self.orders);
+        orders.waiting.retain(|order| order.pod != *pod);
+        if let Some((_, cancel)) = orders.current.take_if(|(of, _)| of == pod) {
+            cancel.cancel();
+        }
+    }
+
+    fn close(&self) {
+        lock(&self.orders).is_closed = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits for the next order; None: there will be no other.
+    fn next(&self) -> Option<(ImageOrder, Cancel)> {
+        let is_idle = |orders: &mut PullOrders| orders.waiting.is_empty() && !orders.is_closed;
+        let waited = self.changed.wait_while(lock(&self.orders), is_idle);
+        let mut orders = waited.unwrap_or_else(PoisonError::into_inner);
+        let order = orders.waiting.pop_front().filter(|_| !orders.is_closed)?;
+        let cancel = Cancel::new();
+        orders.current = Some((order.pod.clone(), cancel.clone()));
+        Some((order, cancel))
     }
 }
 
@@ -336,11 +394,24 @@ struct Pulls {
 }
 
 impl Pulls {
-    fn run(&self, orders: &Receiver<ImageOrder>) {
-        while let Ok(order) = orders.recv() {
-            let send = |event| drop(self.events.blocking_send(Event::Pods(Box::new(event))));
-            match puller(&self.root_dir, &self.registries, &self.clock) {
-                Ok((_, puller)) => puller.perform(&order, &send),
+    fn run(&self, orders: &PullQueue) {
+        // one for all: it remembers what could not be unpacked
+        let mut kept: Option<Puller> = None;
+        while let Some((order, cancel)) = orders.next() {
+            let send = |event| {
+                if !cancel.is_cancelled() {
+                    let _ = self.events.blocking_send(Event::Pods(Box::new(event)));
+                }
+            };
+            let opened = match kept.take() {
+                Some(puller) => Ok(puller),
+                None => puller(&self.root_dir, &self.registries, &self.clock).map(|(_, puller)| puller),
+            };
+            match opened {
+                Ok(puller) => {
+                    puller.until(cancel.clone()).perform(&order, &send);
+                    kept = Some(puller);
+                }
                 Err(message) => {
                     let (pod, container) = (order.pod.clone(), order.container.clone());
                     let failure = Failure { reason: FailureReason::Other, message };
@@ -365,5 +436,29 @@ mod tests {
         assert!(matches!(health.report(), Runtime::NotReady(_)));
         health.set(Health::Broken("no crun".into()));
         assert_eq!(health.report(), Runtime::NotReady("container runtime is not ready: no crun".into()));
+    }
+
+    #[test]
+    fn pull_for_a_pod_that_is_removed_is_given_up() {
+        let queue = PullQueue::default();
+        let uid = |pod: &str| PodUid::new(pod).unwrap();
+        for (pod, container) in [("u-1", "a"), ("u-2", "a"), ("u-1", "b")] {
+            queue.put(ImageOrder {
+                pod: uid(pod),
+                container: container.into(),
+                image: "lan/app:v1".into(),
+                policy: PullPolicy::Always,
+                credentials: Vec::new(),
+            });
+        }
+        let (first, cancel) = queue.next().unwrap();
+        assert_eq!((first.pod, cancel.is_cancelled()), (uid("u-1"), false));
+        queue.forget(&uid("u-1"));
+        assert!(cancel.is_cancelled());
+        let (next, cancel) = queue.next().unwrap();
+        queue.forget(&uid("u-1"));
+        assert_eq!((next.pod, cancel.is_cancelled()), (uid("u-2"), false), "it is another's");
+        queue.close();
+        assert!(queue.next().is_none());
     }
 }

@@ -1,7 +1,10 @@
 //! What the pods' actor orders: each `PullImage` is answered once, by upstream's sorts of failure.
 
 use std::cell::RefCell;
+use std::io::Read as _;
+use std::net::TcpListener;
 use std::path::Path;
+use std::thread;
 
 use kedge::images::{Options, Puller, Store};
 use kedge::net::proxy::ProxyEnvironment;
@@ -79,11 +82,39 @@ fn each_order_is_answered_once() {
             "{failed:?}"
         );
     }
-    let refused = told(&puller, &bad, PullPolicy::Always, &secret);
+    let refused = told(&puller.until(Cancel::new()), &bad, PullPolicy::Always, &secret);
     assert!(refused.len() == 1 && refused[0].contains("tried 3 times"), "{refused:?}");
 
     let id = store.records().unwrap().iter().next().unwrap().id.to_string();
     let layers = store.layers(&id).unwrap();
     assert!(layers.len() == 2 && layers[0].join("etc/noted").exists(), "the topmost first: {layers:?}");
     assert!(store.layers(&id.replace("sha256:", "sha256:0")).is_err());
+}
+
+#[test]
+fn pull_that_waits_for_ever_ends_when_it_is_cancelled() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = silent.local_addr().unwrap().to_string();
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("cancelled", &[&registry]) else { return };
+    let images = json!({"insecureRegistries": [server]});
+    let options = Options {
+        registries: Registries::read(images.as_object(), &mut |_, why| panic!("{why}")),
+        clock: system_clock(),
+        proxies: ProxyEnvironment::default(),
+        cancel: Cancel::new(),
+    };
+    let puller = Puller::new(Store::open(&node.root(), Path::new(PROGRAM)).unwrap(), options);
+    let cancel = Cancel::new();
+    let failed = thread::scope(|scope| {
+        let pull = puller.until(cancel.clone());
+        let name = format!("{server}/team/app:v1");
+        let told = scope.spawn(move || told(&pull, &name, PullPolicy::Always, "{}"));
+        // it asks, and hears nothing
+        let (mut asked, _) = silent.accept().unwrap();
+        asked.read_exact(&mut [0; 4]).unwrap();
+        cancel.cancel();
+        told.join().unwrap()
+    });
+    assert!(failed.len() == 1 && failed[0].contains("cancelled"), "{failed:?}");
 }
