@@ -63,6 +63,8 @@ pub(super) struct Source {
     stream: Stream,
     buffer: Vec<u8>,
     open: bool,
+    /// The last reading found all that was there, and the log took it.
+    is_dry: bool,
 }
 
 impl Source {
@@ -70,7 +72,7 @@ impl Source {
     /// The pipe cannot be made non-blocking.
     pub(super) fn new(pipe: OwnedFd, stream: Stream) -> io::Result<Self> {
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(Self { pipe: pipe.into(), stream, buffer: Vec::new(), open: true })
+        Ok(Self { pipe: pipe.into(), stream, buffer: Vec::new(), open: true, is_dry: false })
     }
 
     /// The pipe while something may still come.
@@ -78,10 +80,16 @@ impl Source {
         self.open.then_some(&self.pipe)
     }
 
+    /// Whether the last [`Source::pump`] left nothing; else it stopped at its limit, or because the log took no more.
+    pub(super) fn is_dry(&self) -> bool {
+        self.is_dry
+    }
+
     /// Reads at most `most` bytes into the log, as far as the log takes them. Returns how many; 0: nothing is there, it has
     /// ended, or the log takes no more now.
     pub(super) fn pump(&mut self, log: &Log, most: usize, now: Instant) -> usize {
         let mut total = 0;
+        let mut is_empty = !self.open;
         while self.open && total < most {
             if !self.give_lines(log, now) {
                 break;
@@ -94,11 +102,15 @@ impl Source {
                 Ok(0) => self.open = false,
                 Ok(count) => total += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.raw_os_error() == Some(Errno::EAGAIN as i32) => break,
+                Err(error) if error.raw_os_error() == Some(Errno::EAGAIN as i32) => {
+                    is_empty = true;
+                    break;
+                }
                 Err(_) => self.open = false,
             }
         }
-        self.give_lines(log, now);
+        is_empty |= !self.open;
+        self.is_dry = self.give_lines(log, now) && is_empty;
         if self.buffer.is_empty() {
             self.buffer.shrink_to(KEPT_BYTES);
         }
@@ -125,10 +137,14 @@ impl Source {
         taken
     }
 
-    /// A last line that no newline ended.
+    /// The last lines, also one that no newline ended.
     pub(super) fn finish(&mut self, log: &Log, now: Instant) {
-        if !self.buffer.is_empty() {
-            let _ = log.add(self.stream, 'F', &std::mem::take(&mut self.buffer), now);
+        let rest = std::mem::take(&mut self.buffer);
+        for line in rest.split_inclusive(|byte| *byte == b'\n') {
+            let text = line.strip_suffix(b"\n").unwrap_or(line);
+            if !log.add(self.stream, 'F', text, now) {
+                log.shared.queue().drop_line(text.len(), "the disk did not answer");
+            }
         }
         self.open = false;
     }
@@ -359,7 +375,7 @@ fn write_all(shared: &Shared, mut file: LogFile) {
         let was_last = queue.lines.is_empty();
         std::mem::swap(&mut queue.lines, &mut batch);
         queue.full_since = None;
-        let notice = queue.notice();
+        let (told, notice) = (queue.dropped, queue.notice());
         drop(queue);
         let _ = shared.room.write(1);
         let noted = notice.is_none_or(|notice| file.append(&notice).0 == 0);
@@ -368,7 +384,11 @@ fn write_all(shared: &Shared, mut file: LogFile) {
         batch.shrink_to(KEPT_BYTES);
         let mut queue = shared.queue();
         if noted {
-            queue.dropped = (0, 0);
+            // others may have been dropped meanwhile
+            queue.dropped.0 -= told.0;
+            queue.dropped.1 -= told.1;
+        }
+        if queue.dropped.0 == 0 {
             queue.why.clear();
         }
         if lines > 0 {

@@ -215,23 +215,7 @@ impl Shim {
         log.lift_limit();
         let end = Instant::now() + PATIENCE;
         for source in sources {
-            let mut left = LAST_OUTPUT_BYTES;
-            while left > 0 {
-                let now = Instant::now();
-                let read = source.pump(&log, left.min(TURN_BYTES), now);
-                left -= read.min(left);
-                if read > 0 {
-                    continue;
-                }
-                if log.takes_lines(now) || now > end {
-                    break;
-                }
-                let room = &mut [PollFd::new(log.room().as_fd(), PollFlags::POLLIN)];
-                if wait(room, end.saturating_duration_since(now)).is_err() {
-                    break;
-                }
-            }
-            source.finish(&log, Instant::now());
+            take_rest(source, &log, end);
         }
         let dropped = log.finish(PATIENCE);
         self.forget();
@@ -277,6 +261,30 @@ impl Shim {
     }
 }
 
+/// What is left in the pipe of a container that has ended, as far as the log takes it in time.
+fn take_rest(source: &mut Source, log: &Log, end: Instant) {
+    let mut left = LAST_OUTPUT_BYTES;
+    while left > 0 {
+        let now = Instant::now();
+        let read = source.pump(log, left.min(TURN_BYTES), now);
+        left -= read.min(left);
+        if read > 0 {
+            continue;
+        }
+        if source.is_dry() || now > end {
+            break;
+        }
+        if log.takes_lines(now) {
+            continue;
+        }
+        let room = &mut [PollFd::new(log.room().as_fd(), PollFlags::POLLIN)];
+        if wait(room, end.saturating_duration_since(now)).is_err() {
+            break;
+        }
+    }
+    source.finish(log, Instant::now());
+}
+
 /// An out-of-memory kill of a process beside the first one counts, too: only the first one's end by SIGKILL is an end for want of
 /// memory.
 fn exit_of(status: ExitStatus, started_at: i64, some_killed: bool) -> ContainerExit {
@@ -305,7 +313,38 @@ fn poll_once(awaited: &mut [PollFd<'_>], limit: PollTimeout) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::records::LogOrder;
     use super::*;
+    use std::io::{Read as _, Write as _};
+
+    #[test]
+    fn last_output_is_taken_however_slow_the_log_is() {
+        let scratch = std::env::temp_dir().join(format!("kedge-last-output-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&scratch);
+        std::fs::create_dir_all(&scratch).unwrap();
+        let path = scratch.join("0.log");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let log = Log::start(LogOrder { path: path.clone(), max_bytes: 1 << 30, max_files: 1 }).unwrap();
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        // twenty times what waits for the log's disk
+        writer.write_all(&b"x\n".repeat(30_000)).unwrap();
+        drop(writer);
+        let taken = std::thread::spawn(move || {
+            let mut lines = 0;
+            let mut disk = std::fs::File::open(&path).unwrap();
+            let mut some = [0; 512];
+            while let Ok(count @ 1..) = disk.read(&mut some) {
+                lines += some[..count].iter().filter(|byte| **byte == b'\n').count();
+            }
+            lines
+        });
+        let mut source = Source::new(OwnedFd::from(reader), Stream::Stdout).unwrap();
+        log.lift_limit();
+        take_rest(&mut source, &log, Instant::now() + Duration::from_secs(60));
+        assert_eq!(log.finish(Duration::from_secs(60)), 0);
+        assert_eq!(taken.join().unwrap(), 30_000);
+        std::fs::remove_dir_all(&scratch).unwrap();
+    }
 
     #[test]
     fn end_by_code_signal_and_memory_are_told_apart() {
