@@ -214,6 +214,7 @@ impl World {
         match action {
             PodAction::SaveDesired { file, content } => self.disk.queue.push_back((file, content)),
             PodAction::ReadDesired => self.disk.is_read_again = true,
+            PodAction::ListPods => self.api.watch = None,
             PodAction::PatchPodStatus { .. }
             | PodAction::DeletePod(_)
             | PodAction::CreateMirrorPod { .. }
@@ -1238,6 +1239,23 @@ fn list_from_a_backup_is_believed() {
     assert!(patched(&rest).is_empty());
     let again = told(&mut core, 3, listed(pod("7", "Pending")));
     assert_eq!(patched(&again).len(), 1, "the status that the backup lacks");
+}
+
+#[test]
+fn lost_answer_to_a_pod_too_many_is_given_again() {
+    let (mut core, pods) = (begun(), (0..20).map(misplaced).collect());
+    let actions = told(&mut core, 1, PodEvent::PodsListed { node_uid: "n".into(), pods });
+    let mut patches = patched(&actions).into_iter();
+    let (pod, _) = patches.find(|(_, patch)| patch["status"]["reason"] == "OutOfpods").unwrap();
+    let lists = |actions: &[PodAction]| actions.iter().filter(|it| **it == PodAction::ListPods).count();
+    let mut answer = |secs: u64, answer: Answer| {
+        let request = PodRequest::PatchStatus(pod.clone());
+        assert_eq!(lists(&told(&mut core, secs, PodEvent::Answered { request, answer })), 0, "not at once");
+        (1..=2).map(|round| lists(&told(&mut core, secs + 1000 * round, PodEvent::Tick))).collect::<Vec<_>>()
+    };
+    let (reason, message) = (String::new(), String::new());
+    assert_eq!(answer(10, Answer::Refused { status: 429, reason, message, retry_after: None }), [1, 0]);
+    assert_eq!(answer(3000, Answer::Accepted(None)), [0, 0]);
 }
 
 #[test]

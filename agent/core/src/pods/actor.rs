@@ -265,8 +265,8 @@ impl PodsActor {
     }
 
     fn note_refusal(&mut self, request: &PodRequest, answer: &Answer, turn: &mut Turn) {
-        // that it is gone, or another, is no surprise
-        let refusal = answer.refusal().filter(|(status, _)| !matches!(status, 404 | 409));
+        // that it is gone, or another, is no surprise, nor that a server is busy
+        let refusal = answer.refusal().filter(|(status, _)| !matches!(status, 404 | 409 | 429));
         if refusal.is_some() && refusal != self.refusal {
             turn.log(Level::Warn, format!("{}: {answer}; trying again", describe(request)));
         }
@@ -296,13 +296,19 @@ impl PodsActor {
                 self.reads.waiting.push_back(Ask { purpose: Purpose::Read(name), body });
             }
             PodAction::RecordEvent(news) => self.announce(&news, turn),
+            PodAction::ListPods => self.list_again(turn),
             write @ PodAction::SaveDesired { .. } => self.writes.push_back(write),
             command => turn.act(Action::Pods(Box::new(command))),
         }
     }
 
     fn work_on(&mut self, request: PodRequest, body: PodAsk) {
-        self.work.waiting.push_back(Ask { purpose: Purpose::Work(request), body });
+        let purpose = Purpose::Work(request);
+        // a pod that is not remembered is answered with each list
+        match self.work.waiting.iter_mut().find(|ask| ask.purpose == purpose) {
+            Some(ask) => ask.body = body,
+            None => self.work.waiting.push_back(Ask { purpose, body }),
+        }
     }
 
     fn announce(&mut self, news: &PodNews, turn: &Turn) {
@@ -546,6 +552,15 @@ mod tests {
         let file = crate::pods::event::PodUid::new("u-0").map(crate::pods::event::DesiredFile::Pod);
         let saved = PodEvent::DesiredSaved { file: file.expect("it is a UID"), done: Ok(()) };
         assert_eq!(writes(&bench.at(4, |actor, turn| actor.take(saved, turn))), 1);
+    }
+
+    #[test]
+    fn answers_to_pods_that_are_too_many_wait_once() {
+        let mut bench = Bench::new();
+        let pods: Vec<Value> = (0..450).map(pod).collect();
+        (0..3).for_each(|_| _ = bench.listed(&pods));
+        let waiting = bench.actor.work.waiting.len();
+        assert!((1..=pods.len()).contains(&waiting), "{waiting}");
     }
 
     #[test]

@@ -154,6 +154,8 @@ pub enum PodAction {
     SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
     /// Read the desired set again, because it could not be read. Answered by `DesiredRead`.
     ReadDesired,
+    /// Read the list of pods anew: an answer to a pod that is not remembered was lost. Answered by `PodsListed`.
+    ListPods,
     /// GET a ConfigMap or a Secret. Answered by `ObjectRead`.
     ReadObject(ObjectName),
     /// Strategic-merge-patch `status` of a pod. `patch` has the UID in `metadata.uid`, so that it meets no namesake.

@@ -84,6 +84,9 @@ pub struct Pods {
     /// When the desired set, which could not be read, is read again; None: that is under way, or it was read.
     desired_wake: Option<Duration>,
     desired_retry: backoff::Retry,
+    /// When the pods are listed again because an answer to one that is not remembered was lost.
+    list_wake: Option<Duration>,
+    list_retry: backoff::Retry,
     has_inventory: bool,
     has_static: bool,
     early: Early,
@@ -161,6 +164,8 @@ impl Pods {
             has_desired: false,
             desired_wake: None,
             desired_retry: backoff::Retry::default(),
+            list_wake: None,
+            list_retry: backoff::Retry::default(),
             has_inventory: false,
             has_static: false,
             early: Early::default(),
@@ -192,7 +197,7 @@ impl Pods {
         let is_ready = self.is_ready();
         let lives = self.lives.values().filter(|_| is_ready);
         let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { life.wake });
-        lives.chain(self.mirror_wake).chain(self.desired_wake).min()
+        lives.chain(self.mirror_wake).chain(self.desired_wake).chain(self.list_wake).min()
     }
 
     /// Whether all that a decision needs was heard of.
@@ -559,7 +564,9 @@ impl Pods {
                 self.touch_all();
             }
             PodRequest::PatchStatus(pod) => {
-                self.with_reference(pod, |life| life.status_answered(now, answer))
+                if !self.with_reference(pod, |life| life.status_answered(now, answer)) {
+                    self.turned_away(now, answer);
+                }
             }
             PodRequest::Delete(pod) => {
                 let key = (pod.namespace.clone(), pod.name.clone());
@@ -575,19 +582,32 @@ impl Pods {
                         self.creating.entry(key).or_default().failed(now.mono);
                     }
                     self.touch_all();
-                } else {
-                    self.with_reference(pod, |life| life.delete_answered(now, answer));
+                } else if !self.with_reference(pod, |life| life.delete_answered(now, answer)) {
+                    self.turned_away(now, answer);
                 }
             }
         }
     }
 
-    /// The life whose object, or mirror, this is.
-    fn with_reference(&mut self, pod: &PodRef, change: impl FnOnce(&mut Life)) {
+    /// The life whose object, or mirror, this is. False: there is none.
+    fn with_reference(&mut self, pod: &PodRef, change: impl FnOnce(&mut Life)) -> bool {
         let is_it = |life: &&mut Life| life.api.as_ref().is_some_and(|api| api.reference == *pod);
-        if let Some(life) = self.lives.values_mut().find(is_it) {
-            change(life);
-            life.is_dirty = true;
+        let Some(life) = self.lives.values_mut().find(is_it) else { return false };
+        change(life);
+        life.is_dirty = true;
+        true
+    }
+
+    /// What was said to a pod that is not remembered: only a list shows again who has not heard it.
+    fn turned_away(&mut self, now: Now, answer: &Answer) {
+        match answer {
+            Answer::Accepted(_) => self.list_retry.succeeded(),
+            Answer::Refused { status: 404 | 409, .. } => {}
+            Answer::Refused { .. } | Answer::Failed(_) if self.list_wake.is_none() => {
+                self.list_retry.failed(now.mono);
+                self.list_wake = Some(self.list_retry.due());
+            }
+            Answer::Refused { .. } | Answer::Failed(_) => {}
         }
     }
 
@@ -774,6 +794,9 @@ impl Pods {
     fn settle(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         if self.desired_wake.take_if(|at| *at <= now.mono).is_some() {
             actions.push(PodAction::ReadDesired);
+        }
+        if self.list_wake.take_if(|at| *at <= now.mono).is_some() {
+            actions.push(PodAction::ListPods);
         }
         if !self.is_ready() {
             return;
@@ -1117,7 +1140,7 @@ impl Life {
     }
 }
 
-/// Answers a pod that is not remembered. An answer that is lost is given again when the pod is listed again.
+/// Answers a pod that is not remembered. An answer that is lost is given again when the pod is listed again, see `turned_away`.
 fn turn_away(pod: &Pod, object: &Value, known: usize, actions: &mut Vec<PodAction>) {
     let reference = pod.reference();
     if pod.deletion.is_some() {
