@@ -17,8 +17,13 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
     for cycle in 1..=number("KEDGE_HIL_CYCLES").unwrap_or(CYCLES) {
         // odd: adopted, then promoted; even: does not parse, so rolled back
         let is_good = cycle % 2 == 1;
-        let fields = if is_good { "" } else { "nodeStatusUpdateFrequency: [" };
-        let uid = stage.push(&format!("edge-{cycle}"), &payload("1s", 3, fields))?;
+        // a payload that ran well before would be good at once
+        let fields = if is_good {
+            format!("maxPods: {}\n", 100 + cycle)
+        } else {
+            "nodeStatusUpdateFrequency: [".to_owned()
+        };
+        let uid = stage.push(&format!("edge-{cycle}"), &payload("1s", 3, &fields))?;
         let millis = chance.below(8_000);
         std::thread::sleep(Duration::from_millis(millis));
         stage.power_cut()?;
