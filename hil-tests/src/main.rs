@@ -487,6 +487,8 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
          echo $((($(cat $p/../size) - $(cat $p/start) - $(cat $p/size)) / 2048))",
     )?;
     stage.expect("MiB of the disk behind the state partition", left.as_str(), "0")?;
+    let overlay = stage.guest("grep -w overlay /proc/filesystems")?;
+    stage.expect("what containers' roots are laid over", overlay.trim(), "nodev\toverlay")?;
     let times = stage.guest("systemd-analyze | head -n 1")?;
     stage.say(&times);
     let process = stage.running()?;
