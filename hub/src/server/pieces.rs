@@ -144,6 +144,7 @@ impl Made {
 }
 
 /// What of a request and its answer decides how the answer is sent.
+#[derive(Debug, Clone, Copy)]
 struct Sending {
     /// The client takes gzip.
     asked: bool,
@@ -151,6 +152,22 @@ struct Sending {
     only_reads: bool,
     bytes: usize,
     renders: bool,
+}
+
+impl Sending {
+    fn compresses(self) -> bool {
+        self.asked && self.bytes >= COMPRESSED_FROM
+    }
+
+    /// Whether threads for what is large make the answer.
+    fn elsewhere(self) -> bool {
+        self.compresses() || (self.renders && self.bytes >= LARGE_BYTES)
+    }
+
+    /// What its caller pays for it.
+    fn work(self) -> Work {
+        if self.compresses() || self.renders { Work::Parsed(self.bytes) } else { Work::Copied(self.bytes) }
+    }
 }
 
 /// Gives an answer the form in which it is sent: compressed if the client asked for it and it is long, rendered elsewhere if that takes
@@ -180,7 +197,7 @@ pub(super) fn finish(
         },
     };
     let sending = Sending { asked, only_reads, bytes, renders };
-    let mut response = formed(server, slot, Response::from_parts(head, body), &sending);
+    let mut response = formed(server, slot, Response::from_parts(head, body), sending);
     if let Some(held) = held {
         // the connection keeps it until the answer is sent
         response.extensions_mut().insert(Arc::new(held));
@@ -189,23 +206,18 @@ pub(super) fn finish(
 }
 
 /// As a long answer, if it is one.
-fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: &Sending) -> Response<Body> {
-    let Sending { asked, only_reads, bytes, renders } = *sending;
+fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: Sending) -> Response<Body> {
     let (mut head, body) = response.into_parts();
-    let compresses = asked && bytes >= COMPRESSED_FROM;
-    let elsewhere = compresses || (renders && bytes >= LARGE_BYTES);
-    slot.charge(
-        if compresses || renders { Work::Parsed(bytes) } else { Work::Copied(bytes) },
-        Instant::now(),
-    );
-    if !elsewhere {
+    let (renders, compresses) = (sending.renders, sending.compresses());
+    slot.charge(sending.work(), Instant::now());
+    if !sending.elsewhere() {
         return if renders { whole(head, body) } else { Response::from_parts(head, body) };
     }
     let taken = match slot.take(Resource::LongAnswers, 1) {
         Ok(taken) => Some(taken),
         // without compression it costs nothing more
         Err(_) if !renders => return Response::from_parts(head, body),
-        Err(refused) if only_reads => return super::respond::error(&refused),
+        Err(refused) if sending.only_reads => return super::respond::error(&refused),
         Err(_) => None,
     };
     if compresses {
@@ -335,6 +347,30 @@ mod tests {
             let read: Value = serde_json::from_slice(&text).unwrap();
             assert_eq!(read["items"].as_array().unwrap().len(), count);
         }
+    }
+
+    #[test]
+    fn long_answers_are_made_elsewhere_and_paid_for() {
+        let check = |asked, renders, bytes, compresses, elsewhere| {
+            let sending = Sending { asked, only_reads: true, bytes, renders };
+            let found = (sending.compresses(), sending.elsewhere());
+            assert_eq!(found, (compresses, elsewhere), "{sending:?}");
+            let is_parsed = matches!(sending.work(), Work::Parsed(paid) if paid == bytes);
+            let is_copied = matches!(sending.work(), Work::Copied(paid) if paid == bytes);
+            assert_eq!(
+                (is_parsed, is_copied),
+                (compresses || renders, !(compresses || renders)),
+                "{sending:?}"
+            );
+        };
+        check(true, false, 128 * 1024 - 1, false, false);
+        check(true, false, 128 * 1024, true, true);
+        check(false, false, 1 << 24, false, false);
+        check(false, true, 64 * 1024 - 1, false, false);
+        check(false, true, 64 * 1024, false, true);
+        check(true, true, 64 * 1024, false, true);
+        check(true, true, 128 * 1024, true, true);
+        check(true, true, 0, false, false);
     }
 
     #[tokio::test]
