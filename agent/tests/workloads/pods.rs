@@ -51,6 +51,10 @@ impl Setup {
             let node = setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
             node["status"]["allocatable"]["pods"] == "110"
         });
+        setup.shows("the taint of a node without a pod network", || {
+            let taints = setup.cluster.kubectl().run(&["get", "node", NODE, "-o", "jsonpath={.spec.taints}"]);
+            taints.is_ok_and(|taints| taints.contains("node.kubernetes.io/network-unavailable"))
+        });
         setup
     }
 

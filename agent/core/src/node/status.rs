@@ -13,6 +13,12 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// The condition by which Kubernetes keeps pods away that need a network of their own.
+const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
+/// Our reasons of it; with another it is somebody else's.
+const NO_POD_NETWORK: &str = "NoPodNetwork";
+const NO_PODS: &str = "NoPods";
+
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
     let (major, minor) = kedge_api::KUBERNETES_VERSION;
@@ -201,7 +207,8 @@ impl StatusKeeper {
         // a node whose disk always answered spends no bytes on saying so
         let stall_matters = self.disk_stalled || there(kedge_api::DISK_STALLED).is_some();
         let stalled = stall_matters.then(|| disk_stalled(self.disk_stalled));
-        let own = self.own_conditions().into_iter().chain(stalled).filter_map(|words| {
+        let network = self.network_unavailable(there(NETWORK_UNAVAILABLE));
+        let own = self.own_conditions().into_iter().chain(stalled).chain(network).filter_map(|words| {
             let there = there(words.name);
             let changed = there.is_none_or(|there| !words.matches(there));
             // as upstream: when its status changed
@@ -257,6 +264,21 @@ impl StatusKeeper {
             ),
             self.ready(),
         ]
+    }
+
+    /// Pods get no network of their own: a scheduler must place none here but those that use the node's. What somebody else says of a
+    /// node without pods is left alone.
+    fn network_unavailable(&self, there: Option<&NodeCondition>) -> Option<Words<'static>> {
+        let has_runtime = self.host.as_ref()?.facts.runtime != Runtime::Absent;
+        let is_ours = there.is_some_and(|there| [NO_POD_NETWORK, NO_PODS].contains(&there.reason.as_str()));
+        (has_runtime || is_ours).then_some(())?;
+        let (status, reason, message) = match has_runtime {
+            true => {
+                ("True", NO_POD_NETWORK, "pods get no network of their own on this node: use hostNetwork")
+            }
+            false => ("False", NO_PODS, "this node runs no pods"),
+        };
+        Some(Words { name: NETWORK_UNAVAILABLE, status, reason, message })
     }
 
     fn ready(&self) -> Words<'_> {
@@ -584,6 +606,29 @@ mod tests {
         assert_eq!(sent(3, false).as_deref(), Some("False"));
         assert_eq!(sent(4, false), None);
         assert_eq!(sent(400, false).as_deref(), Some("unchanged"), "in the report that is due");
+    }
+
+    #[test]
+    fn node_with_a_runtime_keeps_a_scheduler_away() {
+        let config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
+        keeper.node_seen(&Node::default());
+        let ok = ConfigOk { status: "True", ..ConfigOk::default() };
+        let mut sent = |secs, runtime: Runtime| {
+            let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+            keeper.observe(now, HostFacts { runtime, ..HostFacts::default() }, &config, "0.1.0");
+            let patch = keeper.patch(now, &ok)?;
+            let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            keeper.accepted(now, patch, Duration::from_secs(300), &mut jitter);
+            let mut all = conditions.iter();
+            let own = all.find(|condition| condition["type"] == NETWORK_UNAVAILABLE)?;
+            own["status"].as_str().map(str::to_owned)
+        };
+        assert_eq!(sent(0, Runtime::Absent), None, "no pods, no bytes");
+        assert_eq!(sent(1, Runtime::Starting).as_deref(), Some("True"));
+        assert_eq!(sent(2, Runtime::Ready), None, "no news");
+        assert_eq!(sent(3, Runtime::Absent).as_deref(), Some("False"), "crun was removed");
     }
 
     #[test]
