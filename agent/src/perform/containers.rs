@@ -41,8 +41,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Least that pods may have together, whatever is reserved: none of them would even start.
 const LEAST_MEMORY: u64 = 64 << 20;
-/// kubelet's `podLogsDir`.
-const LOGS: &str = "/var/log/pods";
 /// kubelet's `containerLogMaxSize` and `containerLogMaxFiles`.
 const LOG_BYTES: u64 = 10 << 20;
 const LOG_FILES: u32 = 5;
@@ -190,7 +188,7 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
             disk: parts.root_dir.join("volumes"),
             memory: parts.settings.run.join("volumes"),
         },
-        logs: LOGS.into(),
+        logs: (&config.pod_logs_dir).into(),
         log_max_bytes: LOG_BYTES,
         log_max_files: LOG_FILES,
         etc: "/etc".into(),

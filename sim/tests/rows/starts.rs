@@ -84,12 +84,12 @@ fn proven_config_beyond_the_bounds_comes_back() {
 #[test]
 fn local_file_beyond_the_bounds_starts_and_is_named() {
     let mut world = World::new();
-    world.base("nodeLeaseDurationSeconds: 300\nhealthzBindAddress: 0.0.0.0\nmaxParallelImagePulls: 0");
+    world.base("nodeLeaseDurationSeconds: 300\nhealthzBindAddress: 0.0.0.0\nmaxParallelImagePulls: 0\npodLogsDir: logs");
     world.start();
     assert_eq!(world.state(), "local");
     let warned: Vec<&String> =
         world.log.iter().filter(|line| line.starts_with("W config file /etc/kedge")).collect();
-    assert_eq!(warned.len(), 3, "{:?}", world.log);
+    assert_eq!(warned.len(), 4, "{:?}", world.log);
     world.turn();
     assert_eq!(world.hub.lease().expect("renewed")["spec"]["leaseDurationSeconds"], 160);
     // a pushed one with the same is refused

@@ -137,7 +137,7 @@ fn hold(
         }
     };
     schema::hold_in_bounds(object, &mut judge);
-    settings::hold_on_loopback(object, &mut judge);
+    settings::hold_texts(object, &mut judge);
     held
 }
 

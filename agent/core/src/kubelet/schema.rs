@@ -168,6 +168,12 @@ pub(super) const SHORTEST_REPORT: i64 = 10 * SECOND;
 /// Longest `nodeStatusReportFrequency`, nanoseconds.
 pub(super) const LONGEST_REPORT: i64 = 5 * MINUTE;
 
+/// Where the local endpoint listens.
+pub(super) const LOOPBACK: &str = "127.0.0.1";
+
+/// Where the kubelet writes logs, and collectors of logs look for them.
+pub(super) const POD_LOGS: &str = "/var/log/pods";
+
 /// A number from `low` on, of the 32 bits that upstream gives it.
 const fn from(low: i64) -> Kind {
     Kind::Int { low, high: i32::MAX as i64 }
@@ -241,7 +247,7 @@ pub static FIELDS: &[Field] = &[
     bounded(
         "healthzBindAddress",
         Kind::Text,
-        Default::Text("127.0.0.1"),
+        Default::Text(LOOPBACK),
         "a loopback address: the endpoint asks nobody for credentials",
     ),
     no_effect("logging", Kind::Object(LOGGING)),
@@ -280,7 +286,12 @@ pub static FIELDS: &[Field] = &[
     with_pods("staticPodPath", Kind::Text),
     with_pods("staticPodURL", Kind::Text),
     with_pods("staticPodURLHeader", Kind::Map(&LIST_OF_TEXT)),
-    with_pods("podLogsDir", Kind::Text),
+    bounded(
+        "podLogsDir",
+        Kind::Text,
+        Default::Text(POD_LOGS),
+        "a normalized absolute path of ASCII characters: collectors of logs read there",
+    ),
     with_pods("syncFrequency", Kind::Duration),
     with_pods("fileCheckFrequency", Kind::Duration),
     with_pods("httpCheckFrequency", Kind::Duration),

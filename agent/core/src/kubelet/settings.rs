@@ -19,6 +19,9 @@ use super::{duration, path, schema};
 /// The bound of `healthzBindAddress`, as messages have it.
 const LOOPBACK_EXPECTED: &str = "a loopback address such as \"127.0.0.1\"";
 
+/// The bound of `podLogsDir`, as messages have it: upstream's, and no path that one of a pod's log could leave.
+const LOGS_EXPECTED: &str = "a normalized absolute path of ASCII characters such as \"/var/log/pods\"";
+
 /// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows by it.
 pub const MAX_TAINTS: usize = 100;
 
@@ -113,6 +116,8 @@ pub struct Config {
     pub eviction_hard: EvictionHard,
     /// `evictionPressureTransitionPeriod`: how long pressure must be gone before the condition says so.
     pub eviction_pressure_transition_period: Duration,
+    /// `podLogsDir`: absolute.
+    pub pod_logs_dir: String,
     /// `kedge.images`: where images come from.
     pub registries: Registries,
     /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
@@ -144,6 +149,7 @@ impl Config {
             kube_reserved: reader.below("kubeReserved").reserved(),
             eviction_hard: reader.below("evictionHard").eviction_hard(),
             eviction_pressure_transition_period: reader.duration("evictionPressureTransitionPeriod"),
+            pod_logs_dir: reader.pod_logs_dir(),
             registries: reader.registries(),
             watch: reader.below("kedge").text("watch") != schema::OFF,
             #[cfg(feature = "fault-injection")]
@@ -152,20 +158,33 @@ impl Config {
     }
 }
 
-/// Binds the local endpoint to loopback and reports another address: an earlier release took any, and then opened none.
-pub(super) fn hold_on_loopback(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
-    const FIELD: &str = "healthzBindAddress";
-    let Some(Value::String(text)) = object.get_mut(FIELD) else { return };
-    if text.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback()) {
-        let nearest = Ipv4Addr::LOCALHOST.to_string();
+/// Gives texts that an earlier release took, and that are beyond today's bounds, their defaults, and reports them: that one took any
+/// address, and then opened no endpoint, and did not read where pods log to.
+pub(super) fn hold_texts(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
+    let is_elsewhere = |text: &str| text.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback());
+    let held: [(_, &dyn Fn(&str) -> bool, _, _); 2] = [
+        ("healthzBindAddress", &|text| !is_elsewhere(text), LOOPBACK_EXPECTED, schema::LOOPBACK),
+        ("podLogsDir", &is_normalized, LOGS_EXPECTED, schema::POD_LOGS),
+    ];
+    for (field, is_taken, expected, nearest) in held {
+        let Some(Value::String(text)) = object.get_mut(field) else { continue };
+        if is_taken(text) {
+            continue;
+        }
         report(Beyond {
-            field: FIELD.to_owned(),
-            message: format!("{FIELD} is {text:?}, expected {LOOPBACK_EXPECTED}"),
+            field: field.to_owned(),
+            message: format!("{field} is {:?}, expected {expected}", excerpt(text)),
             nearest: format!("{nearest:?}"),
             was_taken: true,
         });
-        *text = nearest;
+        nearest.clone_into(text);
     }
+}
+
+/// Whether it is an absolute path, of ASCII, that no shorter one means.
+fn is_normalized(path: &str) -> bool {
+    let mut names = path.strip_prefix('/').unwrap_or_default().split('/');
+    path.is_ascii() && path.len() < 4096 && !path.contains('\0') && names.all(|name| !matches!(name, "" | "." | ".."))
 }
 
 /// Reads the fields of one object, whose values have been moved into their bounds.
@@ -237,6 +256,14 @@ impl<'a> Reader<'a> {
             0 => None,
             port => Some(SocketAddr::new(address, port)),
         }
+    }
+
+    fn pod_logs_dir(&mut self) -> String {
+        let path = self.text("podLogsDir");
+        if !is_normalized(&path) {
+            self.wrong("podLogsDir", LOGS_EXPECTED);
+        }
+        path
     }
 
     fn registries(&mut self) -> Registries {
