@@ -86,6 +86,8 @@ pub struct World {
     renew_times: BTreeMap<String, String>,
     renewals: BTreeMap<String, Vec<Instant>>,
     facts: Vec<Fact>,
+    /// Events as last seen, by UID: a watch that is begun again shows them all once more.
+    events: BTreeMap<String, String>,
     /// Facts dropped from the front, so that an index into all facts stays true.
     dropped: usize,
 }
@@ -185,6 +187,14 @@ impl World {
     }
 
     fn take_event(&mut self, event: &Value) {
+        let [uid, version] =
+            ["/metadata/uid", "/metadata/resourceVersion"].map(|at| text(event, at).to_owned());
+        if self.events.len() == REMEMBERED {
+            self.events.clear();
+        }
+        if self.events.insert(uid, version.clone()).as_ref() == Some(&version) {
+            return;
+        }
         let kind = FactKind::Event {
             reason: text(event, "/reason").to_owned(),
             message: text(event, "/message").to_owned(),
