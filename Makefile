@@ -3,7 +3,7 @@
 
 help: ; @sed -n 's/^\([a-z]*\): ; @[^#]*## /  make \1\t/p' Makefile
 
-try: ; @.ci/try ## a hub and three nodes on this machine: a good config, bad ones, a crashing one
+try: ; @.ci/try ## a hub and three nodes on this machine: good configs, bad ones; as root a pod on each, and what it survives
 test: ; @.ci/test ## everything within 30 minutes: lint, all tests, the programs, booted images (ONLY="lint agent" these parts, FULL=1 all there is)
 lint: ; @.ci/lint ## format, clippy, shell scripts, dependencies, unit files, recipes
 mutants: ; @.ci/mutants $(ARGS) ## changes in the decisions that no test notices; hours (ARGS=agent/core/src/config/judge.rs for one file)

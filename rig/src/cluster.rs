@@ -228,11 +228,14 @@ impl Cluster {
         self.view.wait_for(awaited, PATIENCE, is_so)
     }
 
+    /// Stops the agents; containers go on.
+    pub fn stop_agents(&mut self) -> Result<(), RigError> {
+        self.agents.iter_mut().try_for_each(Agent::stop)
+    }
+
     /// Stops all processes in order.
     pub fn close(mut self) -> Result<(), RigError> {
-        for agent in &mut self.agents {
-            agent.stop()?;
-        }
+        self.stop_agents()?;
         self.hub.stop()
     }
 }

@@ -14,6 +14,7 @@ pub mod demo;
 pub mod error;
 pub mod flags;
 pub mod hub;
+pub mod image_push;
 pub mod kubectl;
 pub mod link;
 pub mod logged_disk;

@@ -1,10 +1,12 @@
 //! What `make try` shows: three real agents and a real hub; a good configuration, one that does not parse, one that does not
 //! validate, one that would do harm, one under which the agent crashes, the repair, two variants in one ConfigMap, and a move to
-//! another hub.
+//! another hub; and a pod on each node all the while (`pods`), where this machine can run containers.
 //!
 //! Owns the order of events and what must be seen in each chapter. Always holds: a chapter ends only when the API server shows what
 //! the chapter claims; a heartbeat that was late at any time before the move is a failure. It changes the cluster by kubectl alone,
 //! and shows each command.
+
+mod pods;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -12,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use self::pods::Pods;
 use crate::agent::{Agent, AgentOptions};
 use crate::babysitter::ServiceResult;
 use crate::cluster::{Cluster, HEADER, PATIENCE, Source, borrowed, create_arguments, uid_of};
@@ -51,6 +54,8 @@ pub struct Demo {
     printed_trials: Option<Instant>,
     ready_since: Option<Instant>,
     elsewhere: Option<Elsewhere>,
+    /// Err: why no pods run here.
+    pods: Result<Pods, String>,
 }
 
 /// Another hub, to which a node moves, and what its API shows.
@@ -71,9 +76,18 @@ impl Demo {
             &format!("kedge-hub listens on https://{}, with its own authority", cluster.hub().address()),
         );
         let program = programs::agent_with_faults()?;
+        let mut pods = Pods::new(&cluster.scratch().join("pods"));
+        if let Ok(pods) = &mut pods {
+            pods.start_registry()?;
+        }
         for name in NODES {
             console.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} > {name}/kubeconfig"));
-            cluster.add(name, AgentOptions::new(&program))?;
+            let mut options = AgentOptions::new(&program);
+            if let Ok(pods) = &pods {
+                pods.options(name, &mut options);
+            }
+            let agent = cluster.add(name, options)?;
+            pods.as_ref().map_or(Ok(()), |pods| pods.configure(agent))?;
         }
         Ok(Demo {
             trials: vec![None; NODES.len()],
@@ -87,6 +101,7 @@ impl Demo {
             printed_trials: None,
             ready_since: None,
             elsewhere: None,
+            pods,
         })
     }
 
@@ -94,6 +109,7 @@ impl Demo {
     pub fn run(&mut self) -> Result<(), RigError> {
         self.nodes_join()?;
         let good = self.a_good_config()?;
+        self.a_pod_on_each_node()?;
         self.a_config_that_does_not_parse(&good)?;
         self.a_config_that_does_not_validate(&good)?;
         self.a_config_that_keeps_silent(&good)?;
@@ -101,6 +117,8 @@ impl Demo {
         let fixed = self.the_repair()?;
         self.two_keys_of_one_config_map()?;
         self.the_heartbeats()?;
+        self.the_pods_all_the_while()?;
+        self.what_containers_survive()?;
         self.the_move(&fixed)
     }
 
@@ -479,6 +497,7 @@ impl Demo {
             format!("  alias kubectl={}", kubectl.program().display()),
             "  kubectl get nodes".to_owned(),
             "  kubectl describe node edge-3".to_owned(),
+            "  kubectl get pods -o wide             # if there are pods".to_owned(),
             "  kubectl get events --field-selector involvedObject.name=edge-3".to_owned(),
             "  kubectl get leases -n kube-node-lease --watch".to_owned(),
             format!(
@@ -495,7 +514,10 @@ impl Demo {
 
     /// Stops all processes in order.
     pub fn close(mut self) -> Result<(), RigError> {
-        self.console.say(Tone::Plain, "stopping the nodes and the hubs");
+        self.console.say(Tone::Plain, "stopping the nodes, their containers and the hubs");
+        self.cluster.stop_agents()?;
+        // before the directory that their file systems are mounted in
+        self.pods.as_mut().map_or(Ok(()), Pods::clear)?;
         self.cluster.close()?;
         self.elsewhere.as_mut().map_or(Ok(()), |there| there.hub.stop())
     }

@@ -184,7 +184,10 @@ pub(super) fn hold_texts(object: &mut Map<String, Value>, report: &mut dyn FnMut
 /// Whether it is an absolute path, of ASCII, that no shorter one means.
 fn is_normalized(path: &str) -> bool {
     let mut names = path.strip_prefix('/').unwrap_or_default().split('/');
-    path.is_ascii() && path.len() < 4096 && !path.contains('\0') && names.all(|name| !matches!(name, "" | "." | ".."))
+    path.is_ascii()
+        && path.len() < 4096
+        && !path.contains('\0')
+        && names.all(|name| !matches!(name, "" | "." | ".."))
 }
 
 /// Reads the fields of one object, whose values have been moved into their bounds.
