@@ -162,13 +162,13 @@ impl Config {
 /// address, and then opened no endpoint, and did not read where pods log to.
 pub(super) fn hold_texts(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
     let is_elsewhere = |text: &str| text.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback());
-    let held: [(_, &dyn Fn(&str) -> bool, _, _); 2] = [
-        ("healthzBindAddress", &|text| !is_elsewhere(text), LOOPBACK_EXPECTED, schema::LOOPBACK),
-        ("podLogsDir", &is_normalized, LOGS_EXPECTED, schema::POD_LOGS),
-    ];
-    for (field, is_taken, expected, nearest) in held {
+    for (field, expected, nearest) in [
+        ("healthzBindAddress", LOOPBACK_EXPECTED, schema::LOOPBACK),
+        ("podLogsDir", LOGS_EXPECTED, schema::POD_LOGS),
+    ] {
         let Some(Value::String(text)) = object.get_mut(field) else { continue };
-        if is_taken(text) {
+        let is_beyond = if field == "podLogsDir" { !is_normalized(text) } else { is_elsewhere(text) };
+        if !is_beyond {
             continue;
         }
         report(Beyond {
