@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
-    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, events,
-    garbage, namespaces, nodes, pods, root_certificate, service_accounts, system_namespaces,
+    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, daemon_sets,
+    events, garbage, namespaces, nodes, pods, root_certificate, service_accounts, system_namespaces,
 };
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind};
 use kedge_hub_core::object::{Event, Object};
@@ -60,6 +60,7 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), garbage::Garbage::default));
     running.spawn(run(hub.clone(), tools.clone(), namespaces::Namespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), pods::Pods::default));
+    running.spawn(run(hub.clone(), tools.clone(), daemon_sets::DaemonSets::default));
     running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
     running.spawn(run(hub.clone(), tools.clone(), system_namespaces::SystemNamespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));

@@ -4,6 +4,7 @@
 
 pub mod certificates;
 mod controller;
+pub mod daemon_sets;
 pub mod events;
 pub mod garbage;
 pub mod namespaces;
@@ -38,6 +39,8 @@ mod tests {
     use crate::selector::Selection;
     use crate::state::{Batch, Index, Leases, Order, Require, Restored, Sink, Spaces, Write, restore};
     use kedge_rig::Random;
+
+    mod daemon_sets;
 
     struct NoSink;
 

@@ -13,7 +13,7 @@ use crate::field_error::{FieldError, FieldErrors};
 use crate::value::{at, text};
 
 /// The annotation of the template generation, a field in older versions.
-const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+pub const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
 /// apps/v1 DaemonSet.
 pub static DAEMON_SET: Kind = Kind {

@@ -1,0 +1,231 @@
+//! The history of a DaemonSet: one ControllerRevision for each template that it had.
+//!
+//! Upstream's rules (its history package and `constructHistory`), but templates are compared by meaning: a server that writes out
+//! another default, or leaves out a null, makes no revision. Always holds: the current template has one revision, and it has the highest
+//! number; what a pod was made from is not removed. Leaves to others: the writing.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::kinds::DAEMON_SET;
+use crate::value::text;
+
+/// The label by which pods name their revision, and revisions themselves.
+pub(super) const HASH: &str = "controller-revision-hash";
+/// Longest part of a DaemonSet's name in that of a revision, which has 253 characters at most.
+const NAME_BYTES: usize = 240;
+/// What kubectl remembers of an object; upstream copies it into each revision, with the cause of the change.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Upstream's alphabet of such names: no vowels, nothing that is taken for another.
+const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+
+/// A revision as it is stored.
+#[derive(Debug, Clone)]
+pub(super) struct Revision {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) number: i64,
+    pub(super) hash: String,
+    data: Value,
+}
+
+impl Revision {
+    pub(super) fn read(value: &Value) -> Revision {
+        let labelled = text(value, &["metadata", "labels", HASH]);
+        let name = text(value, &["metadata", "name"]);
+        Revision {
+            name: name.to_owned(),
+            uid: text(value, &["metadata", "uid"]).to_owned(),
+            number: value["revision"].as_i64().unwrap_or(0),
+            // upstream names one without the label after itself
+            hash: if labelled.is_empty() { name } else { labelled }.to_owned(),
+            data: meaning(&value["data"]["spec"]["template"]),
+        }
+    }
+
+    pub(super) fn is_of(&self, template: &Value) -> bool {
+        self.data == meaning(template)
+    }
+}
+
+/// What is to be done about the history of a set.
+#[derive(Debug, PartialEq)]
+pub(super) enum Step {
+    /// A revision of the current template is to be made, under this number.
+    Make(i64),
+    /// These are not what they should be; the rest holds meanwhile.
+    Keep { current: Current, renumber: Option<i64>, doubles: Vec<String>, surplus: Vec<String> },
+}
+
+/// The revision of the current template.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Current {
+    pub(super) name: String,
+    pub(super) hash: String,
+}
+
+/// Compares the template with the revisions. `live`: the hashes that pods have.
+pub(super) fn step(template: &Value, revisions: &[Revision], limit: i64, live: &BTreeSet<String>) -> Step {
+    let (mut same, mut old): (Vec<&Revision>, Vec<&Revision>) =
+        revisions.iter().partition(|revision| revision.is_of(template));
+    let highest = old.iter().map(|revision| revision.number).max().unwrap_or(0);
+    same.sort_by_key(|revision| std::cmp::Reverse((revision.number, &revision.name)));
+    let Some((current, doubles)) = same.split_first() else { return Step::Make(highest.saturating_add(1)) };
+    old.sort_by_key(|revision| revision.number);
+    let limit = usize::try_from(limit).unwrap_or(0);
+    let spare = old.len().saturating_sub(limit);
+    let removable = old.iter().filter(|revision| !live.contains(&revision.hash));
+    Step::Keep {
+        current: Current { name: current.name.clone(), hash: current.hash.clone() },
+        renumber: (current.number <= highest).then(|| highest.saturating_add(1)),
+        doubles: doubles.iter().map(|double| double.name.clone()).collect(),
+        surplus: removable.take(spare).map(|revision| revision.name.clone()).collect(),
+    }
+}
+
+/// A revision of this set's template, with its name.
+pub(super) fn make(set: &Value, number: i64) -> (String, Value) {
+    let template = &set["spec"]["template"];
+    let hash = hash(template, set["status"]["collisionCount"].as_i64());
+    let of = text(set, &["metadata", "name"]);
+    let of = of[..of.floor_char_boundary(NAME_BYTES)].trim_end_matches(['.', '-']);
+    let name = format!("{of}-{hash}");
+    let mut labels = template["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+    labels.insert(HASH.to_owned(), hash.into());
+    let mut annotations = set["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
+    // as large as the whole set, for every revision
+    annotations.remove(LAST_APPLIED);
+    let mut data = template.clone();
+    data["$patch"] = "replace".into();
+    let value = json!({
+        "apiVersion": "apps/v1", "kind": "ControllerRevision",
+        "metadata": {
+            "name": name, "namespace": set["metadata"]["namespace"], "labels": labels,
+            "annotations": annotations, "ownerReferences": [owner(set)],
+        },
+        "data": {"spec": {"template": data}},
+        "revision": number,
+    });
+    (name, value)
+}
+
+/// The reference by which a set controls an object.
+pub(super) fn owner(set: &Value) -> Value {
+    json!({"apiVersion": DAEMON_SET.api_version(), "kind": DAEMON_SET.kind, "name": set["metadata"]["name"],
+        "uid": set["metadata"]["uid"], "controller": true, "blockOwnerDeletion": true})
+}
+
+/// A short name of a template, and of how often such a name was taken already.
+fn hash(template: &Value, collisions: Option<i64>) -> String {
+    let mut text = meaning(template).to_string();
+    if let Some(count) = collisions.filter(|count| *count > 0) {
+        text.push_str(&count.to_string());
+    }
+    short(&text)
+}
+
+/// FNV-1a of 32 bits in letters that make no words.
+pub(super) fn short(text: &str) -> String {
+    let hash =
+        text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    hash.to_string().bytes().map(|digit| char::from(ALPHABET[usize::from(digit) % ALPHABET.len()])).collect()
+}
+
+/// Without what means nothing: nulls, and the mark of a patch. (An empty object may mean something: a selector selects all.)
+fn meaning(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.iter().filter(|(name, _)| *name != "$patch");
+            let fields = fields.map(|(name, value)| (name.clone(), meaning(value)));
+            Value::Object(fields.filter(|(_, value)| !value.is_null()).collect())
+        }
+        Value::Array(items) => items.iter().map(meaning).collect(),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template(image: &str) -> Value {
+        json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": image}]}})
+    }
+
+    fn revision(image: &str, name: &str, number: i64) -> Revision {
+        let set = json!({"metadata": {"name": "d", "namespace": "n", "uid": "u"}, "spec": {"template": template(image)}});
+        let (_, mut value) = make(&set, number);
+        value["metadata"]["name"] = name.into();
+        value["metadata"]["labels"][HASH] = name.into();
+        Revision::read(&value)
+    }
+
+    fn live(hashes: &[&str]) -> BTreeSet<String> {
+        hashes.iter().map(|hash| (*hash).to_owned()).collect()
+    }
+
+    fn kept(step: Step) -> (String, Option<i64>, Vec<String>, Vec<String>) {
+        match step {
+            Step::Keep { current, renumber, doubles, surplus } => (current.name, renumber, doubles, surplus),
+            Step::Make(number) => panic!("make {number}"),
+        }
+    }
+
+    #[test]
+    fn new_template_gets_the_next_number() {
+        let revisions = [revision("i:1", "x", 1), revision("i:2", "y", 4)];
+        assert_eq!(step(&template("i:3"), &revisions, 10, &live(&[])), Step::Make(5));
+        assert_eq!(step(&template("i:1"), &[], 10, &live(&[])), Step::Make(1));
+    }
+
+    #[test]
+    fn template_of_before_is_renumbered_not_made() {
+        let revisions = [revision("i:1", "x", 1), revision("i:2", "y", 2)];
+        let found = kept(step(&template("i:1"), &revisions, 10, &live(&[])));
+        assert_eq!(found, ("x".into(), Some(3), vec![], vec![]));
+        let found = kept(step(&template("i:2"), &revisions, 10, &live(&[])));
+        assert_eq!(found, ("y".into(), None, vec![], vec![]));
+    }
+
+    #[test]
+    fn doubles_of_the_current_one_go() {
+        let revisions = [revision("i:1", "x", 1), revision("i:1", "y", 3), revision("i:2", "z", 2)];
+        let found = kept(step(&template("i:1"), &revisions, 10, &live(&[])));
+        assert_eq!(found, ("y".into(), None, vec!["x".into()], vec![]));
+    }
+
+    #[test]
+    fn oldest_go_beyond_the_limit_unless_a_pod_has_them() {
+        let revisions: Vec<Revision> =
+            (1..=5).map(|number| revision(&format!("i:{number}"), &format!("r{number}"), number)).collect();
+        let surplus =
+            |limit, hashes: &[&str]| kept(step(&template("i:5"), &revisions, limit, &live(hashes))).3;
+        assert_eq!(surplus(10, &[]), [""; 0]);
+        assert_eq!(surplus(2, &[]), ["r1", "r2"]);
+        assert_eq!(surplus(2, &["r1"]), ["r2", "r3"]);
+        assert_eq!(surplus(0, &["r4", "r5"]), ["r1", "r2", "r3"]);
+    }
+
+    #[test]
+    fn templates_are_compared_by_meaning() {
+        let written = revision("i:1", "x", 1);
+        let mut same = template("i:1");
+        same["metadata"]["creationTimestamp"] = Value::Null;
+        same["$patch"] = json!("replace");
+        assert!(written.is_of(&same));
+        same["spec"]["containers"][0]["env"] = json!([{"name": "A"}]);
+        assert!(!written.is_of(&same));
+    }
+
+    #[test]
+    fn names_are_valid_and_collisions_change_them() {
+        let mut set = json!({"metadata": {"name": "d".repeat(253), "namespace": "n"}, "spec": {"template": template("i:1")}});
+        let (first, value) = make(&set, 1);
+        assert!(first.len() <= 253, "{first}");
+        assert_eq!(value["metadata"]["labels"]["app"], "a");
+        assert_eq!(value["data"]["spec"]["template"]["$patch"], "replace");
+        set["status"] = json!({"collisionCount": 1});
+        assert_ne!(make(&set, 1).0, first);
+    }
+}

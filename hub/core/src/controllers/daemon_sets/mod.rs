@@ -1,0 +1,625 @@
+//! DaemonSets: a pod on each node that matches, kept up to date within its budget.
+//!
+//! Inputs: DaemonSet, ControllerRevision, Pod, Node. Outputs: DaemonSet (its status), ControllerRevision, Pod, Event. Semantics are those
+//! of apps/v1 and of its design document; where this differs stands in `update` and in docs/rollouts.md. Always holds: a set is decided
+//! from the objects as they are stored, so a hub that was killed goes on where it was; times are of the hub's monotonic clock (after a
+//! restart of the hub a pod has been ready for no time yet); a step reads again only the pods and nodes that changed. Leaves to others:
+//! history (`history`), placing (`placing`), what is made and ended (`update`), the end of a set's objects (`garbage`).
+
+mod history;
+mod placing;
+mod update;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Task, World};
+use crate::api_error::ApiError;
+use crate::kinds::daemon_set::{TEMPLATE_GENERATION, selects};
+use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, Kind, NODE, POD};
+use crate::object::{Event, Object};
+use crate::requests::DeleteOptions;
+use crate::state::Require;
+use crate::value::{rfc3339, text};
+use history::{Current, Revision, Step};
+use placing::Node;
+use update::{Plan, Pod, Readiness, Strategy, Wanted};
+
+static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];
+static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &EVENT];
+
+/// The label by which a pod names the generation of its template; it decides beside the revision's hash, as upstream's.
+const GENERATION: &str = "pod-template-generation";
+/// How many nodes are set aside; absent: none.
+const SET_ASIDE: &str = "kedge.dev/set-aside";
+/// `true`: no pod is replaced by an update.
+const PAUSED: &str = "kedge.dev/paused";
+/// Pause before a pod that ended is replaced, doubled with each that ends; upstream's.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
+/// Pause after the store refused a write.
+const REFUSED: Duration = Duration::from_secs(5);
+/// Most pods of a set that are made or ended in one step.
+const AT_ONCE: usize = 250;
+/// Most sets in one step.
+const SETS_PER_STEP: usize = 16;
+/// Names in the message of one Event.
+const NAMED: usize = 5;
+/// Longest part of a set's name in that of an Event, which has 253 characters at most.
+const NAME_IN_EVENT_BYTES: usize = 200;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct DaemonSets {
+    /// Namespace and name of the sets to look at.
+    queue: BTreeSet<(String, String)>,
+    sets: BTreeMap<(String, String), Set>,
+    /// Nodes as they were last read.
+    nodes: BTreeMap<Box<str>, (u64, Node)>,
+    /// Sets to look at again, though nothing changes.
+    due: BTreeMap<(String, String), Duration>,
+    log: Vec<Line>,
+}
+
+/// What is remembered of a set between two looks; all of it may be lost.
+#[derive(Debug, Default)]
+struct Set {
+    uid: String,
+    /// The pods that it controls, as they were last read, by UID.
+    pods: BTreeMap<Box<str>, (u64, Pod)>,
+    ready: Readiness,
+    /// When a pod that ended on a node may be replaced, and the pause after it.
+    ended: BTreeMap<String, (Duration, Duration)>,
+    /// Pods without a controller may be its own.
+    looks_for_orphans: bool,
+}
+
+/// The purpose of an action: the set that it is for.
+#[derive(Debug)]
+pub struct Purpose {
+    set: (String, String),
+    /// Why it matters if the store refuses; an Event is not worth a line.
+    tries: Option<String>,
+}
+
+impl Controller for DaemonSets {
+    type Purpose = Purpose;
+    const NAME: &'static str = "daemonsets";
+    const SWEEP: Option<Duration> = Some(Duration::from_secs(300));
+    const AT_ONCE: usize = 64;
+
+    fn inputs() -> &'static [&'static Kind] {
+        INPUTS
+    }
+
+    fn outputs() -> &'static [&'static Kind] {
+        OUTPUTS
+    }
+
+    /// A node reports often; what decides about its pods changes rarely.
+    fn concerns(kind: &'static Kind, event: &Event) -> bool {
+        match (&event.old, &event.new) {
+            (Some(old), Some(new)) if kind.kind == NODE.kind => Node::read(old) != Node::read(new),
+            _ => true,
+        }
+    }
+
+    fn observe(&mut self, kind: &'static Kind, event: &Event) {
+        let object = event.object();
+        let at = (object.namespace.to_string(), object.name.to_string());
+        if kind.kind == DAEMON_SET.kind {
+            self.queue.insert(at);
+        } else if kind.kind == NODE.kind {
+            self.queue.extend(self.sets.keys().cloned());
+        } else {
+            self.observe_owned(event);
+        }
+    }
+
+    fn sweep(&mut self, world: &dyn World) {
+        let known: BTreeSet<_> = world.list(&DAEMON_SET, "").iter().map(|set| place_of(set)).collect();
+        self.sets.retain(|set, _| known.contains(set));
+        self.due.retain(|set, _| known.contains(set));
+        self.sets.values_mut().for_each(|set| set.looks_for_orphans = true);
+        self.queue = known;
+    }
+
+    fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<Purpose> {
+        let due: Vec<_> =
+            self.due.iter().filter(|(_, at)| **at <= now.running).map(|(set, _)| set.clone()).collect();
+        self.queue.extend(due);
+        let mut tasks = Vec::new();
+        if !self.queue.is_empty() {
+            self.read_nodes(world);
+        }
+        for _ in 0..SETS_PER_STEP {
+            let Some(at) = self.queue.pop_first() else { break };
+            self.due.remove(&at);
+            tasks.extend(self.look(world, &at, now));
+        }
+        let next = self.due.values().min().copied();
+        Decision { tasks, guarded: None, more: !self.queue.is_empty(), next }
+    }
+
+    fn performed(
+        &mut self,
+        purpose: Purpose,
+        outcome: Result<Done, ApiError>,
+        now: Now,
+    ) -> Vec<Task<Purpose>> {
+        let Err(error) = outcome else { return Vec::new() };
+        let Some(tries) = purpose.tries else { return Vec::new() };
+        // somebody was faster, or an older pod is not gone yet: the change comes as an event, or is looked for
+        if !matches!(error.code, 404 | 409) {
+            let (namespace, name) = &purpose.set;
+            self.log.push((
+                Level::Warning,
+                format!("DaemonSet {namespace}/{name}: cannot {tries}: {error}; trying again"),
+            ));
+        }
+        self.look_again(purpose.set, now.running + REFUSED);
+        Vec::new()
+    }
+
+    fn take_log(&mut self, _: Now) -> Vec<Line> {
+        std::mem::take(&mut self.log)
+    }
+}
+
+impl DaemonSets {
+    fn look_again(&mut self, set: (String, String), at: Duration) {
+        let due = self.due.entry(set).or_insert(at);
+        *due = at.min(*due);
+    }
+
+    /// A pod or a revision: of the sets that own it, or that may be looking for it.
+    fn observe_owned(&mut self, event: &Event) {
+        let object = event.object();
+        let owners: BTreeSet<&str> = [&event.old, &event.new]
+            .into_iter()
+            .flatten()
+            .flat_map(|object| object.owners.iter())
+            .map(|uid| &**uid)
+            .collect();
+        for (at, set) in &mut self.sets {
+            let is_owner = owners.contains(set.uid.as_str());
+            let is_orphan = owners.is_empty() && *at.0 == *object.namespace;
+            set.looks_for_orphans |= is_orphan;
+            if is_owner || is_orphan {
+                self.queue.insert(at.clone());
+            }
+        }
+    }
+
+    fn read_nodes(&mut self, world: &dyn World) {
+        let stored = world.list(&NODE, "");
+        let mut before = std::mem::take(&mut self.nodes);
+        for object in stored {
+            let known = before.remove(&*object.name).filter(|(revision, _)| *revision == object.revision);
+            let read = known.unwrap_or_else(|| (object.revision, Node::read(&object)));
+            self.nodes.insert(object.name.as_ref().into(), read);
+        }
+    }
+
+    fn look(&mut self, world: &dyn World, at: &(String, String), now: Now) -> Vec<Task<Purpose>> {
+        let Some(object) = world.get(&DAEMON_SET, &at.0, &at.1) else {
+            self.sets.remove(at);
+            return Vec::new();
+        };
+        let set = self.sets.entry(at.clone()).or_default();
+        if set.uid != *object.uid {
+            *set = Set { uid: object.uid.to_string(), looks_for_orphans: true, ..Set::default() };
+        }
+        // its objects are the garbage collector's
+        if object.terminating {
+            return Vec::new();
+        }
+        let look = Look { world, at, value: object.value(), revision: object.revision, now };
+        let revisions = set.read_owned(world);
+        let adopted = look.adopt(set, &revisions);
+        if !adopted.is_empty() {
+            return adopted;
+        }
+        let live: BTreeSet<String> = set.pods.values().map(|(_, pod)| pod.hash.clone()).collect();
+        let revisions: Vec<Revision> =
+            revisions.iter().map(|revision| Revision::read(&revision.value())).collect();
+        let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
+        match history::step(&look.value["spec"]["template"], &revisions, limit, &live) {
+            Step::Make(number) => vec![look.make_revision(number)],
+            Step::Keep { current, renumber, doubles, surplus } => {
+                let mut tasks = look.tidy(set, &revisions, &current, renumber, &doubles, &surplus);
+                let nodes: Vec<&Node> = self.nodes.values().map(|(_, node)| node).collect();
+                let wanted = look.wanted(current);
+                set.note_readiness(now.running);
+                let pods: Vec<&Pod> = set.pods.values().map(|(_, pod)| pod).collect();
+                let plan = update::plan(&wanted, &nodes, &pods, &set.ready, now.running);
+                let next = look.carry_out(set, &wanted, &plan, &mut tasks);
+                if let Some(next) = next {
+                    self.look_again(at.clone(), next);
+                }
+                tasks
+            }
+        }
+    }
+}
+
+impl Set {
+    /// Reads its pods that changed, and returns its revisions.
+    fn read_owned(&mut self, world: &dyn World) -> Vec<Arc<Object>> {
+        let mut before = std::mem::take(&mut self.pods);
+        let mut revisions = Vec::new();
+        for (kind, object) in world.dependents(&self.uid) {
+            if kind.kind == CONTROLLER_REVISION.kind {
+                revisions.push(object);
+            } else if kind.kind == POD.kind {
+                let known = before.remove(&object.uid).filter(|(revision, _)| *revision == object.revision);
+                let read = known.unwrap_or_else(|| (object.revision, Pod::read(&object.value())));
+                // an owner need not be the controller
+                if read.1.controller == self.uid {
+                    self.pods.insert(object.uid.clone(), read);
+                }
+            }
+        }
+        revisions
+    }
+
+    /// Since when pods are ready, on the hub's clock: from when it saw them so, anew whenever they were not.
+    fn note_readiness(&mut self, now: Duration) {
+        let mut before = std::mem::take(&mut self.ready);
+        for (_, pod) in self.pods.values() {
+            let Some(since) = &pod.ready_since else { continue };
+            let known = before.remove(&pod.uid).filter(|(seen, _)| seen == since);
+            self.ready.insert(pod.uid.clone(), known.unwrap_or_else(|| (since.clone(), now)));
+        }
+    }
+}
+
+/// One look at one set.
+struct Look<'a> {
+    world: &'a dyn World,
+    at: &'a (String, String),
+    value: Value,
+    revision: u64,
+    now: Now,
+}
+
+impl Look<'_> {
+    fn task(&self, tries: &str, action: Action) -> Task<Purpose> {
+        Task { purpose: Purpose { set: self.at.clone(), tries: Some(tries.to_owned()) }, action }
+    }
+
+    /// Takes pods and revisions that it selects and nobody controls, and lets go of pods that it selects no more.
+    fn adopt(&self, set: &mut Set, revisions: &[Arc<Object>]) -> Vec<Task<Purpose>> {
+        let selector = &self.value["spec"]["selector"];
+        let mut tasks = Vec::new();
+        let uid = set.uid.clone();
+        for (_, pod) in set.pods.values().filter(|(_, pod)| !pod.is_terminating) {
+            let Some(stored) = self.world.get(&POD, &self.at.0, &pod.name) else { continue };
+            if !selects(selector, &stored.value()["metadata"]["labels"]) {
+                tasks.push(self.own(&POD, &stored, &uid, false));
+            }
+        }
+        if !std::mem::take(&mut set.looks_for_orphans) {
+            return tasks;
+        }
+        let known: BTreeSet<&str> = revisions.iter().map(|revision| &*revision.uid).collect();
+        for kind in [&POD, &CONTROLLER_REVISION] {
+            for object in self.world.list(kind, &self.at.0) {
+                if object.terminating || known.contains(&*object.uid) {
+                    continue;
+                }
+                let value = object.value();
+                if controller(&value).is_none() && selects(selector, &value["metadata"]["labels"]) {
+                    tasks.push(self.own(kind, &object, &uid, true));
+                }
+            }
+        }
+        tasks
+    }
+
+    /// Becomes the controller of an object, or ceases to be.
+    fn own(&self, kind: &'static Kind, object: &Object, uid: &str, takes: bool) -> Task<Purpose> {
+        let (owner, meant, uid) = (history::owner(&self.value), object.uid.to_string(), uid.to_owned());
+        let edit: Edit = Box::new(move |value, _| {
+            if value["metadata"]["uid"] != *meant || takes && controller(value).is_some() {
+                return false;
+            }
+            if !value["metadata"]["ownerReferences"].is_array() {
+                value["metadata"]["ownerReferences"] = json!([]);
+            }
+            let Some(owners) = value["metadata"]["ownerReferences"].as_array_mut() else { return false };
+            owners.retain(|owner| owner["uid"] != *uid);
+            if takes {
+                owners.push(owner.clone());
+            }
+            true
+        });
+        let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
+        // not if the set is deleted meanwhile
+        let requires = vec![self.unchanged()];
+        self.task(
+            "adopt or release what it selects",
+            Action::Update { kind, namespace, name, edit, requires },
+        )
+    }
+
+    /// The set is as it was found.
+    fn unchanged(&self) -> Require {
+        let (namespace, name) = self.at.clone();
+        Require::Unchanged { kind: &DAEMON_SET, namespace, name, revision: Some(self.revision) }
+    }
+
+    fn make_revision(&self, number: i64) -> Task<Purpose> {
+        let (name, value) = history::make(&self.value, number);
+        if self.world.get(&CONTROLLER_REVISION, &self.at.0, &name).is_none() {
+            return self.task("remember its template", Action::Create { kind: &CONTROLLER_REVISION, value });
+        }
+        // of another template, or another set: the next name has another hash
+        let count = self.value["status"]["collisionCount"].as_i64().unwrap_or(0).saturating_add(1);
+        self.edit_set(move |set, _| set["status"]["collisionCount"] = count.into())
+    }
+
+    fn edit_set(&self, mut change: impl FnMut(&mut Value, &str) + Send + 'static) -> Task<Purpose> {
+        let uid = self.value["metadata"]["uid"].clone();
+        let edit: Edit = Box::new(move |value, now| {
+            let is_meant = value["metadata"]["uid"] == uid;
+            if is_meant {
+                change(value, now);
+            }
+            is_meant
+        });
+        let (namespace, name) = self.at.clone();
+        self.task(
+            "report its status",
+            Action::Update { kind: &DAEMON_SET, namespace, name, edit, requires: Vec::new() },
+        )
+    }
+
+    /// Brings the history in order; pods of a double get the hash of the one that stays before it goes.
+    fn tidy(
+        &self,
+        set: &Set,
+        revisions: &[Revision],
+        current: &Current,
+        renumber: Option<i64>,
+        doubles: &[String],
+        surplus: &[String],
+    ) -> Vec<Task<Purpose>> {
+        let mut tasks = Vec::new();
+        if let Some(number) = renumber {
+            tasks.push(
+                self.edit_revision(&current.name, move |revision| revision["revision"] = number.into()),
+            );
+        }
+        for double in revisions.iter().filter(|revision| doubles.contains(&revision.name)) {
+            let its: Vec<_> = set
+                .pods
+                .values()
+                .filter(|(_, pod)| pod.hash == double.hash && pod.hash != current.hash)
+                .collect();
+            if its.is_empty() {
+                tasks.push(self.remove(&CONTROLLER_REVISION, &double.name, &double.uid));
+            }
+            tasks.extend(its.into_iter().map(|(_, pod)| self.relabel(pod, current.hash.clone())));
+        }
+        for old in revisions.iter().filter(|revision| surplus.contains(&revision.name)) {
+            tasks.push(self.remove(&CONTROLLER_REVISION, &old.name, &old.uid));
+        }
+        tasks
+    }
+
+    fn edit_revision(
+        &self,
+        name: &str,
+        mut change: impl FnMut(&mut Value) + Send + 'static,
+    ) -> Task<Purpose> {
+        let edit: Edit = Box::new(move |value, _| {
+            change(value);
+            true
+        });
+        let (namespace, name) = (self.at.0.clone(), name.to_owned());
+        let action = Action::Update {
+            kind: &CONTROLLER_REVISION,
+            namespace,
+            name,
+            edit,
+            requires: vec![self.unchanged()],
+        };
+        self.task("number its history", action)
+    }
+
+    fn relabel(&self, pod: &Pod, hash: String) -> Task<Purpose> {
+        let uid = pod.uid.clone();
+        let edit: Edit = Box::new(move |value, _| {
+            let is_meant = value["metadata"]["uid"] == *uid;
+            if is_meant {
+                value["metadata"]["labels"][history::HASH] = hash.as_str().into();
+            }
+            is_meant
+        });
+        let (namespace, name) = (self.at.0.clone(), pod.name.clone());
+        self.task("label a pod", Action::Update { kind: &POD, namespace, name, edit, requires: Vec::new() })
+    }
+
+    fn remove(&self, kind: &'static Kind, name: &str, uid: &str) -> Task<Purpose> {
+        let options = DeleteOptions { uid: Some(uid.to_owned()), ..DeleteOptions::default() };
+        let (namespace, name) = (self.at.0.clone(), name.to_owned());
+        self.task(
+            "end a pod or forget a template",
+            Action::Delete { kind, namespace, name, options, requires: Vec::new() },
+        )
+    }
+
+    fn wanted(&self, current: Current) -> Wanted {
+        let spec = &self.value["spec"];
+        let mut pod_spec = spec["template"]["spec"].clone();
+        placing::tolerate(&mut pod_spec);
+        let annotation = |key: &str| text(&self.value, &["metadata", "annotations", key]);
+        let rolling = &spec["updateStrategy"]["rollingUpdate"];
+        let rolls =
+            text(spec, &["updateStrategy", "type"]) == "RollingUpdate" && annotation(PAUSED) != "true";
+        Wanted {
+            name: self.at.1.clone(),
+            spec: pod_spec,
+            hash: current.hash,
+            generation: annotation(TEMPLATE_GENERATION).to_owned(),
+            min_ready: Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0)),
+            strategy: match rolls {
+                true => Strategy::Rolling {
+                    unavailable: rolling["maxUnavailable"].clone(),
+                    surge: rolling["maxSurge"].clone(),
+                },
+                false => Strategy::OnDelete,
+            },
+        }
+    }
+
+    /// The tasks of a plan; returns when to look again.
+    fn carry_out(
+        &self,
+        set: &mut Set,
+        wanted: &Wanted,
+        plan: &Plan,
+        tasks: &mut Vec<Task<Purpose>>,
+    ) -> Option<Duration> {
+        let mut next = plan.next;
+        for pod in &plan.ended {
+            let (allowed, pause) = set.ended.get(&pod.node).copied().unwrap_or((Duration::ZERO, FIRST_PAUSE));
+            if allowed > self.now.running {
+                next = [next, Some(allowed)].into_iter().flatten().min();
+                continue;
+            }
+            set.ended.insert(pod.node.clone(), (self.now.running + pause, (pause * 2).min(LONGEST_PAUSE)));
+            let (sort, reason, what) = match pod.phase.as_str() {
+                "Failed" => ("Warning", "FailedDaemonPod", "failed"),
+                _ => ("Normal", "SucceededDaemonPod", "succeeded"),
+            };
+            let (namespace, node) = (&self.at.0, &pod.node);
+            let message = format!(
+                "Found {what} daemon pod {namespace}/{} on node {node}, will try to kill it",
+                pod.name
+            );
+            tasks.push(self.event(sort, reason, &message));
+            tasks.push(self.remove(&POD, &pod.name, &pod.uid));
+        }
+        // one that runs long enough to be available begins again with the shortest pause
+        set.ended.retain(|node, (at, _)| {
+            let runs =
+                set.pods.values().any(|(_, pod)| pod.node == *node && set.ready.contains_key(&pod.uid));
+            !runs || *at + LONGEST_PAUSE > self.now.running
+        });
+        for (name, node) in plan.make.iter().take(AT_ONCE) {
+            tasks.push(
+                self.task("make a pod", Action::Create { kind: &POD, value: self.pod(wanted, name, node) }),
+            );
+        }
+        for (name, uid) in plan.end.iter().take(AT_ONCE) {
+            tasks.push(self.remove(&POD, name, uid));
+        }
+        let named = |pods: &[(String, String)]| {
+            pods.iter().take(AT_ONCE).map(|(name, _)| name.clone()).collect::<Vec<_>>()
+        };
+        tasks.extend(self.summary("SuccessfulCreate", "Created", &named(&plan.make)));
+        tasks.extend(self.summary("SuccessfulDelete", "Deleted", &named(&plan.end)));
+        tasks.extend(self.report(plan));
+        if plan.make.len().max(plan.end.len()) > AT_ONCE {
+            next = Some(self.now.running);
+        }
+        next
+    }
+
+    fn pod(&self, wanted: &Wanted, name: &str, node: &str) -> Value {
+        let template = &self.value["spec"]["template"];
+        let mut labels = template["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+        labels.insert(history::HASH.to_owned(), wanted.hash.as_str().into());
+        if !wanted.generation.is_empty() {
+            labels.insert(GENERATION.to_owned(), wanted.generation.as_str().into());
+        }
+        let mut spec = wanted.spec.clone();
+        placing::pin(&mut spec, node);
+        let mut metadata = json!({"namespace": self.at.0, "name": name, "labels": labels, "ownerReferences": [history::owner(&self.value)]});
+        for field in ["annotations", "finalizers"] {
+            if let Some(given) = template["metadata"].get(field) {
+                metadata[field] = given.clone();
+            }
+        }
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    }
+
+    /// Writes the status if it is another one.
+    fn report(&self, plan: &Plan) -> Option<Task<Purpose>> {
+        let found = &plan.status;
+        let generation = self.value["metadata"]["generation"].clone();
+        let fields = [
+            ("currentNumberScheduled", found.current, true),
+            ("numberMisscheduled", found.misscheduled, true),
+            ("desiredNumberScheduled", found.desired, true),
+            ("numberReady", found.ready, true),
+            ("updatedNumberScheduled", found.updated, false),
+            ("numberAvailable", found.available, false),
+            ("numberUnavailable", found.desired.saturating_sub(found.available), false),
+        ];
+        let set_aside = found.set_aside;
+        let apply = move |set: &mut Value| {
+            set["status"]["observedGeneration"] = generation.clone();
+            for (field, count, is_shown) in fields {
+                match set["status"].as_object_mut() {
+                    Some(status) if count == 0 && !is_shown => drop(status.remove(field)),
+                    _ => set["status"][field] = count.into(),
+                }
+            }
+            match (set_aside, set["metadata"]["annotations"].as_object_mut()) {
+                (0, Some(annotations)) => drop(annotations.remove(SET_ASIDE)),
+                (0, None) => {}
+                (count, _) => set["metadata"]["annotations"][SET_ASIDE] = count.to_string().into(),
+            }
+        };
+        let mut after = self.value.clone();
+        apply(&mut after);
+        (after != self.value).then(|| self.edit_set(move |set, _| apply(set)))
+    }
+
+    /// One Event for all of a step.
+    fn summary(&self, reason: &str, verb: &str, names: &[String]) -> Option<Task<Purpose>> {
+        let shown = names[..names.len().min(NAMED)].join(", ");
+        let message = match names.len() {
+            0 => return None,
+            1 => format!("{verb} pod: {shown}"),
+            count if count <= NAMED => format!("{verb} pods: {shown}"),
+            count => format!("{verb} pods: {shown} and {} more", count - NAMED),
+        };
+        Some(self.event("Normal", reason, &message))
+    }
+
+    fn event(&self, sort: &str, reason: &str, message: &str) -> Task<Purpose> {
+        let time = rfc3339(self.now.wall);
+        let (namespace, name) = self.at;
+        let of = name[..name.floor_char_boundary(NAME_IN_EVENT_BYTES)].trim_end_matches(['.', '-']);
+        let uid = text(&self.value, &["metadata", "uid"]);
+        let hash = history::short(&format!("{uid}{reason}{message}{time}"));
+        let value = json!({
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": {"name": format!("{of}.{hash}"), "namespace": namespace},
+            "involvedObject": {"apiVersion": DAEMON_SET.api_version(), "kind": DAEMON_SET.kind, "namespace": namespace, "name": name, "uid": uid,
+                "resourceVersion": self.revision.to_string()},
+            "reason": reason, "message": message, "type": sort,
+            "source": {"component": "daemonset-controller"}, "reportingComponent": "daemonset-controller", "reportingInstance": "",
+            "firstTimestamp": time, "lastTimestamp": time, "count": 1,
+        });
+        let purpose = Purpose { set: self.at.clone(), tries: None };
+        Task { purpose, action: Action::Create { kind: &EVENT, value } }
+    }
+}
+
+fn place_of(object: &Object) -> (String, String) {
+    (object.namespace.to_string(), object.name.to_string())
+}
+
+/// UID of the controller.
+fn controller(value: &Value) -> Option<&str> {
+    let owners = value["metadata"]["ownerReferences"].as_array()?;
+    owners.iter().find(|owner| owner["controller"] == true).map(|owner| text(owner, &["uid"]))
+}

@@ -1,0 +1,258 @@
+//! On which nodes a DaemonSet runs: node name, node selector, required node affinity, taints.
+//!
+//! The rules are upstream's (its daemon controller's predicates). Always holds: pure functions of a template and of what a node has;
+//! what cannot be read matches nothing. Leaves to others: whether the node is heard of (`update`).
+
+use serde_json::{Value, json};
+
+use crate::object::Object;
+use crate::value::{condition, text};
+
+/// What every daemon pod tolerates, as upstream adds it: key and effect.
+const TOLERATED: [(&str, &str); 6] = [
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+];
+/// Taints by which the hub says how a node does. Here they keep no pod away, whatever their effect: an update counts a node that was lost
+/// under it, and upstream, where only the effect `NoExecute` is tolerated, forgets such a node.
+const OF_STATE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+/// What those tolerate besides that use the node's own network.
+const NETWORK_UNAVAILABLE: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
+
+/// What placing needs of a Node.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Node {
+    pub(super) name: String,
+    labels: Value,
+    /// Those that keep pods away.
+    taints: Vec<Value>,
+    /// The hub has not heard of it for long: its Ready condition is Unknown.
+    pub(super) is_lost: bool,
+}
+
+impl Node {
+    pub(super) fn read(object: &Object) -> Node {
+        let value = object.value();
+        let taints = value["spec"]["taints"].as_array().into_iter().flatten();
+        Node {
+            name: object.name.to_string(),
+            labels: value["metadata"]["labels"].clone(),
+            taints: taints.filter(|taint| keeps_away(taint)).cloned().collect(),
+            is_lost: condition(&value["status"], "Ready").is_some_and(|ready| ready["status"] == "Unknown"),
+        }
+    }
+}
+
+fn keeps_away(taint: &Value) -> bool {
+    taint["effect"] != "PreferNoSchedule" && !OF_STATE.contains(&text(taint, &["key"]))
+}
+
+/// Whether a node gets a pod, and whether it keeps one that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Placed {
+    pub(super) runs: bool,
+    pub(super) keeps: bool,
+}
+
+/// Judges a node by the pod spec of a template whose tolerations are complete ([`tolerate`]).
+pub(super) fn place(spec: &Value, node: &Node) -> Placed {
+    let named = text(spec, &["nodeName"]);
+    if !(named.is_empty() || named == node.name) || !selects(spec, node) {
+        return Placed { runs: false, keeps: false };
+    }
+    let tolerations = spec["tolerations"].as_array().map_or(&[][..], Vec::as_slice);
+    let bears = |taint: &&Value| !tolerations.iter().any(|toleration| tolerates(toleration, taint));
+    let unbearable: Vec<&Value> = node.taints.iter().filter(bears).collect();
+    Placed {
+        runs: unbearable.is_empty(),
+        keeps: unbearable.iter().all(|taint| taint["effect"] != "NoExecute"),
+    }
+}
+
+/// Adds the tolerations of daemon pods to a pod spec.
+pub(super) fn tolerate(spec: &mut Value) {
+    let of_network = (spec["hostNetwork"] == true).then_some(NETWORK_UNAVAILABLE);
+    if !spec["tolerations"].is_array() {
+        spec["tolerations"] = json!([]);
+    }
+    let Some(list) = spec["tolerations"].as_array_mut() else { return };
+    for (key, effect) in TOLERATED.into_iter().chain(of_network) {
+        let added = json!({"key": key, "operator": "Exists", "effect": effect});
+        // upstream's replaces one that is for the same but for how long
+        let same = |one: &Value| {
+            one["key"] == key
+                && one["effect"] == effect
+                && one["operator"] == "Exists"
+                && one.get("value").is_none()
+        };
+        match list.iter_mut().find(|one| same(one)) {
+            Some(known) => *known = added,
+            None => list.push(added),
+        }
+    }
+}
+
+/// Pins a pod to a node, as upstream does: each term of its required affinity becomes the one that names it.
+pub(super) fn pin(spec: &mut Value, node: &str) {
+    let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]});
+    for part in ["affinity", "nodeAffinity"] {
+        if spec.get("affinity").is_none_or(|affinity| !affinity.is_object()) {
+            spec["affinity"] = json!({});
+        }
+        if part == "nodeAffinity" && !spec["affinity"][part].is_object() {
+            spec["affinity"][part] = json!({});
+        }
+    }
+    spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+        json!({"nodeSelectorTerms": [term]});
+    spec["nodeName"] = node.into();
+}
+
+fn tolerates(toleration: &Value, taint: &Value) -> bool {
+    let (key, effect) = (text(toleration, &["key"]), text(toleration, &["effect"]));
+    let is_exists = text(toleration, &["operator"]) == "Exists";
+    (effect.is_empty() || effect == text(taint, &["effect"]))
+        && (key == text(taint, &["key"]) || key.is_empty() && is_exists)
+        && (is_exists || text(toleration, &["value"]) == text(taint, &["value"]))
+}
+
+fn selects(spec: &Value, node: &Node) -> bool {
+    let mut wanted = spec["nodeSelector"].as_object().into_iter().flatten();
+    if !wanted.all(|(key, value)| node.labels.get(key) == Some(value)) {
+        return false;
+    }
+    let required = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    match required["nodeSelectorTerms"].as_array() {
+        None => true,
+        Some(terms) => terms.iter().any(|term| is_matched(term, node)),
+    }
+}
+
+/// A term without requirements matches nothing.
+fn is_matched(term: &Value, node: &Node) -> bool {
+    let list = |field: &str| term[field].as_array().map_or(&[][..], Vec::as_slice);
+    let (labels, fields) = (list("matchExpressions"), list("matchFields"));
+    let label = |rule: &Value| holds(rule, node.labels.get(text(rule, &["key"])).and_then(Value::as_str));
+    let field = |rule: &Value| text(rule, &["key"]) == "metadata.name" && holds(rule, Some(&node.name));
+    !(labels.is_empty() && fields.is_empty()) && labels.iter().all(label) && fields.iter().all(field)
+}
+
+fn holds(rule: &Value, found: Option<&str>) -> bool {
+    let values = || rule["values"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let number = |text: &str| text.parse::<i64>().ok();
+    let compared = |is_so: fn(&i64, &i64) -> bool| {
+        let wanted = values().next().and_then(number);
+        found.and_then(number).zip(wanted).is_some_and(|(found, wanted)| is_so(&found, &wanted))
+    };
+    match text(rule, &["operator"]) {
+        "In" => found.is_some_and(|found| values().any(|value| value == found)),
+        "NotIn" => found.is_none_or(|found| values().all(|value| value != found)),
+        "Exists" => found.is_some(),
+        "DoesNotExist" => found.is_none(),
+        "Gt" => compared(i64::gt),
+        "Lt" => compared(i64::lt),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::NODE;
+
+    fn node(value: Value) -> Node {
+        let mut whole = json!({"metadata": {"name": "a", "labels": {"arch": "arm64", "size": "3"}}});
+        whole["spec"] = value;
+        Node::read(&Object::new(&NODE, &whole, 1).unwrap())
+    }
+
+    fn check(spec: &Value, node: &Node, runs: bool, keeps: bool) {
+        assert_eq!(place(spec, node), Placed { runs, keeps }, "{spec}");
+    }
+
+    #[test]
+    fn names_and_labels_choose_nodes() {
+        let plain = node(json!({}));
+        check(&json!({}), &plain, true, true);
+        check(&json!({"nodeName": "b"}), &plain, false, false);
+        check(&json!({"nodeSelector": {"arch": "arm64"}}), &plain, true, true);
+        check(&json!({"nodeSelector": {"arch": "amd64"}}), &plain, false, false);
+        let affinity = |terms: Value| json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}});
+        let labels = |key: &str, operator: &str, values: Value| json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
+        for (term, runs) in [
+            (labels("arch", "In", json!(["x", "arm64"])), true),
+            (labels("arch", "NotIn", json!(["arm64"])), false),
+            (labels("other", "NotIn", json!(["arm64"])), true),
+            (labels("other", "Exists", json!([])), false),
+            (labels("other", "DoesNotExist", json!([])), true),
+            (labels("size", "Gt", json!(["2"])), true),
+            (labels("size", "Lt", json!(["3"])), false),
+            (labels("arch", "Gt", json!(["2"])), false),
+            (labels("arch", "Near", json!(["arm64"])), false),
+            (json!({}), false),
+            (json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}), true),
+            (json!({"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a"]}]}), false),
+        ] {
+            check(&affinity(json!([term.clone()])), &plain, runs, runs);
+            // one term of several is enough
+            check(&affinity(json!([{}, term])), &plain, runs, runs);
+        }
+    }
+
+    #[test]
+    fn taints_keep_pods_away_unless_tolerated() {
+        let tainted = |effect: &str| node(json!({"taints": [{"key": "k", "value": "v", "effect": effect}]}));
+        check(&json!({}), &tainted("NoSchedule"), false, true);
+        check(&json!({}), &tainted("NoExecute"), false, false);
+        check(&json!({}), &tainted("PreferNoSchedule"), true, true);
+        for (toleration, tolerated) in [
+            (json!({"operator": "Exists"}), true),
+            (json!({"key": "k", "operator": "Exists"}), true),
+            (json!({"key": "k", "value": "v"}), true),
+            (json!({"key": "k", "value": "w"}), false),
+            (json!({"key": "k", "value": "v", "effect": "NoSchedule"}), false),
+            (json!({"key": "other", "operator": "Exists"}), false),
+        ] {
+            check(&json!({"tolerations": [toleration]}), &tainted("NoExecute"), tolerated, tolerated);
+        }
+    }
+
+    #[test]
+    fn daemon_pods_stay_on_nodes_that_are_lost_or_cordoned() {
+        let mut spec = json!({"tolerations": [{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 9}]});
+        tolerate(&mut spec);
+        assert_eq!(spec["tolerations"].as_array().unwrap().len(), 6, "{spec}");
+        assert!(!spec.to_string().contains("tolerationSeconds"), "{spec}");
+        for (key, effect) in
+            OF_STATE.iter().flat_map(|key| ["NoSchedule", "NoExecute"].map(|effect| (key, effect)))
+        {
+            check(&spec, &node(json!({"taints": [{"key": key, "effect": effect}]})), true, true);
+        }
+        check(
+            &spec,
+            &node(json!({"taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]})),
+            true,
+            true,
+        );
+        let network = node(json!({"taints": [{"key": NETWORK_UNAVAILABLE.0, "effect": "NoSchedule"}]}));
+        check(&spec, &network, false, true);
+        spec["hostNetwork"] = true.into();
+        tolerate(&mut spec);
+        check(&spec, &network, true, true);
+    }
+
+    #[test]
+    fn pinned_pod_names_its_node_alone() {
+        let mut spec = json!({"affinity": {"podAffinity": {}, "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}, {}]}}}});
+        pin(&mut spec, "a");
+        check(&spec, &node(json!({})), true, true);
+        assert_eq!(spec["affinity"]["podAffinity"], json!({}));
+        let mut bare = json!({"affinity": null});
+        pin(&mut bare, "b");
+        check(&bare, &node(json!({})), false, false);
+    }
+}

@@ -1,0 +1,556 @@
+//! What a DaemonSet asks of its pods: which are made, which end, and what its status says.
+//!
+//! Upstream's tables (`manage`, `rollingUpdate`, `updateDaemonSetStatus`), with these differences. A pod that is ready, but not yet for
+//! `minReadySeconds`, is replaced within the budget like any other that serves: upstream replaces all of them at once, so that a second
+//! update soon after a first one took down the whole set. A node that the hub has lost is set aside unless it has the current revision:
+//! it is neither desired nor unavailable, its pod is left alone, and it is updated when it is back; so a dead node stops no update, and
+//! no pod is deleted while nobody can say that it has ended. Nodes are taken in order of their names.
+//!
+//! Always holds: a pure function of what is known. At most one pod of a set is made for a node, and only once there is none left there
+//! (under `maxSurge` one more), by a name of its own, so that the store refuses a second one, whoever decides it. No pod that serves is
+//! ended by an update beyond `maxUnavailable`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::history;
+use super::placing::{self, Node, Placed};
+use crate::value::{condition, text};
+
+/// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.
+const NAME_BYTES: usize = 49;
+/// Of the pod that takes the place of another one that goes on until then.
+const SURGE_SUFFIX: &str = "-s";
+
+/// What an update needs of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Pod {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) node: String,
+    pub(super) hash: String,
+    pub(super) generation: String,
+    pub(super) created: String,
+    /// Since when, as the pod itself has it.
+    pub(super) ready_since: Option<String>,
+    pub(super) phase: String,
+    pub(super) is_terminating: bool,
+    /// UID of its controller; empty if it has none.
+    pub(super) controller: String,
+}
+
+impl Pod {
+    pub(super) fn read(value: &Value) -> Pod {
+        let of = |path: &[&str]| text(value, path).to_owned();
+        let ready = condition(&value["status"], "Ready").filter(|ready| ready["status"] == "True");
+        let owners = value["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+        let controller = owners.into_iter().find(|owner| owner["controller"] == true);
+        Pod {
+            name: of(&["metadata", "name"]),
+            uid: of(&["metadata", "uid"]),
+            node: node_of(value),
+            hash: of(&["metadata", "labels", history::HASH]),
+            generation: of(&["metadata", "labels", super::GENERATION]),
+            created: of(&["metadata", "creationTimestamp"]),
+            ready_since: ready.map(|ready| text(ready, &["lastTransitionTime"]).to_owned()),
+            phase: of(&["status", "phase"]),
+            is_terminating: !text(value, &["metadata", "deletionTimestamp"]).is_empty(),
+            controller: controller.map_or("", |owner| text(owner, &["uid"])).to_owned(),
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    fn is_live(&self) -> bool {
+        !(self.is_terminating || self.has_ended())
+    }
+}
+
+/// Where it runs, or is pinned to.
+fn node_of(pod: &Value) -> String {
+    let bound = text(pod, &["spec", "nodeName"]);
+    if !bound.is_empty() {
+        return bound.to_owned();
+    }
+    let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let field = &required["nodeSelectorTerms"][0]["matchFields"][0];
+    if field["key"] == "metadata.name" {
+        field["values"][0].as_str().unwrap_or_default().to_owned()
+    } else {
+        String::new()
+    }
+}
+
+/// What a set asks, as its update reads it.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    /// The pod spec of the template, with the tolerations of daemon pods.
+    pub(super) spec: Value,
+    pub(super) hash: String,
+    pub(super) generation: String,
+    pub(super) min_ready: Duration,
+    pub(super) strategy: Strategy,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Strategy {
+    /// Pods are replaced when somebody deletes them, or not at all while the set is paused.
+    OnDelete,
+    /// As they stand in the set: numbers, or percentages of the desired pods.
+    Rolling { unavailable: Value, surge: Value },
+}
+
+/// What is to be done, and how the set stands.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Plan {
+    /// Name and node of each pod to make.
+    pub(super) make: Vec<(String, String)>,
+    /// Name and UID of each pod to end.
+    pub(super) end: Vec<(String, String)>,
+    /// Pods that ended by themselves, each with its node.
+    pub(super) ended: Vec<Pod>,
+    pub(super) status: Status,
+    /// When a pod becomes available if nothing changes.
+    pub(super) next: Option<Duration>,
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Status {
+    pub(super) current: usize,
+    pub(super) misscheduled: usize,
+    pub(super) desired: usize,
+    pub(super) ready: usize,
+    pub(super) updated: usize,
+    pub(super) available: usize,
+    pub(super) set_aside: usize,
+}
+
+/// The pods of one node.
+struct Here<'a> {
+    node: &'a str,
+    placed: Placed,
+    /// All that are not gone, also those that end.
+    all: Vec<&'a Pod>,
+    /// Those that neither end nor have ended, the oldest first.
+    old: Vec<&'a Pod>,
+    new: Vec<&'a Pod>,
+    is_set_aside: bool,
+}
+
+/// How long each pod has been ready on the hub's clock, by its UID.
+pub(super) type Readiness = BTreeMap<String, (String, Duration)>;
+
+/// Decides. `ready`: since when each pod is ready, on the clock of `now`.
+pub(super) fn plan(
+    wanted: &Wanted,
+    nodes: &[&Node],
+    pods: &[&Pod],
+    ready: &Readiness,
+    now: Duration,
+) -> Plan {
+    let mut by_node: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
+    for pod in pods.iter().copied() {
+        by_node.entry(&pod.node).or_default().push(pod);
+    }
+    let mut heres = Vec::new();
+    for node in nodes.iter().copied() {
+        let placed = placing::place(&wanted.spec, node);
+        let mut all = by_node.remove(node.name.as_str()).unwrap_or_default();
+        if all.is_empty() && !placed.runs {
+            continue;
+        }
+        all.sort_by(|one, other| (&one.created, &one.name).cmp(&(&other.created, &other.name)));
+        let live = all.iter().copied().filter(|pod| pod.is_live());
+        let (new, old): (Vec<_>, Vec<_>) = live.partition(|pod| wanted.is_current(pod));
+        let is_set_aside = placed.runs && node.is_lost && new.is_empty();
+        heres.push(Here { node: &node.name, placed, all, old, new, is_set_aside });
+    }
+    Planner { wanted, ready, now, plan: Plan::default() }.plan(&heres)
+}
+
+impl Wanted {
+    /// Upstream's rule: by the revision's hash, or by the template's generation.
+    fn is_current(&self, pod: &Pod) -> bool {
+        pod.hash == self.hash || !pod.generation.is_empty() && pod.generation == self.generation
+    }
+
+    /// The name of the pod of a node; the other one if a pod there has it.
+    fn pod_name(&self, node: &str, taken: &[&Pod]) -> String {
+        let of = self.name[..self.name.floor_char_boundary(NAME_BYTES)].trim_end_matches(['.', '-']);
+        let name = format!("{of}-{}", history::short(&format!("{}/{node}", self.name)));
+        if taken.iter().any(|pod| pod.name == name) { name + SURGE_SUFFIX } else { name }
+    }
+}
+
+struct Planner<'a> {
+    wanted: &'a Wanted,
+    ready: &'a Readiness,
+    now: Duration,
+    plan: Plan,
+}
+
+impl Planner<'_> {
+    fn plan(mut self, heres: &[Here<'_>]) -> Plan {
+        for here in heres {
+            self.count(here);
+        }
+        let desired = self.plan.status.desired;
+        let (unavailable, surge) = match &self.wanted.strategy {
+            Strategy::OnDelete => (0, 0),
+            Strategy::Rolling { unavailable, surge } => (share(unavailable, desired), share(surge, desired)),
+        };
+        for here in heres {
+            self.keep_one(here, surge > 0);
+        }
+        match self.wanted.strategy {
+            Strategy::OnDelete => {}
+            Strategy::Rolling { .. } if surge > 0 => self.surge(heres, surge),
+            // validation refuses both at 0, but a percentage of few may be that
+            Strategy::Rolling { .. } => self.replace(heres, unavailable.max(1)),
+        }
+        self.plan
+    }
+
+    fn count(&mut self, here: &Here<'_>) {
+        let next = here.all.iter().filter_map(|pod| self.available_at(pod)).filter(|at| *at > self.now).min();
+        self.plan.next = [self.plan.next, next].into_iter().flatten().min();
+        let oldest = here.all.iter().find(|pod| !pod.is_terminating);
+        let status = &mut self.plan.status;
+        if !here.placed.runs {
+            status.misscheduled += usize::from(oldest.is_some());
+            return;
+        }
+        status.set_aside += usize::from(here.is_set_aside);
+        if here.is_set_aside {
+            return;
+        }
+        status.desired += 1;
+        let Some(pod) = oldest else { return };
+        status.current += 1;
+        status.updated += usize::from(self.wanted.is_current(pod));
+        let (is_ready, is_available) = (pod.ready_since.is_some(), self.is_available(pod));
+        let status = &mut self.plan.status;
+        status.ready += usize::from(is_ready);
+        status.available += usize::from(is_available);
+    }
+
+    /// One pod on each node that should have one, none elsewhere, whatever their revisions.
+    fn keep_one(&mut self, here: &Here<'_>, is_surging: bool) {
+        let live = || here.old.iter().chain(&here.new);
+        if !here.placed.keeps {
+            return live().for_each(|pod| self.end(pod));
+        }
+        // nobody can say that a pod of a node that is away has ended
+        if here.is_set_aside {
+            return;
+        }
+        self.plan.ended.extend(
+            here.all.iter().filter(|pod| pod.has_ended() && !pod.is_terminating).map(|pod| (*pod).clone()),
+        );
+        if here.placed.runs && here.all.is_empty() {
+            self.make(here);
+        }
+        for doubles in [&here.old, &here.new] {
+            doubles.iter().skip(1).for_each(|pod| self.end(pod));
+        }
+        if let (Some(old), Some(new), false) = (here.old.first(), here.new.first(), is_surging) {
+            // as between a surge and a strategy without
+            let spare = if self.is_available(new) { old } else { new };
+            self.end(spare);
+        }
+    }
+
+    /// Replaces old pods, with at most so many nodes without one that serves.
+    fn replace(&mut self, heres: &[Here<'_>], most: usize) {
+        let mut out = 0;
+        let mut candidates = Vec::new();
+        for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
+            match (here.old.first(), here.new.first()) {
+                (Some(old), None) if old.ready_since.is_some() => {
+                    candidates.push((self.is_available(old), *old))
+                }
+                (Some(old), None) => {
+                    self.end(old);
+                    out += 1;
+                }
+                (None, Some(new)) if self.is_available(new) => {}
+                _ => out += 1,
+            }
+        }
+        // those that are not yet available first
+        candidates.sort_by_key(|(is_available, _)| *is_available);
+        for (_, pod) in candidates.into_iter().take(most.saturating_sub(out)) {
+            self.end(pod);
+        }
+    }
+
+    /// Starts a new pod beside the old one, on so many nodes at a time; the old one ends once the new one is available.
+    fn surge(&mut self, heres: &[Here<'_>], most: usize) {
+        let mut surging = 0;
+        let mut candidates = Vec::new();
+        for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
+            match (here.old.first(), here.new.first()) {
+                (Some(old), Some(new)) if self.is_available(new) => self.end(old),
+                (Some(_), Some(_)) => surging += 1,
+                // one more is made when none is about to go
+                (Some(_), None) if here.all.len() > 1 => surging += 1,
+                (Some(old), None) if old.ready_since.is_some() => {
+                    candidates.push((self.is_available(old), here))
+                }
+                (Some(_), None) => self.make(here),
+                (None, _) => {}
+            }
+        }
+        candidates.sort_by_key(|(is_available, _)| *is_available);
+        for (_, here) in candidates.into_iter().take(most.saturating_sub(surging)) {
+            self.make(here);
+        }
+    }
+
+    fn make(&mut self, here: &Here<'_>) {
+        self.plan.make.push((self.wanted.pod_name(here.node, &here.all), here.node.to_owned()));
+    }
+
+    fn end(&mut self, pod: &Pod) {
+        let ending = (pod.name.clone(), pod.uid.clone());
+        if !self.plan.end.contains(&ending) {
+            self.plan.end.push(ending);
+        }
+    }
+
+    fn available_at(&self, pod: &Pod) -> Option<Duration> {
+        let (_, since) = self.ready.get(&pod.uid).filter(|_| pod.ready_since.is_some())?;
+        Some(*since + self.wanted.min_ready)
+    }
+
+    fn is_available(&self, pod: &Pod) -> bool {
+        self.available_at(pod).is_some_and(|at| at <= self.now)
+    }
+}
+
+/// A number, or a percentage of `all`, rounded up.
+fn share(value: &Value, all: usize) -> usize {
+    let percent = value.as_str().and_then(|text| text.strip_suffix('%')?.parse::<usize>().ok());
+    match percent {
+        Some(percent) => (all * percent.min(100)).div_ceil(100),
+        None => value.as_u64().and_then(|number| usize::try_from(number).ok()).unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::NODE;
+    use crate::object::Object;
+    use serde_json::json;
+
+    fn node(name: &str, ready: &str) -> Node {
+        let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+        Node::read(&Object::new(&NODE, &json!({"metadata": {"name": name}, "status": status}), 1).unwrap())
+    }
+
+    fn nodes(names: &[&str]) -> Vec<Node> {
+        names.iter().map(|name| node(name, "True")).collect()
+    }
+
+    fn wanted(unavailable: Value, surge: Value) -> Wanted {
+        Wanted {
+            name: "d".into(),
+            spec: json!({}),
+            hash: "new".into(),
+            generation: "2".into(),
+            min_ready: Duration::from_secs(10),
+            strategy: Strategy::Rolling { unavailable, surge },
+        }
+    }
+
+    /// A pod `node:hash:state`, with a name of its own if `node` has a suffix. States: ok (available), ready (since just now), no, ending,
+    /// failed.
+    fn pods(texts: &[&str]) -> (Vec<Pod>, Readiness) {
+        let mut readiness = Readiness::new();
+        let read = |(index, text): (usize, &&str)| {
+            let parts: Vec<&str> = text.split(':').collect();
+            let [node, hash, state] = parts[..] else { panic!("{text}") };
+            let name = format!("{node}-{hash}-{index}");
+            let since = match state {
+                "ok" => Some(0),
+                "ready" => Some(95),
+                _ => None,
+            };
+            if let Some(since) = since {
+                readiness.insert(name.clone(), ("t".into(), Duration::from_secs(since)));
+            }
+            Pod {
+                uid: name.clone(),
+                name,
+                node: node.into(),
+                hash: hash.into(),
+                generation: String::new(),
+                created: format!("2026-01-01T00:00:{index:02}Z"),
+                ready_since: since.map(|_| "t".into()),
+                phase: if state == "failed" { "Failed" } else { "Running" }.into(),
+                is_terminating: state == "ending",
+                controller: "u".into(),
+            }
+        };
+        (texts.iter().enumerate().map(read).collect(), readiness)
+    }
+
+    fn planned(wanted: &Wanted, nodes: &[Node], texts: &[&str]) -> Plan {
+        let (pods, readiness) = pods(texts);
+        let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());
+        plan(wanted, &nodes, &pods, &readiness, Duration::from_secs(100))
+    }
+
+    /// Nodes on which pods are made, and the pods that are ended.
+    #[track_caller]
+    fn check(wanted: &Wanted, nodes: &[Node], texts: &[&str], made: &[&str], ended: &[&str]) {
+        let plan = planned(wanted, nodes, texts);
+        let on: Vec<&str> = plan.make.iter().map(|(_, node)| node.as_str()).collect();
+        let gone: Vec<&str> = plan.end.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!((&on[..], &gone[..]), (made, ended), "{texts:?}");
+    }
+
+    #[test]
+    fn each_node_gets_one_pod_and_keeps_the_oldest() {
+        let rolling = wanted(json!(1), json!(0));
+        let two = nodes(&["a", "b"]);
+        check(&rolling, &two, &[], &["a", "b"], &[]);
+        check(&rolling, &two, &["a:new:ok"], &["b"], &[]);
+        check(&rolling, &two, &["a:new:ok", "a:new:ok", "b:new:ok"], &[], &["a-new-1"]);
+        // not before the last one is gone
+        check(&rolling, &two, &["a:new:ok", "b:old:ending"], &[], &[]);
+        check(&rolling, &two, &["a:new:ok", "b:new:failed"], &[], &[]);
+        let failed = planned(&rolling, &two, &["a:new:ok", "b:new:failed"]).ended;
+        assert_eq!(failed.len(), 1);
+        // of a node that is not there somebody else takes care
+        check(&rolling, &two, &["a:new:ok", "b:new:ok", "gone:new:ok"], &[], &[]);
+    }
+
+    #[test]
+    fn budget_bounds_what_does_not_serve() {
+        let three = nodes(&["a", "b", "c"]);
+        let all_old = ["a:old:ok", "b:old:ok", "c:old:ok"];
+        let one = wanted(json!(1), json!(0));
+        check(&one, &three, &all_old, &[], &["a-old-0"]);
+        check(&wanted(json!("34%"), json!(0)), &three, &all_old, &[], &["a-old-0", "b-old-1"]);
+        check(&wanted(json!("0%"), json!("0%")), &three, &all_old, &[], &["a-old-0"]);
+        // one is out already: ending, gone, or new and not yet available
+        check(&one, &three, &["a:old:ending", "b:old:ok", "c:old:ok"], &[], &[]);
+        check(&one, &three, &["b:old:ok", "c:old:ok"], &["a"], &[]);
+        check(&one, &three, &["a:new:no", "b:old:ok", "c:old:ok"], &[], &[]);
+        check(&one, &three, &["a:new:ready", "b:old:ok", "c:old:ok"], &[], &[]);
+        check(&one, &three, &["a:new:ok", "b:old:ok", "c:old:ok"], &[], &["b-old-1"]);
+        // what does not serve is replaced at once, and counts
+        check(&one, &three, &["a:old:ok", "b:old:no", "c:old:no"], &[], &["b-old-1", "c-old-2"]);
+        check(
+            &wanted(json!(3), json!(0)),
+            &three,
+            &["a:old:ok", "b:old:no", "c:old:ok"],
+            &[],
+            &["b-old-1", "a-old-0", "c-old-2"],
+        );
+    }
+
+    #[test]
+    fn second_update_soon_after_the_first_stays_within_the_budget() {
+        let three = nodes(&["a", "b", "c"]);
+        check(
+            &wanted(json!(1), json!(0)),
+            &three,
+            &["a:old:ready", "b:old:ready", "c:old:ready"],
+            &[],
+            &["a-old-0"],
+        );
+        check(
+            &wanted(json!(1), json!(0)),
+            &three,
+            &["a:old:ok", "b:old:ok", "c:old:ready"],
+            &[],
+            &["c-old-2"],
+        );
+    }
+
+    #[test]
+    fn surge_starts_the_new_pod_beside_the_old() {
+        let three = nodes(&["a", "b", "c"]);
+        let one = wanted(json!(0), json!(1));
+        check(&one, &three, &["a:old:ok", "b:old:ok", "c:old:ok"], &["a"], &[]);
+        check(&one, &three, &["a:old:ok", "a:new:no", "b:old:ok", "c:old:ok"], &[], &[]);
+        check(&one, &three, &["a:old:ok", "a:new:ready", "b:old:ok", "c:old:ok"], &[], &[]);
+        check(&one, &three, &["a:old:ok", "a:new:ok", "b:old:ok", "c:old:ok"], &["b"], &["a-old-0"]);
+        check(&one, &three, &["a:old:no", "b:old:ok", "c:old:ok"], &["a", "b"], &[]);
+        check(&one, &three, &["a:new:ok", "b:new:ok", "c:new:ok"], &[], &[]);
+        // the strategy was changed between
+        check(
+            &wanted(json!(1), json!(0)),
+            &three,
+            &["a:old:ok", "a:new:no", "b:new:ok", "c:new:ok"],
+            &[],
+            &["a-new-1"],
+        );
+    }
+
+    #[test]
+    fn names_alternate_only_beside_another_pod() {
+        let one = wanted(json!(0), json!(1));
+        let first = one.pod_name("a", &[]);
+        let (taken, _) = pods(&["a:old:ok"]);
+        let named = Pod { name: first.clone(), ..taken[0].clone() };
+        let second = one.pod_name("a", &[&named]);
+        assert_eq!(second, format!("{first}-s"));
+        assert_eq!(one.pod_name("a", &[&Pod { name: second, ..named }]), first);
+        assert_ne!(one.pod_name("b", &[]), first);
+        let long = Wanted { name: "d.".repeat(120), ..one };
+        assert!(long.pod_name("a", &[]).len() + SURGE_SUFFIX.len() <= 63);
+    }
+
+    #[test]
+    fn node_lost_before_the_update_is_set_aside() {
+        let rolling = wanted(json!(1), json!(0));
+        let fleet = [node("a", "Unknown"), node("b", "True"), node("c", "Unknown")];
+        check(&rolling, &fleet, &["a:old:no", "b:old:ok"], &[], &["b-old-1"]);
+        let status = planned(&rolling, &fleet, &["a:old:no", "b:old:ok"]).status;
+        assert_eq!((status.desired, status.set_aside, status.current), (1, 2, 1));
+        // back again: it is like any other
+        let back = [node("a", "True"), node("b", "True")];
+        check(&rolling, &back, &["a:old:no", "b:new:ok"], &[], &["a-old-0"]);
+        // one that has the new revision, and is lost then, uses the budget up
+        let lost = [node("a", "Unknown"), node("b", "True")];
+        check(&rolling, &lost, &["a:new:no", "b:old:ok"], &[], &[]);
+        assert_eq!(planned(&rolling, &lost, &["a:new:no", "b:old:ok"]).status.desired, 2);
+    }
+
+    #[test]
+    fn status_counts_as_upstream() {
+        let rolling = Wanted { spec: json!({"nodeName": "a"}), ..wanted(json!(1), json!(0)) };
+        let plan = planned(&rolling, &nodes(&["a", "b"]), &["a:old:ready", "a:new:ok", "b:old:ok"]);
+        let expect = Status {
+            current: 1,
+            misscheduled: 1,
+            desired: 1,
+            ready: 1,
+            updated: 0,
+            available: 0,
+            set_aside: 0,
+        };
+        assert_eq!((plan.status, plan.next), (expect, Some(Duration::from_secs(105))));
+    }
+
+    #[test]
+    fn on_delete_replaces_nothing_by_itself() {
+        let set = Wanted { strategy: Strategy::OnDelete, ..wanted(json!(1), json!(0)) };
+        check(&set, &nodes(&["a", "b"]), &["a:old:no"], &["b"], &[]);
+    }
+
+    #[test]
+    fn pods_leave_nodes_that_do_not_match_any_more() {
+        let set = Wanted { spec: json!({"nodeSelector": {"x": "y"}}), ..wanted(json!(1), json!(0)) };
+        check(&set, &nodes(&["a"]), &["a:new:ok"], &[], &["a-new-0"]);
+    }
+}

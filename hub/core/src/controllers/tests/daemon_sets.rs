@@ -1,0 +1,505 @@
+//! DaemonSets on the state alone: nodes and their agents are acted here, as the API shows them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{Hub, garbage};
+use crate::controllers::Action;
+use crate::controllers::daemon_sets::DaemonSets;
+use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, NODE, POD};
+use crate::requests::{DeleteOptions, Propagation};
+use kedge_rig::Random;
+
+/// What the random walk leaves to chance at most: nodes without a serving pod.
+const BUDGET: usize = 2;
+
+fn set(image: &str) -> Value {
+    json!({"metadata": {"namespace": "n", "name": "d"}, "spec": {
+        "selector": {"matchLabels": {"app": "d"}},
+        "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": image}]}}}})
+}
+
+impl Hub {
+    fn with_nodes(count: usize) -> Hub {
+        let mut hub = Hub::with_namespace();
+        for index in 0..count {
+            hub.create(&NODE, json!({"metadata": {"name": format!("node-{index}")}}));
+            hub.mark(&format!("node-{index}"), "True");
+        }
+        hub
+    }
+
+    /// The node's Ready condition.
+    fn mark(&mut self, node: &str, ready: &str) {
+        let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+        self.edit(&NODE, "", node, |node| node["status"] = status.clone());
+    }
+
+    fn pods(&self) -> Vec<Value> {
+        self.names(&POD).iter().map(|name| self.value(&POD, "n", name.strip_prefix("n/").unwrap())).collect()
+    }
+
+    /// The pods that neither end nor have ended, by node, with their images.
+    fn running(&self) -> BTreeMap<String, Vec<String>> {
+        let mut running: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for pod in self.pods().iter().filter(|pod| is_live(pod)) {
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            let image = text(&pod["spec"]["containers"][0]["image"]);
+            running.entry(text(&pod["spec"]["nodeName"])).or_default().push(image);
+        }
+        running
+    }
+
+    /// What the agent of a pod reports.
+    fn report(&mut self, pod: &str, phase: &str, ready: bool) {
+        self.random += 1;
+        let status = json!({"phase": phase, "qosClass": "BestEffort", "conditions": [{"type": "Ready",
+            "status": if ready { "True" } else { "False" }, "lastTransitionTime": format!("2026-01-01T00:{:02}:{:02}Z", self.random / 60 % 60, self.random % 60)}]});
+        self.edit(&POD, "n", pod, |pod| pod["status"] = status.clone());
+    }
+
+    /// The agent confirms the end of a pod that is to end.
+    fn confirm(&mut self, pod: &str) {
+        let options = DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() };
+        let (namespace, name) = ("n".to_owned(), pod.to_owned());
+        self.perform(Action::Delete { kind: &POD, namespace, name, options, requires: Vec::new() }).unwrap();
+    }
+
+    /// All agents start and end what they are asked to.
+    fn agents_act(&mut self) {
+        for pod in self.pods() {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            match is_terminating(&pod) {
+                true => self.confirm(name),
+                false if !is_ready(&pod) => self.report(name, "Running", true),
+                false => {}
+            }
+        }
+    }
+
+    fn change_image(&mut self, image: &str) {
+        self.edit(&DAEMON_SET, "n", "d", |set| {
+            set["spec"]["template"]["spec"]["containers"][0]["image"] = image.into()
+        });
+    }
+
+    fn status(&self, field: &str) -> i64 {
+        self.value(&DAEMON_SET, "n", "d")["status"][field].as_i64().unwrap_or(0)
+    }
+
+    fn revisions(&self) -> Vec<i64> {
+        let names = self.names(&CONTROLLER_REVISION);
+        let number =
+            |name: &String| self.value(&CONTROLLER_REVISION, "n", &name[2..])["revision"].as_i64().unwrap();
+        names.iter().map(number).collect()
+    }
+
+    fn reasons(&self) -> Vec<String> {
+        let names = self.names(&EVENT);
+        let reason =
+            |name: &String| self.value(&EVENT, "n", &name[2..])["reason"].as_str().unwrap().to_owned();
+        names.iter().map(reason).collect()
+    }
+}
+
+fn is_terminating(pod: &Value) -> bool {
+    pod["metadata"]["deletionTimestamp"].is_string()
+}
+
+fn is_ready(pod: &Value) -> bool {
+    pod["status"]["conditions"][0]["status"] == "True"
+}
+
+fn is_live(pod: &Value) -> bool {
+    !is_terminating(pod) && !matches!(pod["status"]["phase"].as_str(), Some("Failed" | "Succeeded"))
+}
+
+/// A fleet on which `i:1` is rolled out.
+fn rolled_out(nodes: usize, change: impl FnOnce(&mut Value)) -> (Hub, DaemonSets) {
+    let (mut hub, mut controller) = (Hub::with_nodes(nodes), DaemonSets::default());
+    let mut value = set("i:1");
+    change(&mut value);
+    hub.create(&DAEMON_SET, value);
+    for _ in 0..2 {
+        hub.run(&mut controller);
+        hub.agents_act();
+    }
+    hub.run(&mut controller);
+    let lines = crate::controllers::Controller::take_log(&mut controller, hub.now(0));
+    assert_eq!(
+        hub.status("numberAvailable"),
+        i64::try_from(nodes).unwrap(),
+        "{lines:?} {:?}",
+        hub.names(&POD)
+    );
+    (hub, controller)
+}
+
+#[test]
+fn every_node_gets_a_pod_as_upstream_makes_it() {
+    let (hub, _) = rolled_out(2, |_| {});
+    let pods = hub.pods();
+    assert_eq!(hub.running().len(), 2);
+    let (pod, owner) = (&pods[0], &pods[0]["metadata"]["ownerReferences"][0]);
+    assert_eq!(
+        (&owner["kind"], &owner["controller"], &owner["blockOwnerDeletion"]),
+        (&json!("DaemonSet"), &json!(true), &json!(true))
+    );
+    let revision = &hub.names(&CONTROLLER_REVISION)[0];
+    let hash = pod["metadata"]["labels"]["controller-revision-hash"].as_str().unwrap();
+    assert_eq!(revision, &format!("n/d-{hash}"));
+    assert_eq!(pod["metadata"]["labels"]["pod-template-generation"], "1");
+    let tolerations = pod["spec"]["tolerations"].as_array().unwrap();
+    assert_eq!(tolerations.len(), 6, "{tolerations:?}");
+    for (field, expect) in [
+        ("desiredNumberScheduled", 2),
+        ("updatedNumberScheduled", 2),
+        ("numberReady", 2),
+        ("observedGeneration", 1),
+    ] {
+        assert_eq!(hub.status(field), expect, "{field}");
+    }
+    assert_eq!(hub.reasons(), ["SuccessfulCreate"]);
+}
+
+#[test]
+fn settled_set_is_not_written_again() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    let revision = hub.index.revision();
+    hub.run(&mut controller);
+    hub.run(&mut DaemonSets::default());
+    assert_eq!(hub.index.revision(), revision);
+}
+
+#[test]
+fn update_replaces_pods_one_by_one_and_undo_returns() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    for (image, numbers) in [("i:2", vec![1, 2]), ("i:1", vec![2, 3])] {
+        hub.change_image(image);
+        for round in 0..7 {
+            hub.run(&mut controller);
+            let serving = hub.pods().iter().filter(|pod| is_live(pod) && is_ready(pod)).count();
+            assert!(serving >= 2, "{image}, round {round}: {:?}", hub.running());
+            hub.agents_act();
+        }
+        hub.run(&mut controller);
+        assert!(hub.running().values().all(|images| *images == [image]), "{:?}", hub.running());
+        assert_eq!((hub.status("updatedNumberScheduled"), hub.status("numberUnavailable")), (3, 0));
+        let mut found = hub.revisions();
+        found.sort_unstable();
+        assert_eq!(found, numbers, "an older template is numbered anew, not remembered twice");
+    }
+}
+
+#[test]
+fn broken_update_stops_at_its_budget_and_another_goes_on() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    hub.change_image("bad");
+    for _ in 0..5 {
+        hub.run(&mut controller);
+        for pod in hub.pods() {
+            let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+            if is_terminating(&pod) {
+                hub.confirm(&name);
+            }
+        }
+    }
+    let images: Vec<_> = hub.running().into_values().flatten().collect();
+    assert_eq!(images.iter().filter(|image| *image == "bad").count(), 1, "{images:?}");
+    assert_eq!(hub.status("numberUnavailable"), 1);
+    // rollover: what does not serve goes first
+    hub.change_image("i:3");
+    for _ in 0..8 {
+        hub.run(&mut controller);
+        hub.agents_act();
+    }
+    hub.run(&mut controller);
+    assert!(hub.running().values().all(|images| *images == ["i:3"]), "{:?}", hub.running());
+}
+
+#[test]
+fn minimum_ready_time_counts_on_the_hubs_clock() {
+    let (mut hub, mut controller) = (Hub::with_nodes(2), DaemonSets::default());
+    let mut value = set("i:1");
+    value["spec"]["minReadySeconds"] = 30.into();
+    hub.create(&DAEMON_SET, value);
+    hub.run_at(&mut controller, 0);
+    hub.agents_act();
+    hub.run_at(&mut controller, 10);
+    hub.run_at(&mut controller, 39);
+    assert_eq!((hub.status("numberReady"), hub.status("numberAvailable")), (2, 0));
+    controller.sweep_and_expect(&hub, 39, 40);
+    hub.run_at(&mut controller, 40);
+    assert_eq!(hub.status("numberAvailable"), 2);
+    // not ready for a moment: it begins anew, though nobody looked meanwhile
+    let pod = hub.pods()[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    hub.report(&pod, "Running", false);
+    hub.report(&pod, "Running", true);
+    hub.run_at(&mut controller, 50);
+    assert_eq!(hub.status("numberAvailable"), 1);
+    // a hub that was started again has seen nobody ready yet
+    hub.run_at(&mut DaemonSets::default(), 60);
+    assert_eq!(hub.status("numberAvailable"), 0);
+}
+
+impl DaemonSets {
+    /// The next look is at this second.
+    fn sweep_and_expect(&mut self, hub: &Hub, second: u64, expect: u64) {
+        use crate::controllers::Controller as _;
+        self.sweep(&hub.index);
+        let now = super::Now {
+            running: std::time::Duration::from_secs(second),
+            wall: time::macros::datetime!(2026-11-21 12:00:00 UTC),
+            stalled: std::time::Duration::ZERO,
+            disk_stalled: std::time::Duration::ZERO,
+            disk_stalls: false,
+        };
+        let decision = self.reconcile(&hub.index, now);
+        assert_eq!(decision.next, Some(std::time::Duration::from_secs(expect)));
+    }
+}
+
+#[test]
+fn on_delete_waits_for_a_deletion() {
+    let (mut hub, mut controller) =
+        rolled_out(2, |set| set["spec"]["updateStrategy"] = json!({"type": "OnDelete"}));
+    hub.change_image("i:2");
+    hub.run(&mut controller);
+    assert!(hub.running().values().all(|images| *images == ["i:1"]));
+    let pod = hub.pods()[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    hub.delete(&POD, "n", &pod, Propagation::Unset);
+    hub.run(&mut controller);
+    assert_eq!(hub.running().len(), 1, "its node has not confirmed the end");
+    hub.agents_act();
+    hub.run(&mut controller);
+    let images: Vec<_> = hub.running().into_values().flatten().collect();
+    assert_eq!(images.iter().filter(|image| *image == "i:2").count(), 1, "{images:?}");
+}
+
+#[test]
+fn paused_set_makes_pods_but_replaces_none() {
+    let (mut hub, mut controller) = rolled_out(2, |_| {});
+    let pause = |hub: &mut Hub, value: &'static str| {
+        hub.edit(&DAEMON_SET, "n", "d", |set| {
+            set["metadata"]["annotations"]["kedge.dev/paused"] = value.into()
+        });
+    };
+    pause(&mut hub, "true");
+    hub.change_image("i:2");
+    hub.create(&NODE, json!({"metadata": {"name": "late"}}));
+    for _ in 0..3 {
+        hub.run(&mut controller);
+        hub.agents_act();
+    }
+    let running = hub.running();
+    assert_eq!((&running["late"][0], &running["node-0"][0]), (&"i:2".to_owned(), &"i:1".to_owned()));
+    pause(&mut hub, "false");
+    for _ in 0..6 {
+        hub.run(&mut controller);
+        hub.agents_act();
+    }
+    assert!(hub.running().values().all(|images| *images == ["i:2"]));
+}
+
+#[test]
+fn name_that_is_taken_counts_a_collision() {
+    let mut hub = Hub::with_nodes(1);
+    let (mut controller, mut probe) = (DaemonSets::default(), Hub::with_nodes(1));
+    probe.create(&DAEMON_SET, set("i:1"));
+    probe.run(&mut DaemonSets::default());
+    let name = probe.names(&CONTROLLER_REVISION)[0][2..].to_owned();
+    hub.create(
+        &CONTROLLER_REVISION,
+        json!({"metadata": {"namespace": "n", "name": name}, "data": {"spec": {}}, "revision": 1}),
+    );
+    hub.create(&DAEMON_SET, set("i:1"));
+    hub.run(&mut controller);
+    assert_eq!(
+        (hub.status("collisionCount"), hub.names(&CONTROLLER_REVISION).len(), hub.running().len()),
+        (1, 2, 1)
+    );
+}
+
+#[test]
+fn orphans_are_adopted_and_strangers_released() {
+    let (mut hub, mut controller) = rolled_out(2, |_| {});
+    hub.delete(&DAEMON_SET, "n", "d", Propagation::Orphan);
+    hub.run(&mut garbage::Garbage::default());
+    let before = hub.running();
+    assert!(
+        hub.pods().iter().all(|pod| pod["metadata"]["ownerReferences"].as_array().is_none_or(Vec::is_empty))
+    );
+    let revision = hub.index.revision();
+    hub.create(&DAEMON_SET, set("i:1"));
+    for _ in 0..3 {
+        hub.run(&mut controller);
+    }
+    assert_eq!((hub.running(), hub.names(&CONTROLLER_REVISION).len()), (before, 1), "nothing was restarted");
+    assert!(hub.index.revision() > revision);
+    // a pod that somebody relabels is let go, and another takes its place
+    let pod = hub.pods()[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    hub.edit(&POD, "n", &pod, |pod| pod["metadata"]["labels"]["app"] = "debugged".into());
+    hub.run(&mut controller);
+    let released = hub.value(&POD, "n", &pod);
+    assert!(released["metadata"]["ownerReferences"].as_array().is_none_or(Vec::is_empty), "{released}");
+}
+
+#[test]
+fn deleted_set_takes_its_pods_along() {
+    let (mut hub, mut controller) = rolled_out(2, |_| {});
+    hub.delete(&DAEMON_SET, "n", "d", Propagation::Foreground);
+    hub.run(&mut controller);
+    hub.run(&mut garbage::Garbage::default());
+    assert_eq!(hub.running().len(), 0);
+    hub.agents_act();
+    hub.run(&mut garbage::Garbage::default());
+    hub.run(&mut controller);
+    assert_eq!(
+        (hub.names(&POD).len(), hub.names(&CONTROLLER_REVISION).len(), hub.names(&DAEMON_SET).len()),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn pod_that_fails_is_made_again_after_growing_pauses() {
+    let (mut hub, mut controller) = rolled_out(1, |_| {});
+    let (mut made, mut known) = (Vec::new(), String::new());
+    for second in 100..140 {
+        if let Some(pod) = hub.pods().first().filter(|pod| is_live(pod)) {
+            let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+            hub.report(&name, "Failed", false);
+        }
+        hub.run_at(&mut controller, second);
+        let uid = hub.pods()[0]["metadata"]["uid"].as_str().unwrap().to_owned();
+        if std::mem::replace(&mut known, uid.clone()) != uid {
+            made.push(second);
+        }
+    }
+    let pauses: Vec<u64> = made.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses.len() >= 3 && pauses.windows(2).all(|pair| pair[1] > pair[0]), "{made:?}");
+    assert!(hub.reasons().iter().any(|reason| reason == "FailedDaemonPod"));
+}
+
+#[test]
+fn node_that_is_away_is_set_aside_and_updated_on_return() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    hub.mark("node-1", "Unknown");
+    let lost = hub.pods().iter().find(|pod| pod["spec"]["nodeName"] == "node-1").unwrap()["metadata"]["name"]
+        .clone();
+    hub.report(lost.as_str().unwrap(), "Running", false);
+    hub.change_image("i:2");
+    for _ in 0..6 {
+        hub.run(&mut controller);
+        for pod in hub.pods().iter().filter(|pod| pod["spec"]["nodeName"] != "node-1") {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            if is_terminating(pod) { hub.confirm(name) } else { hub.report(name, "Running", true) }
+        }
+    }
+    hub.run(&mut controller);
+    let annotation = |hub: &Hub| {
+        hub.value(&DAEMON_SET, "n", "d")["metadata"]["annotations"]["kedge.dev/set-aside"].clone()
+    };
+    assert_eq!(
+        (hub.status("desiredNumberScheduled"), hub.status("updatedNumberScheduled"), annotation(&hub)),
+        (2, 2, json!("1"))
+    );
+    assert_eq!(hub.running()["node-1"], ["i:1"], "nobody can say that it has ended");
+    hub.mark("node-1", "True");
+    for _ in 0..4 {
+        hub.run(&mut controller);
+        hub.agents_act();
+    }
+    hub.run(&mut controller);
+    assert_eq!((hub.running()["node-1"].clone(), annotation(&hub)), (vec!["i:2".to_owned()], Value::Null));
+}
+
+/// Whatever happens to pods, nodes and the hub: never two pods of the set on a node, never more nodes without a serving pod by an
+/// update than its budget, and the last template everywhere in the end.
+#[test]
+fn walks_end_with_the_last_template_within_the_budget() {
+    let mut updates = 0;
+    for seed in 1..14 {
+        let mut random = Random::new(seed);
+        let (mut hub, mut controller) = rolled_out(6, |set| {
+            set["spec"]["updateStrategy"] = json!({"rollingUpdate": {"maxUnavailable": BUDGET}});
+        });
+        let (mut image, mut second) = (1, 100);
+        // nodes on which something else than an update took the pod away
+        let mut harmed = std::collections::BTreeSet::new();
+        for step in 0..60 {
+            second += random.index(20) as u64;
+            let pods = hub.pods();
+            let pod = (!pods.is_empty()).then(|| pods[random.index(pods.len())].clone());
+            let node = format!("node-{}", random.index(6));
+            match random.index(10) {
+                0 => {
+                    image += 1;
+                    updates += 1;
+                    hub.change_image(&format!("i:{image}"));
+                }
+                1 => {
+                    hub.mark(&node, "Unknown");
+                    harmed.insert(node);
+                }
+                2 => hub.mark(&node, "True"),
+                3 => controller = DaemonSets::default(),
+                4 => {
+                    if let Some(pod) = pod.filter(is_live) {
+                        harmed.insert(pod["spec"]["nodeName"].as_str().unwrap().to_owned());
+                        hub.report(pod["metadata"]["name"].as_str().unwrap(), "Failed", false);
+                    }
+                }
+                5..8 => {
+                    if let Some(pod) = pod {
+                        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+                        match is_terminating(&pod) {
+                            true => hub.confirm(&name),
+                            false if is_live(&pod) => hub.report(&name, "Running", true),
+                            false => {}
+                        }
+                    }
+                }
+                _ => hub.run_at(&mut controller, second),
+            }
+            let mut on: BTreeMap<String, usize> = BTreeMap::new();
+            for pod in hub.pods() {
+                *on.entry(pod["spec"]["nodeName"].as_str().unwrap().to_owned()).or_default() += 1;
+            }
+            assert!(on.values().all(|count| *count == 1), "seed {seed}, step {step}: {on:?}");
+            let serving: std::collections::BTreeSet<String> = hub
+                .pods()
+                .iter()
+                .filter(|pod| is_live(pod) && is_ready(pod))
+                .map(|pod| pod["spec"]["nodeName"].as_str().unwrap().to_owned())
+                .collect();
+            harmed.retain(|node| !serving.contains(node));
+            let out = (0..6)
+                .map(|index| format!("node-{index}"))
+                .filter(|node| !serving.contains(node) && !harmed.contains(node))
+                .count();
+            assert!(out <= BUDGET, "seed {seed}, step {step}: {out} nodes out by an update");
+        }
+        (0..6).for_each(|index| hub.mark(&format!("node-{index}"), "True"));
+        for _ in 0..20 {
+            second += 1000;
+            hub.run_at(&mut controller, second);
+            hub.agents_act();
+        }
+        second += 1000;
+        hub.run_at(&mut controller, second);
+        let expect = format!("i:{image}");
+        assert!(
+            hub.running().len() == 6 && hub.running().values().all(|images| *images == [expect.as_str()]),
+            "seed {seed}: {:?}",
+            hub.running()
+        );
+        assert_eq!(
+            (hub.status("numberUnavailable"), hub.status("desiredNumberScheduled")),
+            (0, 6),
+            "seed {seed}"
+        );
+        assert!(hub.revisions().len() <= 11, "seed {seed}");
+    }
+    assert!(updates > 40, "{updates}: the walk proves little");
+}
