@@ -13,8 +13,8 @@ use kedge_rig::signals;
 const HELP: &str = "\
 kedge-try [--once]
 
-Starts a hub and three nodes on this machine and shows what good and bad configurations do to them; as root, with a container on each
-node, and what that survives.
+Starts a hub and three nodes on this machine and shows what good and bad configurations do to them; as root, with a
+DaemonSet, what its containers survive, and an update that fails.
 With a terminal everything is left running until Ctrl-C; --once ends after the last step, as without a terminal.
 ";
 

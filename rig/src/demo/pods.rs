@@ -1,4 +1,5 @@
-//! The chapters of `make try` about pods: an image from a real registry, a container on each node, and what it survives.
+//! The chapters of `make try` about pods: an image from a real registry, a DaemonSet, what its containers survive, and an update that
+//! fails.
 //!
 //! Owns what the chapters leave on this machine beside files: control groups, mounts, the processes of containers. Always holds: all
 //! of it is gone when [`Pods`] is dropped, also that of an earlier try-out that was killed; what is shown came from kubectl, from a
@@ -33,6 +34,12 @@ const REGISTRY_LIMIT: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// A line a second: a container that was started again would begin at 1.
 const SCRIPT: &str = "n=0; while sleep 1; do n=$((n+1)); echo tick $n; done";
+/// What the update runs, after a moment in which it looks well.
+const BAD_SCRIPT: &str = "sleep 1; echo cannot open the clock; exit 3";
+/// The DaemonSet, its label, its container.
+const NAME: &str = "clock";
+/// A pod that runs for so long is available.
+const MIN_READY_SECS: u32 = 5;
 
 /// What this machine needs for pods, and what they leave on it.
 pub(super) struct Pods {
@@ -145,13 +152,15 @@ impl Pods {
         })
     }
 
-    /// Makes an image of busybox and pushes it; the commands as a user could type them, and its name.
-    fn push_image(&self) -> Result<(Vec<String>, String), RigError> {
-        let (layout, bin) = (self.dir.join("layout"), self.dir.join("bin"));
-        fs::create_dir_all(&bin).map_err(RigError::io("create directory", &bin))?;
-        fs::copy(&self.busybox, bin.join("busybox")).map_err(RigError::io("copy", &self.busybox))?;
-        symlink("busybox", bin.join("sh")).map_err(RigError::io("make a link in", &bin))?;
-        let image = format!("{}:v1", layout.display());
+    /// Makes an image of busybox that runs this script, and pushes it; the commands as a user could type them, and its name.
+    fn push_image(&self, tag: &str, script: &str) -> Result<(Vec<String>, String), RigError> {
+        let (layout, bin) = (self.dir.join(format!("clock-{tag}")), self.dir.join("bin"));
+        if !bin.exists() {
+            fs::create_dir_all(&bin).map_err(RigError::io("create directory", &bin))?;
+            fs::copy(&self.busybox, bin.join("busybox")).map_err(RigError::io("copy", &self.busybox))?;
+            symlink("busybox", bin.join("sh")).map_err(RigError::io("make a link in", &bin))?;
+        }
+        let image = format!("{}:{tag}", layout.display());
         let steps: [&[&str]; 4] = [
             &["init", "--layout", &layout.display().to_string()],
             &["new", "--image", &image],
@@ -165,7 +174,7 @@ impl Pods {
                 "--config.cmd",
                 "-c",
                 "--config.cmd",
-                SCRIPT,
+                script,
             ],
         ];
         let mut commands = Vec::new();
@@ -179,11 +188,10 @@ impl Pods {
             }
             commands.push(command.replace(&format!("{}/", self.dir.display()), ""));
         }
-        let name = self.name();
-        image_push::push(&layout, &name, "site/clock", "v1")?;
-        commands
-            .push(format!("skopeo copy --dest-tls-verify=false oci:layout:v1 docker://{name}/site/clock:v1"));
-        Ok((commands, format!("{name}/site/clock:v1")))
+        let name = format!("{}/site/clock:{tag}", self.name());
+        image_push::push(&layout, &self.name(), "site/clock", tag)?;
+        commands.push(format!("skopeo copy --dest-tls-verify=false oci:clock-{tag}:{tag} docker://{name}"));
+        Ok((commands, name))
     }
 
     /// Ends everything that runs for a node, and what it mounted: a power cut, as far as containers see it.
@@ -233,30 +241,88 @@ impl Drop for Pods {
 impl Demo {
     /// An image from a registry of this machine, and a container of it on each node.
     pub(super) fn a_pod_on_each_node(&mut self) -> Result<(), RigError> {
-        self.console.chapter("A pod on each node, from a registry on this machine");
-        let pods = match &self.pods {
-            Ok(pods) => pods,
+        self.console.chapter("A DaemonSet: a pod on each node, from a registry on this machine");
+        let image = match &self.pods {
+            Ok(pods) => pods.push_image("v1", SCRIPT),
             Err(why) => {
                 let line = format!("left out, with the other chapters about pods: {why}");
                 self.console.say(Tone::Open, &line);
                 return Ok(());
             }
         };
-        let (commands, image) = pods.push_image()?;
+        let image = self.say_commands(image?);
+        let set = set(&image);
+        self.console.say(Tone::Plain, &format!("  | {}", set["spec"]));
+        self.console.say(Tone::Command, "kubectl apply -f clock.json");
+        self.cluster.kubectl().feed(&["apply", "-f", "-"], &set.to_string())?;
+        self.until_shown("a running container on each node", |demo| {
+            NODES
+                .iter()
+                .all(|node| demo.runs_with(node, 0) && !demo.ticks(node).unwrap_or_default().is_empty())
+        })?;
+        self.show(&["get", "pods", "-o", "wide"])?;
+        self.show(&["rollout", "status", "daemonset/clock"])
+    }
+
+    fn say_commands(&mut self, (commands, image): (Vec<String>, String)) -> String {
         for command in commands {
             self.console.say(Tone::Command, &command);
         }
-        let manifests: Vec<Value> = NODES.iter().map(|node| manifest(node, &image)).collect();
-        let spec = &manifests[0]["spec"];
-        self.console.say(Tone::Plain, &format!("  | {spec}"));
-        self.console.say(Tone::Command, "kubectl apply -f clocks.json");
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": manifests}).to_string();
-        self.cluster.kubectl().feed(&["apply", "-f", "-"], &list)?;
-        self.until_shown("a running container on each node", |demo| {
-            let lines = NODES.map(|node| demo.ticks(node).map_or(0, |ticks| ticks.len()));
-            NODES.iter().all(|node| demo.runs_with(node, 0)) && lines.iter().all(|lines| *lines > 0)
+        image
+    }
+
+    /// It stops by itself after one node, and is undone by one command.
+    fn an_update_fails(&mut self) -> Result<(), RigError> {
+        self.console.chapter("An update of the DaemonSet whose container crashes");
+        let image = match &self.pods {
+            Ok(pods) => pods.push_image("v2", BAD_SCRIPT)?,
+            Err(_) => return Ok(()),
+        };
+        let image = self.say_commands(image);
+        let arguments = ["set", "image", "daemonset/clock", &format!("clock={image}")].map(str::to_owned);
+        self.kubectl(&arguments)?;
+        self.until_shown("a crashed container of it", |demo| {
+            demo.pods_of(&image)
+                .iter()
+                .any(|pod| pod["status"]["containerStatuses"][0]["restartCount"].as_u64() > Some(0))
         })?;
-        self.show(&["get", "pods", "-o", "wide"])
+        let line = "rollout status daemonset/clock --timeout=5s";
+        self.console.say(Tone::Command, &format!("kubectl {line}"));
+        match self.cluster.kubectl().run(&line.split(' ').collect::<Vec<_>>()) {
+            Err(RigError::Failed { said, .. }) => {
+                said.lines().for_each(|line| self.console.say(Tone::Bad, line))
+            }
+            Err(other) => return Err(other),
+            Ok(done) => {
+                return Err(RigError::TimedOut {
+                    awaited: "an update that does not get on".into(),
+                    found: done,
+                });
+            }
+        }
+        self.show(&["get", "pods", "-o", "wide"])?;
+        let bad = self.pods_of(&image).len();
+        if bad != 1 {
+            return Err(RigError::TimedOut {
+                awaited: "one pod of the bad image".into(),
+                found: bad.to_string(),
+            });
+        }
+        self.console.say(
+            Tone::Good,
+            "it stopped after one node: maxUnavailable is 1, and that pod never became available",
+        );
+        self.kubectl(&["rollout", "undo", "daemonset/clock"].map(str::to_owned))?;
+        self.show(&["rollout", "status", "daemonset/clock", "--timeout=60s"])?;
+        self.show(&["rollout", "history", "daemonset/clock"])
+    }
+
+    /// The pods whose container runs this image.
+    fn pods_of(&self, image: &str) -> Vec<Value> {
+        let pods = self.cluster.kubectl().json(&["get", "pods", "-l", "app=clock"]).unwrap_or_default();
+        let mut pods = pods["items"].as_array().cloned().unwrap_or_default();
+        pods.retain(|pod| pod["spec"]["containers"][0]["image"] == image);
+        pods
     }
 
     /// After the crashes and roll backs of the other chapters: no container was restarted, and none missed a second.
@@ -278,7 +344,8 @@ impl Demo {
         }
         self.an_agent_is_killed()?;
         self.a_container_is_killed()?;
-        self.a_node_boots_without_its_hub()
+        self.a_node_boots_without_its_hub()?;
+        self.an_update_fails()
     }
 
     fn an_agent_is_killed(&mut self) -> Result<(), RigError> {
@@ -357,7 +424,9 @@ impl Demo {
 
     /// The pod of a node, as the API shows it; null if it cannot be had.
     fn pod(&self, node: &str) -> Value {
-        self.cluster.kubectl().json(&["get", "pod", &pod_of(node)]).unwrap_or_default()
+        let of = format!("spec.nodeName={node}");
+        let pods = self.cluster.kubectl().json(&["get", "pods", "-l", "app=clock", "--field-selector", &of]);
+        pods.unwrap_or_default()["items"][0].take()
     }
 
     fn runs_with(&self, node: &str, restarts: u64) -> bool {
@@ -378,7 +447,7 @@ impl Demo {
     fn ticks(&self, node: &str) -> Option<Vec<usize>> {
         let logs = logs_of(self.cluster.agent(node));
         let pod = names(&logs).into_iter().next()?;
-        let container = logs.join(pod).join("clock");
+        let container = logs.join(pod).join(NAME);
         let run = |name: &String| name.strip_suffix(".log").and_then(|run| run.parse::<u32>().ok());
         let latest = names(&container).into_iter().max_by_key(run)?;
         let text = fs::read_to_string(container.join(latest)).ok()?;
@@ -451,14 +520,13 @@ impl Demo {
     }
 }
 
-fn pod_of(node: &str) -> String {
-    format!("clock-{node}")
-}
-
-fn manifest(node: &str, image: &str) -> Value {
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod_of(node)}, "spec": {
-        "nodeName": node, "hostNetwork": true, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 1,
-        "containers": [{"name": "clock", "image": image}]}})
+fn set(image: &str) -> Value {
+    let labels = json!({"app": NAME});
+    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": NAME}, "spec": {
+        "selector": {"matchLabels": labels}, "minReadySeconds": MIN_READY_SECS,
+        "template": {"metadata": {"labels": labels}, "spec": {
+            "hostNetwork": true, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": NAME, "image": image}]}}}})
 }
 
 fn logs_of(agent: &Agent) -> PathBuf {
