@@ -261,11 +261,17 @@ impl Puller {
     }
 
     fn pause(&self) -> Result<(), PullError> {
-        if self.network.cancel.is_cancelled() {
-            return Err(PullError::new(Sort::Cancelled, "cancelled"));
-        }
+        self.go_on()?;
         thread::sleep(PAUSE);
         Ok(())
+    }
+
+    /// Whether somebody still wants the image: a server may have sent much that waits to be read.
+    fn go_on(&self) -> Result<(), PullError> {
+        match self.network.cancel.is_cancelled() {
+            true => Err(PullError::new(Sort::Cancelled, "cancelled")),
+            false => Ok(()),
+        }
     }
 
     fn add_own_credentials(&self, keyring: &mut Keyring) -> Result<(), PullError> {
@@ -518,6 +524,7 @@ impl Pull<'_> {
             steps.push(Step { archive, packing: layer.compression.name(), diff });
         }
         (self.progress)(Progress::Unpacking { digest: manifest.layers[target].blob.digest });
+        self.puller.go_on()?;
         let is_merged = archives.len() > 1;
         let made = if is_merged { layers[target].chain.merged() } else { layers[target].chain };
         let below = if is_merged { &[][..] } else { &layers[..target] };
@@ -531,7 +538,7 @@ impl Pull<'_> {
         };
         let unpack = Unpack { chain: &named(&made)?, below: &below, steps, limits };
         files.layers.unpack(unpack).map(|_| ()).map_err(|error| match error {
-            UnpackError::Io { .. } => PullError::disk(&error),
+            UnpackError::Io { .. } | UnpackError::Mounted { .. } => PullError::disk(&error),
             // the limit was not the archive's, but what the disk has
             UnpackError::Archive { .. } if limits.bytes < most => {
                 let text = format!("{}; the disk has {} bytes for it", chain(&error), limits.bytes);
@@ -633,6 +640,7 @@ impl Pull<'_> {
                 have: part.length(),
                 size: blob.size_bytes,
             });
+            self.puller.go_on()?;
             if !pace.is_kept(count as u64) {
                 let text = format!(
                     "{}: blob {}: less than {SLOWEST_BYTES} bytes in {} s",

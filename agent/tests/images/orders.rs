@@ -1,15 +1,17 @@
 //! What the pods' actor orders: each `PullImage` is answered once, by upstream's sorts of failure.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::Read as _;
 use std::net::TcpListener;
 use std::path::Path;
 use std::thread;
 
-use kedge::images::{Options, Puller, Store};
+use kedge::images::{Options, Progress, Puller, Store};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{Cancel, system_clock};
 use kedge::workloads::Layers;
+use kedge_core::images::Reference;
+use kedge_core::images::credentials::Keyring;
 use kedge_core::images::settings::Registries;
 use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
 use kedge_rig::registry::{Access, FakeRegistry};
@@ -18,6 +20,19 @@ use serde_json::json;
 use super::archive::{Image, Packed};
 use super::pull::image;
 use super::setup::{Node, PROGRAM};
+
+/// A node's images, and a puller that trusts this server without TLS.
+fn puller(node: &Node, server: &str) -> (Store, Puller) {
+    let store = Store::open(&node.root(), Path::new(PROGRAM)).unwrap();
+    let images = json!({"insecureRegistries": [server]});
+    let options = Options {
+        registries: Registries::read(images.as_object(), &mut |_, why| panic!("{why}")),
+        clock: system_clock(),
+        proxies: ProxyEnvironment::default(),
+        cancel: Cancel::new(),
+    };
+    (store.clone(), Puller::new(store, options))
+}
 
 /// What an order came to, in short.
 fn told(puller: &Puller, image: &str, policy: PullPolicy, secret: &str) -> Vec<String> {
@@ -51,16 +66,7 @@ fn each_order_is_answered_once() {
     let Some(node) = Node::new("orders", &[&registry]) else { return };
     image().push(&registry, "team/app", "v1");
     registry.set_access(Access::Basic("edge:s3cret".into()));
-    let store = Store::open(&node.root(), Path::new(PROGRAM)).unwrap();
-    let images = json!({"insecureRegistries": [registry.name()]});
-    let registries = Registries::read(images.as_object(), &mut |_, why| panic!("{why}"));
-    let options = Options {
-        registries,
-        clock: system_clock(),
-        proxies: ProxyEnvironment::default(),
-        cancel: Cancel::new(),
-    };
-    let puller = Puller::new(store.clone(), options);
+    let (store, puller) = puller(&node, &registry.name());
     let name = format!("{}/team/app:v1", registry.name());
     let secret = json!({"auths": {registry.name(): {"auth": "ZWRnZTpzM2NyZXQ="}}}).to_string();
 
@@ -97,14 +103,7 @@ fn pull_that_waits_for_ever_ends_when_it_is_cancelled() {
     let server = silent.local_addr().unwrap().to_string();
     let registry = FakeRegistry::start().unwrap();
     let Some(node) = Node::new("cancelled", &[&registry]) else { return };
-    let images = json!({"insecureRegistries": [server]});
-    let options = Options {
-        registries: Registries::read(images.as_object(), &mut |_, why| panic!("{why}")),
-        clock: system_clock(),
-        proxies: ProxyEnvironment::default(),
-        cancel: Cancel::new(),
-    };
-    let puller = Puller::new(Store::open(&node.root(), Path::new(PROGRAM)).unwrap(), options);
+    let puller = puller(&node, &server).1;
     let cancel = Cancel::new();
     let failed = thread::scope(|scope| {
         let pull = puller.until(cancel.clone());
@@ -117,4 +116,33 @@ fn pull_that_waits_for_ever_ends_when_it_is_cancelled() {
         told.join().unwrap()
     });
     assert!(failed.len() == 1 && failed[0].contains("cancelled"), "{failed:?}");
+}
+
+#[test]
+fn cancelled_pull_goes_no_further() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("cancelled-midway", &[&registry]) else { return };
+    image().push(&registry, "team/app", "v1");
+    let puller = puller(&node, &registry.name()).1;
+    let reference = Reference::parse(&format!("{}/team/app:v1", registry.name())).unwrap();
+    let ends_at = |is_it: fn(&Progress) -> bool| {
+        let cancel = Cancel::new();
+        let steps = Cell::new(0);
+        let progress = |progress: Progress| {
+            steps.set(steps.get() + usize::from(is_it(&progress)));
+            if is_it(&progress) {
+                cancel.cancel();
+            }
+        };
+        let pull = puller.until(cancel.clone());
+        let error = pull.ensure(&reference, PullPolicy::Always, &Keyring::default(), &progress).unwrap_err();
+        assert!(error.to_string().contains("cancelled"), "{error}");
+        assert_eq!(steps.get(), 1);
+    };
+    // a registry that goes on sending, without TLS
+    ends_at(|progress| matches!(progress, Progress::Fetching { size, .. } if *size > 100_000));
+    ends_at(|progress| matches!(progress, Progress::Unpacking { .. }));
+    assert_eq!(node.names("layers"), [""; 0], "nothing is unpacked for nobody");
+    let named = told(&puller, &reference.to_string(), PullPolicy::Always, "{}");
+    assert_eq!(named.len(), 2, "it is not to blame: {named:?}");
 }

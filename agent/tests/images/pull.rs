@@ -410,6 +410,35 @@ fn pull_that_fills_the_disk_gives_back_what_it_took() {
 }
 
 #[test]
+fn layer_that_is_mounted_stays_without_its_record() {
+    let Some((node, _registry, name)) = setup("mounted") else { return };
+    let pulled = node.ok(&["pull", &name])[0].clone();
+    let layers = node.layers(&pulled);
+    // flash lost what vouches for the base, and a container goes on
+    fs::write(layers[0].with_extension("json"), "").unwrap();
+    fs::create_dir(node.scratch.join("mount")).unwrap();
+    let mounted = |words: &[&str]| {
+        let command = node.command(words);
+        let script = "mount -t overlay overlay -o lowerdir=\"$1:$2\" \"$3\" && shift 3 && exec \"$@\"";
+        let run = std::process::Command::new("unshare")
+            .args(["-m", "sh", "-c", script, "sh"])
+            .args([&layers[1], &layers[0], &node.scratch.join("mount")])
+            .arg(super::setup::PROGRAM)
+            .args(command.get_args())
+            .output()
+            .unwrap();
+        (run.status.success(), String::from_utf8_lossy(&run.stderr).into_owned())
+    };
+    let (pruned, errors) = mounted(&["prune"]);
+    assert!(pruned, "{errors}");
+    assert!(layers[0].join("bin/tick").exists(), "a removal took it away");
+    let (again, errors) = mounted(&["pull", &name]);
+    assert!(!again && errors.contains("a container uses it"), "{errors}");
+    assert!(layers[0].join("bin/tick").exists(), "a pull took it away");
+    assert_eq!(node.ok(&["pull", &name])[0]["ready"], true, "the container has ended");
+}
+
+#[test]
 fn image_without_overlayfs_is_one_directory() {
     let Some((node, _registry, _)) = setup("no-overlay") else { return };
     let (layout, mount) = (node.scratch.join("layout"), node.scratch.join("mount"));

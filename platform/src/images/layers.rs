@@ -41,6 +41,8 @@ const MAX_LISTED: usize = 20_000;
 
 /// The name under which an archive that is no layer is unpacked, and of its claim.
 pub const IMPORT: &str = "import";
+/// For an error.
+const MOUNTS: &str = "/proc/self/mountinfo";
 /// How the names begin under which overlayfs is tried; the number of the process follows.
 const PROBE: &str = "probe-";
 
@@ -95,6 +97,8 @@ pub enum UnpackError {
     Differs { chain: BlobName, expected: String, found: String },
     /// The process took longer than it may.
     TooLong { layer: String, limit: Duration },
+    /// Nothing vouches for the layer any more, and containers have it mounted: it cannot be made anew under them.
+    Mounted { layer: String },
     /// Another chain has this name on this node.
     Taken { chain: BlobName, by: String },
     /// The disk or the kernel failed.
@@ -110,6 +114,12 @@ impl fmt::Display for UnpackError {
             }
             Self::TooLong { layer, limit } => {
                 write!(f, "layer {layer}: not unpacked within {} s", limit.as_secs())
+            }
+            Self::Mounted { layer } => {
+                write!(
+                    f,
+                    "layer {layer}: its record is lost, and a container uses it: it is made anew after that container"
+                )
             }
             Self::Taken { chain, by } => write!(f, "layer {}: its name is taken by chain {by}", shown(chain)),
             Self::Io { operation, path, .. } => write!(f, "cannot {operation} {}", path.display()),
@@ -241,6 +251,12 @@ impl Layers {
             Some(record) if record.chain == unpack.chain.as_str() => return Ok(record),
             Some(record) => return Err(UnpackError::Taken { chain: unpack.chain.clone(), by: record.chain }),
             None => {}
+        }
+        let mounted = mounts::mounted_layers();
+        let mounted =
+            mounted.map_err(|source| UnpackError::Io { operation: "read", path: MOUNTS.into(), source })?;
+        if mounted.contains(name) {
+            return Err(UnpackError::Mounted { layer: shown(unpack.chain).to_owned() });
         }
         self.clear(name)?;
         let made = self.make(unpack);
@@ -390,13 +406,14 @@ impl Layers {
         Ok(())
     }
 
-    /// Removes what a cut or a kill left: everything without a record, but what is claimed.
+    /// Removes what a cut or a kill left: everything without a record, but what is claimed or mounted.
     ///
     /// # Errors
-    /// The directory cannot be read; what cannot be removed is counted by the names given.
+    /// The directory or the mounts cannot be read; what cannot be removed is counted by the names given.
     pub fn sweep(&self, claimed: &BTreeSet<String>) -> io::Result<Vec<String>> {
         let claimed: BTreeSet<&str> =
             claimed.iter().map(|name| name.get(..NAME_BYTES).unwrap_or(name)).collect();
+        let mounted = mounts::mounted_layers()?;
         let mut stuck = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
@@ -405,7 +422,8 @@ impl Layers {
             let is_whole = layer.len() == NAME_BYTES
                 && (name == layer || name == format!("{layer}.json"))
                 && self.record_of(layer).is_some();
-            let is_kept = name == ".lock" || is_whole || claimed.contains(layer) || is_being_tried(layer);
+            let is_used = claimed.contains(layer) || mounted.contains(layer) || is_being_tried(layer);
+            let is_kept = name == ".lock" || is_whole || is_used;
             if !is_kept && trees::remove(&entry.path()).is_err() {
                 stuck.push(name);
             }
