@@ -112,6 +112,25 @@ impl LinuxHost {
         )
     }
 
+    /// Whether this is a bridge for containers of this machine alone: none of its ports is a device, or made of one. Its address means
+    /// another machine to everybody else.
+    fn is_inner_bridge(&self, interface: &str) -> bool {
+        let class = self.roots.sys.join("class/net");
+        let own = class.join(interface);
+        if !own.join("bridge").exists() {
+            return false;
+        }
+        let Ok(ports) = own.join("brif").read_dir() else { return false };
+        let leads_out = |port: &Path| {
+            let parts = port.read_dir().into_iter().flatten().flatten();
+            let names = parts.map(|part| part.file_name());
+            names
+                .map(|name| name.to_string_lossy().into_owned())
+                .any(|name| name == "device" || name.starts_with("lower_"))
+        };
+        !ports.flatten().take(INTERFACES_LIMIT).any(|port| leads_out(&class.join(port.file_name())))
+    }
+
     /// Line by line: a router's table is long, and little of it matters here.
     fn routes(&self, table: &str) -> impl Iterator<Item = String> + use<> {
         let file = open_fact(&self.roots.proc.join(table)).ok();
@@ -160,7 +179,8 @@ impl HostFacts for LinuxHost {
             let ip = v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))?;
             let routes = if ip.is_ipv4() { &routes_v4 } else { &routes_v6 };
             let default_route = routes.contains(&interface.interface_name);
-            let reachable = !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified();
+            let leads_out = default_route || !self.is_inner_bridge(&interface.interface_name);
+            let reachable = leads_out && !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified();
             reachable.then_some(Address { interface: interface.interface_name, ip, default_route })
         });
         in_order(addresses.collect())
@@ -373,6 +393,33 @@ mod tests {
         let found = host.default_routes();
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(found, (BTreeSet::new(), BTreeSet::from(["wlan0".to_string()])));
+    }
+
+    #[test]
+    fn bridge_that_leads_nowhere_is_no_way_to_the_node() {
+        let root = std::env::temp_dir().join(format!("kedge-bridges-{}", std::process::id()));
+        for path in [
+            "cni0/bridge",
+            "cni0/brif/veth1",
+            "veth1/queues",
+            "br0/bridge",
+            "br0/brif/veth2",
+            "br0/brif/eth1",
+            "veth2",
+            "eth1/device",
+            "br1/bridge",
+            "br1/brif/eth0.7",
+            "eth0.7/lower_eth0",
+            "eth0/device",
+            "br2/bridge",
+            "br2/brif",
+        ] {
+            fs::create_dir_all(root.join("sys/class/net").join(path)).unwrap();
+        }
+        let host = LinuxHost::new(Roots::under(&root), "/");
+        let inner = ["cni0", "br0", "br1", "br2", "eth0", "gone"].map(|name| host.is_inner_bridge(name));
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(inner, [true, false, false, true, false, false]);
     }
 
     #[test]

@@ -297,6 +297,19 @@ impl Workloads for FakeWorkloads {
         machine.containers.keys().chain(&machine.half_made).any(|id| id.pod == uid)
     }
 
+    fn network_of(&self, uid: &str) -> Option<std::path::PathBuf> {
+        let machine = self.machine();
+        let order = machine.pods.get(uid)?.as_ref()?;
+        (!order.host_network).then(|| std::path::Path::new("/fake").join(uid).join("net"))
+    }
+
+    fn drop_network(&mut self, uid: &str) -> Result<(), WorkloadError> {
+        if self.has_containers(uid) {
+            return Err(WorkloadError::Busy(format!("a container uses the network of pod {uid}")));
+        }
+        Ok(())
+    }
+
     fn remove_pod(&mut self, uid: &str) -> Result<(), WorkloadError> {
         let is_busy = self.has_containers(uid);
         let mut machine = self.machine();

@@ -760,6 +760,16 @@ impl Workloads for LinuxWorkloads {
         check_name("pod UID", uid).is_ok() && sandbox::has_containers(&self.places, uid)
     }
 
+    fn network_of(&self, uid: &str) -> Option<PathBuf> {
+        check_name("pod UID", uid).ok()?;
+        sandbox::network_of(&self.places, uid)
+    }
+
+    fn drop_network(&mut self, uid: &str) -> Result<(), WorkloadError> {
+        check_name("pod UID", uid)?;
+        sandbox::drop_network(&self.places, uid)
+    }
+
     fn remove_pod(&mut self, uid: &str) -> Result<(), WorkloadError> {
         check_name("pod UID", uid)?;
         sandbox::remove(&self.places, &self.board.cgroups, uid)

@@ -15,6 +15,7 @@ mod linux;
 mod log;
 mod pause;
 mod places;
+mod plugin;
 mod probe;
 mod process;
 mod records;
@@ -36,6 +37,7 @@ pub use cgroups::{Cgroups, GroupLimits};
 pub use fake::{FakeContainer, FakeFault, FakeWorkloads};
 pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
 pub use pause::pause;
+pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
 pub use probe::{Board, probe};
 pub use records::{ContainerExit, LogOrder};
 pub use rootfs::{UserFiles, mount_memory, unmount};
@@ -290,6 +292,15 @@ pub trait Workloads: Send {
 
     /// Whether there is anything of a container of this pod, also of one that cannot be adopted.
     fn has_containers(&self, uid: &str) -> bool;
+
+    /// The network namespace of a pod, if it has one of its own.
+    fn network_of(&self, uid: &str) -> Option<PathBuf>;
+
+    /// Gives up the network namespace of a pod, which has no container; `prepare_pod` makes another one.
+    ///
+    /// # Errors
+    /// It has containers, or the namespace could not be unmounted.
+    fn drop_network(&mut self, uid: &str) -> Result<(), WorkloadError>;
 
     /// Removes what a pod's containers shared. One that is gone already is fine.
     ///

@@ -11,7 +11,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -157,6 +157,17 @@ pub(super) fn bound_to_parent(command: &mut Command) -> &mut Command {
     unsafe { command.process_group(0).pre_exec(prepare) }
 }
 
+/// Lets a program, and all that it starts, keep this descriptor: what is locked by it stays so until the last of them has ended.
+pub(super) fn handing_on(command: &mut Command, fd: RawFd) -> &mut Command {
+    let keep = move || {
+        // SAFETY: an integer that names a descriptor of ours; no memory is involved.
+        let done = unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+        Errno::result(done).map(drop).map_err(io::Error::from)
+    };
+    // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.
+    unsafe { command.pre_exec(keep) }
+}
+
 /// Where system programs are.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -171,13 +182,18 @@ pub(super) fn run_within(command: &mut Command, limit: Duration) -> io::Result<E
     let pid = child.id().cast_signed();
     let ended = ProcessFd::open(pid)?.is_none_or(|fd| fd.wait(limit));
     if !ended {
-        let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
+        kill_group(pid);
     }
     let status = child.wait()?;
     if !ended {
         return Err(io::Error::new(io::ErrorKind::TimedOut, format!("not done after {} s", limit.as_secs())));
     }
     Ok(status)
+}
+
+/// Kills a program that leads a group of its own, with all of it.
+pub(super) fn kill_group(pid: i32) {
+    let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
 }
 
 #[cfg(test)]

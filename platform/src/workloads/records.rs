@@ -27,8 +27,8 @@ pub(super) const EXIT: &str = "exit.json";
 
 /// The version that this release writes and reads.
 pub(super) const VERSION: u32 = 1;
-/// Longest record read: an order has a path or two, and notes.
-const RECORD_BYTES: usize = 256 * 1024;
+/// Longest record read: a pod's order has its small files, hosts and resolv.conf of 256 KiB each at most, and its network, 100 KiB.
+const RECORD_BYTES: usize = 1024 * 1024;
 /// Longest error text kept of crun's: it is shown in a pod's status.
 pub(super) const ERROR_BYTES: usize = 1024;
 

@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -146,6 +146,20 @@ pub(super) fn has_containers(places: &Places, uid: &str) -> bool {
         Ok(mut entries) => entries.next().is_some(),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
+}
+
+/// The pod's network namespace, if it is there.
+pub(super) fn network_of(places: &Places, uid: &str) -> Option<PathBuf> {
+    Some(places.pod(uid).join("net")).filter(|place| is_on(place, NSFS_MAGIC))
+}
+
+/// Gives up the network namespace: what was done in it half is gone with it.
+pub(super) fn drop_network(places: &Places, uid: &str) -> Result<(), WorkloadError> {
+    let place = places.pod(uid).join("net");
+    if has_containers(places, uid) {
+        return Err(WorkloadError::Busy(format!("a container uses {}", place.display())));
+    }
+    unmount(&place).map_err(on("unmount", &place))
 }
 
 /// Removes all of it; the containers must be gone.
