@@ -3,6 +3,7 @@
 //! Always holds: pure; the same order gives the same bytes. What an order does not say has the value that a kubelet with containerd
 //! gives it. Leaves to others: what is ordered (`pods`), carrying it out (`kedge_platform::workloads`).
 
+pub mod cni;
 pub mod files;
 pub mod groups;
 pub mod spec;
