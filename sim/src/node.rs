@@ -15,7 +15,7 @@ use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
 use kedge_core::{
     Action, Answer, Collection, Core, Event, Exit, HostFacts, LeaseRequest, Level, Listing, Now, Options,
-    Outcome, Report, Request, Runtime, Step, WatchEnd, WatchFailure, Watched,
+    Outcome, PodNetworks, Report, Request, Runtime, Step, WatchEnd, WatchFailure, Watched,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
@@ -702,5 +702,6 @@ fn host_facts(name: &str) -> HostFacts {
         inodes_free: 400_000,
         pids_in_use: 120,
         runtime: Runtime::Absent,
+        pod_network: PodNetworks::default(),
     }
 }

@@ -353,6 +353,23 @@ pub struct HostFacts {
     pub pids_in_use: u64,
     /// What runs containers.
     pub runtime: Runtime,
+    /// Where they get a network of their own.
+    pub pod_network: PodNetworks,
+}
+
+/// Whether pods can have a network of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodNetworks {
+    /// They cannot: why.
+    NotReady(String),
+    /// They can, by the configuration of this name.
+    Ready(String),
+}
+
+impl Default for PodNetworks {
+    fn default() -> Self {
+        Self::NotReady("nobody has looked yet".into())
+    }
 }
 
 /// Whether this node can run containers: with its own state it is what `Ready` and the capacity for pods follow from.

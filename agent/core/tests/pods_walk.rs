@@ -456,7 +456,8 @@ impl World {
             cpu_milli: 4000,
             memory_bytes: 1 << 30,
             pods: 50,
-            network_ready: true,
+            network: PodNetworks::Ready("edge".into()),
+            has_cluster_dns: true,
             ..NodeFacts::default()
         })));
         self.disk.is_read_again = false;
@@ -1137,7 +1138,12 @@ fn walk(seed: u64) {
 /// A node for two pods, at its start.
 fn begun() -> Pods {
     let mut core = Pods::new(NODE);
-    let facts = NodeFacts { name: NODE.into(), pods: 2, network_ready: true, ..NodeFacts::default() };
+    let facts = NodeFacts {
+        name: NODE.into(),
+        pods: 2,
+        network: PodNetworks::Ready("edge".into()),
+        ..NodeFacts::default()
+    };
     for event in [
         PodEvent::Held(false),
         PodEvent::Node(Box::new(facts)),

@@ -11,6 +11,7 @@ use crate::errors::chain;
 use crate::images::{Options as PullerOptions, Puller, Store};
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{Cancel, WallClock};
+use crate::workloads::network::Plugins;
 use crate::workloads::{Node, Performer, volumes};
 use kedge_core::images::settings::Registries;
 use kedge_core::kubelet::Config;
@@ -192,9 +193,29 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
         log_max_bytes: LOG_BYTES,
         log_max_files: LOG_FILES,
         etc: "/etc".into(),
-        cluster_dns: Vec::new(),
-        cluster_domain: String::new(),
+        plugins: Plugins::default(),
+        plugins_lock: parts.settings.run.join("plugins.lock"),
+        cluster_dns: name_servers(config),
+        cluster_domain: search_domain(config),
     }
+}
+
+fn name_servers(config: &Config) -> Vec<String> {
+    let (servers, wrong) = config.name_servers();
+    for wrong in wrong {
+        log::warn!("clusterDNS has {:?}, expected an IP address; it is left out", kedge_api::excerpt(wrong));
+    }
+    servers
+}
+
+/// It becomes part of a line.
+fn search_domain(config: &Config) -> String {
+    let domain = &config.cluster_domain;
+    if domain.contains(|part: char| part.is_whitespace() || part.is_control()) {
+        log::warn!("clusterDomain is {:?}, expected a domain; it is left out", kedge_api::excerpt(domain));
+        return String::new();
+    }
+    domain.clone()
 }
 
 fn puller(root_dir: &Path, registries: &Registries, clock: &WallClock) -> Result<(Store, Puller), String> {
@@ -294,7 +315,9 @@ impl RuntimeLoop {
             processes: board.processes,
             ..self.node.clone()
         };
-        Ok(Running { performer: Performer::new(workloads, store.clone(), node), store, puller })
+        let waker = workloads.waker();
+        let performer = Performer::new(workloads, store.clone(), node, Arc::new(move || waker.wake()));
+        Ok(Running { performer, store, puller })
     }
 
     fn perform(&self, running: &mut Running, order: Order) {

@@ -5,6 +5,7 @@
 //! when (core), how it becomes durable (`platform`).
 
 use super::containers::RuntimeHealth;
+use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
 use kedge_core::{Event, HostFacts, Outcome, Runtime, Step};
@@ -365,6 +366,7 @@ impl DiskLoop {
             inodes_free: usage.root_available_inodes,
             pids_in_use: usage.pids_in_use,
             runtime: self.runtime.as_ref().map_or(Runtime::Absent, |runtime| runtime.report()),
+            pod_network: self.runtime.as_ref().map(|_| Plugins::default().look()).unwrap_or_default(),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Performs what the pods' actor orders of the runtime, and tells it what happens: pods, volumes, containers, their logs' places.
 //!
 //! Always holds: each command is answered as its contract says (`kedge_core::pods::PodAction`), by what is observed or by `Failed`;
-//! what a later run must know of a pod is noted with it, so it needs no memory of its own. Blocks for as long as the disk or a
-//! bounded run of crun takes: use a thread that may. Leaves to others: every decision (core), images (`Layers`), the network's
-//! plugins: a pod with a network of its own is refused until they are served.
+//! what a later run must know of a pod is noted with it, so it needs no memory of its own: before a plugin of a network runs, what
+//! undoes it. Blocks for as long as the disk or a bounded run of crun takes: use a thread that may. Leaves to others: every decision
+//! (core), images (`Layers`), running plugins (`network`).
 
+pub mod network;
 pub mod signals;
 pub mod volumes;
 
@@ -13,6 +14,7 @@ use kedge_core::pods::{
     self, Command, ContainerKey, Failure, FailureReason, Inventory, PodAction, PodEvent, PodNetwork,
     PodSandbox, PodUid,
 };
+use kedge_core::workloads::cni::{Attachment, Verb};
 use kedge_core::workloads::groups::{self, Limits};
 use kedge_core::workloads::{files, spec, users};
 use kedge_platform::trees::{self, Removal};
@@ -20,8 +22,10 @@ use kedge_platform::workloads::{
     ContainerExit, ContainerId, ContainerOrder, ContainerState, GroupLimits, LogOrder, Observation, PodOrder,
     PodPlaces, WorkloadError, Workloads,
 };
+use network::{Networks, Plugins};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What is noted with a pod.
@@ -30,6 +34,8 @@ const NAME: &str = "name";
 const NODE_UID: &str = "nodeUID";
 const HOST_PID: &str = "hostPID";
 const VOLUMES: &str = "volumes";
+/// An `Attachment`, before plugins run and after.
+const NETWORK: &str = "network";
 /// What is noted with a container.
 const IMAGE: &str = "image";
 const IMAGE_NAME: &str = "imageName";
@@ -76,6 +82,9 @@ pub struct Node {
     pub log_max_files: u32,
     /// Has the machine's hosts and resolv.conf.
     pub etc: PathBuf,
+    pub plugins: Plugins,
+    /// A file that is locked while a plugin runs, where no reboot leaves it.
+    pub plugins_lock: PathBuf,
     /// `clusterDNS`.
     pub cluster_dns: Vec<String>,
     /// `clusterDomain`.
@@ -90,10 +99,33 @@ struct Prepared {
     logs: PathBuf,
 }
 
+/// What a pod's network is awaited for.
+#[derive(Debug)]
+enum Awaited {
+    /// To go on with preparing it.
+    Attached(Box<PodSandbox>, Box<Attachment>),
+    /// To begin anew: an earlier try was not finished.
+    Undone(Box<PodSandbox>),
+    /// To go on with removing it.
+    Detached { keep_logs: bool },
+}
+
+impl Awaited {
+    fn command(&self, pod: &PodUid) -> Command {
+        match self {
+            Self::Attached(..) | Self::Undone(_) => Command::PreparePod(pod.clone()),
+            Self::Detached { .. } => Command::RemovePod(pod.clone()),
+        }
+    }
+}
+
 /// The performer, on whatever board.
 pub struct Performer<W, L> {
     workloads: W,
     images: L,
+    networks: Networks,
+    /// Pods whose network is being made or undone.
+    awaited: BTreeMap<PodUid, Awaited>,
     node: Node,
     /// Of volumes on the disk.
     removal: Removal,
@@ -106,16 +138,21 @@ pub struct Performer<W, L> {
 
 /// A command's failure.
 type Failed = (FailureReason, String);
+/// A command's answer; None: it comes later.
+type Done = Result<Option<PodEvent>, Failed>;
 
 fn other(error: impl ToString) -> Failed {
     (FailureReason::Other, error.to_string())
 }
 
 impl<W: Workloads, L: Layers> Performer<W, L> {
-    pub fn new(workloads: W, images: L, node: Node) -> Self {
+    /// `wake` ends a wait of the board's `observe`.
+    pub fn new(workloads: W, images: L, node: Node, wake: Arc<dyn Fn() + Send + Sync>) -> Self {
         let (starting, stopping) = (BTreeSet::new(), BTreeSet::new());
         let removal = Removal::open(&node.volumes.disk);
-        Self { workloads, images, node, removal, prepared: BTreeMap::new(), starting, stopping }
+        let networks = Networks::new(node.plugins.clone(), node.plugins_lock.clone(), wake);
+        let (awaited, prepared) = (BTreeMap::new(), BTreeMap::new());
+        Self { workloads, images, networks, awaited, node, removal, prepared, starting, stopping }
     }
 
     /// The board's side.
@@ -130,14 +167,15 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         for pod in found {
             let Some(uid) = PodUid::new(&pod.uid) else { continue };
             let notes = pod.order.as_ref().map(|order| order.notes.clone()).unwrap_or_default();
-            let is_whole = pod.order.is_some_and(|order| self.take_up(&order).is_ok());
+            let addresses = pod.order.as_ref().and_then(addresses_of);
+            let is_taken_up = pod.order.is_some_and(|order| self.take_up(&order).is_ok());
             let note = |name: &str| notes.get(name).cloned().unwrap_or_default();
             inventory.pods.push(pods::PodFound {
                 uid,
                 namespace: note(NAMESPACE),
                 name: note(NAME),
                 node_uid: note(NODE_UID),
-                network: is_whole.then(PodNetwork::default),
+                network: addresses.filter(|_| is_taken_up).map(|addresses| PodNetwork { addresses }),
             });
         }
         let observed = self.workloads.observe(Duration::ZERO);
@@ -149,10 +187,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     pub fn perform(&mut self, action: &PodAction) -> Option<Vec<PodEvent>> {
         let (command, done) = match action {
             PodAction::PreparePod(sandbox) => {
-                let command = Command::PreparePod(sandbox.uid.clone());
-                let answer =
-                    PodEvent::PodPrepared { pod: sandbox.uid.clone(), network: PodNetwork::default() };
-                (command, self.prepare(sandbox).map(|()| Some(answer)))
+                (Command::PreparePod(sandbox.uid.clone()), self.prepare(sandbox))
             }
             PodAction::CreateContainer(order) => {
                 (Command::CreateContainer(order.key.clone()), self.create(order).map(|()| None))
@@ -175,42 +210,124 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 (Command::RemoveContainer(key.clone()), removed)
             }
             PodAction::RemovePod { pod, keep_logs } => {
-                let removed = self
-                    .remove_pod(pod, *keep_logs)
-                    .map(|()| Some(PodEvent::PodRemoved { pod: pod.clone() }));
-                (Command::RemovePod(pod.clone()), removed)
+                (Command::RemovePod(pod.clone()), self.remove_pod(pod, *keep_logs))
             }
             _ => return None,
         };
-        Some(match done {
-            Ok(answer) => answer.into_iter().collect(),
-            Err((reason, message)) => {
-                vec![PodEvent::Failed { command, failure: Failure { reason, message } }]
-            }
-        })
+        Some(told_of(command, done).into_iter().collect())
     }
 
     /// Waits for what happens, no longer than `patience`.
     pub fn observe(&mut self, patience: Duration) -> Vec<PodEvent> {
+        let mut events = self.heard_of_networks();
+        let patience = if events.is_empty() { patience } else { Duration::ZERO };
         let observed = self.workloads.observe(patience);
-        observed.into_iter().filter_map(|observation| self.news(observation)).collect()
+        events.extend(observed.into_iter().filter_map(|observation| self.news(observation)));
+        events.extend(self.heard_of_networks());
+        events
     }
 
-    fn prepare(&mut self, sandbox: &PodSandbox) -> Result<(), Failed> {
-        if !sandbox.host_network {
-            let why = format!("pod {}: only pods with hostNetwork are served yet", sandbox.name);
-            return Err((FailureReason::Network, why));
+    /// Goes on with pods whose network is there, or is gone.
+    fn heard_of_networks(&mut self) -> Vec<PodEvent> {
+        let mut events = Vec::new();
+        while let Some(network::Answer { pod, done }) = self.networks.answer() {
+            let Some(awaited) = self.awaited.remove(&pod) else { continue };
+            let command = awaited.command(&pod);
+            let done = match (awaited, done) {
+                (Awaited::Attached(sandbox, attachment), Ok(result)) => {
+                    self.finish(&sandbox, Some(&attachment.attached(result)))
+                }
+                (Awaited::Undone(sandbox), Ok(_)) => self.begin_anew(&sandbox),
+                (Awaited::Detached { keep_logs }, Ok(_)) => self.remove_rest(&pod, keep_logs),
+                (Awaited::Attached(sandbox, _) | Awaited::Undone(sandbox), Err(why)) => {
+                    Err(no_network(&sandbox, &why))
+                }
+                (Awaited::Detached { .. }, Err(why)) => Err((
+                    FailureReason::Network,
+                    format!("failed to destroy network for sandbox \"{pod}\": {why}"),
+                )),
+            };
+            events.extend(told_of(command, done));
         }
+        events
+    }
+
+    fn prepare(&mut self, sandbox: &PodSandbox) -> Done {
+        if sandbox.host_network {
+            return self.finish(sandbox, None);
+        }
+        match self.attachment_of(&sandbox.uid) {
+            None => self.attach(sandbox),
+            Some(attachment) if attachment.result.is_some() => self.finish(sandbox, Some(&attachment)),
+            // an earlier try failed, or an agent was killed over it
+            Some(attachment) => {
+                let awaited = Awaited::Undone(Box::new(sandbox.clone()));
+                self.order_of_network(&sandbox.uid, Verb::Delete, attachment, awaited)
+            }
+        }
+    }
+
+    /// What plugins had done is undone.
+    fn begin_anew(&mut self, sandbox: &PodSandbox) -> Done {
+        self.workloads.drop_network(sandbox.uid.as_str()).map_err(other)?;
+        self.attach(sandbox)
+    }
+
+    /// Makes the pod's namespace, notes what undoes the rest, and has plugins run in it.
+    fn attach(&mut self, sandbox: &PodSandbox) -> Done {
+        let network = self.networks.plugins.network();
+        let attachment = network.and_then(|network| Attachment::of(network, sandbox));
+        let attachment = attachment.map_err(|why| no_network(sandbox, &why))?;
+        self.make(sandbox, Some(&attachment))?;
+        let awaited = Awaited::Attached(Box::new(sandbox.clone()), Box::new(attachment.clone()));
+        self.order_of_network(&sandbox.uid, Verb::Add, attachment, awaited)
+    }
+
+    fn order_of_network(
+        &mut self,
+        pod: &PodUid,
+        verb: Verb,
+        attachment: Attachment,
+        awaited: Awaited,
+    ) -> Done {
+        let namespace = self.workloads.network_of(pod.as_str());
+        let order = network::Order { pod: pod.clone(), verb, attachment, namespace };
+        self.networks.order(order).map_err(|why| (FailureReason::Network, why))?;
+        self.awaited.insert(pod.clone(), awaited);
+        Ok(None)
+    }
+
+    /// The last step: the pod has its network.
+    fn finish(&mut self, sandbox: &PodSandbox, attachment: Option<&Attachment>) -> Done {
+        self.make(sandbox, attachment)?;
+        let addresses = attachment.map_or_else(|| Ok(Vec::new()), Attachment::addresses);
+        let addresses = addresses.map_err(|why| no_network(sandbox, &why))?;
+        Ok(Some(PodEvent::PodPrepared { pod: sandbox.uid.clone(), network: PodNetwork { addresses } }))
+    }
+
+    fn make(&mut self, sandbox: &PodSandbox, attachment: Option<&Attachment>) -> Result<(), Failed> {
         let volumes =
             self.node.volumes.make(&sandbox.uid, &sandbox.volumes, self.node.allocatable_memory_bytes);
         let volumes = volumes.map_err(|why| (FailureReason::Volume, why))?;
-        let order = self.order(sandbox, &volumes);
+        let order = self.order(sandbox, &volumes, attachment);
         self.take_up(&order).map_err(other)
     }
 
-    fn order(&self, sandbox: &PodSandbox, volumes: &BTreeMap<String, PathBuf>) -> PodOrder {
+    /// How the pod is attached, or was to be.
+    fn attachment_of(&self, pod: &PodUid) -> Option<Attachment> {
+        let found = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str())?;
+        attachment_in(&found.order?)
+    }
+
+    fn order(
+        &self,
+        sandbox: &PodSandbox,
+        volumes: &BTreeMap<String, PathBuf>,
+        attachment: Option<&Attachment>,
+    ) -> PodOrder {
         let root = &self.node.pods_group;
         let own = groups::pod_group(root, sandbox.qos, &sandbox.uid);
+        let network = attachment.and_then(|attachment| serde_json::to_string(attachment).ok());
         let notes = [
             (NAMESPACE, sandbox.namespace.clone()),
             (NAME, sandbox.name.clone()),
@@ -218,6 +335,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             (HOST_PID, sandbox.host_pid.to_string()),
             (VOLUMES, serde_json::to_string(volumes).unwrap_or_default()),
         ];
+        let notes = notes.into_iter().chain(network.map(|network| (NETWORK, network)));
+        let addresses = attachment.and_then(|attachment| attachment.addresses().ok()).unwrap_or_default();
         PodOrder {
             uid: sandbox.uid.to_string(),
             hostname: sandbox.hostname.clone(),
@@ -229,8 +348,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 (groups::class_group(root, sandbox.qos), limits(&groups::class_limits(sandbox.qos))),
                 (own, self.limits_of_one(&groups::pod_limits(sandbox.qos, &sandbox.resources))),
             ],
-            files: self.small_files(sandbox),
-            notes: notes.map(|(name, value)| (name.to_owned(), value)).into(),
+            files: self.small_files(sandbox, &addresses),
+            notes: notes.map(|(name, value)| (name.to_owned(), value)).collect(),
         }
     }
 
@@ -249,7 +368,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         GroupLimits { pids: Some(pids), ..limits(own) }
     }
 
-    fn small_files(&self, sandbox: &PodSandbox) -> BTreeMap<String, String> {
+    fn small_files(&self, sandbox: &PodSandbox, addresses: &[String]) -> BTreeMap<String, String> {
         let machine = |name: &str| {
             let bytes = kedge_platform::linux::read_named_file(&self.node.etc.join(name), ETC_BYTES)
                 .unwrap_or_default();
@@ -264,7 +383,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let resolv_conf =
             files::resolv_conf(&sandbox.dns, &sandbox.namespace, sandbox.host_network, &resolver);
         [
-            ("hosts", files::hosts(hosts.as_deref(), &[], &sandbox.hostname, &sandbox.host_aliases)),
+            ("hosts", files::hosts(hosts.as_deref(), addresses, &sandbox.hostname, &sandbox.host_aliases)),
             ("resolv.conf", resolv_conf),
             ("hostname", format!("{}\n", sandbox.hostname)),
         ]
@@ -346,12 +465,22 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Ok(())
     }
 
-    fn remove_pod(&mut self, pod: &PodUid, keep_logs: bool) -> Result<(), Failed> {
-        let known = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
-        let notes = known.and_then(|found| found.order).map(|order| order.notes).unwrap_or_default();
+    fn remove_pod(&mut self, pod: &PodUid, keep_logs: bool) -> Done {
         if self.workloads.has_containers(pod.as_str()) {
             return Err(other(format!("pod {pod} still has containers, which may use its volumes")));
         }
+        match self.attachment_of(pod) {
+            Some(attachment) => {
+                self.order_of_network(pod, Verb::Delete, attachment, Awaited::Detached { keep_logs })
+            }
+            None => self.remove_rest(pod, keep_logs),
+        }
+    }
+
+    /// The pod has no network any more.
+    fn remove_rest(&mut self, pod: &PodUid, keep_logs: bool) -> Done {
+        let known = self.workloads.pods().into_iter().find(|found| found.uid == pod.as_str());
+        let notes = known.and_then(|found| found.order).map(|order| order.notes).unwrap_or_default();
         // volumes first: without the pod's record nobody would look for them
         self.node.volumes.remove(pod, &mut self.removal).map_err(|why| (FailureReason::Volume, why))?;
         self.workloads.remove_pod(pod.as_str()).map_err(other)?;
@@ -365,7 +494,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         {
             log::warn!("remove the logs in {}: {error}", logs.display());
         }
-        Ok(())
+        Ok(Some(PodEvent::PodRemoved { pod: pod.clone() }))
     }
 
     /// A container at the time of the inventory.
@@ -433,6 +562,30 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
         found
     }
+}
+
+/// The event of an answer; None: it comes later.
+fn told_of(command: Command, done: Done) -> Option<PodEvent> {
+    done.unwrap_or_else(|(reason, message)| {
+        Some(PodEvent::Failed { command, failure: Failure { reason, message } })
+    })
+}
+
+/// A failure in upstream's words.
+fn no_network(sandbox: &PodSandbox, why: &str) -> Failed {
+    (FailureReason::Network, format!("failed to setup network for sandbox \"{}\": {why}", sandbox.uid))
+}
+
+fn attachment_in(order: &PodOrder) -> Option<Attachment> {
+    serde_json::from_str(order.notes.get(NETWORK)?).ok()
+}
+
+/// The addresses of a pod that has its network; None: it has none yet.
+fn addresses_of(order: &PodOrder) -> Option<Vec<String>> {
+    if order.host_network {
+        return Some(Vec::new());
+    }
+    attachment_in(order).filter(|attachment| attachment.result.is_some())?.addresses().ok()
 }
 
 fn limits(limits: &Limits) -> GroupLimits {

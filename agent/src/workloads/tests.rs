@@ -5,7 +5,7 @@ use kedge_core::pods::{ContainerState as Told, Dns, Image, QosClass, Resources, 
 use kedge_platform::workloads::{FakeFault, FakeWorkloads};
 use kedge_rig::Scratch;
 
-struct Shelf;
+pub(super) struct Shelf;
 
 impl Layers for Shelf {
     fn layers(&self, image: &str) -> Result<Vec<PathBuf>, String> {
@@ -16,7 +16,20 @@ impl Layers for Shelf {
     }
 }
 
-fn performer(scratch: &Scratch, workloads: FakeWorkloads) -> Performer<FakeWorkloads, Shelf> {
+pub(super) fn performer(scratch: &Scratch, workloads: FakeWorkloads) -> Performer<FakeWorkloads, Shelf> {
+    let plugins = Plugins {
+        configurations: scratch.join("net.d"),
+        programs: vec![scratch.join("plugins")],
+        limit: Duration::from_secs(60),
+    };
+    performer_with(scratch, workloads, plugins)
+}
+
+pub(super) fn performer_with(
+    scratch: &Scratch,
+    workloads: FakeWorkloads,
+    plugins: Plugins,
+) -> Performer<FakeWorkloads, Shelf> {
     let node = Node {
         pods_group: "/kedgepods".into(),
         has_unified_groups: true,
@@ -29,13 +42,15 @@ fn performer(scratch: &Scratch, workloads: FakeWorkloads) -> Performer<FakeWorkl
         log_max_bytes: 1 << 20,
         log_max_files: 2,
         etc: scratch.join("etc"),
+        plugins,
+        plugins_lock: scratch.join("plugins.lock"),
         cluster_dns: Vec::new(),
         cluster_domain: String::new(),
     };
-    Performer::new(workloads, Shelf, node)
+    Performer::new(workloads, Shelf, node, Arc::new(|| {}))
 }
 
-fn pod() -> PodUid {
+pub(super) fn pod() -> PodUid {
     PodUid::new("uid-1").unwrap()
 }
 
@@ -43,7 +58,7 @@ fn key(attempt: u32) -> ContainerKey {
     ContainerKey { pod: pod(), container: "web".into(), attempt }
 }
 
-fn sandbox() -> PodSandbox {
+pub(super) fn sandbox() -> PodSandbox {
     PodSandbox {
         uid: pod(),
         namespace: "prod".into(),
@@ -102,7 +117,7 @@ fn states(events: &[PodEvent]) -> Vec<Told> {
 }
 
 #[track_caller]
-fn check_failed(events: &[PodEvent], command: &Command, reason: FailureReason, part: &str) {
+pub(super) fn check_failed(events: &[PodEvent], command: &Command, reason: FailureReason, part: &str) {
     let [PodEvent::Failed { command: found, failure }] = events else { panic!("{events:?}") };
     assert_eq!((found, failure.reason), (command, reason));
     assert!(failure.message.contains(part), "{}", failure.message);
@@ -175,7 +190,7 @@ fn each_failure_has_its_reason() {
     let prepare = Command::PreparePod(pod());
     let own_network = PodSandbox { host_network: false, ..sandbox() };
     let events = perform(&mut performer, PodAction::PreparePod(Box::new(own_network)));
-    check_failed(&events, &prepare, FailureReason::Network, "hostNetwork");
+    check_failed(&events, &prepare, FailureReason::Network, "no network config found in ");
     let mut bad = sandbox();
     bad.volumes[0].source =
         VolumeSource::HostPath { path: "/nonexistent/x".into(), kind: "Directory".into() };

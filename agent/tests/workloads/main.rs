@@ -9,6 +9,7 @@
 mod adoption;
 mod ends;
 mod faults;
+mod network;
 mod pods;
 mod setup;
 mod sharing;

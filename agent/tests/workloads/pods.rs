@@ -1,6 +1,7 @@
 //! Pods from `kubectl apply` to their end, with a real hub, a real agent, crun and a local image.
 
-use crate::setup::{INSIDE, LIMIT, isolated, kill, make_image};
+use crate::network::SHIPPED;
+use crate::setup::{INSIDE, LIMIT, isolated_network, kill, make_image};
 use kedge_core::images::BlobDigest;
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::cluster::Cluster;
@@ -36,6 +37,7 @@ impl Setup {
         fs::create_dir_all("/var/log/pods").unwrap();
         let bound = Command::new("mount").arg("--bind").arg(&logs).arg("/var/log/pods").status().unwrap();
         assert!(bound.success(), "in the mount namespace of this test");
+        has_own_etc(&cluster.scratch().join("."));
         let mut options = AgentOptions::new(env!("CARGO_BIN_EXE_kedge").as_ref());
         options.crun = Some("/usr/bin/crun".into());
         options.flags = vec!["--cgroup-root".into(), std::env::var_os(INSIDE).unwrap()];
@@ -81,6 +83,14 @@ impl Setup {
     }
 }
 
+/// Gives the mount namespace of this test a `/etc` of its own, without networks for pods.
+fn has_own_etc(scratch: &Path) {
+    let script = "cd \"$0\" && mkdir etc && mount -t tmpfs etc etc && mkdir etc/upper etc/work && \
+        mount -t overlay -o lowerdir=/etc,upperdir=etc/upper,workdir=etc/work etc /etc && rm -rf /etc/cni";
+    let made = Command::new("sh").args(["-c", script]).arg(scratch).status().unwrap();
+    assert!(made.success());
+}
+
 /// An OCI layout with busybox.
 fn layout(at: &Path) -> std::path::PathBuf {
     let blobs = at.join("blobs/sha256");
@@ -123,7 +133,7 @@ fn manifest() -> String {
 
 #[test]
 fn pod_lives_from_kubectl_apply_to_delete() {
-    isolated("pods::pod_lives_from_kubectl_apply_to_delete", || {
+    isolated_network("pods::pod_lives_from_kubectl_apply_to_delete", || {
         let setup = Setup::new();
         let kubectl = setup.cluster.kubectl();
         kubectl.feed(&["apply", "-f", "-"], &manifest()).unwrap();
@@ -170,5 +180,32 @@ fn pod_lives_from_kubectl_apply_to_delete() {
             kubectl.run(&["get", "events"]).is_ok_and(|events| events.contains("NetworkPluginNotReady"))
         });
         assert_eq!((pids(), &setup.pod()["status"]["phase"]), (vec![], &json!("Pending")));
+
+        // until there is one: the taint goes, the pod runs with an address, and takes it along over an agent's restart
+        fs::create_dir_all("/etc/cni/net.d").unwrap();
+        let list = SHIPPED.replace("/run/kedge/addresses", "/etc/cni/addresses");
+        fs::write("/etc/cni/net.d/99-kedge.conflist", list).unwrap();
+        setup.shows("the pod on its own network", || setup.runs_with(0));
+        setup.shows("a node without the taint", || {
+            let taints = kubectl.run(&["get", "node", NODE, "-o", "jsonpath={.spec.taints}"]);
+            taints.is_ok_and(|taints| !taints.contains("network-unavailable"))
+        });
+        let address = setup.pod()["status"]["podIP"].clone();
+        assert!(address.as_str().is_some_and(|it| it.starts_with("10.85.")), "{}", setup.pod()["status"]);
+        let before = agent.babysitter().state();
+        kill(before.pid.unwrap().into());
+        agent
+            .babysitter()
+            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
+            .unwrap();
+        setup.shows("the pod adopted", || {
+            let pods = agent.kedge_json(&["pods"]).unwrap_or_default();
+            pods["pods"][0]["containers"][0]["state"] == "Running"
+        });
+        assert_eq!(setup.pod()["status"]["podIP"], address);
+        kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+        let reserved = fs::read_dir("/etc/cni/addresses/kedge").unwrap().flatten();
+        let reserved = reserved.filter(|entry| entry.file_name().to_string_lossy().starts_with("10."));
+        assert_eq!(reserved.count(), 0, "no address of a pod that is gone");
     });
 }

@@ -24,12 +24,27 @@ const QOS: QosClass = QosClass::Burstable;
 /// Set in the namespaces of a test; the name of its control groups.
 pub(crate) const INSIDE: &str = "KEDGE_TEST_GROUP";
 
+/// Where Debian has the plugins.
+const PLUGINS: [&str; 4] =
+    ["/usr/lib/cni/bridge", "/usr/lib/cni/host-local", "/usr/lib/cni/portmap", "/usr/sbin/iptables"];
+
 /// Runs a test of this program in namespaces of its own. `name` is its path within this program.
 pub(crate) fn isolated(name: &str, test: impl FnOnce()) {
+    isolated_in(name, &[], missing(), test);
+}
+
+/// The same in a network namespace, too.
+pub(crate) fn isolated_network(name: &str, test: impl FnOnce()) {
+    let absent = PLUGINS.into_iter().find(|path| !Path::new(path).exists());
+    let missing = missing().or_else(|| absent.map(|path| format!("missing: {path} (.ci/prepare tests)")));
+    isolated_in(name, &["--net"], missing, test);
+}
+
+fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return test();
     }
-    if let Some(missing) = missing() {
+    if let Some(missing) = missing {
         assert!(std::env::var_os("CI").is_none(), "{name}: {missing}");
         eprintln!("skipped {name}: {missing}");
         return;
@@ -37,7 +52,7 @@ pub(crate) fn isolated(name: &str, test: impl FnOnce()) {
     let group = format!("/kedge-test-{}-{}", std::process::id(), name.replace(':', "-"));
     // one version of control groups; a PID namespace whose end is the end of all in it
     // and what systemd gives to a service, which no container may have
-    let script = "umount /sys/fs/cgroup/unified 2>/dev/null; umask 077; export NOTIFY_SOCKET=/run/systemd/notify; exec \"$@\"";
+    let script = "umount /sys/fs/cgroup/unified 2>/dev/null; umask 077; ip link set lo up 2>/dev/null; export NOTIFY_SOCKET=/run/systemd/notify; exec \"$@\"";
     let mut command = Command::new("setpriv");
     command.args([
         "--pdeathsig",
@@ -50,7 +65,7 @@ pub(crate) fn isolated(name: &str, test: impl FnOnce()) {
         "--pid",
         "--fork",
     ]);
-    command.args(["--mount-proc", "--kill-child=KILL", "sh", "-c", script, "sh"]);
+    command.args(more).args(["--mount-proc", "--kill-child=KILL", "sh", "-c", script, "sh"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", name, "--nocapture", "--test-threads=1"]);
     let output = command.env(INSIDE, &group).stdin(Stdio::null()).output().unwrap();
     clear_groups(&group);

@@ -118,6 +118,10 @@ pub struct Config {
     pub eviction_pressure_transition_period: Duration,
     /// `podLogsDir`: absolute.
     pub pod_logs_dir: String,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+    /// `clusterDNS`, as it is written: [`Config::name_servers`].
+    pub cluster_dns: Vec<String>,
     /// `kedge.images`: where images come from.
     pub registries: Registries,
     /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
@@ -150,11 +154,23 @@ impl Config {
             eviction_hard: reader.below("evictionHard").eviction_hard(),
             eviction_pressure_transition_period: reader.duration("evictionPressureTransitionPeriod"),
             pod_logs_dir: reader.pod_logs_dir(),
+            cluster_domain: reader.text("clusterDomain"),
+            cluster_dns: reader.texts("clusterDNS"),
             registries: reader.registries(),
             watch: reader.below("kedge").text("watch") != schema::OFF,
             #[cfg(feature = "fault-injection")]
             fault_injection: reader.fault_injection(),
         }
+    }
+}
+
+impl Config {
+    /// `clusterDNS`: the addresses, and what is none. A kubelet leaves that out too, so no configuration is refused for it.
+    #[must_use]
+    pub fn name_servers(&self) -> (Vec<String>, Vec<&str>) {
+        let (right, wrong): (Vec<&String>, Vec<&String>) =
+            self.cluster_dns.iter().partition(|text| text.parse::<IpAddr>().is_ok());
+        (right.into_iter().cloned().collect(), wrong.into_iter().map(String::as_str).collect())
     }
 }
 
@@ -227,6 +243,11 @@ impl<'a> Reader<'a> {
 
     fn text(&self, field: &str) -> String {
         self.value(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+    }
+
+    fn texts(&self, field: &str) -> Vec<String> {
+        let list = self.value(field).and_then(Value::as_array).into_iter().flatten();
+        list.filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
     fn bool(&self, field: &str) -> bool {

@@ -5,7 +5,7 @@
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
 use crate::config::condition::ConfigOk;
-use crate::event::{HostFacts, Now, Runtime};
+use crate::event::{HostFacts, Now, PodNetworks, Runtime};
 use crate::kubelet::{Config, EvictionHard};
 use crate::pace::Jitter;
 use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
@@ -16,8 +16,10 @@ use std::time::Duration;
 /// The condition by which Kubernetes keeps pods away that need a network of their own.
 const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
 /// Our reasons of it; with another it is somebody else's.
+const OUR_REASONS: [&str; 3] = [NO_POD_NETWORK, NO_PODS, POD_NETWORK_READY];
 const NO_POD_NETWORK: &str = "NoPodNetwork";
 const NO_PODS: &str = "NoPods";
+const POD_NETWORK_READY: &str = "PodNetworkReady";
 
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
@@ -266,17 +268,21 @@ impl StatusKeeper {
         ]
     }
 
-    /// Pods get no network of their own: a scheduler must place none here but those that use the node's. What somebody else says of a
-    /// node without pods is left alone.
-    fn network_unavailable(&self, there: Option<&NodeCondition>) -> Option<Words<'static>> {
-        let has_runtime = self.host.as_ref()?.facts.runtime != Runtime::Absent;
-        let is_ours = there.is_some_and(|there| [NO_POD_NETWORK, NO_PODS].contains(&there.reason.as_str()));
-        (has_runtime || is_ours).then_some(())?;
-        let (status, reason, message) = match has_runtime {
-            true => {
+    /// Where pods get no network of their own, a scheduler must place none here but those that use the node's. What somebody else says
+    /// of the network that pods do get, or of a node without pods, is left alone.
+    fn network_unavailable(&self, there: Option<&NodeCondition>) -> Option<Words<'_>> {
+        let facts = &self.host.as_ref()?.facts;
+        let is_ours = there.is_some_and(|there| OUR_REASONS.contains(&there.reason.as_str()));
+        let (status, reason, message) = match (&facts.runtime, &facts.pod_network) {
+            (Runtime::Absent, _) if !is_ours => return None,
+            (Runtime::Absent, _) => ("False", NO_PODS, "this node runs no pods"),
+            (_, PodNetworks::NotReady(_)) => {
                 ("True", NO_POD_NETWORK, "pods get no network of their own on this node: use hostNetwork")
             }
-            false => ("False", NO_PODS, "this node runs no pods"),
+            (_, PodNetworks::Ready(_)) if there.is_some() && !is_ours => return None,
+            (_, PodNetworks::Ready(_)) => {
+                ("False", POD_NETWORK_READY, "pods get a network of their own from CNI plugins")
+            }
         };
         Some(Words { name: NETWORK_UNAVAILABLE, status, reason, message })
     }
@@ -615,9 +621,12 @@ mod tests {
         let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
         keeper.node_seen(&Node::default());
         let ok = ConfigOk { status: "True", ..ConfigOk::default() };
-        let mut sent = |secs, runtime: Runtime| {
+        let without = PodNetworks::NotReady("no network config found".into());
+        let with = PodNetworks::Ready("edge".into());
+        let mut sent = |secs, runtime: Runtime, pod_network: &PodNetworks| {
             let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
-            keeper.observe(now, HostFacts { runtime, ..HostFacts::default() }, &config, "0.1.0");
+            let pod_network = pod_network.clone();
+            keeper.observe(now, HostFacts { runtime, pod_network, ..HostFacts::default() }, &config, "0.1.0");
             let patch = keeper.patch(now, &ok)?;
             let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
             keeper.accepted(now, patch, Duration::from_secs(300), &mut jitter);
@@ -625,10 +634,31 @@ mod tests {
             let own = all.find(|condition| condition["type"] == NETWORK_UNAVAILABLE)?;
             own["status"].as_str().map(str::to_owned)
         };
-        assert_eq!(sent(0, Runtime::Absent), None, "no pods, no bytes");
-        assert_eq!(sent(1, Runtime::Starting).as_deref(), Some("True"));
-        assert_eq!(sent(2, Runtime::Ready), None, "no news");
-        assert_eq!(sent(3, Runtime::Absent).as_deref(), Some("False"), "crun was removed");
+        assert_eq!(sent(0, Runtime::Absent, &without), None, "no pods, no bytes");
+        assert_eq!(sent(1, Runtime::Starting, &without).as_deref(), Some("True"));
+        assert_eq!(sent(2, Runtime::Ready, &without), None, "no news");
+        assert_eq!(sent(3, Runtime::Ready, &with).as_deref(), Some("False"), "plugins were installed");
+        assert_eq!(sent(4, Runtime::Ready, &with), None, "no news");
+        assert_eq!(sent(5, Runtime::Ready, &without).as_deref(), Some("True"), "and removed");
+        assert_eq!(sent(6, Runtime::Absent, &without).as_deref(), Some("False"), "crun was removed");
+    }
+
+    #[test]
+    fn network_that_somebody_else_vouches_for_is_left_alone() {
+        let mut keeper = StatusKeeper::new(Timestamp::default());
+        let config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let mut judged = |pod_network: PodNetworks, reason: &str| {
+            let facts = HostFacts { runtime: Runtime::Ready, pod_network, ..HostFacts::default() };
+            let now = Now { mono: Duration::ZERO, wall: Timestamp::default() };
+            keeper.observe(now, facts, &config, "0.1.0");
+            let there = NodeCondition { reason: reason.into(), ..NodeCondition::default() };
+            keeper.network_unavailable(Some(&there)).map(|words| words.status.to_owned())
+        };
+        let ready = || PodNetworks::Ready("k8s-pod-network".into());
+        assert_eq!(judged(ready(), "CalicoIsNotUp"), None);
+        assert_eq!(judged(ready(), NO_POD_NETWORK).as_deref(), Some("False"));
+        assert_eq!(judged(PodNetworks::default(), "CalicoIsUp").as_deref(), Some("True"));
     }
 
     #[test]

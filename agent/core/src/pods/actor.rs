@@ -388,7 +388,8 @@ impl PodsActor {
             cpu_milli,
             memory_bytes,
             pods: around.config.max_pods.into(),
-            network_ready: false,
+            network: host.pod_network.clone(),
+            has_cluster_dns: !around.config.name_servers().0.is_empty(),
         };
         (self.facts.as_ref() != Some(&facts)).then_some(facts)
     }

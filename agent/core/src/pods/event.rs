@@ -12,6 +12,7 @@
 
 use crate::config::source::is_file_name;
 use crate::event::Level;
+pub use crate::event::PodNetworks;
 pub use crate::images::ImageConfig;
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -315,7 +316,7 @@ pub enum FailureReason {
     ImageInspect,
     /// A volume could not be set up: event `FailedMount`.
     Volume,
-    /// The network could not be set up: event `FailedCreatePodSandBox`; no plugin at all: `NetworkNotReady`.
+    /// The network could not be set up: event `FailedCreatePodSandBox`.
     Network,
     /// The order cannot be carried out as it is written (no such user, no command): `CreateContainerConfigError`.
     Config,
@@ -502,8 +503,10 @@ pub struct NodeFacts {
     pub cpu_milli: u64,
     pub memory_bytes: u64,
     pub pods: u64,
-    /// False: only pods on the host's network are started.
-    pub network_ready: bool,
+    /// While it is not ready, only pods on the host's network are started.
+    pub network: PodNetworks,
+    /// `clusterDNS` has an address.
+    pub has_cluster_dns: bool,
 }
 
 /// A ConfigMap or a Secret.

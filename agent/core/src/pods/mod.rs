@@ -27,9 +27,9 @@ mod volumes;
 pub use event::{
     Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit, Failure,
     FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts, ObjectKind,
-    ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork, PodNews, PodRef,
-    PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, Volume, VolumeFile,
-    VolumeSource,
+    ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork, PodNetworks,
+    PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, Volume,
+    VolumeFile, VolumeSource,
 };
 
 use crate::config::digest::Digest;

@@ -8,7 +8,8 @@ use crate::event::Level;
 use crate::pods::admission::{self, host_ports};
 use crate::pods::environment::{self, EnvProblem, Sources};
 use crate::pods::event::{
-    ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork, PodSandbox, Volume,
+    ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork, PodNetworks,
+    PodSandbox, Volume,
 };
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
@@ -164,10 +165,14 @@ impl Life {
             self.wake_at(self.sandbox_retry.due());
             return false;
         }
-        if !pod.spec.host_network && !ctx.node.is_some_and(|node| node.network_ready) {
-            let message = "network is not ready: container runtime network not ready: NetworkReady=false \
-                           reason:NetworkPluginNotReady message:no CNI plugin is served on this node yet";
-            self.announce(true, "NetworkNotReady", message.into(), ctx.actions);
+        let Some(node) = ctx.node else { return false };
+        if let (false, PodNetworks::NotReady(why)) = (pod.spec.host_network, &node.network) {
+            // upstream's words, but for the last ones
+            let message = format!(
+                "network is not ready: container runtime network not ready: NetworkReady=false \
+                 reason:NetworkPluginNotReady message:Network plugin returns error: {why}"
+            );
+            self.announce(true, "NetworkNotReady", message, ctx.actions);
             return false;
         }
         Self::refresh_objects(pod, ctx);
@@ -183,6 +188,14 @@ impl Life {
                 return false;
             }
         };
+        if !node.has_cluster_dns && wants_cluster_dns(pod) && self.sandbox_retry.failures() == 0 {
+            let message = format!(
+                "pod: \"{}_{}({})\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+                 \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
+                pod.name, pod.namespace, pod.uid
+            );
+            self.announce(true, "MissingClusterDNS", message, ctx.actions);
+        }
         self.sandbox = Sandbox::Preparing;
         self.swept = Swept::No;
         let sandbox = self.sandbox_of(pod, volumes);
@@ -510,6 +523,13 @@ fn hostname(pod: &Pod) -> String {
     let name = if own.is_empty() { &pod.name } else { own };
     let cut = name.get(..HOSTNAME_BYTES).unwrap_or(name);
     cut.trim_end_matches(['-', '.']).to_owned()
+}
+
+fn wants_cluster_dns(pod: &Pod) -> bool {
+    match pod.spec.dns_policy.as_str() {
+        "" | "ClusterFirst" => !pod.spec.host_network,
+        policy => policy == "ClusterFirstWithHostNet",
+    }
 }
 
 /// Whole seconds as Go writes a duration.

@@ -1,0 +1,264 @@
+//! Networks of pods: finds the configuration, and runs its plugins on a thread of their own.
+//!
+//! Always holds: plugins run one after another, so no two of them meet; one that hangs holds up pods that want a network, and no
+//! others. What ADD began and did not finish is undone by DEL of all plugins, the last one first; DEL goes on after a failure and
+//! reports the first. None runs before those have ended that a killed agent had started. Leaves to others: when a pod is attached
+//! (`Performer`), what plugins are asked and what their answers mean (`kedge_core::workloads::cni`).
+
+use kedge_core::PodNetworks;
+use kedge_core::pods::PodUid;
+use kedge_core::workloads::cni::{self, Attachment, Ended, Network, Verb};
+use kedge_platform::linux::read_named_file;
+use kedge_platform::workloads::{Plugin, plugins_of_earlier_agents};
+use serde_json::Value;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// Where a kubelet with containerd has them.
+const CONFIGURATIONS: &str = "/etc/cni/net.d";
+/// Where plugins are: the place of upstream's own packages, then Debian's.
+const PROGRAMS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
+/// Longest that a plugin may take: bridge takes 0.1 s; a DHCP server, or an agent that asks its API server, takes seconds.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long what plugins of a killed agent started may go on: those are killed with it, an IPAM plugin ends by itself in 0.1 s.
+const EARLIER_GRACE: Duration = Duration::from_secs(3);
+/// Most names that are looked at in the directory of configurations.
+const NAMES: usize = 1000;
+/// Room for an answer of 64 KiB and what is made of it. Only what is used becomes memory.
+const STACK_BYTES: usize = 256 * 1024;
+
+/// Where the network of pods comes from.
+#[derive(Debug, Clone)]
+pub struct Plugins {
+    /// The directory of configurations.
+    pub configurations: PathBuf,
+    /// The directories of plugins, the first one first.
+    pub programs: Vec<PathBuf>,
+    /// How long a plugin may take.
+    pub limit: Duration,
+}
+
+impl Default for Plugins {
+    /// As a node has them.
+    fn default() -> Self {
+        let programs = PROGRAMS.map(PathBuf::from).into();
+        Self { configurations: CONFIGURATIONS.into(), programs, limit: LIMIT }
+    }
+}
+
+impl Plugins {
+    /// Whether pods can have a network of their own.
+    pub(crate) fn look(&self) -> PodNetworks {
+        match self.network() {
+            Ok(network) => PodNetworks::Ready(network.name),
+            Err(why) => PodNetworks::NotReady(why),
+        }
+    }
+
+    /// The network that counts, all of whose plugins are there.
+    ///
+    /// # Errors
+    /// There is none, or it is not usable: why.
+    pub fn network(&self) -> Result<Network, String> {
+        let directory = &self.configurations;
+        let listed = match directory.read_dir() {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(format!("cannot list {}: {error}", directory.display()));
+            }
+            listed => listed.into_iter().flatten().flatten().take(NAMES),
+        };
+        let name = cni::first_config(listed.filter_map(|entry| entry.file_name().into_string().ok()))
+            .ok_or_else(|| format!("no network config found in {}", directory.display()))?;
+        let path = directory.join(&name);
+        let text = read_named_file(&path, cni::CONFIG_BYTES).map_err(|error| crate::errors::chain(&error))?;
+        let network = Network::read(&name, &text).map_err(|why| format!("{}: {why}", path.display()))?;
+        network.programs().try_for_each(|program| self.find(program).map(drop))?;
+        Ok(network)
+    }
+
+    fn find(&self, program: &str) -> Result<PathBuf, String> {
+        let is_program = |path: &PathBuf| {
+            path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        };
+        let found = self.programs.iter().map(|directory| directory.join(program)).find(is_program);
+        found.ok_or_else(|| {
+            let places: Vec<String> = self.programs.iter().map(|place| place.display().to_string()).collect();
+            format!("failed to find plugin {program:?} in path [{}]", places.join(" "))
+        })
+    }
+}
+
+/// A pod to be attached or detached, by its namespace; None: it has none any more.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) pod: PodUid,
+    pub(super) verb: Verb,
+    pub(super) attachment: Attachment,
+    pub(super) namespace: Option<PathBuf>,
+}
+
+/// What an order came to: of ADD the result of the last plugin.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) pod: PodUid,
+    pub(super) done: Result<Value, String>,
+}
+
+/// Is called when there is an answer.
+pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// The way to the thread, which begins with the first order.
+pub(super) struct Networks {
+    pub(super) plugins: Plugins,
+    lock: PathBuf,
+    wake: Wake,
+    orders: Option<Sender<Order>>,
+    answers: (Sender<Answer>, Receiver<Answer>),
+}
+
+impl Networks {
+    /// `lock`: a file that is locked while a plugin runs.
+    pub(super) fn new(plugins: Plugins, lock: PathBuf, wake: Wake) -> Self {
+        Self { plugins, lock, wake, orders: None, answers: channel() }
+    }
+
+    /// Takes an order, which is answered later.
+    ///
+    /// # Errors
+    /// There can be no thread now.
+    pub(super) fn order(&mut self, order: Order) -> Result<(), String> {
+        let orders = match &self.orders {
+            Some(orders) => orders,
+            None => {
+                let begun =
+                    self.begin().map_err(|error| format!("cannot start the thread of networks: {error}"))?;
+                self.orders.insert(begun)
+            }
+        };
+        orders.send(order).map_err(|_| "the thread of networks has ended".to_owned())
+    }
+
+    fn begin(&self) -> io::Result<Sender<Order>> {
+        let (orders, incoming) = channel::<Order>();
+        let mut worker = Worker { plugins: self.plugins.clone(), lock_at: self.lock.clone(), lock: None };
+        let (answers, wake) = (self.answers.0.clone(), self.wake.clone());
+        std::thread::Builder::new().name("networks".into()).stack_size(STACK_BYTES).spawn(move || {
+            for order in incoming {
+                let done = worker.perform(&order);
+                let _ = answers.send(Answer { pod: order.pod, done });
+                wake();
+            }
+        })?;
+        Ok(orders)
+    }
+
+    /// An answer, if there is one.
+    pub(super) fn answer(&self) -> Option<Answer> {
+        self.answers.1.try_recv().ok()
+    }
+}
+
+/// What runs plugins.
+struct Worker {
+    plugins: Plugins,
+    lock_at: PathBuf,
+    /// Locked by us; None: no plugin has run yet.
+    lock: Option<File>,
+}
+
+impl Worker {
+    fn perform(&mut self, order: &Order) -> Result<Value, String> {
+        self.take_lock()?;
+        match order.verb {
+            Verb::Add => self.attach(order),
+            Verb::Delete => self.detach(order).map(|()| Value::Null),
+        }
+    }
+
+    fn take_lock(&mut self) -> Result<(), String> {
+        if self.lock.is_none() {
+            let path = &self.lock_at;
+            let taken = plugins_of_earlier_agents(path, EARLIER_GRACE);
+            let taken = taken.map_err(|error| format!("cannot lock {}: {error}", path.display()))?;
+            let why =
+                || format!("a network plugin that an earlier agent started still runs ({})", path.display());
+            self.lock = Some(taken.ok_or_else(why)?);
+        }
+        Ok(())
+    }
+
+    fn attach(&self, order: &Order) -> Result<Value, String> {
+        let mut result = None;
+        for (number, program) in order.attachment.network.programs().enumerate() {
+            match self.run(order, Verb::Add, (number, program), result.as_ref()) {
+                Ok(answer) => result = Some(answer),
+                Err(why) => return Err(self.undo(order, why)),
+            }
+        }
+        let attached = order.attachment.clone().attached(result.unwrap_or_default());
+        match attached.addresses() {
+            Ok(_) => Ok(attached.result.unwrap_or_default()),
+            Err(why) => Err(self.undo(order, why)),
+        }
+    }
+
+    /// After a failure, whose text it gives.
+    fn undo(&self, order: &Order, why: String) -> String {
+        match self.detach(order) {
+            Ok(()) => why,
+            Err(error) => format!("{why}; undoing it failed, too: {error}"),
+        }
+    }
+
+    fn detach(&self, order: &Order) -> Result<(), String> {
+        let attachment = &order.attachment;
+        let mut failed = None;
+        for (number, program) in attachment.network.programs().enumerate().rev() {
+            if let Err(why) = self.run(order, Verb::Delete, (number, program), attachment.result.as_ref()) {
+                failed.get_or_insert(why);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Runs one plugin.
+    fn run(
+        &self,
+        order: &Order,
+        verb: Verb,
+        (number, program): (usize, &str),
+        previous: Option<&Value>,
+    ) -> Result<Value, String> {
+        let attachment = &order.attachment;
+        let namespace =
+            order.namespace.as_deref().map_or_else(String::new, |path| path.display().to_string());
+        let places = std::env::join_paths(&self.plugins.programs).unwrap_or_default();
+        let environment = [
+            ("CNI_COMMAND", verb.command().to_owned()),
+            ("CNI_CONTAINERID", attachment.container_id.clone()),
+            ("CNI_NETNS", namespace),
+            ("CNI_IFNAME", cni::INTERFACE.to_owned()),
+            ("CNI_ARGS", attachment.arguments.clone()),
+            ("CNI_PATH", places.to_string_lossy().into_owned()),
+        ];
+        let plugin = Plugin {
+            program: &self.plugins.find(program)?,
+            environment: &environment,
+            input: &attachment.input(verb, number, previous),
+            limit: self.plugins.limit,
+            answer_bytes: cni::ANSWER_BYTES,
+            lock: self.lock.as_ref(),
+        };
+        let output = plugin.run().map_err(|error| cni::failure(verb, program, &error.to_string()))?;
+        let ended = Ended { failure: output.failure, stdout: output.stdout, stderr: output.stderr };
+        cni::answer(verb, program, &ended)
+    }
+}
+
+#[cfg(test)]
+mod tests;

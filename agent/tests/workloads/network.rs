@@ -1,0 +1,297 @@
+//! Pods on a network of their own, by the configuration that packages bring and Debian's plugins.
+
+use crate::setup::{LIMIT, Machine, isolated_network};
+use kedge::workloads::network::Plugins;
+use kedge::workloads::{Layers, Node, Performer, volumes};
+use kedge_core::pods::{
+    ContainerKey, ContainerOrder, ContainerState, Dns, HostPort, Image, PodAction, PodEvent, PodSandbox,
+    PodUid, QosClass, Resources,
+};
+use kedge_platform::linux::Roots;
+use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Workloads};
+use kedge_rig::scratch::wait_until;
+use std::fs;
+use std::io::Read as _;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the package installs.
+pub(crate) const SHIPPED: &str = include_str!("../../cni/99-kedge.conflist");
+/// Where the process that is killed finds its machine.
+const MACHINE: &str = "KEDGE_TEST_NETWORK";
+/// Waits where a test says so, and hands on what it was given.
+const STEP: &str = r#"#!/bin/sh
+here=${0%/*} me=${0##*/} input=$(cat)
+[ "$CNI_COMMAND" = ADD ] || exit 0
+if [ "$(cat "$here/wait" 2>/dev/null)" = "$me" ]; then touch "$here/reached"; sleep 1000; fi
+before=$(printf '%s' "$input" | sed -n 's/.*"prevResult":\(.*\),"type":"step[0-9]"}$/\1/p')
+[ -n "$before" ] || before='{"cniVersion":"1.0.0"}'
+printf '%s' "$before"
+"#;
+
+struct OneImage(PathBuf);
+
+impl Layers for OneImage {
+    fn layers(&self, _: &str) -> Result<Vec<PathBuf>, String> {
+        Ok(vec![self.0.clone()])
+    }
+}
+
+struct Agent(Performer<LinuxWorkloads, OneImage>);
+
+/// The plugins' records of addresses.
+fn addresses(machine: &Machine) -> PathBuf {
+    machine.scratch.join("addresses")
+}
+
+/// The shipped configuration, with steps between its plugins to be killed at.
+fn configure(machine: &Machine) {
+    let mut list: serde_json::Value = serde_json::from_str(SHIPPED).unwrap();
+    list["plugins"][0]["ipam"]["dataDir"] = addresses(machine).to_str().unwrap().into();
+    let plugins = list["plugins"].as_array_mut().unwrap();
+    for (number, at) in [0, 2, 4].into_iter().enumerate() {
+        plugins.insert(at, serde_json::json!({"type": format!("step{number}")}));
+        let program = machine.scratch.join(format!("plugins/step{number}"));
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        fs::write(&program, STEP).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::create_dir_all(machine.scratch.join("net.d")).unwrap();
+    fs::write(machine.scratch.join("net.d/10.conflist"), list.to_string()).unwrap();
+}
+
+impl Agent {
+    fn of(machine: &Machine) -> Self {
+        let workloads = LinuxWorkloads::open(machine.settings.clone(), &Roots::default()).unwrap();
+        let waker = workloads.waker();
+        let scratch = machine.scratch.path();
+        let node = Node {
+            pods_group: machine.settings.pods_group.clone(),
+            has_unified_groups: matches!(workloads.board().cgroups, Cgroups::V2(_)),
+            memory_bytes: 1 << 30,
+            allocatable_memory_bytes: 1 << 29,
+            processes: None,
+            pod_pids_limit: None,
+            volumes: volumes::Places { disk: scratch.join("volumes"), memory: scratch.join("memory") },
+            logs: scratch.join("logs"),
+            log_max_bytes: 1 << 20,
+            log_max_files: 2,
+            etc: "/etc".into(),
+            plugins: Plugins {
+                configurations: scratch.join("net.d"),
+                programs: vec![scratch.join("plugins"), "/usr/lib/cni".into()],
+                ..Plugins::default()
+            },
+            plugins_lock: scratch.join("plugins.lock"),
+            cluster_dns: Vec::new(),
+            cluster_domain: String::new(),
+        };
+        let image = OneImage(scratch.join("image"));
+        Self(Performer::new(workloads, image, node, Arc::new(move || waker.wake())))
+    }
+
+    /// The first event of this sort.
+    #[track_caller]
+    fn awaits<T>(&mut self, mut events: Vec<PodEvent>, is_it: impl Fn(&PodEvent) -> Option<T>) -> T {
+        loop {
+            for event in &events {
+                if let Some(found) = is_it(event) {
+                    return found;
+                }
+                assert!(!matches!(event, PodEvent::Failed { .. }), "{event:?}");
+            }
+            events = self.0.observe(LIMIT);
+        }
+    }
+
+    fn prepare(&mut self, uid: &str, host_port: Option<u16>) -> Vec<String> {
+        let events = self.0.perform(&PodAction::PreparePod(Box::new(sandbox(uid, host_port)))).unwrap();
+        self.awaits(events, |event| match event {
+            PodEvent::PodPrepared { network, .. } => Some(network.addresses.clone()),
+            _ => None,
+        })
+    }
+
+    fn run(&mut self, uid: &str, script: &str) {
+        let order = container(uid, script);
+        let key = order.key.clone();
+        let events = self.0.perform(&PodAction::CreateContainer(Box::new(order))).unwrap();
+        self.awaits_state(events, |state| matches!(state, ContainerState::Created));
+        let events = self.0.perform(&PodAction::StartContainer(key)).unwrap();
+        self.awaits_state(events, |state| !matches!(state, ContainerState::Created));
+    }
+
+    fn awaits_state(&mut self, events: Vec<PodEvent>, is_it: impl Fn(&ContainerState) -> bool) {
+        self.awaits(events, |event| match event {
+            PodEvent::Observed(observation) => is_it(&observation.state).then_some(()),
+            _ => None,
+        });
+    }
+
+    fn end(&mut self, uid: &str) {
+        let key = container(uid, "").key;
+        let stop = PodAction::StopContainer { container: key.clone(), signal: None, grace: Duration::ZERO };
+        let events = self.0.perform(&stop).unwrap();
+        self.awaits_state(events, |state| matches!(state, ContainerState::Exited(_)));
+        let events = self.0.perform(&PodAction::RemoveContainer(key)).unwrap();
+        assert!(matches!(events[..], [PodEvent::ContainerRemoved(_)]), "{events:?}");
+        self.remove(uid);
+    }
+
+    fn remove(&mut self, uid: &str) {
+        let remove = PodAction::RemovePod { pod: PodUid::new(uid).unwrap(), keep_logs: true };
+        let events = self.0.perform(&remove).unwrap();
+        self.awaits(events, |event| matches!(event, PodEvent::PodRemoved { .. }).then_some(()));
+    }
+
+    /// The addresses of the pods that it finds; None: of one that is not prepared.
+    fn found(&mut self) -> Vec<Option<Vec<String>>> {
+        let PodEvent::Inventory(inventory) = self.0.inventory() else { panic!("no inventory") };
+        inventory.pods.into_iter().map(|pod| pod.network.map(|network| network.addresses)).collect()
+    }
+}
+
+fn sandbox(uid: &str, host_port: Option<u16>) -> PodSandbox {
+    let port = |host_port| HostPort {
+        host_ip: String::new(),
+        host_port,
+        container_port: 80,
+        protocol: "TCP".into(),
+    };
+    PodSandbox {
+        uid: PodUid::new(uid).unwrap(),
+        namespace: "prod".into(),
+        name: format!("pod-{uid}"),
+        node_uid: "node".into(),
+        hostname: format!("pod-{uid}"),
+        host_network: false,
+        host_pid: false,
+        host_ipc: false,
+        share_process_namespace: false,
+        qos: QosClass::BestEffort,
+        resources: Resources::default(),
+        volumes: Vec::new(),
+        host_ports: host_port.map(port).into_iter().collect(),
+        dns: Dns::default(),
+        host_aliases: Vec::new(),
+    }
+}
+
+fn container(uid: &str, script: &str) -> ContainerOrder {
+    ContainerOrder {
+        key: ContainerKey { pod: PodUid::new(uid).unwrap(), container: "main".into(), attempt: 0 },
+        namespace: "prod".into(),
+        pod_name: format!("pod-{uid}"),
+        image_name: "web:1".into(),
+        image: Image::default(),
+        argv: ["/bin/sh", "-c", script].map(String::from).to_vec(),
+        env: Vec::new(),
+        working_dir: String::new(),
+        mounts: Vec::new(),
+        resources: Resources::default(),
+        qos: QosClass::BestEffort,
+        stop_signal: "SIGTERM".into(),
+    }
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// No interface, address, rule or namespace of a pod.
+#[track_caller]
+fn assert_no_network_is_left(machine: &Machine) {
+    let links = output("ip", &["-o", "link"]);
+    assert!(!links.contains("veth"), "{links}");
+    let reserved = fs::read_dir(addresses(machine).join("kedge")).into_iter().flatten().flatten();
+    let reserved: Vec<String> = reserved.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    let is_address = |name: &&String| name.starts_with("10.");
+    assert!(!reserved.iter().any(|name| is_address(&name)), "{reserved:?}");
+    let rules = output("/usr/sbin/iptables", &["-t", "nat", "-S"]);
+    let of_pods = rules.lines().filter(|rule| rule.contains("10.85.") || rule.contains("CNI-DN-"));
+    assert_eq!(of_pods.collect::<Vec<_>>(), [""; 0]);
+    machine.assert_nothing_is_left();
+}
+
+#[test]
+fn pods_reach_each_other_and_a_host_port_leads_in() {
+    isolated_network("network::pods_reach_each_other_and_a_host_port_leads_in", || {
+        let machine = Machine::new();
+        configure(&machine);
+        let mut agent = Agent::of(&machine);
+        let [server] = &agent.prepare("uid-a", Some(8080))[..] else { panic!("one address") };
+        let [client] = &agent.prepare("uid-b", None)[..] else { panic!("one address") };
+        assert!(server.starts_with("10.85.0.") && client.starts_with("10.85.0.") && server != client);
+        agent.run("uid-a", "while :; do echo hello from $(hostname) | /bin/busybox nc -l -p 80; done");
+        let ask = format!(
+            "until /bin/busybox nc {server} 80 </dev/null; do sleep 0.1; done; cat /etc/hosts; sleep 1000"
+        );
+        agent.run("uid-b", &ask);
+        let log = machine.scratch.join("logs/prod_pod-uid-b_uid-b/main/0.log");
+        let own = format!("{client}\tpod-uid-b");
+        wait_until("an answer from the other pod, and an entry of its own", LIMIT, || {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            text.contains("hello from pod-uid-a") && text.contains(&own)
+        });
+        wait_until("an answer at the host's port", LIMIT, || {
+            let mut text = String::new();
+            let read =
+                TcpStream::connect("10.85.0.1:8080").and_then(|mut stream| stream.read_to_string(&mut text));
+            read.is_ok() && text == "hello from pod-uid-a\n"
+        });
+        // another agent knows them, and ends them
+        drop(agent);
+        let mut next = Agent::of(&machine);
+        assert_eq!(next.found(), [Some(vec![server.clone()]), Some(vec![client.clone()])]);
+        next.end("uid-a");
+        next.end("uid-b");
+        assert_no_network_is_left(&machine);
+    });
+}
+
+/// Not a test of its own: the process that is killed while a plugin runs.
+#[test]
+fn agent_process() {
+    let Some(scratch) = std::env::var_os(MACHINE) else { return };
+    let machine = Machine::existing(Path::new(&scratch));
+    Agent::of(&machine).prepare("uid-a", Some(8080));
+}
+
+#[test]
+fn agent_killed_between_two_plugins_leaks_nothing() {
+    isolated_network("network::agent_killed_between_two_plugins_leaks_nothing", || {
+        let machine = Machine::new();
+        configure(&machine);
+        let (wait, reached) = (machine.scratch.join("plugins/wait"), machine.scratch.join("plugins/reached"));
+        for step in ["step0", "step1", "step2"] {
+            fs::write(&wait, step).unwrap();
+            let mut agent = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "network::agent_process", "--nocapture", "--test-threads=1"])
+                .env(MACHINE, machine.scratch.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            wait_until("the plugin that waits", LIMIT, || reached.exists());
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+            fs::remove_file(&reached).unwrap();
+            fs::remove_file(&wait).unwrap();
+            let mut next = Agent::of(&machine);
+            assert_eq!(next.found(), [None], "{step}: it was not prepared to the end");
+            // a pod that is wanted gets its network, another one goes
+            if step != "step1" {
+                assert_eq!(next.prepare("uid-a", Some(8080)).len(), 1);
+            }
+            next.remove("uid-a");
+            assert_eq!(next.0.workloads().pods(), []);
+            assert_no_network_is_left(&machine);
+        }
+    });
+}
