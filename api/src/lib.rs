@@ -50,6 +50,9 @@ pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 pub const CLUSTER_EVENT_NAMESPACE: &str = "default";
 /// In the answer to a node's renewal: the latest resourceVersion at which somebody else changed what the node follows (our hub only).
 pub const DESIRED_HEADER: &str = "kedge-desired";
+/// The media type of a patch that renews a node's own Lease: the body is the time alone, `2006-01-02T15:04:05.000000Z`, and the answer has
+/// none (our hub only, which offers it in `Accept-Patch`).
+pub const RENEWAL_MEDIA: &str = "text/vnd.kedge.renewal";
 /// The taint of a node that is not ready.
 pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 /// The taint of a node that is silent.

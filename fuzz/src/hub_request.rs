@@ -71,6 +71,7 @@ const WORDS: &[&str] = &[
     "content-type: application/json-patch+json\r\n",
     "content-type: application/strategic-merge-patch+json\r\n",
     "content-type: application/apply-patch+yaml\r\n",
+    "content-type: text/vnd.kedge.renewal\r\n",
     "content-type: application/vnd.kubernetes.protobuf\r\n",
     "accept: application/json;as=Table;v=v1;g=meta.k8s.io\r\n",
     "accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io\r\n",

@@ -590,16 +590,19 @@ impl Hub {
     pub fn renew(&mut self, name: &str, request: &LeaseRequest) -> Answer {
         let done = match request {
             LeaseRequest::Create(lease) => self.create(&LEASE, LEASES, lease.clone()).map(drop),
-            LeaseRequest::Patch(body) => {
-                let lease = Place { kind: &LEASE, namespace: LEASES, name };
-                self.patch(name, &lease, Part::Main, |lease| {
-                    patch::merge::apply(lease, body.clone());
-                    Ok(())
-                })
-            }
+            LeaseRequest::Patch(body) => self.patch_lease(name, body),
+            LeaseRequest::Renew(time) => self.patch_lease(name, &json!({"spec": {"renewTime": time}})),
         };
         self.renewals += u64::from(done.is_ok());
         answer(done)
+    }
+
+    fn patch_lease(&mut self, name: &str, body: &Value) -> Result<(), ApiError> {
+        let lease = Place { kind: &LEASE, namespace: LEASES, name };
+        self.patch(name, &lease, Part::Main, |lease| {
+            patch::merge::apply(lease, body.clone());
+            Ok(())
+        })
     }
 
     /// What the answer to a renewal names as the latest change that concerns this node; only our hub does.

@@ -308,6 +308,8 @@ pub enum Outcome {
 /// The request to the API server that keeps the Lease.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseRequest {
+    /// Set its `renewTime`, and nothing else.
+    Renew(String),
     /// Merge-patch the Lease.
     Patch(Value),
     /// Create it.

@@ -19,6 +19,7 @@ impl Sendable for Order {
     fn bytes(&self) -> usize {
         match self {
             Self::Request(request) => request.body().map_or(0, json_bytes),
+            Self::Renew(LeaseRequest::Renew(time)) => time.len(),
             Self::Renew(LeaseRequest::Patch(body) | LeaseRequest::Create(body)) => json_bytes(body),
         }
     }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kedge_api::RENEWAL_MEDIA;
 use kedge_platform::linux::read_named_file;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -92,6 +93,8 @@ pub struct Request {
     pub accept: Option<&'static str>,
     /// Whether to send `Prefer: return=minimal`, which our hub honours.
     pub prefer_minimal: bool,
+    /// Whether to send `User-Agent`, by which a server's logs and other servers' `managedFields` name this agent.
+    pub names_agent: bool,
     pub body: Option<Vec<u8>>,
     /// Longest that all of it may take: lookup, connection, request, answer.
     pub deadline: Duration,
@@ -127,6 +130,7 @@ impl Request {
             content_type: None,
             accept: None,
             prefer_minimal: false,
+            names_agent: true,
             body: None,
             deadline,
             response_limit_bytes: DEFAULT_RESPONSE_LIMIT_BYTES,
@@ -205,6 +209,8 @@ pub struct Response {
     pub warnings: Vec<String>,
     /// Our hub's answer to a renewal: the latest change that concerns the node.
     pub desired: Option<u64>,
+    /// The server offers to take a renewal as its time alone, [`RENEWAL_MEDIA`].
+    pub takes_time_alone: bool,
     /// What was asked, for messages: `GET https://hub:6443/api/v1/nodes/edge-1`.
     pub request: String,
 }
@@ -621,7 +627,8 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .proxy(None)
-            .user_agent(AutoHeaderValue::Provided(Arc::new(self.0.api.user_agent.to_string())))
+            // sent by each request that names it: ureq keeps no connection for requests that differ in it
+            .user_agent(AutoHeaderValue::None)
             .accept(AutoHeaderValue::None)
             .accept_encoding(AutoHeaderValue::None)
             .max_response_header_size(MAX_HEAD_BYTES)
@@ -653,7 +660,7 @@ impl Client {
             return Err(NetError::Cancelled.into());
         }
         let unsendable = |why: String| NetError::Unsendable { request: asked.to_owned(), why };
-        let head = head_of(access, request).map_err(unsendable)?;
+        let head = head_of(access, request, &self.0.api.user_agent).map_err(unsendable)?;
         let agent = self.agent(access);
         let dialled_before = self.dialled();
         let outcome = match &request.body {
@@ -681,6 +688,7 @@ impl Client {
         let date_unix_secs = date_of(answer.headers());
         let warnings = warnings_of(answer.headers());
         let desired = desired_of(answer.headers());
+        let takes_time_alone = takes_time_alone(answer.headers());
         let retry_after = answer.headers().get(header::RETRY_AFTER).cloned();
         let mut body = Vec::new();
         let unlimited = answer.into_body().into_with_config().limit(u64::MAX).reader();
@@ -695,7 +703,16 @@ impl Client {
                 let why = format!("the answer has more than {limit} bytes");
                 return Err(NetError::Garbled { request: asked, status: Some(status), why });
             }
-            return Ok(Response { status, body, date_unix_secs, warnings, desired, request: asked });
+            let request = asked;
+            return Ok(Response {
+                status,
+                body,
+                date_unix_secs,
+                warnings,
+                desired,
+                takes_time_alone,
+                request,
+            });
         }
         if status == 401 {
             access.forget_token();
@@ -763,13 +780,16 @@ fn run(
     agent.run(request)
 }
 
-fn head_of(access: &Access, request: &Request) -> Result<http::request::Builder, String> {
+fn head_of(access: &Access, request: &Request, agent: &str) -> Result<http::request::Builder, String> {
     if !request.path_and_query.starts_with('/') {
         return Err(format!("path is \"{}\", expected a / first", request.path_and_query));
     }
     let mut head = http::Request::builder()
         .method(request.method.http())
         .uri(format!("{}{}", access.url, request.path_and_query));
+    if request.names_agent {
+        head = head.header(header::USER_AGENT, agent);
+    }
     if let Some(accept) = request.accept {
         head = head.header(header::ACCEPT, accept);
     }
@@ -894,6 +914,12 @@ fn warnings_of(headers: &HeaderMap) -> Vec<String> {
 
 fn desired_of(headers: &HeaderMap) -> Option<u64> {
     headers.get(kedge_api::DESIRED_HEADER)?.to_str().ok()?.parse().ok()
+}
+
+/// Whether `Accept-Patch` (RFC 5789 section 3.1) names the type.
+fn takes_time_alone(headers: &HeaderMap) -> bool {
+    let types = headers.get_all("accept-patch").iter().filter_map(|value| value.to_str().ok());
+    types.flat_map(|types| types.split(',')).any(|media| media.trim() == RENEWAL_MEDIA)
 }
 
 fn date_of(headers: &HeaderMap) -> Option<u64> {

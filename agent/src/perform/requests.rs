@@ -215,19 +215,25 @@ impl ApiServer {
         deadline: Duration,
     ) -> Event {
         let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", api::NODE_LEASE_NAMESPACE);
-        let request = match request {
-            LeaseRequest::Patch(body) => HttpRequest::patch(
-                format!("{leases}/{}", self.node_name),
-                MERGE_PATCH,
-                json_bytes(&body),
-                deadline,
-            ),
-            LeaseRequest::Create(body) => HttpRequest::post(leases, json_bytes(&body), deadline),
-        };
+        let lease = format!("{leases}/{}", self.node_name);
+        let patch = |body: &Value| HttpRequest::patch(&lease, MERGE_PATCH, json_bytes(body), deadline);
         let number = client.as_ref().map_or(0, |client| client.api().server());
-        let (request, form) = self.forms.of_renewal(number, request);
-        let (answer, latest) = send(client, &request, false);
-        self.forms.answered(form, matches!(answer, Answer::Accepted(_)));
+        let (request, form) = match request {
+            LeaseRequest::Renew(time) if self.forms.takes_time_alone(number) => {
+                let body = time.into_bytes();
+                let patch = HttpRequest::patch(&lease, api::RENEWAL_MEDIA, body, deadline);
+                (HttpRequest { names_agent: false, ..patch }, Form::TimeAlone)
+            }
+            LeaseRequest::Renew(time) => {
+                self.forms.of_renewal(number, patch(&json!({"spec": {"renewTime": time}})))
+            }
+            LeaseRequest::Patch(body) => self.forms.of_renewal(number, patch(&body)),
+            LeaseRequest::Create(body) => {
+                self.forms.of_renewal(number, HttpRequest::post(leases, json_bytes(&body), deadline))
+            }
+        };
+        let Sent { answer, latest, offers_time_alone } = send(client, &request, false);
+        self.forms.answered(number, form, &answer, offers_time_alone);
         match (answer, latest) {
             (Answer::Accepted(_), Some(latest)) => Event::RenewedAsOf(latest),
             (answer, _) => Event::Renewed(answer),
@@ -270,7 +276,7 @@ impl ApiServer {
             Request::Pods { ask, .. } => of_pods(ask, deadline),
         };
         let number = client.as_ref().map_or(0, |client| client.api().server());
-        let (answer, _) = send(client, &http, wants_object);
+        let answer = send(client, &http, wants_object).answer;
         if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
             self.forms.learn(number, kedge_core::is_hub_version(version));
         }
@@ -316,6 +322,8 @@ fn of_pods(ask: &PodAsk, deadline: Duration) -> HttpRequest {
 /// How a renewal, the request that is sent most, is put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
+    /// Its body is its time, as the server has offered to take it. The answer is the smallest.
+    TimeAlone,
     /// It asks for a small answer.
     Short,
     /// It asks for nothing that a server, or a gateway before it, might not understand.
@@ -325,8 +333,8 @@ enum Form {
 /// Most misses that count: a server that takes no short form is offered one again after 255 renewals.
 const MOST_MISSES: u32 = 8;
 
-/// In which form the next renewal goes. Whatever a server makes of the short one, it silences no Lease: after any renewal that was
-/// not accepted the next is plain, and after each short one that was not, twice as many are.
+/// In which form the next renewal goes. Whatever a server makes of a shorter one, it silences no Lease: after any renewal that was
+/// not accepted the next is plain, and after each shorter one that was not, twice as many are.
 #[derive(Default)]
 struct Forms(Mutex<Shortness>);
 
@@ -334,7 +342,9 @@ struct Forms(Mutex<Shortness>);
 struct Shortness {
     /// The number of the server that said what it is, and whether it is our hub.
     known: Option<(u64, bool)>,
-    /// Short renewals in a row that were not accepted.
+    /// The number of the server that offered to take a time alone.
+    offered: Option<u64>,
+    /// Shorter renewals in a row that were not accepted.
     misses: u32,
     /// Plain renewals to be accepted before a short one is tried.
     plain: u32,
@@ -344,7 +354,12 @@ impl Forms {
     fn learn(&self, server: u64, is_hub: bool) {
         let mut forms = lock(&self.0);
         let plain = forms.plain.min(1);
-        *forms = Shortness { known: Some((server, is_hub)), misses: 0, plain };
+        *forms = Shortness { known: Some((server, is_hub)), misses: 0, plain, ..*forms };
+    }
+
+    fn takes_time_alone(&self, server: u64) -> bool {
+        let forms = lock(&self.0);
+        forms.plain == 0 && forms.offered == Some(server)
     }
 
     /// The request in its form, with the smallest answer that its server gives. Our hub understands one short header.
@@ -362,11 +377,17 @@ impl Forms {
         (request, Form::Short)
     }
 
-    fn answered(&self, form: Form, is_accepted: bool) {
+    /// `offers`: the answer offers to take a time alone. A server that refuses the type, such as an older hub, has to offer it again.
+    fn answered(&self, server: u64, form: Form, answer: &Answer, offers: bool) {
         let mut forms = lock(&self.0);
-        match (form, is_accepted) {
-            (Form::Short, true) => forms.misses = 0,
-            (Form::Short, false) => {
+        if offers {
+            forms.offered = Some(server);
+        } else if form == Form::TimeAlone && matches!(answer, Answer::Refused { status: 415, .. }) {
+            forms.offered = None;
+        }
+        match (form, matches!(answer, Answer::Accepted(_))) {
+            (Form::Short | Form::TimeAlone, true) => forms.misses = 0,
+            (Form::Short | Form::TimeAlone, false) => {
                 forms.misses = (forms.misses + 1).min(MOST_MISSES);
                 forms.plain = (1 << forms.misses) - 1;
             }
@@ -380,20 +401,35 @@ fn json_bytes(body: &Value) -> Vec<u8> {
     serde_json::to_vec(body).expect("a JSON value can be written")
 }
 
-/// The answer, and the latest change that concerns the node if it names one.
-fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> (Answer, Option<u64>) {
+/// What came of a request.
+struct Sent {
+    answer: Answer,
+    /// The latest change that concerns the node, if the answer names one.
+    latest: Option<u64>,
+    /// The answer offers to take a renewal as its time alone.
+    offers_time_alone: bool,
+}
+
+impl Sent {
+    fn failed(answer: Answer) -> Self {
+        Self { answer, latest: None, offers_time_alone: false }
+    }
+}
+
+fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Sent {
     let client = match client {
         Ok(client) => client,
-        Err(why) => return (Answer::Failed(why), None),
+        Err(why) => return Sent::failed(Answer::Failed(why)),
     };
     match client.request(request) {
         Ok(response) => {
             for warning in &response.warnings {
                 log::warn!("{}: {warning}", response.request);
             }
-            (Answer::Accepted(if wants_object { response.json().ok() } else { None }), response.desired)
+            let answer = Answer::Accepted(if wants_object { response.json().ok() } else { None });
+            Sent { answer, latest: response.desired, offers_time_alone: response.takes_time_alone }
         }
-        Err(error) => (failure(error), None),
+        Err(error) => Sent::failed(failure(error)),
     }
 }
 
@@ -420,6 +456,32 @@ mod tests {
         (request.accept, request.prefer_minimal)
     }
 
+    fn refused(status: u16) -> Answer {
+        Answer::Refused { status, reason: String::new(), message: "no".into(), retry_after: None }
+    }
+
+    #[test]
+    fn time_alone_is_sent_to_the_server_that_offers_it() {
+        let forms = Forms::default();
+        let takes = |server| forms.takes_time_alone(server);
+        assert!(!takes(0), "nothing was offered");
+        forms.answered(0, Form::Short, &Answer::Accepted(None), true);
+        assert!(takes(0) && !takes(1));
+        forms.learn(0, true);
+        assert!(takes(0), "what it is says nothing about it");
+        // a renewal that was lost: one that any server understands comes next
+        forms.answered(0, Form::TimeAlone, &Answer::Failed("no route".into()), false);
+        assert!(!takes(0));
+        forms.answered(0, Form::Plain, &Answer::Accepted(None), false);
+        assert!(takes(0));
+        // an older hub in its place
+        forms.answered(0, Form::TimeAlone, &refused(415), false);
+        (0..300).for_each(|_| forms.answered(0, Form::Plain, &Answer::Accepted(None), false));
+        assert!(!takes(0));
+        forms.answered(0, Form::Short, &Answer::Accepted(None), true);
+        assert!(takes(0));
+    }
+
     #[test]
     fn renewal_takes_the_form_of_its_server() {
         let forms = Forms::default();
@@ -440,14 +502,19 @@ mod tests {
         let renew = |accepts: &dyn Fn(Form) -> bool| {
             let (request, form) = forms.of_renewal(0, HttpRequest::get("/lease", REQUEST_DEADLINE));
             assert_eq!(form == Form::Plain, (request.accept, request.prefer_minimal) == (None, false));
-            forms.answered(form, accepts(form));
+            forms.answered(
+                0,
+                form,
+                &if accepts(form) { Answer::Accepted(None) } else { refused(400) },
+                false,
+            );
             form
         };
         // a gateway that takes no short form
         let mut between = vec![0];
         for _ in 0..2000 {
             match renew(&|form| form == Form::Plain) {
-                Form::Short => between.push(0),
+                Form::Short | Form::TimeAlone => between.push(0),
                 Form::Plain => *between.last_mut().expect("there is one") += 1,
             }
         }
@@ -460,7 +527,7 @@ mod tests {
         assert_eq!(renew(&|_| true), Form::Short);
         // another server is not judged by the one before it
         (0..3).for_each(|_| _ = renew(&|form| form == Form::Plain));
-        forms.answered(Form::Short, false);
+        forms.answered(0, Form::Short, &refused(400), false);
         forms.learn(1, true);
         renew(&|_| true);
         assert_eq!(next(&forms, 1), (None, true));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, header};
-use kedge_api::{DESIRED_HEADER, NODE_LEASE_NAMESPACE};
+use kedge_api::{DESIRED_HEADER, NODE_LEASE_NAMESPACE, RENEWAL_MEDIA};
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::LEASE;
 use kedge_hub_core::requests::Renewal;
@@ -41,7 +41,8 @@ pub(super) struct Answer(Cursor<[u8; ANSWER_BYTES]>);
 impl Answer {
     fn new(desired: u64) -> Option<Answer> {
         let mut text = Cursor::new([0; ANSWER_BYTES]);
-        write!(text, "HTTP/1.1 204 No Content\r\n{DESIRED_HEADER}: {desired}\r\n\r\n").ok()?;
+        // the reason may be empty (RFC 9112 section 4): 10 bytes of each of a node's 8,500 a day
+        write!(text, "HTTP/1.1 204 \r\n{DESIRED_HEADER}: {desired}\r\n\r\n").ok()?;
         Some(Answer(text))
     }
 
@@ -96,8 +97,11 @@ fn plain(request: &[u8], node: &str) -> Option<(Renewal, usize)> {
         let value = std::str::from_utf8(header.value).ok()?;
         let named = |name: &str| header.name.eq_ignore_ascii_case(name);
         match () {
-            () if named("content-type") && content_type.is_none() => content_type = Some(value),
-            () if named("prefer") && !is_minimal => is_minimal = prefers_minimal(value),
+            () if named("content-type") && content_type.is_none() => {
+                content_type = Some(value);
+                is_minimal |= value == RENEWAL_MEDIA;
+            }
+            () if named("prefer") => is_minimal |= prefers_minimal(value),
             () if named("connection") && value.eq_ignore_ascii_case("keep-alive") => {}
             () if WITHOUT_EFFECT.into_iter().any(named) => {}
             () => return None,
@@ -135,7 +139,8 @@ fn named(server: &Server, node: &str, slot: &Slot) -> u64 {
     desired
 }
 
-/// Adds the latest change that concerns the node to an answer of the general way, so that the node need not ask and needs no watch.
+/// Adds the latest change that concerns the node to an answer of the general way, so that the node need not ask and needs no watch; and
+/// the offer of the shortest renewal. The short way need not offer it: a node's first renewal, which claims the Lease, is no plain one.
 pub(super) fn add_desired(
     server: &Server,
     caller: Option<&Identity>,
@@ -144,7 +149,9 @@ pub(super) fn add_desired(
 ) {
     if let Some(node) = caller.and_then(Identity::node) {
         let desired = named(server, node, slot);
-        response.headers_mut().insert(HeaderName::from_static(DESIRED_HEADER), HeaderValue::from(desired));
+        let headers = response.headers_mut();
+        headers.insert(HeaderName::from_static(DESIRED_HEADER), HeaderValue::from(desired));
+        headers.insert(HeaderName::from_static("accept-patch"), HeaderValue::from_static(RENEWAL_MEDIA));
     }
 }
 
@@ -193,6 +200,11 @@ mod tests {
         ] {
             check(PATCH, &with(more), BODY, false);
         }
+        let media = format!("content-type: {RENEWAL_MEDIA}\r\n");
+        check(PATCH, &media, "2026-11-21T00:00:00.000000Z", true);
+        check(PATCH, &format!("{media}{MINIMAL}"), "2026-11-21T00:00:00.000000Z", true);
+        check(PATCH, &media, BODY, false);
+        check(PATCH, &with(""), "2026-11-21T00:00:00.000000Z", false);
         check(PATCH, MERGE, BODY, false);
         check(PATCH, MINIMAL, BODY, false);
         check(PATCH, &format!("{MERGE}prefer: return=representation\r\n"), BODY, false);
@@ -214,7 +226,7 @@ mod tests {
     #[test]
     fn answer_holds_the_largest_revision() {
         let answer = Answer::new(u64::MAX).unwrap();
-        let expect = format!("HTTP/1.1 204 No Content\r\nkedge-desired: {}\r\n\r\n", u64::MAX);
+        let expect = format!("HTTP/1.1 204 \r\nkedge-desired: {}\r\n\r\n", u64::MAX);
         assert_eq!(answer.text(), expect.as_bytes());
     }
 }

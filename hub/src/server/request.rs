@@ -16,6 +16,7 @@ use super::authentication::Presented;
 use super::large::LARGE_BYTES;
 use super::limits::{Resource, Slot, Taken, Work};
 use super::route::percent_decode;
+use kedge_api::RENEWAL_MEDIA;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
 
@@ -165,9 +166,10 @@ pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
     ["curl", "Wget", "Mozilla/5.0"].iter().any(|program| agent.starts_with(program))
 }
 
-/// Whether the client wants no more than the status of a write (RFC 7240).
+/// Whether the client wants no more than the status of a write: it prefers that (RFC 7240), or its patch is of a type that has no other
+/// answer.
 pub(super) fn wants_minimal(headers: &HeaderMap) -> bool {
-    prefers_minimal(header(headers, "prefer"))
+    header(headers, "content-type") == RENEWAL_MEDIA || prefers_minimal(header(headers, "prefer"))
 }
 
 /// The same of the header's value.

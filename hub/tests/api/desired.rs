@@ -10,6 +10,8 @@ const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 /// The media type of a merge patch.
 const MERGE: (&str, &str) = ("content-type", "application/merge-patch+json");
 const MINIMAL: (&str, &str) = ("prefer", "return=minimal");
+/// The media type of a renewal that is its time alone.
+const ALONE: (&str, &str) = ("content-type", "text/vnd.kedge.renewal");
 
 /// A connection of a node, on which it renews.
 struct Node {
@@ -181,6 +183,22 @@ fn node_with_one_connection_learns_of_each_change() {
     let longer = json!({"spec": {"leaseDurationSeconds": 50}}).to_string();
     let minimal = node.connection.send("PATCH", &lease, &[MERGE, MINIMAL], longer.as_bytes());
     assert_eq!(minimal.header("kedge-desired"), [revision(&cleared).to_string()]);
+    // its first renewal, which is no plain one, is offered the shortest form, which both ways take
+    assert_eq!(minimal.header("accept-patch"), [ALONE.1]);
+    let named = revision(&cleared);
+    let time = |micros: u32| format!("2026-11-21T00:00:01.{micros:06}Z");
+    let alone = node.connection.send("PATCH", &lease, &[ALONE], time(1).as_bytes());
+    assert_eq!(alone.head(), format!("HTTP/1.1 204 \r\nkedge-desired: {named}\r\n\r\n"));
+    let slowly = node.connection.send("PATCH", &lease, &[ALONE, ("x-more", "1")], time(2).as_bytes());
+    assert_eq!(slowly.code, 204);
+    assert_eq!(slowly.header("kedge-desired"), [named.to_string()]);
+    assert_eq!(node.get(&lease)["spec"]["renewTime"], time(2));
+    let wrong = node.connection.send("PATCH", &lease, &[ALONE], b"now");
+    wrong.refused(
+        400,
+        "a renewal of type text/vnd.kedge.renewal is a time such as 2006-01-02T15:04:05.000000Z, found \"now\"",
+    );
+    assert_eq!(node.connection.send("PATCH", &own, &[ALONE], time(3).as_bytes()).code, 415);
     let full = node.connection.send("PATCH", &lease, &[MERGE], longer.as_bytes());
     assert!(full.code == 200 && full.header("kedge-desired").is_empty());
     let foreign = admin.send("PATCH", &lease, &[MERGE, MINIMAL], longer.as_bytes());

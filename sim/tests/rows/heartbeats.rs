@@ -41,12 +41,7 @@ fn renewal_patches_only_the_time_every_ten_seconds() {
     // every 10 s, stretched by up to 4 %
     assert!((346..=361).contains(&renewals.len()), "{}", renewals.len());
     for renewal in renewals {
-        let LeaseRequest::Patch(patch) = renewal else { panic!("{renewal:?}") };
-        assert_eq!(patch.as_object().map(|fields| fields.len()), Some(1));
-        assert_eq!(
-            patch["spec"].as_object().map(|spec| spec.keys().cloned().collect()),
-            Some(vec!["renewTime".to_owned()])
-        );
+        assert!(matches!(renewal, LeaseRequest::Renew(_)), "{renewal:?}");
     }
     let lease = world.hub.lease().expect("created");
     assert_eq!(lease["spec"]["holderIdentity"], json!(NODE));

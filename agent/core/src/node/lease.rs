@@ -99,7 +99,7 @@ impl LeaseKeeper {
         self.due = now.mono + self.period();
         let renew_time = now.wall.rfc3339_micros();
         if self.claimed && !self.missing {
-            return Some(LeaseRequest::Patch(json!({"spec": {"renewTime": renew_time}})));
+            return Some(LeaseRequest::Renew(renew_time));
         }
         let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": uid}]);
         let spec = json!({
@@ -248,10 +248,7 @@ mod tests {
         assert!((10_000..=10_400).contains(&due.as_millis()), "{due:?}");
         assert_eq!(keeper.poll(at(9_999)), None);
         let second = keeper.poll(at(10_400)).unwrap();
-        assert_eq!(
-            second,
-            LeaseRequest::Patch(json!({"spec": {"renewTime": "2025-11-21T01:35:58.000000Z"}}))
-        );
+        assert_eq!(second, LeaseRequest::Renew("2025-11-21T01:35:58.000000Z".into()));
     }
 
     #[test]

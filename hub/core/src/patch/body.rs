@@ -3,14 +3,15 @@
 //! Always holds: a patched object conforms to the schema, and keeps its type, name and namespace. Left to others: the rules of the
 //! kind and everything that depends on who asks (`requests`), server-side apply (`apply`).
 
+use kedge_api::{RENEWAL_MEDIA, excerpt};
 use serde_json::Value;
 
 use super::{PatchError, json, merge, strategic};
 use crate::api_error::ApiError;
 use crate::apply;
 use crate::decode::{self, FieldValidation};
-use crate::kinds::{Kind, schema};
-use crate::requests::check_place;
+use crate::kinds::{Kind, LEASE, schema};
+use crate::requests::{Renewal, check_place};
 use crate::value::text;
 
 /// Patch formats.
@@ -39,6 +40,20 @@ enum PatchOf {
 
 impl Patch {
     pub fn read(kind: &'static Kind, content_type: &str, body: &[u8]) -> Result<Patch, ApiError> {
+        if content_type == RENEWAL_MEDIA && (kind.group, kind.plural) == (LEASE.group, LEASE.plural) {
+            let renewal = Renewal::read(content_type, body).ok_or_else(|| {
+                let found = excerpt(&String::from_utf8_lossy(body));
+                ApiError::bad_request(format!(
+                    "a renewal of type {RENEWAL_MEDIA} is a time such as 2006-01-02T15:04:05.000000Z, found {found:?}"
+                ))
+            })?;
+            return Ok(Patch {
+                kind,
+                of: PatchOf::Merge,
+                body: renewal.merge_patch(),
+                complaints: Vec::new(),
+            });
+        }
         let of = match content_type.split(';').next().unwrap_or("").trim() {
             "application/json-patch+json" => PatchOf::Json,
             "application/merge-patch+json" => PatchOf::Merge,

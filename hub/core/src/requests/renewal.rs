@@ -1,10 +1,14 @@
-//! A node's renewal in its plain form: `{"spec":{"renewTime":"2006-01-02T15:04:05.000000Z"}}`, as a merge patch or a strategic one.
+//! A node's renewal in its plain form: `{"spec":{"renewTime":"2006-01-02T15:04:05.000000Z"}}`, as a merge patch or a strategic one, or
+//! the time alone, as a patch of the type [`RENEWAL_MEDIA`].
 //!
 //! Always holds: a renewal made here has the same result as by `edit`, and whatever is not of the plain form, or is of a Lease with
 //! managers, takes that way. So ten thousand nodes cost one copy of a short text each: no value is built, no schema walked. Left to
 //! others: who may renew, preconditions, publication.
 
 use std::ops::Range;
+
+use kedge_api::RENEWAL_MEDIA;
+use serde_json::{Value, json};
 
 use crate::kinds::schema::parse_time;
 use crate::object::Object;
@@ -25,12 +29,19 @@ pub struct Renewal([u8; FORM.len()]);
 impl Renewal {
     /// Whether a patch of this type is one that renewals have: it makes a Lease no larger than it is itself.
     pub fn merges(content_type: &str) -> bool {
-        matches!(content_type, "application/merge-patch+json" | "application/strategic-merge-patch+json")
+        matches!(
+            content_type,
+            "application/merge-patch+json" | "application/strategic-merge-patch+json" | RENEWAL_MEDIA
+        )
     }
 
     /// From a patch; `None` if it is not of the plain form.
     pub fn read(content_type: &str, patch: &[u8]) -> Option<Renewal> {
-        let time = patch.strip_prefix(HEAD)?.strip_suffix(TAIL).filter(|_| Renewal::merges(content_type))?;
+        let time = match content_type {
+            RENEWAL_MEDIA => patch,
+            _ if Renewal::merges(content_type) => patch.strip_prefix(HEAD)?.strip_suffix(TAIL)?,
+            _ => return None,
+        };
         let time: [u8; FORM.len()] = time.try_into().ok()?;
         let is_formed = time.iter().zip(FORM).all(|(found, form)| match form {
             b'0' => found.is_ascii_digit(),
@@ -39,6 +50,11 @@ impl Renewal {
         let text = std::str::from_utf8(&time).ok().filter(|_| is_formed)?;
         parse_time(text)?;
         Some(Renewal(time))
+    }
+
+    /// The merge patch that does the same.
+    pub(crate) fn merge_patch(&self) -> Value {
+        json!({"spec": {"renewTime": String::from_utf8_lossy(&self.0)}})
     }
 
     /// Whether the object has this time already; `None` if it is not to be renewed this way.
