@@ -27,15 +27,13 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::time::Duration as UreqDuration;
-use ureq::unversioned::transport::{
-    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport,
-};
+use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
 
 use super::kubeconfig::{HostPort, Kubeconfig};
 use super::proxy::ProxyAddress;
 
-/// Bytes of the buffers between TLS and HTTP, each way. ureq's default is 128 KiB each, 1 MB for four streams; one
-/// TLS record is at most 16 KiB.
+/// Bytes of the buffers between TLS and HTTP, each way, while something passes. ureq's default is 128 KiB each, kept, 1 MB for four
+/// streams; one TLS record is at most 16 KiB.
 pub(crate) const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Most addresses of one name that are tried. A name with more is a load balancer; the next dial asks again.
@@ -422,8 +420,8 @@ impl Connector<()> for Dialler {
             peer = format!("{} (through the proxy {proxy:?})", HostPort(&self.route.host, self.route.port));
         }
         let session = self.shake_hands(&mut wire, &peer)?;
-        let buffers = LazyBuffers::new(BUFFER_BYTES, BUFFER_BYTES);
-        Ok(Some(TlsTransport { wire, session, buffers, held: Vec::new(), peer }))
+        let buffers = PassingBuffers::default();
+        Ok(Some(TlsTransport { wire, session, buffers, may_have_plain: true, held: Vec::new(), peer }))
     }
 }
 
@@ -598,6 +596,76 @@ fn last_words(session: &mut ClientConnection, wire: &mut Wire) -> Option<rustls:
     session.process_new_packets().err()
 }
 
+/// ureq's buffers, of [`BUFFER_BYTES`], which exist only while something passes: a stream that waits, as all do nearly always, has none.
+#[derive(Debug, Default)]
+struct PassingBuffers {
+    output: Vec<u8>,
+    input: Vec<u8>,
+    /// How far the input is filled, and how much of that was consumed.
+    filled: usize,
+    consumed: usize,
+    /// The last look at the input consumed some of it.
+    has_progress: bool,
+}
+
+impl PassingBuffers {
+    /// What ureq has written was taken.
+    fn output_sent(&mut self) {
+        self.output = Vec::new();
+    }
+
+    fn release_empty_input(&mut self) {
+        if self.consumed == self.filled {
+            (self.input, self.filled, self.consumed) = (Vec::new(), 0, 0);
+        }
+    }
+}
+
+fn make_room(buffer: &mut Vec<u8>) {
+    if buffer.is_empty() {
+        // zeroed by the allocator, which need not touch fresh memory for that
+        *buffer = vec![0; BUFFER_BYTES];
+    }
+}
+
+impl Buffers for PassingBuffers {
+    fn output(&mut self) -> &mut [u8] {
+        make_room(&mut self.output);
+        &mut self.output
+    }
+
+    fn input(&self) -> &[u8] {
+        &self.input[self.consumed..self.filled]
+    }
+
+    fn input_append_buf(&mut self) -> &mut [u8] {
+        self.input.copy_within(self.consumed..self.filled, 0);
+        (self.filled, self.consumed) = (self.filled - self.consumed, 0);
+        make_room(&mut self.input);
+        &mut self.input[self.filled..]
+    }
+
+    fn input_appended(&mut self, amount: usize) {
+        self.filled += amount;
+    }
+
+    fn input_consume(&mut self, amount: usize) {
+        self.has_progress = amount > 0;
+        self.consumed += amount;
+        self.release_empty_input();
+    }
+
+    fn tmp_and_output(&mut self) -> (&mut [u8], &mut [u8]) {
+        self.output();
+        self.input_append_buf();
+        (&mut self.input[self.filled..], &mut self.output)
+    }
+
+    fn can_use_input(&self) -> bool {
+        !self.input().is_empty() && self.has_progress
+    }
+}
+
 /// A TLS connection as ureq uses it.
 ///
 /// What ureq transmits is held until ureq waits for the answer, so that a request's head and body leave in one TLS
@@ -605,7 +673,9 @@ fn last_words(session: &mut ClientConnection, wire: &mut Wire) -> Option<rustls:
 pub(crate) struct TlsTransport {
     wire: Wire,
     session: ClientConnection,
-    buffers: LazyBuffers,
+    buffers: PassingBuffers,
+    /// The session may have plain text, or an end, to read.
+    may_have_plain: bool,
     /// Plain text that ureq transmitted and that is not encrypted yet.
     held: Vec<u8>,
     peer: String,
@@ -642,6 +712,7 @@ impl TlsTransport {
         held.clear();
         held.shrink_to(MAX_HELD_KEPT_BYTES);
         self.held = held;
+        self.buffers.output_sent();
         self.send()
     }
 
@@ -664,12 +735,17 @@ impl TlsTransport {
             });
         }
         loop {
-            match self.session.reader().read(self.buffers.input_append_buf()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                outcome => return outcome,
+            if self.may_have_plain {
+                match self.session.reader().read(self.buffers.input_append_buf()) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.may_have_plain = false;
+                        self.buffers.release_empty_input();
+                    }
+                    outcome => return outcome,
+                }
             }
             // the reader above tells an orderly end of the stream from a cut
-            self.session.read_tls(&mut self.wire)?;
+            self.may_have_plain |= self.session.read_tls(&mut self.wire)? == 0;
             self.process()?;
             self.send()?;
         }
@@ -677,7 +753,10 @@ impl TlsTransport {
 
     fn process(&mut self) -> io::Result<()> {
         match self.session.process_new_packets() {
-            Ok(_) => Ok(()),
+            Ok(state) => {
+                self.may_have_plain |= state.plaintext_bytes_to_read() > 0 || state.peer_has_closed();
+                Ok(())
+            }
             Err(error) => {
                 // tell the peer why, if it still listens
                 let _ = self.send();
@@ -778,6 +857,35 @@ mod tests {
         answer.send(Ok(Vec::new())).unwrap();
         assert_eq!(ask(SOON).unwrap_err().to_string(), "look up hub.test: it has no address");
         assert_eq!(asked.load(Ordering::SeqCst), 3);
+    }
+
+    #[test]
+    fn buffers_exist_only_while_something_passes() {
+        let kept = |buffers: &PassingBuffers| (buffers.input.capacity(), buffers.output.capacity());
+        let mut buffers = PassingBuffers::default();
+        buffers.output()[..3].copy_from_slice(b"GET");
+        assert_eq!(&buffers.output()[..3], b"GET", "what was written stays until it is sent");
+        buffers.output_sent();
+        buffers.input_append_buf()[..4].copy_from_slice(b"abcd");
+        buffers.input_appended(4);
+        assert!(!buffers.can_use_input(), "nothing was consumed of it yet");
+        buffers.input_consume(3);
+        assert_eq!((buffers.input(), buffers.can_use_input()), (&b"d"[..], true));
+        assert_eq!(
+            buffers.input_append_buf().len(),
+            BUFFER_BYTES - 1,
+            "the room of what was consumed is free"
+        );
+        buffers.input_append_buf()[0] = b'e';
+        buffers.input_appended(1);
+        assert_eq!(buffers.input(), b"de");
+        buffers.input_consume(2);
+        assert_eq!((buffers.input(), kept(&buffers)), (&b""[..], (0, 0)));
+        let (scratch, output) = buffers.tmp_and_output();
+        assert_eq!((scratch.len(), output.len()), (BUFFER_BYTES, BUFFER_BYTES));
+        buffers.output_sent();
+        buffers.release_empty_input();
+        assert_eq!(kept(&buffers), (0, 0));
     }
 
     #[test]
