@@ -1,6 +1,6 @@
 //! Transitions under way, and when a refused write is repeated. What is written: `adoption-writes.txt`, `failed-writes.txt`.
 
-use crate::{A, B, MINUTE, SECOND, TRIAL, TRIAL_AND_A_RENEWAL, payload, short};
+use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, TRIAL_AND_A_RENEWAL, payload, short};
 use kedge_sim::World;
 use kedge_sim::disk::WriteFault;
 
@@ -67,4 +67,27 @@ fn trial_goes_on_over_a_clean_restart_on_a_refusing_disk() {
         world.start();
         assert_eq!((world.used(), world.state()), (A, "fallback"), "{fault:?}");
     }
+}
+
+/// A config that is suspected of cutting the node off is given more patience than the outage lasted, up to a day: no reason to write
+/// each few seconds, however short its trial is.
+#[test]
+fn long_silence_in_a_short_trial_is_saved_rarely() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &payload(A + 1, "configTrialDuration: 40s"));
+    world.link = false;
+    world.run_for(2 * MINUTE);
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A, "fallback"), "a silent trial");
+    world.run_for(2 * HOUR);
+    world.link = true;
+    world.run_for(HOUR);
+    world.link = false;
+    world.restart();
+    assert_eq!((world.used(), world.state()), (A + 1, "trial"), "it is tried again");
+    world.disk.take_written();
+    world.run_for(HOUR);
+    assert!(!world.exited(), "its patience is not over");
+    let written = world.disk.take_written();
+    assert!((1..=16).contains(&written.len()), "{written:?}");
 }

@@ -1659,6 +1659,9 @@ impl Configuration {
         let every = self.in_use.terms.save_every_ms(self.saved_ran_ms);
         // a long wait is saved in eighths: a cut may cost that much of it
         let every = every.max(self.longest_wait_ms() / 8);
+        // and so is a long silence, once nothing else is left to save: a suspected config may be silent for a day
+        let is_ran = self.in_trial() && self.saved_ran_ms >= self.in_use.terms.settled_after_ms();
+        let every = if is_ran { every.max(self.patience_ms() / 8) } else { every };
         let due = self.saved_ran_ms.saturating_add(every);
         // a save exactly at the end of the trial, not a little after it
         let ends = [self.in_use.terms.trial_ms, self.in_use.terms.settled_after_ms(), self.counts_up_to_ms()];
