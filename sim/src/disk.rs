@@ -49,6 +49,8 @@ pub struct Disk {
     pub syncs_directories: bool,
     /// What a process reads is durable. A program for which that is not so can be tried.
     pub settles_directories: bool,
+    /// A sweep removes what it should. An agent that does not can be tried.
+    pub sweeps: bool,
     /// Names of the records written, in order, since the last look.
     written: Vec<&'static str>,
     /// Writes that changed nothing, since the last look.
@@ -72,6 +74,7 @@ impl Disk {
             syncs_files: true,
             syncs_directories: true,
             settles_directories: true,
+            sweeps: true,
             written: Vec::new(),
             needless: Vec::new(),
         }
@@ -107,7 +110,12 @@ impl Disk {
     pub fn write(&mut self, file: &StateFile, path: &str, bytes: &[u8]) -> Result<(), String> {
         let is_needless = self.fake.holds(path, bytes);
         self.meet_fault(file);
-        self.files.write_durably(Path::new(path), bytes).map_err(cause)?;
+        let done = if file.can_be_had_again() {
+            self.files.write_beside_reserve(Path::new(path), bytes)
+        } else {
+            self.files.write_durably(Path::new(path), bytes)
+        };
+        done.map_err(cause)?;
         self.written.push(name(file));
         if is_needless {
             self.needless.push(path.to_owned());
@@ -139,7 +147,9 @@ impl Disk {
 
     /// Removes leftovers of writes, and what `keep` does not want kept.
     pub fn sweep(&mut self, keep: &dyn Fn(&Path) -> bool) {
-        self.files.sweep(keep, SWEEP_ENTRIES);
+        if self.sweeps {
+            self.files.sweep(keep, SWEEP_ENTRIES);
+        }
     }
 
     /// Prepares the fake disk for one write: its first operation fails if the write is to be refused.

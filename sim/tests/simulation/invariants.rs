@@ -7,11 +7,18 @@
 use crate::configs::{Design, Nature, with_pods};
 use crate::model::{Config, banned, checkpoint_path, startups_in, text, verdicts};
 use crate::mutants::Mutant;
-use crate::run::{Check, Mode, Simulation};
+use crate::run::{CALM, Check, Mode, Simulation};
 use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, COUNTED_CONFIGS, Read, STARTUPS, StateFile};
 use kedge_core::{Digest, Report, Step};
 use serde_json::{Value, json};
 use std::time::Duration;
+
+/// Assigned, last-known-good and the one before it, and one that a transition has just left.
+const MOST_CHECKPOINTS: usize = 4;
+/// Of all files: the payloads of a run are small, and so is a list of verdicts.
+const MOST_BYTES: usize = 64 * 1024;
+/// Eight reports of the status in a calm stretch, one of which may have failed before, and a change of each that is told to the server.
+const MOST_REQUESTS: u32 = 14;
 
 macro_rules! hold {
     ($condition:expr, $($text:tt)+) => {
@@ -325,11 +332,42 @@ impl Simulation {
     /// No more faults, and nothing has happened for hours.
     pub(crate) fn invariants_at_rest(&self) -> Check {
         let report = self.report().expect("a config is in use");
+        self.invariant_the_disk_does_not_fill()?;
         if self.link() {
+            self.invariant_a_node_at_rest_asks_rarely()?;
             self.invariant_the_heartbeat_resumes(&report)?;
             self.invariant_the_last_word_arrived(&report)?;
         }
         self.invariant_a_trial_ends(&report)
+    }
+
+    /// However often was pushed: what is assigned, what to fall back to, and small records.
+    fn invariant_the_disk_does_not_fill(&self) -> Check {
+        // beside a record that cannot be read none is known to be useless
+        let is_unknown = |path: &str| self.world.disk.read(path) == Read::SetAside;
+        if self.model.tampered || is_unknown("current") || is_unknown("last-known-good") {
+            return Ok(());
+        }
+        let files = self.world.disk.contents();
+        let checkpoints = files.keys().filter(|path| path.starts_with("checkpoints/")).count();
+        let bytes: usize = files.values().map(Vec::len).sum();
+        hold!(
+            checkpoints <= MOST_CHECKPOINTS && bytes <= MOST_BYTES,
+            "invariant_the_disk_does_not_fill: {checkpoints} checkpoints, {bytes} bytes in {:?}",
+            files.keys()
+        );
+        Ok(())
+    }
+
+    /// A stretch of forty minutes without a start or a write: the status every five minutes, and what was late.
+    fn invariant_a_node_at_rest_asks_rarely(&self) -> Check {
+        let requests = self.requests;
+        hold!(
+            requests <= MOST_REQUESTS,
+            "invariant_a_node_at_rest_asks_rarely: {requests} requests in {} s",
+            CALM.as_secs()
+        );
+        Ok(())
     }
 
     /// As the API server has it, and as the agent says.

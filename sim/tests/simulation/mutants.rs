@@ -70,11 +70,15 @@ pub(crate) enum Mutant {
     NamesNotSettled,
     /// Another node's Node comes under this node's name.
     AnothersNode,
+    /// What no record names stays on the disk.
+    NothingSwept,
+    /// Every answer is lost, although renewals arrive.
+    AnswersLost,
 }
 
 impl Mutant {
     /// Each, and the invariant that notices it.
-    pub(crate) const ALL: [(Self, &str); 33] = [
+    pub(crate) const ALL: [(Self, &str); 35] = [
         (Self::StartNotRecorded, "invariant_a_trial_is_recorded_before_it_begins"),
         (Self::ContactWithoutAnswer, "invariant_last_known_good_survived_a_trial"),
         (Self::CutResetsRunning, "invariant_a_cut_never_resets_running_time"),
@@ -108,5 +112,7 @@ impl Mutant {
         (Self::NamesNotSettled, "invariant_a_cut_takes_nothing_back"),
         (Self::AnothersNode, "invariant_only_its_own_node_is_obeyed"),
         (Self::NeverForgiven, "invariant_a_forgiven_config_is_tried"),
+        (Self::NothingSwept, "invariant_the_disk_does_not_fill"),
+        (Self::AnswersLost, "invariant_a_node_at_rest_asks_rarely"),
     ];
 }

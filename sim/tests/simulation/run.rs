@@ -53,7 +53,7 @@ const ANOTHERS_MAP: &str = "another";
 const VERSIONS: [&str; 2] = ["0.1.0", "0.2.0"];
 /// A stretch without a start and without a write after which nothing more is expected: what a node waits for by itself, a save
 /// of progress or another try of a write or of a request, comes within five minutes.
-const CALM: Duration = Duration::from_secs(2400);
+pub(crate) const CALM: Duration = Duration::from_secs(2400);
 /// Such stretches until one must be calm. A proven config that crashes late in its trial of an hour is set aside after 22 crashes, 20
 /// hours; from a fallback's trial of a minute it takes eight of these until the wait after them is a calm stretch.
 const LONGEST_UNREST: usize = 360;
@@ -118,6 +118,8 @@ pub(crate) struct Simulation {
     noted: Value,
     /// When the hub last took a renewal.
     pub(crate) renewed_at: Duration,
+    /// Requests, without renewals, since the last stretch began that may be calm.
+    pub(crate) requests: u32,
     /// Events handed to the agent.
     pub(crate) events: u64,
     /// No more faults.
@@ -176,6 +178,7 @@ impl Simulation {
             under_way: None,
             noted: Value::Null,
             renewed_at: Duration::ZERO,
+            requests: 0,
             events: 0,
             settling: false,
         };
@@ -183,6 +186,7 @@ impl Simulation {
         simulation.world.disk.syncs_files = mutant != Some(Mutant::ContentsNotSynced);
         simulation.world.disk.syncs_directories = mutant != Some(Mutant::NamesNotSynced);
         simulation.world.disk.settles_directories = mutant != Some(Mutant::NamesNotSettled);
+        simulation.world.disk.sweeps = mutant != Some(Mutant::NothingSwept);
         simulation.world.version = (*simulation.random.pick(&VERSIONS)).into();
         if simulation.random.percent(20) {
             simulation.world.hub.delete_node();
@@ -492,6 +496,7 @@ impl Simulation {
     fn come_to_rest(&mut self, how: &str) -> Check {
         for _ in 0..LONGEST_UNREST {
             let (starts, writes) = (self.world.starts, self.model.writes);
+            self.requests = 0;
             self.prompt(CALM, true)?;
             if self.is_restless || (starts, writes) == (self.world.starts, self.model.writes) {
                 return Ok(());

@@ -72,7 +72,12 @@ impl Simulation {
         else {
             return Ok(());
         };
+        self.requests += 1;
         let answer = match self.network_fault() {
+            None if self.settling && self.mutant == Some(Mutant::AnswersLost) => {
+                self.world.hub.answer(NODE, &request);
+                Answer::Failed("timed out".into())
+            }
             Some(Answer::Failed(why)) => {
                 // it may have arrived all the same
                 if self.link() && self.random.percent(50) {
