@@ -29,6 +29,7 @@ const MUST_REACH: [(&str, &[&str]); 11] = [
             "Reset",
             "Heard",
             "Stop",
+            "metadata edited",
         ],
     ),
     (

@@ -370,6 +370,16 @@ impl Simulation {
         Ok(())
     }
 
+    /// Flash wears by writes, and labels may change each minute for years.
+    pub(crate) fn invariant_metadata_edits_write_nothing(&self, before: (u64, u64)) -> Check {
+        let after = (self.world.starts, self.model.writes);
+        hold!(
+            after == before,
+            "invariant_metadata_edits_write_nothing: {before:?} starts and writes, now {after:?}"
+        );
+        Ok(())
+    }
+
     /// As the API server has it, and as the agent says.
     fn invariant_the_heartbeat_resumes(&self, report: &Report) -> Check {
         let there = (self.world.time - self.renewed_at).as_secs();

@@ -74,11 +74,13 @@ pub(crate) enum Mutant {
     NothingSwept,
     /// Every answer is lost, although renewals arrive.
     AnswersLost,
+    /// An edit of an object's metadata changes its payload, too.
+    EditsAreContent,
 }
 
 impl Mutant {
     /// Each, and the invariant that notices it.
-    pub(crate) const ALL: [(Self, &str); 35] = [
+    pub(crate) const ALL: [(Self, &str); 36] = [
         (Self::StartNotRecorded, "invariant_a_trial_is_recorded_before_it_begins"),
         (Self::ContactWithoutAnswer, "invariant_last_known_good_survived_a_trial"),
         (Self::CutResetsRunning, "invariant_a_cut_never_resets_running_time"),
@@ -114,5 +116,6 @@ impl Mutant {
         (Self::NeverForgiven, "invariant_a_forgiven_config_is_tried"),
         (Self::NothingSwept, "invariant_the_disk_does_not_fill"),
         (Self::AnswersLost, "invariant_a_node_at_rest_asks_rarely"),
+        (Self::EditsAreContent, "invariant_metadata_edits_write_nothing"),
     ];
 }

@@ -43,6 +43,8 @@ pub(crate) enum Mode {
 const CUTS: u32 = 28;
 /// More starts than the rules need to condemn all there is: crash loops and silent reboots of two configs.
 const MANY_STARTS: u64 = 200;
+/// Edits of an object's metadata, a minute apart, in a run that has come to rest.
+const EDITS: u32 = 3;
 /// Transitions that few runs come to.
 const RARE: [&str; 5] = ["clean-exit", "wait-over", "forgive", "record-verdict", "silent-trial"];
 /// Fewest events before a run comes to rest.
@@ -489,7 +491,37 @@ impl Simulation {
         if self.is_restless {
             return Ok(());
         }
-        self.invariants_at_rest()
+        self.invariants_at_rest()?;
+        self.edit_metadata_at_rest()
+    }
+
+    /// Somebody writes the object that is assigned each minute, and its payload stays.
+    fn edit_metadata_at_rest(&mut self) -> Check {
+        let watched = self.world.process.as_ref().and_then(|process| process.watched.clone());
+        let Some((_, name)) = watched.filter(|_| self.link() && self.waits_for_nothing()) else {
+            return Ok(());
+        };
+        let Some(map) = self.world.hub.config_map(&name) else { return Ok(()) };
+        self.hit("event", "metadata edited");
+        let before = (self.world.starts, self.model.writes);
+        for _ in 0..EDITS {
+            let mut data = map["data"].clone();
+            if self.mutant == Some(Mutant::EditsAreContent) {
+                let other = self.designs.iter().find(|design| data["kubelet"] != json!(design.payload));
+                data["kubelet"] = json!(other.expect("there are several").payload);
+            }
+            self.world.hub.push_data(&name, data);
+            self.prompt(Duration::from_secs(60), true)?;
+        }
+        self.invariant_metadata_edits_write_nothing(before)
+    }
+
+    /// What runs is what is assigned, and nothing that happened before is saved from time to time.
+    fn waits_for_nothing(&self) -> bool {
+        let is_held = self.world.startups()["hold"] == true;
+        let is_good =
+            |report: &Report| report.config.state == "known-good" && report.config.condition.status == "True";
+        !is_held && self.report().is_some_and(|report| is_good(&report))
     }
 
     /// A stretch without a start and without a write must come.
