@@ -387,3 +387,46 @@ fn reset_while_exiting_fails_with_the_reason() {
         "kedge: going back to the local config: not done, the agent is about to restart; ask again then\n";
     assert_eq!(kedge(&folder, &["config", "reset"]), (Some(1), String::new(), text.to_owned()));
 }
+
+/// The records are changed as an agent would do it: what led to the verdict goes with it, and the Node that assigned stays known.
+#[test]
+fn forgive_and_reset_without_an_agent() {
+    let folder = Folder::new();
+    let root = folder.0.join("root");
+    let state = root.join("config");
+    let version = state.join(env!("CARGO_PKG_VERSION"));
+    let [bad, startups] = ["bad-configs.json", "startups.json"].map(|name| version.join(name));
+    fs::create_dir_all(&version).unwrap();
+    let [forgiven, other] = &["a", "b"].map(|digit| digit.repeat(64));
+    let stamp = "2026-11-21T01:00:00Z";
+    let verdict = |payload: &str| {
+        let verdict = json!({"time": stamp, "reason": "r", "kind": "crashLoop", "payload": payload});
+        json!({"time": stamp, "reason": "r", "contents": {payload: verdict}})
+    };
+    let counts = |startups: Value| {
+        json!({"ran_ms": 0, "heard": false, "startups": startups, "cuts": 0, "open": null, "threshold": 0,
+            "trial_ms": 60_000})
+    };
+    let write = |path: &Path, json: Value| fs::write(path, json.to_string()).unwrap();
+    write(&bad, json!({"u-1": verdict(forgiven), "u-2": verdict(other)}));
+    let mut records = json!({"local": counts(json!([]))});
+    for payload in [forgiven, other] {
+        records[payload] = counts(json!([stamp]));
+    }
+    write(&startups, json!({"last": "local", "records": records}));
+    write(&state.join("current"), json!({"apiVersion": "kedge.dev/v1", "local": true, "nodeUID": "node-1"}));
+
+    let read = |path: &Path| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
+    let run = |arguments: &[&str]| {
+        let (code, _, complaint) =
+            kedge(&folder, &[arguments, &["--root-dir", root.to_str().unwrap()]].concat());
+        assert_eq!((code, complaint), (Some(0), String::new()));
+    };
+    run(&["config", "forgive", "u-1"]);
+    assert!(read(&bad).get("u-1").is_none() && read(&bad).get("u-2").is_some());
+    let left = |payload: &str| read(&startups)["records"][payload]["startups"].as_array().unwrap().len();
+    assert_eq!([forgiven, other].map(|payload| left(payload)), [0, 1]);
+    run(&["config", "reset"]);
+    let current = read(&state.join("current"));
+    assert_eq!((&current["reset"], &current["nodeUID"]), (&json!(true), &json!("node-1")));
+}
