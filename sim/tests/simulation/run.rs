@@ -16,7 +16,7 @@ use crate::model::{About, Config, Model, about as about_of, checkpoint_path, las
 use crate::mutants::Mutant;
 use kedge_core::config::records::{Read, STARTUPS, StateFile};
 use kedge_core::kubelet::canonical_overrides;
-use kedge_core::{Action, Answer, ConfigId, Digest, Event, Exit, Outcome, Report, Request, Step};
+use kedge_core::{Action, Answer, ConfigId, Digest, Event, Exit, Outcome, Report, Request, RequestKey, Step};
 use kedge_platform::fake::{Loss, Operation, Random};
 use kedge_sim::disk::{WITHIN_A_WRITE, WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE, refused};
@@ -120,8 +120,8 @@ pub(crate) struct Simulation {
     noted: Value,
     /// When the hub last took a renewal.
     pub(crate) renewed_at: Duration,
-    /// Requests, without renewals, since the last stretch began that may be calm.
-    pub(crate) requests: u32,
+    /// Requests since the last stretch began that may be calm, without renewals and events.
+    pub(crate) requests: BTreeMap<RequestKey, u32>,
     /// Events handed to the agent.
     pub(crate) events: u64,
     /// No more faults.
@@ -180,7 +180,7 @@ impl Simulation {
             under_way: None,
             noted: Value::Null,
             renewed_at: Duration::ZERO,
-            requests: 0,
+            requests: BTreeMap::new(),
             events: 0,
             settling: false,
         };
@@ -528,7 +528,7 @@ impl Simulation {
     fn come_to_rest(&mut self, how: &str) -> Check {
         for _ in 0..LONGEST_UNREST {
             let (starts, writes) = (self.world.starts, self.model.writes);
-            self.requests = 0;
+            self.requests.clear();
             self.prompt(CALM, true)?;
             if self.is_restless || (starts, writes) == (self.world.starts, self.model.writes) {
                 return Ok(());

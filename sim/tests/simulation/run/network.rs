@@ -72,7 +72,10 @@ impl Simulation {
         else {
             return Ok(());
         };
-        self.requests += 1;
+        // those of before may wait for hours, and are counted by what makes them
+        if !matches!(request, Request::PostEvent(_)) {
+            *self.requests.entry(request.key()).or_default() += 1;
+        }
         let answer = match self.network_fault() {
             None if self.settling && self.mutant == Some(Mutant::AnswersLost) => {
                 self.world.hub.answer(NODE, &request);
