@@ -20,6 +20,15 @@ const MOST_BYTES: usize = 64 * 1024;
 /// Eight reports of the status in a calm stretch, one of which may have failed before, and a change of each that is told to the server.
 const MOST_REQUESTS: u32 = 14;
 
+/// A watch stays open; without watches an object is read each five minutes, and what is pushed or changes server is read once more.
+const MOST_ROUNDS: u32 = 24;
+/// Two watches, each half minute at most, and eight quick tries of each.
+const MOST_ROUNDS_IN_VAIN: u32 = 2 * (3600 / 30 + 8);
+/// The start itself, its quarters of a trial, a verdict, a promotion, a wait.
+const WRITES_OF_A_START: u64 = 16;
+/// On average: counts of four configs, and a list with verdicts on a few.
+const BYTES_OF_A_WRITE: u64 = 8 * 1024;
+
 macro_rules! hold {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
@@ -367,6 +376,46 @@ impl Simulation {
             "invariant_a_node_at_rest_asks_rarely: {requests:?} in {} s",
             CALM.as_secs()
         );
+        hold!(
+            self.rounds <= MOST_ROUNDS,
+            "invariant_a_node_at_rest_asks_rarely: {} rounds of watches in {} s",
+            self.rounds,
+            CALM.as_secs()
+        );
+        Ok(())
+    }
+
+    /// An hour in which every watch ends at once: of two, each half minute at most, after a few quick tries.
+    pub(crate) fn invariant_a_watch_in_vain_is_opened_rarely(&self) -> Check {
+        let rounds = self.rounds;
+        hold!(
+            rounds <= MOST_ROUNDS_IN_VAIN,
+            "invariant_a_node_at_rest_asks_rarely: {rounds} rounds of watches that end at once in an hour"
+        );
+        Ok(())
+    }
+
+    /// Of a stretch of forty minutes: starts, writes and bytes before it. A start and its trial write a few records; a node that has
+    /// nothing new to record must not write each minute.
+    pub(crate) fn invariant_flash_is_spared(&self, (starts, writes, bytes): (u64, u64, u64)) -> Check {
+        let starts = self.world.starts - starts;
+        let (writes, bytes) = (self.model.writes - writes, self.model.bytes_written - bytes);
+        let most = WRITES_OF_A_START * (starts + 1);
+        hold!(
+            writes <= most && bytes <= most * BYTES_OF_A_WRITE,
+            "invariant_flash_is_spared: {writes} writes of {bytes} bytes with {starts} starts in {} s",
+            CALM.as_secs()
+        );
+        Ok(())
+    }
+
+    /// The renewals go on while a disk answers nothing for an hour.
+    pub(crate) fn invariant_a_stalled_disk_silences_nothing(&self) -> Check {
+        let there = (self.world.time - self.renewed_at).as_secs();
+        hold!(
+            there <= 160,
+            "invariant_a_stalled_disk_silences_nothing: the lease is due every 150 s, it is {there} s old"
+        );
         Ok(())
     }
 
@@ -416,6 +465,12 @@ impl Simulation {
         Ok(())
     }
 
+    /// A list was lost, and its successor doubts what is assigned; or an entry without contents bans a whole object.
+    pub(crate) fn has_unclear_verdicts(&self) -> bool {
+        let bad = self.world.bad_configs();
+        bad.as_object().is_some_and(|bad| bad.values().any(|entry| entry.get("contents").is_none()))
+    }
+
     /// i4 (settle), i9: a good config ends as active and last-known-good, a bad one ends condemned, and something says so.
     fn invariant_a_trial_ends(&self, report: &Report) -> Check {
         let state = report.config.state;
@@ -439,12 +494,7 @@ impl Simulation {
         let active = self.model.run.as_ref().and_then(|run| run.config);
         let condition = &report.config.condition;
         let bad = assigned.is_among(&banned(&self.world.bad_configs()));
-        let by_hand = self
-            .world
-            .bad_configs()
-            .as_object()
-            .is_some_and(|bad| bad.values().any(|entry| entry.get("contents").is_none()));
-        if by_hand {
+        if self.has_unclear_verdicts() {
             return Ok(());
         }
         if state == "trial" {

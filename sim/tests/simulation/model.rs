@@ -67,6 +67,8 @@ pub(crate) struct Model {
     /// Files were changed behind the agent's back in this run.
     pub(crate) tampered: bool,
     pub(crate) writes: u64,
+    /// Of these writes.
+    pub(crate) bytes_written: u64,
     /// The config in use has just begun to run.
     pub(crate) fresh: bool,
     /// The last crash if nothing about it is on disk yet, and what the config had behind it before. The record of an end is
@@ -83,6 +85,8 @@ pub(crate) struct Model {
     pub(crate) forgiving: BTreeSet<Judged>,
     /// Those whose verdicts are gone from the disk, and that had no chance to fail since.
     pub(crate) forgiven: BTreeSet<Judged>,
+    /// How often something was forgotten that an agent could have been held to.
+    pub(crate) excuses: BTreeMap<&'static str, u64>,
 }
 
 /// What a verdict is about: a content of an object, given by the digest of its UID, or all with this payload.
@@ -282,7 +286,12 @@ impl Model {
     pub(crate) fn doubt_last_crash(&mut self) {
         if let Some((id, before)) = self.last_crash.take() {
             self.past.insert(id, Past { saved_ms: None, ..before });
+            self.excuse("last crash doubted");
         }
+    }
+
+    fn excuse(&mut self, why: &'static str) {
+        *self.excuses.entry(why).or_default() += 1;
     }
 
     /// Another agent version begins.
@@ -310,6 +319,7 @@ impl Model {
 
     /// Somebody did something after which earlier crashes need not be remembered.
     pub(crate) fn forget_crashes(&mut self) {
+        self.excuse("crashes forgotten");
         let doubted = self.last_crash.iter_mut().map(|(_, past)| past).chain(self.judged.values_mut());
         for past in self.past.values_mut().chain(doubted) {
             past.crashes = 0;
@@ -319,6 +329,7 @@ impl Model {
 
     /// The counts on disk, or what they belong to, changed behind the agent's back.
     pub(crate) fn forget_all(&mut self) {
+        self.excuse("everything forgotten");
         self.forget_crashes();
         self.doubt_judged();
         self.counted.clear();

@@ -76,11 +76,17 @@ pub(crate) enum Mutant {
     AnswersLost,
     /// An edit of an object's metadata changes its payload, too.
     EditsAreContent,
+    /// Watches that end at once are reported as if they had lived long.
+    WatchesLive,
+    /// A save is durable, and reported as failed.
+    SavesFail,
+    /// While the disk stalls no renewal is answered.
+    StallSilences,
 }
 
 impl Mutant {
     /// Each, and the invariant that notices it.
-    pub(crate) const ALL: [(Self, &str); 36] = [
+    pub(crate) const ALL: [(Self, &str); 39] = [
         (Self::StartNotRecorded, "invariant_a_trial_is_recorded_before_it_begins"),
         (Self::ContactWithoutAnswer, "invariant_last_known_good_survived_a_trial"),
         (Self::CutResetsRunning, "invariant_a_cut_never_resets_running_time"),
@@ -117,5 +123,8 @@ impl Mutant {
         (Self::NothingSwept, "invariant_the_disk_does_not_fill"),
         (Self::AnswersLost, "invariant_a_node_at_rest_asks_rarely"),
         (Self::EditsAreContent, "invariant_metadata_edits_write_nothing"),
+        (Self::WatchesLive, "invariant_a_node_at_rest_asks_rarely"),
+        (Self::SavesFail, "invariant_flash_is_spared"),
+        (Self::StallSilences, "invariant_a_stalled_disk_silences_nothing"),
     ];
 }

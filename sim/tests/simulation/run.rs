@@ -16,7 +16,10 @@ use crate::model::{About, Config, Model, about as about_of, checkpoint_path, las
 use crate::mutants::Mutant;
 use kedge_core::config::records::{Read, STARTUPS, StateFile};
 use kedge_core::kubelet::canonical_overrides;
-use kedge_core::{Action, Answer, ConfigId, Digest, Event, Exit, Outcome, Report, Request, RequestKey, Step};
+use kedge_core::{
+    Action, Answer, ConfigId, Digest, Event, Exit, Outcome, Report, Request, RequestKey, Step, WatchEnd,
+    WatchFailure, Watched,
+};
 use kedge_platform::fake::{Loss, Operation, Random};
 use kedge_sim::disk::{WITHIN_A_WRITE, WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE, refused};
@@ -43,13 +46,19 @@ pub(crate) enum Mode {
 const CUTS: u32 = 28;
 /// More starts than the rules need to condemn all there is: crash loops and silent reboots of two configs.
 const MANY_STARTS: u64 = 200;
-/// Edits of an object's metadata, a minute apart, in a run that has come to rest.
+/// Edits of an object's metadata, a minute apart.
 const EDITS: u32 = 3;
+/// A time in which the disk answers nothing, or watches end at once.
+const LONG_FAULT: Duration = Duration::from_secs(3600);
+/// After this the guard of a real agent tells core that the disk stalls.
+const STALL_NOTICED: Duration = Duration::from_secs(120);
 /// Transitions that few runs come to.
 const RARE: [&str; 5] = ["clean-exit", "wait-over", "forgive", "record-verdict", "silent-trial"];
 /// Fewest events before a run comes to rest.
 const FEWEST_EVENTS: u64 = 200;
 const MAPS: [&str; 3] = ["x", "y", "z"];
+/// Of an object that has two configs.
+const OTHER_KEY: &str = "kubelet-new";
 /// A ConfigMap that only another node's Node names.
 const ANOTHERS_MAP: &str = "another";
 const VERSIONS: [&str; 2] = ["0.1.0", "0.2.0"];
@@ -71,6 +80,8 @@ pub(crate) enum Network {
     Silent,
     /// The server has no time for anybody.
     Busy,
+    /// Each watch shows its list, and ends at once.
+    Ending,
 }
 
 pub(crate) struct Simulation {
@@ -122,6 +133,12 @@ pub(crate) struct Simulation {
     pub(crate) renewed_at: Duration,
     /// Requests since the last stretch began that may be calm, without renewals and events.
     pub(crate) requests: BTreeMap<RequestKey, u32>,
+    /// Rounds of watches that were ordered since then.
+    pub(crate) rounds: u32,
+    /// The disk answers nothing.
+    stalled: bool,
+    /// Something rewrites a drop-in before each start.
+    rewrites_drop_in: bool,
     /// Events handed to the agent.
     pub(crate) events: u64,
     /// No more faults.
@@ -181,10 +198,14 @@ impl Simulation {
             noted: Value::Null,
             renewed_at: Duration::ZERO,
             requests: BTreeMap::new(),
+            rounds: 0,
+            stalled: false,
+            rewrites_drop_in: false,
             events: 0,
             settling: false,
         };
         simulation.has_clock = simulation.random.percent(60);
+        simulation.rewrites_drop_in = mode == Mode::All && simulation.random.percent(15);
         simulation.world.disk.syncs_files = mutant != Some(Mutant::ContentsNotSynced);
         simulation.world.disk.syncs_directories = mutant != Some(Mutant::NamesNotSynced);
         simulation.world.disk.settles_directories = mutant != Some(Mutant::NamesNotSettled);
@@ -225,7 +246,21 @@ impl Simulation {
             self.act()?;
             done += 1;
         }
-        self.settle()
+        let settled = self.settle();
+        self.count_excuses();
+        settled
+    }
+
+    fn count_excuses(&mut self) {
+        if self.model.tampered {
+            self.hit("excuse", "files touched");
+        }
+        if self.has_unclear_verdicts() {
+            self.hit("excuse", "verdicts unclear");
+        }
+        for (why, times) in std::mem::take(&mut self.model.excuses) {
+            self.coverage.hit_times("excuse", why, times);
+        }
     }
 
     // ------------------------------------------------------------------------------------------ one act
@@ -235,7 +270,9 @@ impl Simulation {
             self.touch_files();
             return self.observe();
         }
-        if self.random.percent(6) {
+        // what piles up does so with many pushes
+        let operators_percent = if self.mutant == Some(Mutant::NothingSwept) { 30 } else { 6 };
+        if self.random.percent(operators_percent) {
             self.act_as_operator();
             return self.observe();
         }
@@ -259,6 +296,7 @@ impl Simulation {
             32 => self.end_by_chance(),
             33 => self.change_link(),
             34..=35 if self.mode == Mode::All => self.disturb(),
+            36 if self.mode == Mode::All && self.random.percent(self.chance_of_a_stall()) => self.stall(),
             _ => self.act_pending(),
         }
     }
@@ -284,6 +322,10 @@ impl Simulation {
 
     pub(crate) fn start(&mut self) -> Check {
         self.verdict_now = false;
+        if self.rewrites_drop_in && !self.local_invalid {
+            self.hit("fault", "drop-ins change at each start");
+            self.mend_local();
+        }
         self.overrides = canonical_overrides(&self.world.local).unwrap_or_default();
         self.hit("event", "Start");
         if self.mutant == Some(Mutant::RunsNotCounted)
@@ -436,19 +478,23 @@ impl Simulation {
             !process.requests.is_empty(),
             process.renewal.is_some(),
         );
-        if step {
+        // the disk's thread looks at the host, too
+        if step && !self.stalled {
             self.do_step()?;
-        } else if facts {
+        } else if facts && !self.stalled {
             self.do_facts()?;
         } else if requests {
             self.do_request()?;
-        } else if renewal {
+        } else if renewal && !(self.stalled && self.mutant == Some(Mutant::StallSilences)) {
             self.do_renewal()?;
         } else {
             let before = self.world.seen.len();
             let shown = self.shows_news();
             debug_assert_eq!(before, 0);
-            return if shown { self.do_watches().map(|()| true) } else { Ok(false) };
+            if shown {
+                return self.do_watches().map(|()| true);
+            }
+            return if self.end_watches() { self.observe().map(|()| true) } else { Ok(false) };
         }
         Ok(true)
     }
@@ -492,7 +538,22 @@ impl Simulation {
             return Ok(());
         }
         self.invariants_at_rest()?;
-        self.edit_metadata_at_rest()
+        self.edit_metadata_at_rest()?;
+        self.watch_in_vain_at_rest()
+    }
+
+    /// A proxy ends every watch as soon as it is open: it is opened again ever more rarely.
+    fn watch_in_vain_at_rest(&mut self) -> Check {
+        // an hour of rounds is much for a run; a broken promise is looked for in each
+        if !self.link() || self.mutant.is_none() && self.random.percent(75) {
+            return Ok(());
+        }
+        self.network = Network::Ending;
+        self.world.list_again();
+        self.requests.clear();
+        self.rounds = 0;
+        self.prompt(LONG_FAULT, true)?;
+        self.invariant_a_watch_in_vain_is_opened_rarely()
     }
 
     /// Somebody writes the object that is assigned each minute, and its payload stays.
@@ -502,7 +563,7 @@ impl Simulation {
             return Ok(());
         };
         let Some(map) = self.world.hub.config_map(&name) else { return Ok(()) };
-        self.hit("event", "metadata edited");
+        self.hit("event", "metadata edited at rest");
         let before = (self.world.starts, self.model.writes);
         for _ in 0..EDITS {
             let mut data = map["data"].clone();
@@ -528,8 +589,11 @@ impl Simulation {
     fn come_to_rest(&mut self, how: &str) -> Check {
         for _ in 0..LONGEST_UNREST {
             let (starts, writes) = (self.world.starts, self.model.writes);
+            let bytes = self.model.bytes_written;
             self.requests.clear();
+            self.rounds = 0;
             self.prompt(CALM, true)?;
+            self.invariant_flash_is_spared((starts, writes, bytes))?;
             if self.is_restless || (starts, writes) == (self.world.starts, self.model.writes) {
                 return Ok(());
             }

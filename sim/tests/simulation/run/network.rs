@@ -26,7 +26,7 @@ impl Simulation {
         if !self.link() {
             return Some(Answer::Failed("no route to host".into()));
         }
-        if self.mode != Mode::All || self.settling {
+        if self.mode != Mode::All || self.settling || self.stalled {
             return None;
         }
         match self.network {
@@ -160,6 +160,22 @@ impl Simulation {
         self.observe()
     }
 
+    /// A server, or a proxy before it, ends the watches that have shown all they have to show. Says whether there was one.
+    pub(super) fn end_watches(&mut self) -> bool {
+        if self.network != Network::Ending || !self.link() || self.world.exited() {
+            return false;
+        }
+        let lived =
+            if self.mutant == Some(Mutant::WatchesLive) { LONG_FAULT } else { Duration::from_millis(5) };
+        let ended =
+            (WatchFailure::Unreachable, "the server ended the watch at once, without an event".to_owned());
+        let end = WatchEnd { lived, failure: Some(ended), ..WatchEnd::default() };
+        let any =
+            [Watched::Node, Watched::ConfigMap].map(|watched| self.world.end_watch(watched, end.clone()));
+        self.events += any.iter().map(|ended| u64::from(*ended)).sum::<u64>();
+        any.contains(&true)
+    }
+
     pub(super) fn remember_node(&mut self, node: Value) {
         if !node.is_null() {
             self.old_nodes.push(node);
@@ -174,10 +190,12 @@ impl Simulation {
 
     pub(super) fn change_link(&mut self) -> Check {
         if self.mode == Mode::All && self.random.percent(50) {
-            let all = [Network::Fine, Network::HalfDead, Network::Silent, Network::Busy];
+            let all = [Network::Fine, Network::HalfDead, Network::Silent, Network::Busy, Network::Ending];
             self.network = *self.random.pick(&all);
-            if self.network == Network::Silent {
-                self.hit("fault", "silent watches");
+            match self.network {
+                Network::Silent => self.hit("fault", "silent watches"),
+                Network::Ending => self.hit("fault", "watches that end at once"),
+                _ => {}
             }
             let network = self.network;
             self.trace(|| format!("THE NETWORK IS {network:?}"));
@@ -275,6 +293,9 @@ impl Simulation {
 
     fn change_server(&mut self) {
         self.trace(|| "  ANOTHER SERVER".into());
+        if self.random.percent(50) {
+            self.rebuild_hub();
+        }
         let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
         self.hit("event", "Heard");
         self.world.change_server();
@@ -282,6 +303,25 @@ impl Simulation {
         for _ in 0..on_their_way {
             self.world.do_request(Some(Answer::Failed("the old server is gone".into())));
         }
+    }
+
+    /// The other server has objects of the same names with other UIDs and payloads, and perhaps asks for one of them.
+    fn rebuild_hub(&mut self) {
+        self.hit("fault", "another server with other objects");
+        self.model.forget_crashes();
+        let (flavour, counter) = (self.world.hub.flavour, self.world.hub.counter());
+        self.world.hub = Hub::new(flavour);
+        self.world.hub.wiped(counter);
+        self.world.hub.create_node(NODE);
+        for name in MAPS {
+            let design = self.random.pick(&self.designs).clone();
+            self.world.hub.push(name, &design.payload);
+        }
+        let name = *self.random.pick(&MAPS);
+        if self.random.percent(50) {
+            self.world.hub.assign(Hub::following(name));
+        }
+        self.trace(|| format!("  with other objects; it asks for {name} or nothing"));
     }
 
     fn show_another_nodes_node(&mut self) {

@@ -53,6 +53,7 @@ impl Simulation {
             Action::Log(..) => "Log",
         };
         self.hit("action", what);
+        self.rounds += u32::from(matches!(action, Action::WatchNode(_) | Action::WatchConfigMap { .. }));
         match action {
             Action::Use(_) => self.used(),
             Action::Step(Step::SetAside(file)) => self.invariant_no_record_is_torn(file),
@@ -154,7 +155,10 @@ impl Simulation {
         let told = self.model.told.get(&path).and_then(Option::as_ref);
         let there = if told.is_none() { self.world.disk.content(&path) } else { None };
         let object: Value = serde_json::from_slice(told.or(there.as_ref())?).ok()?;
-        let payload = object["data"]["kubelet"].as_str()?;
+        // whichever key it is under: the record says which text it is
+        let mut texts = object["data"].as_object()?.values().filter_map(Value::as_str);
+        let payload =
+            texts.find(|found| Digest::of(found.as_bytes()).to_string() == text(record, "/sha256"))?;
         let design = self.designs.iter().find(|design| design.payload == payload)?;
         let id = ConfigId::of(payload.as_bytes(), &self.overrides);
         let object = Digest::of(text(record, "/uid").as_bytes());
@@ -212,6 +216,7 @@ impl Simulation {
             (Step::Write(file, bytes), Outcome::Done(Ok(()))) => {
                 self.model.told.insert(path(file), Some(bytes.clone()));
                 self.model.writes += 1;
+                self.model.bytes_written += bytes.len() as u64;
                 self.wrote(file, bytes)
             }
             (Step::Write(StateFile::Startups | StateFile::BadConfigs, _), Outcome::Done(Err(_))) => {

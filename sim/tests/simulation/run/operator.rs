@@ -24,6 +24,12 @@ impl Simulation {
     }
 
     fn assign(&mut self, act: u64, name: &str, design: &Design) -> Option<String> {
+        let is_wild = self.mode == Mode::All;
+        if act == 9 && is_wild {
+            self.hit("fault", "several keys with payloads");
+        }
+        let other = self.random.pick(&self.designs).clone();
+        let key = *self.random.pick(&["kubelet", OTHER_KEY]);
         let (pods, hub) = (design.max_pods, &mut self.world.hub);
         Some(match act {
             0..=3 => {
@@ -35,6 +41,14 @@ impl Simulation {
                 hub.push(name, &design.payload);
                 hub.assign(Hub::following(name));
                 format!("pushes {pods} as {name} and assigns it by name")
+            }
+            9 if is_wild => {
+                // one object with two configs, of which the Node names one
+                hub.push_data(name, json!({"kubelet": design.payload, OTHER_KEY: other.payload}));
+                let mut source = Hub::following(name);
+                source["configMap"]["kubeletConfigKey"] = json!(key);
+                hub.assign(source);
+                format!("pushes {pods} and {} as {name} and assigns {key}", other.max_pods)
             }
             8..=9 => {
                 hub.push(name, &design.payload);
@@ -134,6 +148,10 @@ impl Simulation {
                 self.backup = Some(self.world.hub.clone());
                 "saves the hub".into()
             }
+            28 if self.world.process.is_some() => {
+                self.edit_metadata();
+                "edits the ConfigMaps' metadata each minute".into()
+            }
             27 if self.backup.is_some() => {
                 let newest = self.world.hub.counter();
                 self.world.hub = self.backup.clone().expect("there is one");
@@ -143,6 +161,18 @@ impl Simulation {
             }
             _ => return None,
         })
+    }
+
+    /// Every object gets a new version, and keeps its payloads.
+    fn edit_metadata(&mut self) {
+        self.hit("event", "metadata edited");
+        for _ in 0..EDITS {
+            for name in MAPS {
+                let Some(map) = self.world.hub.config_map(name) else { continue };
+                self.world.hub.push_data(name, map["data"].clone());
+            }
+            self.pass_time(Duration::from_secs(60));
+        }
     }
 
     /// Says whether there was anything to forgive.
@@ -224,8 +254,14 @@ impl Simulation {
     pub(super) fn mend_local(&mut self) {
         self.local_invalid = false;
         self.world.local.drop_ins.clear();
-        if self.drop_in == 1 {
-            self.world.drop_in(DROP_IN);
+        let rewritten = if self.rewrites_drop_in {
+            format!("eventRecordQPS: {}\n", self.world.starts)
+        } else {
+            String::new()
+        };
+        let mends = if self.drop_in == 1 { DROP_IN } else { "" };
+        if !rewritten.is_empty() || !mends.is_empty() {
+            self.world.drop_in(&format!("{mends}{rewritten}"));
         }
         self.overrides = canonical_overrides(&self.world.local).expect("the local config is valid");
     }

@@ -83,6 +83,58 @@ impl Simulation {
         self.step_done(step, outcome)
     }
 
+    pub(super) fn chance_of_a_stall(&self) -> u64 {
+        if self.mutant == Some(Mutant::StallSilences) { 100 } else { 20 }
+    }
+
+    /// The disk answers nothing for an hour, and then late, with an error, or after a power cut; everything else is prompt. The end of
+    /// a process that dies meanwhile is recorded beside the disk, and lost with the power.
+    pub(super) fn stall(&mut self) -> Check {
+        self.hit("fault", "disk stalled for an hour");
+        self.trace(|| "THE DISK STALLS".into());
+        let is_heard =
+            self.link() && self.world.process.as_ref().is_some_and(|process| process.used.is_some());
+        (self.stalled, self.network) = (true, Network::Fine);
+        self.world.list_again();
+        self.prompt(STALL_NOTICED, false)?;
+        self.handle("DiskStalled", Event::DiskStalled(true));
+        self.observe()?;
+        self.prompt(LONG_FAULT, false)?;
+        self.stalled = false;
+        if self.world.exited() {
+            return Ok(());
+        }
+        if is_heard && self.link() && self.world.hub.node().is_some() {
+            self.invariant_a_stalled_disk_silences_nothing()?;
+        }
+        if self.random.percent(20) {
+            self.hit("fault", "disk stalled while an end was recorded");
+            self.die_by_chance();
+            // it was recorded beside the disk, and the power takes that
+            self.world.board.forget_exit();
+            self.model.doubt_last_crash();
+            self.cut();
+            return self.observe();
+        }
+        self.handle("DiskStalled", Event::DiskStalled(false));
+        self.observe()?;
+        let Some(step) = self.world.process.as_ref().and_then(|process| process.step.clone()) else {
+            return Ok(());
+        };
+        match self.random.below(4) {
+            0 if !matches!(step, Step::Read(_)) => {
+                self.step_done(step, Outcome::Done(Err("input/output error".into())))
+            }
+            1 => {
+                let stage = *self.random.pick(&WITHIN_A_WRITE);
+                self.write_until(stage, &step);
+                self.cut_within();
+                self.observe()
+            }
+            _ => self.do_step(),
+        }
+    }
+
     /// The events by which a mutant is noticed are rare by chance.
     pub(super) fn mutants_chance(&mut self, step: &Step) -> Option<u64> {
         match (self.mutant?, step) {
@@ -134,6 +186,15 @@ impl Simulation {
             return Outcome::Done(Ok(()));
         }
         let outcome = self.world.perform(step);
+        if self.settling
+            && let (Some(Mutant::SavesFail), Step::Write(StateFile::Startups, bytes)) = (self.mutant, step)
+        {
+            // the flash has been written
+            self.model.writes += 1;
+            self.model.bytes_written += bytes.len() as u64;
+            self.model.tampered = true;
+            return Outcome::Done(Err("input/output error".into()));
+        }
         match (self.mutant, step, &outcome) {
             (Some(Mutant::VerdictsForgotten), Step::Read(StateFile::BadConfigs), _) => {
                 Outcome::Read(Read::Absent)
