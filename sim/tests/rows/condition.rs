@@ -88,7 +88,7 @@ fn condition_is_composed_after_writes_and_sent_on_contact() {
         )
     });
     let said =
-        at(&|seen| matches!(seen, Seen::Asked(Action::Log(_, line)) if line.starts_with("ConfigOK=False")));
+        at(&|seen| matches!(seen, Seen::Asked(Action::Log(_, line)) if line.starts_with("ConfigRolledBack")));
     let used = at(&|seen| matches!(seen, Seen::Asked(Action::Use(_))));
     assert!(verdict < said && said < used);
     world.run_for(HOUR);
@@ -133,6 +133,21 @@ fn adoption_promotion_and_roll_back_are_events() {
     world.turn();
     world.restart();
     assert_eq!(world.take_events(), ["KubeletConfigChanged: kedge restarted to use local config"]);
+}
+
+/// The condition says nothing that the event does not, unless more than the verdict is wrong.
+#[test]
+fn roll_back_is_logged_once() {
+    let (mut world, _) = World::known_good();
+    world.log.clear();
+    world.adopt("b", "maxPods: [");
+    let said = |world: &World| world.log.iter().filter(|line| line.contains("failed to parse")).count();
+    assert_eq!((said(&world), world.config_ok()[0].as_str()), (1, "False"), "{:#?}", world.log);
+    // a later start finds the verdict, and says so once
+    world.log.clear();
+    world.stop();
+    world.start();
+    assert_eq!(said(&world), 1, "{:#?}", world.log);
 }
 
 #[test]

@@ -57,6 +57,32 @@ fn messages_name_the_annotation_where_it_is_the_source() {
     assert!(reason.contains(expect), "{reason}");
 }
 
+/// One that is read anew, by a restart or a reconnect, is no news.
+#[test]
+fn invalid_source_is_an_event_once() {
+    let (mut world, _) = World::known_good();
+    world.take_events();
+    let of_source = |world: &mut World| {
+        let events = world.take_events();
+        events.into_iter().filter(|event| event.starts_with("ConfigSourceInvalid: ")).collect::<Vec<_>>()
+    };
+    for name in ["x", "y"] {
+        world.hub.assign(Hub::following(name));
+        world.run_for(MINUTE);
+        let events = of_source(&mut world);
+        assert!(
+            matches!(&events[..], [event] if event.contains(&format!("kube-system/{name} does not exist; what runs goes on"))),
+            "{events:?}"
+        );
+        world.list_again();
+        world.run_for(MINUTE);
+        world.stop();
+        world.start();
+        world.run_for(MINUTE);
+        assert_eq!(of_source(&mut world), Vec::<String>::new(), "it is known");
+    }
+}
+
 #[test]
 fn annotation_is_ignored_on_the_hub() {
     let mut world = World::new();

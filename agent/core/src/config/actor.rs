@@ -109,6 +109,8 @@ impl ConfigActor {
             }
             events.publish(Notice { warning: false, reason: "KubeletConfigChanged", message }, turn);
         }
+        // the Event of a roll back has all the words of the condition, unless more than that is wrong
+        let is_said = news.condemned.iter().any(|verdict| verdict.reason == self.config_ok.reason);
         for verdict in news.condemned {
             let colon = if verdict.detail.is_empty() { "" } else { ": " };
             let message = format!("{}{colon}{}; {}", verdict.reason, verdict.detail, self.config_ok.message);
@@ -117,7 +119,9 @@ impl ConfigActor {
         if let Some(report) = news.report {
             turn.log(Level::Warn, format!("further problems:\n{report}"));
         }
-        self.log_condition(turn);
+        if !is_said {
+            self.log_condition(turn);
+        }
     }
 
     /// The config in use.

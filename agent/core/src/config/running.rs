@@ -612,7 +612,7 @@ impl Configuration {
         let bad = if bad == Known::Absent { Known::Is(BadConfigs::default()) } else { bad };
         if let Known::Unknown { why, .. } = &bad {
             let message = format!(
-                "bad-configs.json was edited and cannot be read ({why}); the list as it was stays in force"
+                "bad-configs.json changed and cannot be read ({why}); the list as it was stays in force"
             );
             self.notices.push(Notice { warning: true, reason: "BadConfigsUnreadable", message });
         }
@@ -1010,7 +1010,9 @@ impl Configuration {
                 let uid = before.map(|assigned| assigned.config.uid.as_str()).unwrap_or_default();
                 self.renamed(current, uid);
                 self.source_noted();
-                None
+                let why = current.invalid_source.as_ref()?;
+                let message = format!("{why}; what runs goes on");
+                Some(Notice { warning: true, reason: "ConfigSourceInvalid", message })
             }
             Transition::RecordVerdict { emptied, .. } => {
                 self.startups.clone_from(&emptied.startups);
