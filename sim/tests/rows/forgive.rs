@@ -230,6 +230,25 @@ fn standing_request_lifts_no_later_verdict() {
     assert_eq!((world.used(), world.state()), (A + 1, "trial"));
 }
 
+/// A new version begins a list of its own, and its first verdict may come before it reads the Node: what stands there was obeyed
+/// under the version before, or is as old.
+#[test]
+fn standing_request_lifts_no_first_verdict_of_an_upgrade() {
+    let (mut world, _) = World::known_good();
+    let uid = world.assign("b", "maxPods: [");
+    ask(&mut world, &uid);
+    assert!(world.exited(), "b is adopted");
+    world.exit();
+    world.version = "0.2.0".into();
+    world.start();
+    assert_eq!((world.used(), world.state()), (A, "fallback"));
+    world.run_for(MINUTE);
+    assert!(!world.exited(), "nobody asked since");
+    assert!(world.bad_configs()[&uid].is_object());
+    ask(&mut world, &format!("{uid} again"));
+    assert!(world.exited(), "another request");
+}
+
 /// Whoever edits the list may leave the note out: the agent knows what it obeyed, and notes it again.
 #[test]
 fn list_without_the_note_rearms_no_request() {

@@ -346,6 +346,8 @@ pub(crate) struct Configuration {
     asked_to_forgive: Option<String>,
     /// The last such request that was obeyed or noted, whatever has become of the list since; None: nothing is known of any.
     heard_of: Option<String>,
+    /// This run's start found no list: an agent of another version may have obeyed what the Node asks for, and noted it in its own.
+    began_list: bool,
     reset: bool,
     job: Option<Job>,
     /// The end of the previous run proved something that is not on disk yet.
@@ -410,6 +412,7 @@ impl Configuration {
             forgive: Vec::new(),
             asked_to_forgive: None,
             heard_of: noted.map(|noted| noted.text),
+            began_list: started.began_list,
             reset: false,
             job: None,
             evidence_unrecorded: started.evidence_unrecorded,
@@ -449,8 +452,8 @@ impl Configuration {
     /// What the Node's annotation `kedge.dev/forgive` says, if there is one.
     pub(crate) fn asked_to_forgive(&mut self, asked: Option<&str>) {
         let asked = asked.filter(|asked| asked.len() <= LONGEST_ASKED_BYTES).unwrap_or_default();
-        // the note of it was lost with the list: what stands there may have been obeyed long ago
-        let may_be_old = self.heard_of.is_none() && self.verdicts_were_lost();
+        // the note of it was lost with the list, or is in another version's: what stands there may have been obeyed long ago
+        let may_be_old = self.heard_of.is_none() && (self.began_list || self.verdicts_were_lost());
         let is_withdrawn = asked.is_empty() && self.noted().is_none();
         if may_be_old || is_withdrawn {
             self.heard_of = Some(asked.to_owned());

@@ -130,6 +130,8 @@ pub(crate) struct Started {
     pub(crate) startups: Startups,
     /// The end of the previous run proved something that could not be recorded: the evidence must stay.
     pub(crate) evidence_unrecorded: bool,
+    /// There was no list of bad configs yet: this version of the agent is new here, or has condemned nothing.
+    pub(crate) began_list: bool,
 }
 
 /// Results of parsing, each by the config and whether it was judged as a proven one: a program that runs again from its top
@@ -172,6 +174,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
     let started = Started {
         in_use: local,
         startups: disk.startups.known().cloned().unwrap_or_default(),
+        began_list: disk.bad_configs == Known::Absent,
         disk,
         assigned: None,
         last_known_good: None,
