@@ -41,6 +41,11 @@ pub(crate) struct Limits {
 pub(crate) trait Sendable: Clone + PartialEq {
     /// About how much room it takes.
     fn bytes(&self) -> usize;
+
+    /// Whether a server that refused the one refuses the other: it asks for the same.
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
+    }
 }
 
 /// How the requests of one key are sent.
@@ -144,7 +149,7 @@ impl<R: Sendable> Entry<R> {
     }
 
     fn held_until(&self, request: &R) -> Option<Duration> {
-        self.refused.as_ref().filter(|refused| refused.request == *request).map(|refused| refused.until)
+        self.refused.as_ref().filter(|refused| refused.request.is_same(request)).map(|refused| refused.until)
     }
 
     /// When the request that waits may be sent, as far as its key goes.

@@ -7,6 +7,7 @@ use crate::event::{Action, Answer, LeaseRequest, Level, Now, Request, RequestKey
 use crate::options::Options;
 use crate::outbox::{Outbox, Sendable, json_bytes};
 use crate::pace::Jitter;
+use serde_json::Value;
 
 /// What leaves through the outbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +24,26 @@ impl Sendable for Order {
             Self::Renew(LeaseRequest::Patch(body) | LeaseRequest::Create(body)) => json_bytes(body),
         }
     }
+
+    /// A status that differs in its times only says nothing else.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Request(Request::PatchStatus(ours)), Self::Request(Request::PatchStatus(theirs))) => {
+                without_times(ours) == without_times(theirs)
+            }
+            _ => self == other,
+        }
+    }
+}
+
+/// A status patch without the times of its conditions.
+fn without_times(patch: &Value) -> Value {
+    let mut patch = patch.clone();
+    let conditions = patch.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        condition.retain(|name, _| !["lastHeartbeatTime", "lastTransitionTime"].contains(&name.as_str()));
+    }
+    patch
 }
 
 /// One turn.

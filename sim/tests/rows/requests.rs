@@ -360,6 +360,43 @@ fn refused_mirror_is_repeated_rarely_unless_it_changes() {
     assert_eq!(mirrored(&world), Some(json!({})), "somebody may give it the right");
 }
 
+/// A server that does not let the node report or register is asked again each five minutes, and at once when there is other news.
+#[test]
+fn refused_status_is_repeated_rarely_unless_it_changes() {
+    for status in [400, 403, 422] {
+        let mut world = World::new();
+        world.launch();
+        run_up_to(&mut world, RequestKey::PatchStatus);
+        world.seen.clear();
+        world.do_request(Some(refused(status, "", "no")));
+        world.run_for(4 * MINUTE);
+        assert_eq!(asked(&world, RequestKey::PatchStatus), 0, "{status}");
+        world.facts.addresses = vec!["192.0.2.8".into()];
+        world.run_for(MINUTE);
+        assert_eq!(world.config_ok()[0], "True", "{status}");
+    }
+    let mut world = World::new();
+    world.launch();
+    run_up_to(&mut world, RequestKey::PatchStatus);
+    world.do_request(Some(refused(403, "Forbidden", "no")));
+    world.run_for(7 * MINUTE);
+    assert_eq!(world.config_ok()[0], "True", "somebody may give it the right");
+}
+
+#[test]
+fn refused_registration_is_repeated_rarely() {
+    let mut world = World::new();
+    world.hub = Hub::new(Flavour::Kedge);
+    world.launch();
+    run_up_to(&mut world, RequestKey::Register);
+    world.seen.clear();
+    world.do_request(Some(refused(403, "Forbidden", "no")));
+    world.run_for(4 * MINUTE);
+    assert_eq!(asked(&world, RequestKey::Register), 0);
+    world.run_for(3 * MINUTE);
+    assert!(world.hub.node().is_some(), "somebody may give it the right");
+}
+
 #[test]
 fn refusal_after_an_outage_is_logged() {
     let mut world = running("");

@@ -8,7 +8,7 @@ use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey, R
 use crate::kubelet::Config;
 use crate::node::lease::LeaseKeeper;
 use crate::node::status::{StatusKeeper, StatusPatch};
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Terms};
 use crate::report::{LeaseReport, StorageReport};
 use crate::turn::{Order, Turn};
 use kedge_api as api;
@@ -38,6 +38,9 @@ impl Heartbeat {
     pub(crate) fn new(lease_secs: u32, turn: &mut Turn) -> Self {
         let lease = LeaseKeeper::new(&turn.options.node_name, lease_secs, turn.now);
         turn.outbox.set_terms(RequestKey::Renew, lease.terms());
+        // two kilobytes each half minute to a server that refuses them would be 6 MB a day
+        let terms = Terms { holds_refused: true, ..Terms::default() };
+        turn.outbox.set_terms(RequestKey::PatchStatus, terms);
         Self {
             lease,
             status: StatusKeeper::new(turn.now.wall),

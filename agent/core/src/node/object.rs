@@ -52,10 +52,11 @@ pub(crate) struct NodeObject {
 
 impl NodeObject {
     pub(crate) fn new(lists_only: bool, turn: &mut Turn) -> Self {
-        // a server may refuse a label or an annotation, and an administrator may then set it, or allow it
+        // a server may refuse the Node, a label or an annotation, and an administrator may then make or set it, or allow it
         let terms = Terms { holds_refused: true, ..Terms::default() };
-        turn.outbox.set_terms(RequestKey::PatchLabels, terms);
-        turn.outbox.set_terms(RequestKey::PatchNode, terms);
+        for key in [RequestKey::Register, RequestKey::PatchLabels, RequestKey::PatchNode] {
+            turn.outbox.set_terms(key, terms);
+        }
         Self {
             reflector: Reflector::new(Watched::Node, &turn.options.node_name, lists_only),
             node: None,
