@@ -988,6 +988,8 @@ impl Startups {
 
 #[derive(Serialize, Deserialize)]
 struct BadConfigMapJson {
+    /// For people, so an entry that a person wrote may lack it.
+    #[serde(default)]
     time: Timestamp,
     reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -1400,13 +1402,18 @@ mod tests {
 
     #[test]
     fn entry_without_contents_bans_the_whole_uid() {
-        let text = br#"{"u-1": {"time": "2026-11-21T01:00:00Z", "reason": "by hand"}}"#;
-        let Known::Is(bad) = BadConfigs::read(&content(text)) else { panic!("unknown") };
-        for is in [None, Some(&is("a")), Some(&is("b"))] {
-            assert_eq!(bad.verdict("u-1", is).unwrap().reason, "by hand");
+        // a person need not write a time, which is for people
+        for time in ["", r#""time": "2026-11-21T01:00:00Z", "#] {
+            let text = format!(r#"{{"u-1": {{{time}"reason": "by hand"}}}}"#);
+            let Known::Is(bad) = BadConfigs::read(&content(text.as_bytes())) else {
+                panic!("{text} is unknown")
+            };
+            for is in [None, Some(&is("a")), Some(&is("b"))] {
+                assert_eq!(bad.verdict("u-1", is).unwrap().reason, "by hand");
+            }
+            assert_eq!(bad.verdict("u-2", None), None);
+            assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
         }
-        assert_eq!(bad.verdict("u-2", None), None);
-        assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
     }
 
     #[test]
