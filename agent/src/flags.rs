@@ -14,8 +14,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
@@ -133,7 +131,7 @@ impl RuntimeOptions {
         if !program.is_file() {
             return None;
         }
-        if !fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0) {
+        if !kedge_platform::linux::is_root() {
             log::info!("no pods run here: only root may start containers with {}", program.display());
             return None;
         }

@@ -65,6 +65,11 @@ pub fn total_memory() -> io::Result<u64> {
     Ok(nix::sys::sysinfo::sysinfo()?.ram_total())
 }
 
+/// Whether this process may do what only root may, such as starting containers.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
 /// For how long the calling thread was running since it began.
 ///
 /// # Errors
