@@ -57,6 +57,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         version: VERSION.into(),
         node_name,
         bad_configs: None,
+        bad_configs_unreadable: None,
         health: Arc::new(DiskHealth::default()),
         runtime: None,
         read_only: Some("a forecast changes nothing".into()),

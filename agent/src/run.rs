@@ -283,6 +283,7 @@ impl Agent {
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: node_name.clone(),
             bad_configs: None,
+            bad_configs_unreadable: None,
             health: Arc::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),

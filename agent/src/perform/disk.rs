@@ -127,6 +127,8 @@ pub(crate) struct DiskLoop {
     pub(crate) version: String,
     pub(crate) node_name: String,
     pub(crate) bad_configs: Option<Vec<u8>>,
+    /// Why the list could not be read at the last look.
+    pub(crate) bad_configs_unreadable: Option<String>,
     pub(crate) health: Arc<DiskHealth>,
     /// None: there is no runtime on this node.
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
@@ -200,6 +202,7 @@ impl DiskLoop {
                 let read = self.read(&file);
                 if file == StateFile::BadConfigs {
                     self.bad_configs = content(&read);
+                    self.bad_configs_unreadable = why_unreadable(&read);
                 }
                 Outcome::Read(read)
             }
@@ -298,7 +301,14 @@ impl DiskLoop {
         }
         let read = self.read(&StateFile::BadConfigs);
         let now = content(&read);
-        if now == self.bad_configs || matches!(read, Read::Unreadable(_)) {
+        let why = why_unreadable(&read);
+        if why.is_some() {
+            // it may be an edit: core says that the list as it was stays in force, once for each reason
+            let before = std::mem::replace(&mut self.bad_configs_unreadable, why);
+            return (self.bad_configs_unreadable != before).then_some(Event::BadConfigsRead(read));
+        }
+        self.bad_configs_unreadable = None;
+        if now == self.bad_configs {
             return None;
         }
         self.bad_configs = now;
@@ -414,6 +424,13 @@ fn is_reportable(ip: IpAddr) -> bool {
 
 /// Addresses reported: upstream reports one per family, and each costs bytes in every full answer.
 const ADDRESSES: usize = 4;
+
+fn why_unreadable(read: &Read) -> Option<String> {
+    match read {
+        Read::Unreadable(why) => Some(why.clone()),
+        _ => None,
+    }
+}
 
 fn content(read: &Read) -> Option<Vec<u8>> {
     match read {
@@ -580,6 +597,7 @@ mod tests {
             version: "0.1.0".into(),
             node_name: "edge-1".into(),
             bad_configs: None,
+            bad_configs_unreadable: None,
             health: Arc::default(),
             runtime: None,
             read_only: None,
@@ -657,6 +675,28 @@ mod tests {
         std::fs::remove_file(scratch.join("0.1.0/bad-configs.json")).unwrap();
         assert!(matches!(disk.perform(DiskOrder::CheckBadConfigs), Some(Event::BadConfigsRead(_))));
         assert!(disk.perform(DiskOrder::CheckBadConfigs).is_none());
+    }
+
+    /// A directory in its place stands for a damaged sector: whatever is there now cannot be read.
+    #[test]
+    fn list_that_becomes_unreadable_is_handed_on_once() {
+        let scratch = kedge_rig::Scratch::new("unreadable-list").unwrap();
+        let counted = |files| Counted { files, asked: Arc::default(), is_full: false };
+        let mut disk = disk_loop(&scratch, Host::default(), counted);
+        scratch.write("0.1.0/bad-configs.json", "{}");
+        disk.perform(DiskOrder::Step(Step::Read(StateFile::BadConfigs)));
+        std::fs::remove_file(scratch.join("0.1.0/bad-configs.json")).unwrap();
+        scratch.write("0.1.0/bad-configs.json/in-the-way", "");
+        let mut look = || disk.perform(DiskOrder::CheckBadConfigs);
+        let handed_on = look();
+        assert!(matches!(handed_on, Some(Event::BadConfigsRead(Read::Unreadable(_)))));
+        assert!(look().is_none(), "it is known");
+        std::fs::remove_dir_all(scratch.join("0.1.0/bad-configs.json")).unwrap();
+        scratch.write("0.1.0/bad-configs.json", "{}");
+        assert!(look().is_none(), "nothing has changed");
+        std::fs::remove_file(scratch.join("0.1.0/bad-configs.json")).unwrap();
+        scratch.write("0.1.0/bad-configs.json/in-the-way", "");
+        assert!(look().is_some(), "it cannot be read again");
     }
 
     #[test]
