@@ -1,7 +1,8 @@
 //! Node, with both forms of `spec.configSource`.
 //!
 //! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms together are stored
-//! with a warning: the node validates them. A status write may not change spec.
+//! with a warning: the node validates them. What a node reports in `status.config` follows upstream's rules, too. A status write
+//! may not change spec.
 
 use kedge_api::NOT_READY_TAINT;
 use serde_json::{Value, json};
@@ -157,6 +158,14 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     }
     // only what changes: a node that an older hub took as it is must be able to report
     let changes = |part: &str, field: &str| old.is_none_or(|old| old[part][field] != new[part][field]);
+    let (config, before) = (&new["status"]["config"], old.map(|old| &old["status"]["config"]));
+    for part in ["assigned", "active", "lastKnownGood"] {
+        if let Some(reported) = at(config, &[part]).filter(|reported| !reported.is_null())
+            && before.is_none_or(|before| before[part] != *reported)
+        {
+            validate_reported(reported, &format!("status.config.{part}"), errors);
+        }
+    }
     for field in ["capacity", "allocatable"].into_iter().filter(|field| changes("status", field)) {
         for (name, amount) in rules::entries(&new["status"], field) {
             validate_amount(name, amount, &format!("status.{field}.{name}"), errors);
@@ -213,12 +222,31 @@ fn validate_source(source: &Value, errors: &mut FieldErrors) {
         }
     }
     let Some(map) = source.get("configMap") else { return };
-    let path = |field: &str| format!("spec.configSource.configMap.{field}");
-    for field in ["uid", "resourceVersion"] {
-        if !text(map, &[field]).is_empty() {
-            errors.push(FieldError::forbidden(path(field), &format!("{field} must not be set in spec")));
-        }
+    let path = "spec.configSource.configMap";
+    for field in ["uid", "resourceVersion"].into_iter().filter(|field| !text(map, &[field]).is_empty()) {
+        let why = format!("{field} must not be set in spec");
+        errors.push(FieldError::forbidden(format!("{path}.{field}"), &why));
     }
+    validate_config_map(map, path, errors);
+}
+
+/// What a node says it was assigned, runs and falls back to: which object, in which version.
+fn validate_reported(reported: &Value, path: &str, errors: &mut FieldErrors) {
+    let Some(map) = reported.get("configMap") else {
+        let why = "exactly one reference subfield must be non-nil";
+        return errors.push(FieldError::invalid(path, reported.clone(), why));
+    };
+    let path = format!("{path}.configMap");
+    for field in ["uid", "resourceVersion"].into_iter().filter(|field| text(map, &[field]).is_empty()) {
+        let why = format!("{field} must be set in status");
+        errors.push(FieldError::required(format!("{path}.{field}"), &why));
+    }
+    validate_config_map(map, &path, errors);
+}
+
+/// The object and the key, wherever they are named.
+fn validate_config_map(map: &Value, path: &str, errors: &mut FieldErrors) {
+    let path = |field: &str| format!("{path}.{field}");
     type Rule = (&'static str, fn(&str) -> Option<String>);
     let rules: [Rule; 3] = [
         ("namespace", |value| names::NameRule::Label.complaint(value)),
@@ -299,6 +327,37 @@ mod tests {
             ],
             false,
         );
+    }
+
+    #[test]
+    fn reported_config_names_one_version_of_an_object() {
+        let map = json!({"namespace": "default", "name": "a", "kubeletConfigKey": "kubelet"});
+        let whole = json!({
+            "namespace": "default", "name": "a", "kubeletConfigKey": "kubelet", "uid": "u", "resourceVersion": "1",
+        });
+        let check = |part: &str, reported: Value, old: Option<Value>, expect: &[&str]| {
+            let node = |reported: Value| json!({"status": {"config": {part: reported}}});
+            let mut errors = FieldErrors::default();
+            validate(&node(reported), old.map(node).as_ref(), &mut errors);
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+        };
+        for part in ["assigned", "active", "lastKnownGood"] {
+            check(part, json!({"configMap": whole}), None, &[]);
+            let path = format!("status.config.{part}");
+            let missing = [
+                format!("{path}.configMap.uid: Required value: uid must be set in status"),
+                format!(
+                    "{path}.configMap.resourceVersion: Required value: resourceVersion must be set in status"
+                ),
+            ];
+            let missing = missing.each_ref().map(String::as_str);
+            check(part, json!({"configMap": map}), None, &missing);
+            check(part, json!({"configMap": map}), Some(json!({})), &missing);
+            // as an older hub took it: the node must be able to report the rest
+            check(part, json!({"configMap": map}), Some(json!({"configMap": map})), &[]);
+            let why = format!("{path}: Invalid value: {{}}: exactly one reference subfield must be non-nil");
+            check(part, json!({}), None, &[&why]);
+        }
     }
 
     #[test]
