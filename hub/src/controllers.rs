@@ -12,9 +12,10 @@ use std::time::Duration;
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, daemon_sets,
-    events, garbage, namespaces, nodes, pods, root_certificate, service_accounts, system_namespaces,
+    events, garbage, namespaces, nodes, pods, root_certificate, scheduler, service_accounts,
+    system_namespaces,
 };
-use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind};
+use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
 use kedge_hub_core::selector::Selection;
@@ -61,6 +62,7 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), namespaces::Namespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), pods::Pods::default));
     running.spawn(run(hub.clone(), tools.clone(), daemon_sets::DaemonSets::default));
+    running.spawn(run(hub.clone(), tools.clone(), scheduler::Scheduler::default));
     running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
     running.spawn(run(hub.clone(), tools.clone(), system_namespaces::SystemNamespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));
@@ -357,7 +359,11 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
             hub.create(kind, value).await.map(|object| Done::Stored(object, true))
         }
         Action::Update { kind, namespace, name, edit, requires } => {
-            update(hub, &Place { kind, namespace: &namespace, name: &name }, edit, &requires).await
+            update(hub, &Place { kind, namespace: &namespace, name: &name }, Part::All, edit, &requires).await
+        }
+        Action::Bind { namespace, name, edit, requires } => {
+            let place = Place { kind: &POD, namespace: &namespace, name: &name };
+            update(hub, &place, Part::Binding, edit, &requires).await
         }
         Action::Delete { kind, namespace, name, options, requires } => {
             let place = Place { kind, namespace: &namespace, name: &name };
@@ -388,6 +394,7 @@ fn record_signature<E>(hub: &Hub, signed: Result<&str, E>) {
 async fn update(
     hub: &Hub,
     place: &Place<'_>,
+    part: Part,
     mut edit: Edit,
     requires: &[Require],
 ) -> Result<Done, ApiError> {
@@ -397,7 +404,7 @@ async fn update(
         Ok(value)
     };
     let options = WriteOptions { requires, ..WriteOptions::internal() };
-    let answer = requests::edit(hub, place, Part::All, &options, compute).await?;
+    let answer = requests::edit(hub, place, part, &options, compute).await?;
     let object = answer.object.ok_or_else(|| ApiError::not_found(place.kind, place.name))?;
     Ok(Done::Stored(object, meant))
 }

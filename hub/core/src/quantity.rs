@@ -198,6 +198,16 @@ impl Quantity {
         Quantity { nanos: self.nanos.saturating_add(other.nanos), ..self }
     }
 
+    /// How much of `whole` it is, in percent: 0 to 100; 100 also of nothing.
+    #[must_use]
+    pub fn percent_of(self, whole: Quantity) -> u8 {
+        if whole.nanos <= 0 {
+            return 100;
+        }
+        u8::try_from((self.nanos.max(0).min(whole.nanos) / (whole.nanos / 100).max(1)).min(100))
+            .unwrap_or(100)
+    }
+
     /// The canonical text: the largest suffix of its family with which the number is whole.
     fn canonical(self) -> String {
         if self.nanos == 0 {

@@ -12,8 +12,9 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn pod(name: &str, node: &str) -> Value {
-    let mut pod =
-        json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}});
+    // another scheduler's: the hub's writes into those that wait for it
+    let mut pod = json!({"metadata": {"name": name},
+        "spec": {"schedulerName": "another", "containers": [{"name": "c", "image": "i:1"}]}});
     if !node.is_empty() {
         pod["spec"]["nodeName"] = node.into();
     }
@@ -395,7 +396,9 @@ fn samples(name: &str) -> Vec<(&'static str, Value)> {
 
 fn is_observed(set: &Reply) -> bool {
     let set = set.json();
-    set["status"]["observedGeneration"] == set["metadata"]["generation"]
+    let status = &set["status"];
+    status["observedGeneration"] == set["metadata"]["generation"]
+        && status["desiredNumberScheduled"] == status["currentNumberScheduled"]
 }
 
 #[test]
@@ -412,7 +415,7 @@ fn field_validation_holds_for_every_write() {
         let mut stored = client.post(collection, &object).expect(201);
         let path = format!("{collection}/one");
         if kind == "DaemonSet" {
-            // its controller writes the status once
+            // its controller writes the status until each node has a pod
             wait_until(&mut client, &path, is_observed);
             stored = client.get(&path).expect(200);
         }
@@ -512,6 +515,7 @@ fn dry_run_of_any_write_stores_nothing() {
         lists.retain(|object| object["source"]["component"] != "node-controller");
         lists
     };
+    wait_until(&mut client, &format!("{SETS}/one"), is_observed);
     let before = everything(&mut client);
     let dry = |path: &str| format!("{path}?dryRun=All&fieldValidation=Ignore");
     for ((collection, object), (_, other)) in samples("one").into_iter().zip(samples("two")) {

@@ -201,7 +201,10 @@ fn pod_gets_its_node_by_creation_or_binding_only() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{PODS}/p");
-    let made = client.post(PODS, &pod("p")).expect(201);
+    let mut unbound = pod("p");
+    // not ours, which would say meanwhile that there is no node
+    unbound["spec"]["schedulerName"] = json!("another");
+    let made = client.post(PODS, &unbound).expect(201);
     let move_it = json!({"spec": {"nodeName": "a"}});
     for form in ["merge", "strategic-merge"] {
         let refused = client.patch(form, &path, &move_it);

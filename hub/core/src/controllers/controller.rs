@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 
 use crate::api_error::ApiError;
 use crate::identity::certificate_request::Request;
-use crate::kinds::{Kind, NAMESPACE};
+use crate::kinds::{Kind, NAMESPACE, POD};
 use crate::object::{Event, Object};
 use crate::requests::{DeleteOptions, Objects};
 use crate::selector::Selection;
@@ -120,6 +120,13 @@ pub enum Action {
         /// What must hold of other objects, until the change is made; else the edit does not apply.
         requires: Vec<Require>,
     },
+    /// The same for a pod without a node, which this edit may give one.
+    Bind {
+        namespace: String,
+        name: String,
+        edit: Edit,
+        requires: Vec<Require>,
+    },
     Delete {
         kind: &'static Kind,
         namespace: String,
@@ -144,6 +151,7 @@ impl Action {
             Action::Create { kind, .. } | Action::Update { kind, .. } | Action::Delete { kind, .. } => {
                 Some(kind)
             }
+            Action::Bind { .. } => Some(&POD),
             Action::FinalizeNamespace { .. } => Some(&NAMESPACE),
             Action::Sign(_) => None,
         }
@@ -160,6 +168,7 @@ impl fmt::Debug for Action {
             Action::Delete { kind, namespace, name, .. } => {
                 write!(out, "delete {} {namespace}/{name}", kind.plural)
             }
+            Action::Bind { namespace, name, .. } => write!(out, "bind pod {namespace}/{name}"),
             Action::FinalizeNamespace { name, .. } => write!(out, "finalize namespace {name}"),
             Action::Sign(signing) => write!(out, "sign for {}", signing.request.common_name),
         }

@@ -9,8 +9,10 @@ pub mod events;
 pub mod garbage;
 pub mod namespaces;
 pub mod nodes;
+mod placing;
 pub mod pods;
 pub mod root_certificate;
+pub mod scheduler;
 pub mod service_accounts;
 pub mod system_namespaces;
 
@@ -41,6 +43,7 @@ mod tests {
     use kedge_rig::Random;
 
     mod daemon_sets;
+    mod scheduler;
 
     struct NoSink;
 
@@ -124,15 +127,13 @@ mod tests {
                     let namespace = crate::value::text(&value, &["metadata", "namespace"]).to_owned();
                     requests::create(&self.index, kind, &namespace, value, &options, &fresh)
                 }
-                Action::Update { kind, namespace, name, mut edit, requires } => {
+                Action::Update { kind, namespace, name, edit, requires } => {
                     let place = Place { kind, namespace: &namespace, name: &name };
-                    if !self.are_unchanged(&requires) {
-                        return Ok(Vec::new());
-                    }
-                    requests::edit(&self.index, &place, Part::All, &options, &fresh, |_, mut value| {
-                        edit(&mut value, "2026-11-21T12:00:00Z");
-                        Ok(value)
-                    })
+                    return self.update(&place, Part::All, edit, &requires, &fresh);
+                }
+                Action::Bind { namespace, name, edit, requires } => {
+                    let place = Place { kind: &POD, namespace: &namespace, name: &name };
+                    return self.update(&place, Part::Binding, edit, &requires, &fresh);
                 }
                 Action::Delete { kind, namespace, name, options: asked, requires } => {
                     let place = Place { kind, namespace: &namespace, name: &name };
@@ -144,6 +145,25 @@ mod tests {
                 }
                 Action::Sign(_) => panic!("no certificates here"),
             };
+            self.settle(decided)
+        }
+
+        fn update(
+            &mut self,
+            place: &Place<'_>,
+            part: Part,
+            mut edit: Edit,
+            requires: &[Require],
+            fresh: &Fresh,
+        ) -> Result<Vec<(&'static Kind, Arc<Event>)>, ApiError> {
+            if !self.are_unchanged(requires) {
+                return Ok(Vec::new());
+            }
+            let options = WriteOptions::internal();
+            let decided = requests::edit(&self.index, place, part, &options, fresh, |_, mut value| {
+                edit(&mut value, "2026-11-21T12:00:00Z");
+                Ok(value)
+            });
             self.settle(decided)
         }
 

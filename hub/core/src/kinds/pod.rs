@@ -1,4 +1,4 @@
-//! Pod: bound to a node by its creator or by a binding (the hub has no scheduler), run and reported by that node.
+//! Pod: bound to a node by its creator, by a binding or by the scheduler, run and reported by that node.
 //!
 //! Deletion is graceful, as upstream: a bound pod gets a deletion time and stays until the node confirms (a delete with a
 //! grace period of zero); an unbound, ended or mirror pod is deleted at once. After creation only images, deadlines and added

@@ -126,7 +126,7 @@ fn hash(template: &Value, collisions: Option<i64>) -> String {
 }
 
 /// FNV-1a of 32 bits in letters that make no words.
-pub(super) fn short(text: &str) -> String {
+pub(in crate::controllers) fn short(text: &str) -> String {
     let hash =
         text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     hash.to_string().bytes().map(|digit| char::from(ALPHABET[usize::from(digit) % ALPHABET.len()])).collect()

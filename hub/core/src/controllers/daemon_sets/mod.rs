@@ -7,7 +7,6 @@
 //! history (`history`), placing (`placing`), what is made and ended (`update`), the end of a set's objects (`garbage`).
 
 mod history;
-mod placing;
 mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +16,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Task, World};
+use super::placing::{self, Node};
 use crate::api_error::ApiError;
 use crate::kinds::daemon_set::{TEMPLATE_GENERATION, selects};
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, Kind, NODE, POD};
@@ -24,8 +24,8 @@ use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::state::Require;
 use crate::value::{rfc3339, text};
+pub(super) use history::short;
 use history::{Current, Revision, Step};
-use placing::Node;
 use update::{Plan, Pod, Readiness, Strategy, Wanted};
 
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::super::placing::{self, Node, Placed};
 use super::history;
-use super::placing::{self, Node, Placed};
 use crate::value::{condition, text};
 
 /// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.

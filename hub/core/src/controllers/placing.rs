@@ -1,7 +1,7 @@
-//! On which nodes a DaemonSet runs: node name, node selector, required node affinity, taints.
+//! Which nodes a pod may run on: node selector, required node affinity, taints; and what daemon pods tolerate.
 //!
-//! The rules are upstream's (its daemon controller's predicates). Always holds: pure functions of a template and of what a node has;
-//! what cannot be read matches nothing. Leaves to others: whether the node is heard of (`update`).
+//! The rules are upstream's (its scheduler's and its daemon controller's). Always holds: pure functions of a pod spec and of what a node
+//! has; what cannot be read matches nothing. Leaves to others: resources (`scheduler`), whether the node is heard of (`daemon_sets`).
 
 use serde_json::{Value, json};
 
@@ -41,14 +41,10 @@ impl Node {
         Node {
             name: object.name.to_string(),
             labels: value["metadata"]["labels"].clone(),
-            taints: taints.filter(|taint| keeps_away(taint)).cloned().collect(),
+            taints: taints.filter(|taint| taint["effect"] != "PreferNoSchedule").cloned().collect(),
             is_lost: condition(&value["status"], "Ready").is_some_and(|ready| ready["status"] == "Unknown"),
         }
     }
-}
-
-fn keeps_away(taint: &Value) -> bool {
-    taint["effect"] != "PreferNoSchedule" && !OF_STATE.contains(&text(taint, &["key"]))
 }
 
 /// Whether a node gets a pod, and whether it keeps one that it has.
@@ -64,13 +60,22 @@ pub(super) fn place(spec: &Value, node: &Node) -> Placed {
     if !(named.is_empty() || named == node.name) || !selects(spec, node) {
         return Placed { runs: false, keeps: false };
     }
-    let tolerations = spec["tolerations"].as_array().map_or(&[][..], Vec::as_slice);
-    let bears = |taint: &&Value| !tolerations.iter().any(|toleration| tolerates(toleration, taint));
-    let unbearable: Vec<&Value> = node.taints.iter().filter(bears).collect();
+    let is_of_state = |taint: &&Value| OF_STATE.contains(&text(taint, &["key"]));
+    let unbearable: Vec<&Value> = untolerated(spec, node).filter(|taint| !is_of_state(taint)).collect();
     Placed {
         runs: unbearable.is_empty(),
         keeps: unbearable.iter().all(|taint| taint["effect"] != "NoExecute"),
     }
+}
+
+/// The taints of a node that keep a pod away, or end it.
+pub(super) fn untolerated<'a>(spec: &'a Value, node: &'a Node) -> impl Iterator<Item = &'a Value> {
+    node.taints.iter().filter(|taint| !is_tolerated(spec, taint))
+}
+
+pub(super) fn is_tolerated(spec: &Value, taint: &Value) -> bool {
+    let mut tolerations = spec["tolerations"].as_array().into_iter().flatten();
+    tolerations.any(|toleration| tolerates(toleration, taint))
 }
 
 /// Adds the tolerations of daemon pods to a pod spec.
@@ -120,7 +125,8 @@ fn tolerates(toleration: &Value, taint: &Value) -> bool {
         && (is_exists || text(toleration, &["value"]) == text(taint, &["value"]))
 }
 
-fn selects(spec: &Value, node: &Node) -> bool {
+/// By its node selector and its required node affinity.
+pub(super) fn selects(spec: &Value, node: &Node) -> bool {
     let mut wanted = spec["nodeSelector"].as_object().into_iter().flatten();
     if !wanted.all(|(key, value)| node.labels.get(key) == Some(value)) {
         return false;
