@@ -28,7 +28,7 @@ fn node() -> Scratch {
     let scratch = Scratch::new("network").unwrap();
     let list = json!({"cniVersion": "1.0.0", "name": "edge", "plugins": [
         {"type": "first"}, {"type": "second", "capabilities": {"portMappings": true}}]});
-    scratch.write("net.d/10-edge.conflist", &list.to_string());
+    scratch.write("net.d/10-edge.conflist", list.to_string());
     for name in ["first", "second"] {
         let path = scratch.write(&format!("plugins/{name}"), SCRIPT);
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -216,7 +216,7 @@ fn network_needs_its_file_and_its_programs() {
     scratch.write("net.d/05-bad.conf", "{}");
     let bad = plugins("plugins").network().unwrap_err();
     assert!(bad.contains("05-bad.conf: name is"), "the next one would be another network: {bad}");
-    scratch.write("net.d/05-bad.conf", &"x".repeat(cni::CONFIG_BYTES + 1));
+    scratch.write("net.d/05-bad.conf", "x".repeat(cni::CONFIG_BYTES + 1));
     assert!(plugins("plugins").network().unwrap_err().contains("05-bad.conf"));
     std::fs::remove_dir_all(scratch.join("net.d")).unwrap();
     let none = plugins("plugins").network().unwrap_err();
