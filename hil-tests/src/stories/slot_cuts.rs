@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use kedge_rig::logged_disk::{Choice, Image, Recording};
 
@@ -114,13 +115,24 @@ impl Whole {
     fn started(&self, [esp, root_a, root_b]: &Parts, scratch: &Path) -> Result<String, String> {
         let (image, files) = (scratch.join("esp.img"), scratch.join("esp"));
         let _ = fs::remove_dir_all(&files);
-        fs::create_dir(&files).and_then(|()| fs::write(&image, "")).map_err(|error| error.to_string())?;
+        fs::create_dir_all(files.join("loader/entries"))
+            .and_then(|()| fs::create_dir(files.join("kedge")))
+            .and_then(|()| fs::write(&image, ""))
+            .map_err(|error| error.to_string())?;
         esp.write_to(&image).map_err(|error| error.to_string())?;
-        // what is damaged is not copied, and then missed below
-        let from = ["::/loader", "::/kedge"].map(AsRef::as_ref);
-        let options = ["-s".as_ref(), "-n".as_ref(), "-Q".as_ref(), "-i".as_ref(), image.as_os_str()];
-        let copied = tool("mcopy", &[&options[..], &from[..], &[files.as_os_str()]].concat());
-        let chosen = choose(&files).ok_or_else(|| format!("no entry can be started: {copied:?}"))?;
+        // What is damaged is not copied, and then missed below. One at a time, for mcopy ends at the first damage, and the boot loader goes
+        // on with the next entry.
+        let listed = Command::new("mdir").args(["-b", "-i"]).arg(&image).arg("::/loader/entries").output();
+        let listed = listed.map_err(|error| format!("mdir: {error}"))?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let places = listed.lines().map(|entry| (entry, "loader/entries"));
+        let mut problems = Vec::new();
+        for (from, to) in places.chain([("::/kedge/a", "kedge"), ("::/kedge/b", "kedge")]) {
+            let to = files.join(to);
+            let options = ["-s".as_ref(), "-n".as_ref(), "-i".as_ref(), image.as_os_str()];
+            problems.extend(tool("mcopy", &[&options[..], &[from.as_ref(), to.as_os_str()]].concat()).err());
+        }
+        let chosen = choose(&files).ok_or_else(|| format!("no entry can be started: {problems:?}"))?;
         let text = fs::read_to_string(files.join("loader/entries").join(&chosen)).unwrap_or_default();
         let slot = if chosen.starts_with("kedge-a") { "a" } else { "b" };
         let root = if slot == "a" { root_a } else { root_b };
@@ -137,7 +149,7 @@ impl Whole {
         match found {
             [true, true, true, true] => Ok(chosen),
             _ => Err(format!(
-                "{chosen} would start; its root's name, kernel, initramfs and root are whole: {found:?}"
+                "{chosen} would start; its root's name, kernel, initramfs and root are whole: {found:?}; {problems:?}"
             )),
         }
     }

@@ -283,7 +283,11 @@ fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<String, Hi
 
 pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    stage.guest("for d in /dev/disk/by-partlabel/state; do dd if=/dev/zero of=$d bs=1M oflag=direct conv=notrunc 2>/dev/null; done; true")?;
+    // the second one flushes the disk, which the first does not at the partition's end; sync would write the file system back
+    stage.guest(
+        "d=/dev/disk/by-partlabel/state; dd if=/dev/zero of=$d bs=1M oflag=direct conv=notrunc 2>/dev/null; \
+         dd if=/dev/zero of=$d bs=4096 count=1 oflag=direct conv=notrunc,fsync",
+    )?;
     comes_back_from_damage(stage, &uid)?;
     stage.runs(&uid)?;
     stage.say("all of the state partition was zeroed: the identity was handed over again, and edge-good came from the hub");
@@ -337,7 +341,7 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
             left -= now;
             stage.guest(&format!(
                 "d=/dev/disk/by-partlabel/state; n=$(($(blockdev --getsize64 $d) / 4096 - 1)); \
-                 shuf -i 0-$n -n {now} | while read b; do dd if=/dev/urandom of=$d bs=4096 count=1 seek=$b oflag=direct conv=notrunc 2>/dev/null || exit 1; done"
+                 shuf -i 0-$n -n {now} | while read b; do dd if=/dev/urandom of=$d bs=4096 count=1 seek=$b oflag=direct conv=notrunc,fsync 2>/dev/null || exit 1; done"
             ))?;
         }
         stage.say(&format!("{blocks} random blocks overwritten"));
