@@ -62,10 +62,10 @@ pub enum Command {
     Unpack(UnpackArguments),
     /// On a disk image: judge this boot.
     SlotHealth(Places),
-    /// On a disk image: what works in this boot, and what did a moment ago.
-    SlotWorks(Places, String),
-    /// On a disk image: whether the update with this manifest may be written, and where.
-    SlotAdmit(PathBuf),
+    /// On a disk image: write an update into the other slot, and try it at once.
+    SlotUpdate(Places, String, bool),
+    /// On a disk image: this boot is good.
+    SlotBless,
     /// On a disk image: the slots.
     SlotStatus,
     /// Print a version.
@@ -245,6 +245,7 @@ fn parse_raw(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
 struct Raw {
     texts: BTreeMap<&'static str, String>,
     dynamic_config: Option<bool>,
+    reboots: bool,
     output: Option<Output>,
     node_labels: BTreeMap<String, String>,
     config_flags: Vec<(&'static str, Value)>,
@@ -285,6 +286,7 @@ impl Raw {
         }
         match name {
             "output" => self.output = Some(output(&parser.value()?.string()?)?),
+            "reboot" => self.reboots = true,
             "dynamic-config" => self.dynamic_config = Some(boolean(name, parser)?),
             "register-node" => self.set("register-node", json!({"registerNode": boolean(name, parser)?})),
             "register-with-taints" => {
@@ -358,9 +360,14 @@ impl Raw {
             ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
             ["images"] => Command::Help(HELP_IMAGES),
             ["slot", "health"] => Command::SlotHealth(self.places()),
-            ["slot", "works"] => Command::SlotWorks(self.places(), String::new()),
-            ["slot", "works", before] => Command::SlotWorks(self.places(), (*before).to_owned()),
-            ["slot", "admit", manifest] => Command::SlotAdmit(PathBuf::from(manifest)),
+            ["slot", "update"] => {
+                return Err(UsageError("slot update needs a file, or - for standard input".into()));
+            }
+            ["slot", "update", file] => {
+                let reboots = self.reboots;
+                Command::SlotUpdate(self.places(), (*file).to_owned(), reboots)
+            }
+            ["slot", "bless"] => Command::SlotBless,
             ["slot", "status"] => Command::SlotStatus,
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
         })
@@ -592,9 +599,10 @@ Commands:
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   shim, pause, unpack  internal: for containers and images (docs/pods.md)
   slot health        on a disk image, for kedge-health.service: wait until this boot is good; exit code 1 if it is not
-  slot works [WORDS] on a disk image, for kedge-update: print what works in this boot, with what worked before
-  slot admit FILE    the same: whether the update with this manifest may be written; print where, or exit code 1
+  slot update FILE   on a disk image: write an update (-: standard input) into the slot that does not run; the boot loader
+                     tries it at the next boot, with --reboot now
   slot status        on a disk image: the slot that runs, and the boot loader's list
+  slot bless         on a disk image, for systemd-bless-boot.service: this boot is good
   version            print the version
 
 Flags of all commands that talk to an agent:

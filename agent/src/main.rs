@@ -38,11 +38,8 @@ fn main() -> ExitCode {
         Command::Images(options, output) => apart(|| images::command::run(&options, output)),
         Command::Unpack(arguments) => apart(|| images::command::unpack(&arguments)),
         Command::SlotHealth(places) => apart(|| slot::health(&places)),
-        Command::SlotWorks(places, before) => {
-            apart(|| slot::works(&places, &before));
-            Ok(())
-        }
-        Command::SlotAdmit(manifest) => apart(|| slot::admission::admit(&manifest)),
+        Command::SlotUpdate(places, file, reboots) => apart(|| slot::update::update(&places, &file, reboots)),
+        Command::SlotBless => apart(slot::bless::bless),
         Command::SlotStatus => {
             apart(slot::admission::status);
             Ok(())

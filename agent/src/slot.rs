@@ -1,10 +1,14 @@
 //! `kedge slot`: what a disk image asks the agent's program about the boot that runs.
 //!
 //! Looks, for the decisions of `kedge_core::slot`: at the kernel's command line and mounts, the watchdogs, the unit and the running agent.
-//! Always holds: nothing is changed; what cannot be seen does not work. A program that cannot be read fails here, too, and that is
-//! how a good slot whose agent is lost is noticed.
+//! Always holds: `health` and `status` change nothing; what cannot be seen does not work. A program that cannot be read fails here, too,
+//! and that is how a good slot whose agent is lost is noticed.
+//! Leaves to others: what changes the slots (`update`, `bless`).
 
 pub mod admission;
+pub mod bless;
+mod steps;
+pub mod update;
 
 use crate::cli::{self, CommandError};
 use crate::flags::Places;
@@ -25,6 +29,8 @@ const COUNTING: &str = "firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-4
 const SOFTDOG: &str = "Software Watchdog";
 /// How often the trial looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Held by an update and by a blessing.
+const LOCK: &str = "/run/kedge-update.lock";
 
 /// `kedge slot health`, for `kedge-health.service`: returns when this boot is good.
 ///
@@ -60,12 +66,9 @@ pub fn health(places: &Places) -> Result<(), CommandError> {
     }
 }
 
-/// `kedge slot works [WORDS]`: prints what works in this boot, and what is handed over, for it worked a moment ago. kedge-update writes
-/// that into the entry of the new slot, whose trial asks for it: a hub that was away before condemns no image, nor a disk that was broken.
-pub fn works(places: &Places, before: &str) {
-    let mut works = look(&Roots::default(), status(places).as_ref());
-    works.extend(slot::parse(before));
-    cli::print(slot::words(&works, ","));
+/// For the person at the console, or the journal: what is done is no answer that a script would read.
+fn say(text: impl std::fmt::Display) {
+    eprintln!("kedge: {text}");
 }
 
 /// The node's labels with that of the slot, on an image; the operator's own flag goes before.
@@ -134,7 +137,34 @@ fn has_watchdog(class: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_platform::fake::FakeDisk;
+    use kedge_platform::slots::LIST;
     use serde_json::json;
+    use std::path::PathBuf;
+
+    /// Slot a runs, and slot b is an older good one.
+    pub(super) fn disk() -> FakeDisk {
+        let disk = FakeDisk::new();
+        for slot in ["a", "b"] {
+            disk.put(format!("kedge/{slot}/vmlinuz"), b"old");
+            disk.put(format!("kedge/{slot}/initrd"), b"old");
+            let text = format!("title {slot}\nversion 7\noptions root=PARTLABEL=root-{slot} quiet\n");
+            disk.put(entry(&format!("kedge-{slot}.conf")), text.as_bytes());
+        }
+        disk.put("dev/vda3", b"old root");
+        disk
+    }
+
+    pub(super) fn entry(name: &str) -> PathBuf {
+        Path::new(LIST).join(name)
+    }
+
+    /// The names of the boot loader's list.
+    pub(super) fn list(disk: &FakeDisk) -> String {
+        let all = disk.paths().into_iter();
+        let names = all.filter_map(|path| Some(path.strip_prefix(LIST).ok()?.to_str()?.to_owned()));
+        names.collect::<Vec<_>>().join(" ")
+    }
 
     #[track_caller]
     fn check(expected: &str, mount: &str, watchdog: (&str, &str), renewed: Value) {

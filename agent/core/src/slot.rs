@@ -3,9 +3,10 @@
 //! Always holds: times run from the beginning of the judgement, not from the boot, so what the disk's check takes is no fault of the slot;
 //! a demand that this version does not know condemns nothing. A slot that was good before is not judged here again: systemd and
 //! the agent deal with restarts, and a bad configuration must not bring back an older image.
-//! Leaves to others: updates (`admission`); looking (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
+//! Leaves to others: updates (`admission`, `list`); looking (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
 
 pub mod admission;
+pub mod list;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

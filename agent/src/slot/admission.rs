@@ -1,33 +1,20 @@
-//! `kedge slot admit` and `kedge slot status`: what kedge-update asks before it writes, and shows.
+//! `kedge slot status`, and what an update looks at before it writes.
 //!
 //! Always holds: nothing is changed; what cannot be seen is not there, so it admits no update. Decides nothing:
 //! `kedge_core::slot::admission` does.
 
 use super::{COUNTING, read};
-use crate::cli::{self, CommandError};
-use kedge_core::slot::admission::{self, FILES, Facts, MANIFEST_BYTES, Plan};
-use kedge_platform::linux::{Roots, read_named_file, slots};
+use crate::cli;
+use kedge_core::slot::admission::{FILES, Facts};
+use kedge_platform::linux::Roots;
+use kedge_platform::linux::slots::{self, EFI, LinuxSlots};
+use kedge_platform::slots::Slots;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 /// systemd-boot sets it at every boot.
 const LOADER: &str = "firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
-/// Where the EFI partition is mounted.
-const EFI: &str = "/efi";
-
-/// `kedge slot admit MANIFEST`: prints the slot that runs, the one to write, its device, and the new entry's order.
-///
-/// # Errors
-/// The update is refused, or the manifest cannot be read.
-pub fn admit(manifest: &Path) -> Result<(), CommandError> {
-    let bytes = read_named_file(manifest, MANIFEST_BYTES).map_err(CommandError::new)?;
-    let facts = facts(&Roots::default(), Path::new(EFI), Path::new("/"));
-    let Plan { running, other, device, order } =
-        admission::admit(&facts, &bytes).map_err(CommandError::new)?;
-    cli::print(format_args!("{running} {other} {device} {order}"));
-    Ok(())
-}
 
 /// `kedge slot status`: prints what runs, and the boot loader's list.
 pub fn status() {
@@ -36,27 +23,20 @@ pub fn status() {
     }
 }
 
-fn facts(roots: &Roots, efi: &Path, root: &Path) -> Facts {
+pub(super) fn facts(roots: &Roots, efi: &Path, root: &Path) -> Facts {
     let disk = slots::disk_of(&roots.sys, root).ok();
     let release = read(&roots.usr_lib.join("kedge-image/release"));
     Facts {
         command_line: read(&roots.proc.join("cmdline")),
         has_variables: roots.sys.join(LOADER).exists(),
         is_counted: roots.sys.join(COUNTING).exists(),
-        entries: entries(&efi.join("loader/entries")),
+        entries: LinuxSlots::new(roots, efi).entries().unwrap_or_default(),
         files: files(&efi.join("kedge")),
         free_bytes: slots::free_bytes(efi).unwrap_or_default(),
         is_own_efi: disk.is_some() && slots::disk_of(&roots.sys, efi).ok() == disk,
         roots: disk.as_deref().map(slots::partitions).unwrap_or_default(),
         board: release.lines().find_map(|line| line.strip_prefix("BOARD=")).unwrap_or_default().to_owned(),
     }
-}
-
-fn entries(folder: &Path) -> BTreeMap<String, String> {
-    let names = fs::read_dir(folder).into_iter().flatten().flatten();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let ours = names.filter(|name| name.starts_with("kedge-") && name.ends_with(".conf"));
-    ours.map(|name| (name.clone(), read(&folder.join(name)))).collect()
 }
 
 fn files(folder: &Path) -> BTreeMap<String, u64> {
@@ -86,7 +66,7 @@ mod tests {
         let found = facts(&roots, &at("efi"), scratch.path());
         assert_eq!((found.command_line.as_str(), found.board.as_str()), ("root=PARTLABEL=root-b", "toaster"));
         assert_eq!((found.has_variables, found.is_counted, found.is_own_efi), (true, false, false));
-        assert_eq!(found.entries, [("kedge-b+5.conf".to_owned(), "version 2\n".to_owned())].into());
+        assert_eq!(found.entries, [("kedge-b+5.conf".to_owned(), "version 2".to_owned())].into());
         assert_eq!(found.files, [("b/vmlinuz".to_owned(), 5)].into());
         assert!(found.free_bytes > 0 && found.roots.is_empty());
     }

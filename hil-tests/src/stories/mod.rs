@@ -142,7 +142,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "refused-update",
-        "kedge-update refuses other data, another board's update, a damaged and a shortened one: boot entries stay",
+        "kedge slot update refuses other data, another board's update, a damaged and a shortened one: boot entries stay",
         false,
         Needs::Slots,
         slots::refused,

@@ -1,6 +1,6 @@
 //! Cuts the power at every flush of an update and of its blessing, and looks at each disk that could be left as the boot loader would.
 //!
-//! Always holds: whatever the boot loader would start is whole, to the last byte; an update that kedge-update has reported as complete is
+//! Always holds: whatever the boot loader would start is whole, to the last byte; an update that was reported as complete is
 //! what it would start; a slot that was called good has its tries. The guest writes once, and the disks are rebuilt from the
 //! log of its writes; those on which neither slot nor EFI partition differ from the last one are counted once.
 
@@ -23,7 +23,7 @@ const LEAST_DISKS: usize = 50;
 
 pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.machine.record();
-    stage.guest(&format!("kedge-update {GOOD}"))?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
     let updated = stage.machine.log_length();
     stage.reboot()?;
     blessed(stage, BLESSED)?;

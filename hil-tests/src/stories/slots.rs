@@ -29,14 +29,14 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     let old = slot(stage)?;
     stage.expect("slot", old.as_str(), "a")?;
-    stage.guest(&format!("kedge-update {GOOD}"))?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
     let found = entries(stage)?;
     stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+3.conf")?;
     stage.say("the update is in slot b, checked, with three tries");
     stage.reboot()?;
     let new = slot(stage)?;
     stage.expect("slot", new.as_str(), "b")?;
-    refuses(stage, &format!("kedge-update {GOOD}"), "still on trial")?;
+    refuses(stage, &format!("kedge slot update {GOOD}"), "still on trial")?;
     blessed(stage, BLESSED)?;
     // that the agent has been up for 15 s, by the guest's own clock
     let begun = stage.logged_at("kedge", "Started")?;
@@ -52,7 +52,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.say(
         "slot b runs, its agent is well under the same config, and its boot entry has the tries of a good slot",
     );
-    stage.guest(&format!("kedge-update {GOOD}"))?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
     let found = entries(stage)?;
     stage.expect("boot entries", found.as_str(), "kedge-a+3.conf kedge-b+5.conf")?;
     stage.say("and takes the next update, into slot a");
@@ -61,7 +61,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    stage.guest(&format!("kedge-update {BROKEN}"))?;
+    stage.guest(&format!("kedge slot update {BROKEN}"))?;
     stage.machine.run_last("systemctl reboot")?;
     for reset in ["to try slot b", "after the first try", "after the second try", "after the third try"] {
         stage.machine.wait_reset(patience())?;
@@ -82,7 +82,7 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
 pub(super) fn deaf(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     let entry = "/efi/loader/entries/kedge-b+3.conf";
-    stage.guest(&format!("kedge-update {GOOD}"))?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
     let demands = stage.guest(&format!("sed -n 's/.* kedge.demands=//p' {entry}"))?;
     stage.expect("what the trial demands", demands.as_str(), "state,watchdog,contact")?;
     // an image whose network never comes up; with a limit that does not take half an hour for three tries
@@ -128,7 +128,7 @@ fn rots(stage: &mut Stage<'_>, slot: &str) -> Result<(), HilError> {
 
 pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    stage.guest(&format!("kedge-update {GOOD}"))?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
     stage.reboot()?;
     blessed(stage, BLESSED)?;
     stage.reboot()?;
@@ -141,7 +141,7 @@ pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
         "mv /efi/loader/entries/kedge-b+5.conf /efi/loader/entries/kedge-b+0-5.conf && sync && \
          mount -o remount,ro /efi && blockdev --setro $(readlink -f /dev/kedge/esp)",
     )?;
-    refuses(stage, "kedge-update --bless", "start it once more all the same")?;
+    refuses(stage, "kedge slot bless", "start it once more all the same")?;
     stage.reboot()?;
     let now = slot(stage)?;
     stage.expect("slot", now.as_str(), "b")?;
@@ -185,21 +185,21 @@ fn refuses(stage: &mut Stage<'_>, command: &str, why: &str) -> Result<(), HilErr
 
 pub(super) fn refused(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let before = entries(stage)?;
-    refuses(stage, "echo nonsense | kedge-update -", "is no update")?;
+    refuses(stage, "echo nonsense | kedge slot update -", "is no update")?;
     refuses(
         stage,
-        &format!("head -c 4096 {GOOD} | sed 's/^board .*/board toaster/' | kedge-update -"),
+        &format!("head -c 4096 {GOOD} | sed 's/^board .*/board toaster/' | kedge slot update -"),
         "toaster",
     )?;
     // the same length, so that only the check can notice
     refuses(
         stage,
         &format!(
-            "{{ head -c 30000000 {GOOD}; head -c 4096 /dev/urandom; tail -c +30004097 {GOOD}; }} | kedge-update -"
+            "{{ head -c 30000000 {GOOD}; head -c 4096 /dev/urandom; tail -c +30004097 {GOOD}; }} | kedge slot update -"
         ),
         "is damaged",
     )?;
-    refuses(stage, &format!("head -c 20000000 {GOOD} | kedge-update -"), "is damaged")?;
+    refuses(stage, &format!("head -c 20000000 {GOOD} | kedge slot update -"), "is damaged")?;
     let after = entries(stage)?;
     stage.expect("boot entries", after, before)
 }

@@ -80,6 +80,8 @@ pub enum Operation {
     Link,
     /// Names are made durable.
     SyncDirectory,
+    /// Everything is made durable.
+    SyncAll,
     /// A name is removed.
     Unlink,
     /// A directory is made.
@@ -233,6 +235,32 @@ impl FakeDisk {
         inner.settle(loss)
     }
 
+    /// All content and all names become durable: what syncing a whole file system and flushing its disk does.
+    ///
+    /// # Errors
+    /// A fault, or the power goes: then nothing has.
+    pub fn sync_all(&self) -> io::Result<()> {
+        let mut inner = self.inner();
+        let (content, names) = (!inner.faults.ignore_sync, !inner.faults.ignore_sync_directory);
+        let read_only = std::mem::take(&mut inner.faults.read_only);
+        // as for a directory
+        let begun = inner.begin(Operation::SyncAll, Path::new(""));
+        inner.faults.read_only = read_only;
+        if !begun? {
+            return errno(Errno::EIO);
+        }
+        for node in inner.nodes.values_mut().filter(|_| content) {
+            if let Node::File { live, durable } = node {
+                durable.clone_from(live);
+            }
+        }
+        if names {
+            let changes = std::mem::take(&mut inner.changes);
+            changes.into_iter().for_each(|change| inner.apply(change, Survival::Kept));
+        }
+        Ok(())
+    }
+
     // --- faults
 
     /// The operation after `operations` more fails with `errno`, once, and does nothing.
@@ -350,6 +378,14 @@ impl FakeDisk {
     pub fn put(&self, path: impl AsRef<Path>, content: &[u8]) {
         let node = Node::File { live: content.to_vec(), durable: content.to_vec() };
         self.inner().place(path.as_ref(), node);
+    }
+
+    /// A file that is there, to be appended to.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn open(&self, path: impl AsRef<Path>) -> io::Result<u64> {
+        self.inner().find(path.as_ref())
     }
 
     /// Removes a name, durably, if it exists.

@@ -10,6 +10,7 @@ mod board;
 mod clocks;
 mod disk;
 mod random;
+mod slots;
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ pub use board::{FakeHost, FakeSupervisor, FakeTraces, Notice};
 pub use clocks::FakeClocks;
 pub use disk::{FakeDisk, Loss, Losses, Operation, SECTOR_BYTES};
 pub use random::Random;
+pub use slots::{FakeSlots, FakeTarget};
 
 /// The real protocol over a fake disk, for one run of a program.
 pub fn files(disk: &FakeDisk) -> Arc<DurableFiles<FakeDisk>> {

@@ -3,11 +3,12 @@
 //! Always holds: what is admitted goes into the slot that does not run, on the disk of the running one, with room for all of it; the running
 //! slot is good and complete, so it can be the fallback. A manifest becomes a boot entry word for word, so it holds one line per key
 //! and no control characters.
-//! Leaves to others: looking (`agent/src/slot/admission.rs`); writing, and the digests (`kedge-update`).
+//! Leaves to others: looking (`agent/src/slot/admission.rs`); the order of what is written (`list`); writing (`agent/src/slot/update.rs`).
 
 use std::collections::BTreeMap;
 
-use super::CommandLine;
+use super::list::{self, Entries, Part, Place, Step};
+use super::{CommandLine, Works, words};
 
 /// The manifest's size: one block of lines "KEY VALUE", filled up with newlines.
 pub const MANIFEST_BYTES: usize = 4096;
@@ -15,6 +16,8 @@ pub const MANIFEST_BYTES: usize = 4096;
 const FORMAT: &str = "kedge-update 1";
 /// The files of a slot on the EFI partition, as in the manifest and in `kedge/SLOT`.
 pub const FILES: [&str; 2] = ["vmlinuz", "initrd"];
+/// The root in the manifest.
+const ROOT: &str = "root";
 /// The EFI partition keeps as much free: for the boot entries, and for the clusters that files do not fill.
 const SPARE_BYTES: u64 = 65536;
 
@@ -27,8 +30,8 @@ pub struct Facts {
     pub has_variables: bool,
     /// The boot loader counts this boot.
     pub is_counted: bool,
-    /// Boot entries: content by file name.
-    pub entries: BTreeMap<String, String>,
+    /// The boot loader's list.
+    pub entries: Entries,
     /// Sizes of [`FILES`], by `SLOT/NAME`.
     pub files: BTreeMap<String, u64>,
     /// Bytes free on the EFI partition.
@@ -48,29 +51,54 @@ pub struct Plan {
     pub running: &'static str,
     /// The slot that is written.
     pub other: &'static str,
-    /// Its device.
-    pub device: String,
+    /// The update's version, for people.
+    pub version: String,
+    /// For the kernel's command line.
+    options: String,
+    /// Kernel, initramfs and root, in the order of the update.
+    parts: [Part; 3],
     /// The new entry's place in the boot loader's list: highest first. Never a number twice, so that an older version can be an
     /// update, too.
-    pub order: u64,
+    order: u64,
+    /// The list as it was.
+    entries: Entries,
+}
+
+impl Plan {
+    /// The size of the whole update.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().fold(MANIFEST_BYTES as u64, |sum, part| sum.saturating_add(part.bytes))
+    }
+
+    /// Writes all of the slot; afterwards the boot loader does not know it.
+    pub fn write(&self) -> Vec<Step> {
+        let mut steps = list::leave(&self.entries, self.other);
+        steps.extend(self.parts.iter().cloned().map(Step::Copy));
+        steps
+    }
+
+    /// Has the boot loader try the slot that was written. What works must work in it.
+    pub fn try_it(&self, works: &Works) -> Vec<Step> {
+        let Self { other, version, options, order, .. } = self;
+        let demands = match works.is_empty() {
+            true => String::new(),
+            false => format!(" kedge.demands={}", words(works, ",")),
+        };
+        let text = format!(
+            "title Kedge {version}, slot {other}\nsort-key kedge\nversion {order}\n\
+             linux /kedge/{other}/vmlinuz\ninitrd /kedge/{other}/initrd\n\
+             options root=PARTLABEL=root-{other} {options}{demands}\n"
+        );
+        list::try_with(other, text)
+    }
 }
 
 impl Facts {
-    /// The names of a slot's entries, counted or not; two only after a power cut between two steps of a blessing.
-    fn entries_of(&self, slot: &str) -> impl DoubleEndedIterator<Item = (&String, &String)> {
-        let begin = format!("kedge-{slot}");
-        self.entries.iter().filter(move |(name, _)| {
-            let rest = name.strip_prefix(&begin).and_then(|rest| rest.strip_suffix(".conf"));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('+'))
-        })
-    }
-
     /// Whether a slot's boot has been called good, in this boot or an earlier one. That the boot is counted stays readable until the
     /// next one. The entry of a slot that was called good says so; the one of a new image is never counted.
     pub fn is_good(&self, slot: &str) -> bool {
-        let mut entries = self.entries_of(slot);
-        !self.is_counted
-            || entries.any(|(name, text)| !name.contains('+') || text.contains(" kedge.slot=good"))
+        let is_good = |(name, text): (&String, &String)| !name.contains('+') || list::is_marked_good(text);
+        !self.is_counted || list::of(&self.entries, slot).into_iter().any(is_good)
     }
 
     /// For people: what runs, and the boot loader's list.
@@ -115,13 +143,34 @@ pub fn admit(facts: &Facts, manifest: &[u8]) -> Result<Plan, String> {
     if manifest.board != facts.board {
         return Err(format!("the update is for the board {:?}, this is {:?}", manifest.board, facts.board));
     }
-    if manifest.root > *slot_bytes {
-        return Err(format!("the root has {} bytes, the slot {slot_bytes}", manifest.root));
+    let Manifest { version, options, sizes: [kernel, initramfs, root], .. } = manifest;
+    if root.bytes > *slot_bytes {
+        return Err(format!("the root has {} bytes, the slot {slot_bytes}", root.bytes));
     }
-    has_room(facts, other, manifest.files)?;
+    has_room(facts, other, kernel.bytes.saturating_add(initramfs.bytes))?;
     let orders = facts.entries.values().filter_map(|text| value(text, "version")?.parse::<u64>().ok());
     let order = orders.max().unwrap_or(0).saturating_add(1);
-    Ok(Plan { running, other, device: device.clone(), order })
+    let file = |key| Place::File(format!("kedge/{other}/{key}"));
+    let part = |key, place, size: Size<'_>| Part {
+        key,
+        place,
+        bytes: size.bytes,
+        digest: size.digest.to_ascii_lowercase(),
+    };
+    let [vmlinuz, initrd] = FILES;
+    Ok(Plan {
+        running,
+        other,
+        version: version.to_owned(),
+        options: options.to_owned(),
+        parts: [
+            part(vmlinuz, file(vmlinuz), kernel),
+            part(initrd, file(initrd), initramfs),
+            part(ROOT, Place::Device(device.clone()), root),
+        ],
+        order,
+        entries: facts.entries.clone(),
+    })
 }
 
 /// Files lost by a damaged partition must be noticed while the other slot still boots.
@@ -129,7 +178,7 @@ fn is_complete(facts: &Facts, running: &str, other: &str) -> Result<(), String> 
     let lost = |what: &str| {
         Err(format!("{what} is lost, so slot {other} may be the only one that still boots; reboot first"))
     };
-    if facts.entries_of(running).next_back().is_none_or(|(_, text)| text.is_empty()) {
+    if list::of(&facts.entries, running).last().is_none_or(|(_, text)| text.is_empty()) {
         return lost(&format!("the boot entry of slot {running}"));
     }
     for name in FILES {
@@ -153,12 +202,13 @@ fn has_room(facts: &Facts, other: &str, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// What is said of an update in its first block.
+/// What the first block of an update describes.
 struct Manifest<'a> {
     board: &'a str,
-    /// Of kernel and initramfs together.
-    files: u64,
-    root: u64,
+    version: &'a str,
+    options: &'a str,
+    /// Of kernel, initramfs and root.
+    sizes: [Size<'a>; 3],
 }
 
 impl<'a> Manifest<'a> {
@@ -173,20 +223,31 @@ impl<'a> Manifest<'a> {
             [value] => Ok(value),
             ref values => Err(format!("the manifest has {} lines {key:?}, expected one", values.len())),
         };
-        let [kernel, initramfs, root] = ["vmlinuz", "initrd", "root"].map(|key| size(key, one(key)?));
-        one("version")?;
-        one("options")?;
-        Ok(Self { board: one("board")?, files: kernel?.saturating_add(initramfs?), root: root? })
+        let size = |key| Size::parse(key, one(key)?);
+        Ok(Self {
+            version: one("version")?,
+            options: one("options")?,
+            board: one("board")?,
+            sizes: [size(FILES[0])?, size(FILES[1])?, size(ROOT)?],
+        })
     }
 }
 
-/// The first of two words, SIZE SHA256.
-fn size(key: &str, value: &str) -> Result<u64, String> {
-    let parsed = value.split_once(' ').and_then(|(size, digest)| {
-        let is_digest = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-        size.parse::<u64>().ok().filter(|size| is_digest && *size > 0)
-    });
-    parsed.ok_or_else(|| format!("the manifest's line {key:?} is not SIZE SHA256"))
+/// Two words, SIZE SHA256.
+struct Size<'a> {
+    bytes: u64,
+    digest: &'a str,
+}
+
+impl<'a> Size<'a> {
+    fn parse(key: &str, value: &'a str) -> Result<Self, String> {
+        let parsed = value.split_once(' ').and_then(|(size, digest)| {
+            let is_digest = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let bytes = size.parse::<u64>().ok().filter(|bytes| is_digest && *bytes > 0)?;
+            Some(Self { bytes, digest })
+        });
+        parsed.ok_or_else(|| format!("the manifest's line {key:?} is not SIZE SHA256"))
+    }
 }
 
 /// What follows a key in the first line that begins with it.
@@ -236,7 +297,16 @@ mod tests {
         let mut facts = facts();
         change(&mut facts);
         let found = match admit(&facts, manifest) {
-            Ok(Plan { running, other, device, order }) => format!("{running} {other} {device} {order}"),
+            Ok(Plan {
+                running,
+                other,
+                parts: [.., Part { place: Place::Device(device), .. }],
+                order,
+                ..
+            }) => {
+                format!("{running} {other} {device} {order}")
+            }
+            Ok(plan) => panic!("the root goes to a partition: {plan:?}"),
             Err(why) => why,
         };
         assert!(found.contains(expected), "{found}, expected {expected}");
@@ -305,6 +375,44 @@ mod tests {
             &manifest("vmlinuz 100000", &format!("vmlinuz {}", u64::MAX)),
             "kernel and initramfs need",
         );
+    }
+
+    #[test]
+    fn plan_writes_the_slot_and_then_enters_it() {
+        let mut facts = facts();
+        facts.entries.insert("kedge-b.conf".to_owned(), String::new());
+        let plan = admit(&facts, &manifest("", "")).unwrap();
+        assert_eq!(plan.bytes(), 4096 + 123_000);
+        let shown = |steps: Vec<Step>| -> Vec<String> {
+            let show = |step| match step {
+                Step::Copy(Part { key, place, bytes, digest }) => {
+                    assert_eq!(digest, "0123456789abcdef".repeat(4));
+                    format!("{key} {place:?} {bytes}")
+                }
+                other => format!("{other:?}"),
+            };
+            steps.into_iter().map(show).collect()
+        };
+        assert_eq!(
+            shown(plan.write()),
+            [
+                "Settle",
+                "Remove(\"kedge-b.conf\")",
+                "Remove(\"kedge-b+0-3.conf\")",
+                "Settle",
+                "vmlinuz File(\"kedge/b/vmlinuz\") 100000",
+                "initrd File(\"kedge/b/initrd\") 20000",
+                "root Device(\"/dev/vda3\") 3000"
+            ]
+        );
+        let text = "title Kedge 2, slot b\nsort-key kedge\nversion 13\nlinux /kedge/b/vmlinuz\ninitrd /kedge/b/initrd\n\
+                    options root=PARTLABEL=root-b quiet";
+        let entered = |demands: &str, end: &str| {
+            let enter = Step::Enter("kedge-b+3.conf".to_owned(), format!("{text}{end}\n"));
+            assert_eq!(plan.try_it(&super::super::parse(demands)), [Step::Settle, enter, Step::Settle]);
+        };
+        entered("contact,state", " kedge.demands=state,contact");
+        entered("", "");
     }
 
     #[test]

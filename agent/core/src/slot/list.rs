@@ -1,0 +1,223 @@
+//! The boot loader's list: which entries are a slot's, and the steps that change the list.
+//!
+//! Always holds: the list is settled before and after each change of it, so a power cut never finds a later change without the
+//! earlier ones. An entry's text is on the disk before its name is, and an entry goes only after its successor is there. A slot that
+//! is written is not in the list: it leaves before its first byte, and comes back when all of it was read from the disk and compared.
+//! Leaves to others: whether a slot may be written (`admission`); performing (`agent/src/slot/steps.rs`).
+
+use std::collections::BTreeMap;
+
+/// Boot entries: text by file name.
+pub type Entries = BTreeMap<String, String>;
+
+/// How often the boot loader tries a slot that was just written.
+const TRIES: u32 = 3;
+/// Starts in a row that a good slot may fail: a few short power cuts, one after the other, must not bring back an older image.
+pub const GOOD_TRIES: u32 = 5;
+/// What the options of a slot that was called good end with.
+const GOOD: &str = " kedge.slot=good";
+
+/// One step, complete: what is performed is nothing but these, in their order, until one fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// All that was written before is on the disk before the next step begins.
+    Settle,
+    /// An entry goes, if it is there.
+    Remove(String),
+    /// An entry gets another name.
+    Rename(String, String),
+    /// An entry with this name and text; the text is on the disk before the name is.
+    Enter(String, String),
+    /// The next bytes of the update go to their place, are read from the disk, and compared.
+    Copy(Part),
+}
+
+/// A member of an update.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// As in the manifest.
+    pub key: &'static str,
+    /// Where it goes.
+    pub place: Place,
+    /// Its size.
+    pub bytes: u64,
+    /// Its SHA-256, in hexadecimal digits.
+    pub digest: String,
+}
+
+/// Where a member of an update goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A file, by its path on the EFI partition.
+    File(String),
+    /// A partition, by its device.
+    Device(String),
+}
+
+/// The entries of a slot, the counted ones last; two only after a power cut between two steps of a blessing.
+pub fn of<'a>(entries: &'a Entries, slot: &str) -> Vec<(&'a String, &'a String)> {
+    let begin = format!("kedge-{slot}");
+    let is_counted = |name: &str| Some(name.strip_prefix(&begin)?.strip_suffix(".conf")?.starts_with('+'));
+    let mut found: Vec<_> = entries
+        .iter()
+        .filter(|(name, _)| is_counted(name) == Some(true) || **name == format!("{begin}.conf"))
+        .collect();
+    found.sort_by_key(|(name, _)| is_counted(name));
+    found
+}
+
+/// Whether an entry says that its slot was called good.
+pub fn is_marked_good(text: &str) -> bool {
+    text.contains(GOOD)
+}
+
+/// What the boot loader is asked for when it is to start a slot once, whatever the counts.
+pub fn any_of(slot: &str) -> String {
+    format!("kedge-{slot}*")
+}
+
+/// Takes a slot from the list.
+pub(super) fn leave(entries: &Entries, slot: &str) -> Vec<Step> {
+    // first the entry of the running slot, which may have been called good a moment ago
+    let mut steps = vec![Step::Settle];
+    steps.extend(of(entries, slot).into_iter().map(|(name, _)| Step::Remove(name.clone())));
+    steps.push(Step::Settle);
+    steps
+}
+
+/// Puts a slot on the list that is to be tried.
+pub(super) fn try_with(slot: &str, text: String) -> Vec<Step> {
+    vec![Step::Settle, Step::Enter(format!("kedge-{slot}+{TRIES}.conf"), text), Step::Settle]
+}
+
+/// Gives the slot that runs its tries back: it is good, and goes on counting. A slot that rots uses them up.
+///
+/// # Errors
+/// The slot has no entry that could start it.
+pub fn blessing(entries: &Entries, slot: &str) -> Result<Vec<Step>, String> {
+    let good = format!("kedge-{slot}+{GOOD_TRIES}.conf");
+    let own = of(entries, slot);
+    let whole = own.iter().rev().find(|(_, text)| text.lines().any(|line| line.starts_with("options ")));
+    let (found, text) = *whole.ok_or_else(|| format!("slot {slot} has no boot entry that could start it"))?;
+    let mut steps = vec![Step::Settle];
+    let mut renamed = None;
+    if !is_marked_good(text) {
+        steps.extend([Step::Enter(good.clone(), marked_good(text)), Step::Settle]);
+    } else if *found != good {
+        renamed = Some(found);
+        steps.extend([Step::Rename(found.clone(), good.clone()), Step::Settle]);
+    }
+    let others: Vec<_> =
+        own.iter().map(|(name, _)| *name).filter(|name| **name != good && Some(*name) != renamed).collect();
+    if !others.is_empty() {
+        steps.extend(others.into_iter().map(|name| Step::Remove(name.clone())));
+        steps.push(Step::Settle);
+    }
+    Ok(steps)
+}
+
+/// The text of a good slot's entry: a trial's demands go.
+fn marked_good(text: &str) -> String {
+    let mut lines = text.lines().map(|line| match line.starts_with("options ") {
+        true => {
+            let kept = line.split(' ').filter(|word| !word.starts_with("kedge.demands"));
+            format!("{}{GOOD}\n", kept.collect::<Vec<_>>().join(" "))
+        }
+        false => format!("{line}\n"),
+    });
+    lines.by_ref().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(all: &[(&str, &str)]) -> Entries {
+        all.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+    }
+
+    #[track_caller]
+    fn check(all: &[(&str, &str)], expected: &str) {
+        let found = match blessing(&entries(all), "a") {
+            Ok(steps) => steps.iter().map(|step| format!("{step:?}\n")).collect(),
+            Err(why) => why,
+        };
+        assert_eq!(found.replace("\"", ""), expected, "{all:?}");
+    }
+
+    const GOOD_TEXT: &str = "title A\noptions root=PARTLABEL=root-a quiet kedge.slot=good\n";
+
+    #[test]
+    fn trial_becomes_good() {
+        check(
+            &[
+                (
+                    "kedge-a+2-1.conf",
+                    "title A\noptions root=PARTLABEL=root-a kedge.demands=state,contact kedge.demands-secs=60 quiet\n",
+                ),
+                ("kedge-b.conf", "x"),
+            ],
+            "Settle\nEnter(kedge-a+5.conf, title A\\noptions root=PARTLABEL=root-a quiet kedge.slot=good\\n)\nSettle\n\
+             Remove(kedge-a+2-1.conf)\nSettle\n",
+        );
+        check(
+            &[("kedge-a.conf", "options root=PARTLABEL=root-a")],
+            "Settle\nEnter(kedge-a+5.conf, options root=PARTLABEL=root-a kedge.slot=good\\n)\nSettle\n\
+             Remove(kedge-a.conf)\nSettle\n",
+        );
+    }
+
+    #[test]
+    fn good_slot_gets_its_tries_back() {
+        check(
+            &[("kedge-a+4-1.conf", GOOD_TEXT), ("kedge-ab+4-1.conf", GOOD_TEXT)],
+            "Settle\nRename(kedge-a+4-1.conf, kedge-a+5.conf)\nSettle\n",
+        );
+        check(&[("kedge-a+5.conf", GOOD_TEXT)], "Settle\n");
+    }
+
+    #[test]
+    fn blessing_goes_on_after_a_power_cut() {
+        check(
+            &[("kedge-a+2-1.conf", "options quiet\n"), ("kedge-a+5.conf", GOOD_TEXT)],
+            "Settle\nRemove(kedge-a+2-1.conf)\nSettle\n",
+        );
+        // the newer name is damaged: the other entry is the one that counts
+        check(
+            &[("kedge-a+4-1.conf", GOOD_TEXT), ("kedge-a+5.conf", "")],
+            "Settle\nRename(kedge-a+4-1.conf, kedge-a+5.conf)\nSettle\n",
+        );
+    }
+
+    #[test]
+    fn slot_without_a_whole_entry_is_not_blessed() {
+        check(&[("kedge-b+5.conf", GOOD_TEXT)], "slot a has no boot entry that could start it");
+        check(&[("kedge-a+5.conf", "\0\0\0")], "slot a has no boot entry that could start it");
+    }
+
+    #[test]
+    fn counted_entries_of_a_slot_are_its_last() {
+        let all = entries(&[
+            ("kedge-a+5.conf", ""),
+            ("kedge-a.conf", ""),
+            ("kedge-ab.conf", ""),
+            ("kedge-a+5.con", ""),
+        ]);
+        let names: Vec<_> = of(&all, "a").into_iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["kedge-a.conf", "kedge-a+5.conf"]);
+    }
+
+    #[test]
+    fn list_is_settled_around_each_change() {
+        let all = entries(&[("kedge-b.conf", "x"), ("kedge-b+0-3.conf", "y"), ("kedge-a.conf", "z")]);
+        let removed = |name: &str| Step::Remove(name.to_owned());
+        assert_eq!(
+            leave(&all, "b"),
+            [Step::Settle, removed("kedge-b.conf"), removed("kedge-b+0-3.conf"), Step::Settle]
+        );
+        let [Step::Settle, Step::Enter(name, _), Step::Settle] = &try_with("b", String::new())[..] else {
+            panic!("one entry, settled before and after");
+        };
+        assert_eq!(name, "kedge-b+3.conf");
+    }
+}
