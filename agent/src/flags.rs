@@ -68,6 +68,8 @@ pub enum Command {
     SlotBless,
     /// On a disk image: the slots.
     SlotStatus,
+    /// On a disk image: install the identity that was handed over.
+    Provision,
     /// Print a version.
     Version(Output),
     /// Print this help.
@@ -369,6 +371,7 @@ impl Raw {
             }
             ["slot", "bless"] => Command::SlotBless,
             ["slot", "status"] => Command::SlotStatus,
+            ["provision"] => Command::Provision,
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
         })
     }
@@ -603,6 +606,7 @@ Commands:
                      tries it at the next boot, with --reboot now
   slot status        on a disk image: the slot that runs, and the boot loader's list
   slot bless         on a disk image, for systemd-bless-boot.service: this boot is good
+  provision          on a disk image, for kedge-provision.service: install the identity that was handed over
   version            print the version
 
 Flags of all commands that talk to an agent:

@@ -16,6 +16,7 @@ mod local_config;
 mod logging;
 pub mod net;
 mod perform;
+pub mod provision;
 pub mod run;
 pub mod service;
 pub mod slot;

@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{cli, doctor, images, run, slot};
+use kedge::{cli, doctor, images, provision, run, slot};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -42,6 +42,10 @@ fn main() -> ExitCode {
         Command::SlotBless => apart(slot::bless::bless),
         Command::SlotStatus => {
             apart(slot::admission::status);
+            Ok(())
+        }
+        Command::Provision => {
+            apart(provision::provision);
             Ok(())
         }
         Command::Version(output) => {

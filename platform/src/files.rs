@@ -365,6 +365,9 @@ pub trait Operations: Send + Sync {
     fn kind(&self, path: &Path) -> io::Result<Kind>;
     /// The size and content of a regular file; only the size when it is above `limit`.
     fn read(&self, path: &Path, limit: usize) -> io::Result<ReadOutcome>;
+    /// A word that each write of the file changes, and that damage on the medium does not; the same again for as long as the file stays
+    /// as it is.
+    fn last_write(&self, path: &Path) -> io::Result<String>;
     /// Up to `limit` names, in the disk's own order.
     fn list(&self, directory: &Path, limit: usize) -> io::Result<Listing>;
     /// A new file, mode 0600; an error when the name is taken.

@@ -15,6 +15,7 @@ mod options;
 mod outbox;
 mod pace;
 pub mod pods;
+pub mod provision;
 mod reflector;
 mod report;
 pub mod slot;

@@ -760,6 +760,15 @@ impl Operations for FakeDisk {
         }
     }
 
+    // programs write files anew, and those that they append to are not asked about
+    fn last_write(&self, path: &Path) -> io::Result<String> {
+        let inner = self.inner();
+        if inner.off {
+            return errno(Errno::EIO);
+        }
+        inner.find(path).map(|number| number.to_string())
+    }
+
     fn list(&self, directory: &Path, limit: usize) -> io::Result<Listing> {
         let inner = self.inner();
         if inner.off {

@@ -172,6 +172,12 @@ impl Operations for LinuxDisk {
         Ok(ReadOutcome::Content(content))
     }
 
+    fn last_write(&self, path: &Path) -> io::Result<String> {
+        let (directory, name) = self.locate(path)?;
+        let stat = fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        Ok(format!("{} {}.{:09}", stat.st_ino, stat.st_ctime, stat.st_ctime_nsec))
+    }
+
     fn list(&self, directory: &Path, limit: usize) -> io::Result<Listing> {
         let fd = self.open_directory(directory)?;
         let kinds_from = fd.try_clone()?;
