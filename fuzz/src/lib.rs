@@ -24,6 +24,7 @@ mod kubeconfig;
 pub mod large;
 mod local_endpoint;
 pub mod mutation;
+mod networks;
 mod node;
 pub mod pack;
 mod records;
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     records::TARGET,
     exit_record::TARGET,
     host::TARGET,
+    networks::TARGET,
     api_objects::TARGET,
     kubeconfig::TARGET,
     local_endpoint::TARGET,
