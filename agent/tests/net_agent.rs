@@ -50,6 +50,8 @@ enum Watches {
     EndOnce(Gate),
     /// Each ends at once, after a bookmark of the version that it began with.
     End,
+    /// Each gets such a bookmark when this opens, and goes on.
+    Bookmark(Gate),
 }
 
 /// What some wait for until it opens; then it stays open.
@@ -112,6 +114,14 @@ impl State {
                 Reply::Chunks(Box::new(move |_| gate.wait()))
             }
             Watches::Last | Watches::EndOnce(_) => Reply::Chunks(Box::new(|body| body.wait_for_end())),
+            Watches::Bookmark(gate) => {
+                let (gate, version) = (gate.clone(), self.version.to_string());
+                Reply::Chunks(Box::new(move |body| {
+                    gate.wait();
+                    body.event("BOOKMARK", "", &version);
+                    body.wait_for_end();
+                }))
+            }
             Watches::End => {
                 let version = self.version.to_string();
                 Reply::Chunks(Box::new(move |body| body.event("BOOKMARK", "", &version)))
@@ -548,6 +558,34 @@ fn another_server_is_asked_for_its_node_first() {
     assert!(early.is_empty() && scripted.agent.runs() == 2, "{early:?}");
     shows_node.open();
     scripted.agent.wait_for_adoption(2);
+    scripted.agent.stop();
+}
+
+/// A node that has no Node yet renews nothing: its watch alone is on the old server, and a bookmark each minute is all that comes.
+#[test]
+fn watch_without_a_node_follows_the_kubeconfig() {
+    let bookmark = Gate::default();
+    let state = State { node: None, watches: Watches::Bookmark(bookmark.clone()), ..State::new(0) };
+    let mut scripted = OfScript::new(state);
+    let base = scripted.agent.directory.join("base.yaml");
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nregisterNode: false\n";
+    std::fs::write(&base, text).unwrap();
+    scripted.agent.base = Some(base);
+    scripted.agent.start();
+    scripted.wait_for(0, 1, |asked| is_watch_of(asked, NODES));
+
+    let (second, _) = scripted_server(&scripted.authority, State { node: None, ..State::new(0) });
+    KubeconfigText {
+        server: format!("https://{}", second.address),
+        roots: &scripted.authority,
+        cluster: String::new(),
+        user: CERTIFICATE_USER.into(),
+    }
+    .write(&scripted.agent.directory);
+    bookmark.open();
+    wait_until("a list of the new server", PATIENCE, || {
+        second.counts.heard().iter().any(|heard| heard.path.starts_with(NODES))
+    });
     scripted.agent.stop();
 }
 
