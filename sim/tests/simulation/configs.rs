@@ -80,6 +80,19 @@ impl Design {
 pub(crate) const SLOWLY: &str =
     "nodeLeaseDurationSeconds: 160\nnodeStatusUpdateFrequency: 5m\nnodeStatusReportFrequency: 5m\n";
 
+/// Values that would silence a node for years, keep its disk or a processor busy, or end no trial: all are beyond a bound.
+const HARMFUL: [(&str, &str); 6] = [
+    ("nodeLeaseDurationSeconds: 160", "nodeLeaseDurationSeconds: 2147483647"),
+    ("nodeLeaseDurationSeconds: 160", "nodeLeaseDurationSeconds: 1"),
+    ("nodeStatusUpdateFrequency: 5m", "nodeStatusUpdateFrequency: 876000h"),
+    ("nodeStatusUpdateFrequency: 5m", "nodeStatusUpdateFrequency: 1ms"),
+    ("nodeStatusReportFrequency: 5m", "nodeStatusReportFrequency: 876000h"),
+    ("crashLoopThreshold: ", "healthzPort: 70000\ncrashLoopThreshold: "),
+];
+
+/// What an operator sets to save traffic: the node then learns of a push by its renewals alone.
+pub(crate) const WITHOUT_WATCHES: &str = "kedge: {watch: off}\n";
+
 /// The drop-in: it mends a threshold that is out of range, so a payload may be valid only with it.
 pub(crate) const DROP_IN: &str = "logging:\n  verbosity: 3\n";
 
@@ -111,9 +124,15 @@ fn design(random: &mut Random, number: u32, all_good: bool) -> Design {
     match (first, second) {
         (Nature::Unparsable, _) => payload = format!("number: {max_pods}: ["),
         // wrong alone and right under the drop-in, or wrong under both
-        (Nature::Invalid, Nature::Invalid) => payload.push_str("healthzPort: 70000\n"),
+        (Nature::Invalid, Nature::Invalid) => {
+            let (field, harmful) = *random.pick(&HARMFUL);
+            payload = payload.replace(field, harmful);
+        }
         (Nature::Invalid, _) => payload.push_str("logging:\n  verbosity: 44\n"),
         _ => {}
+    }
+    if first != Nature::Unparsable && random.percent(12) {
+        payload.push_str(WITHOUT_WATCHES);
     }
     Design { payload, max_pods, trial_ms, threshold, natures: [first, second] }
 }

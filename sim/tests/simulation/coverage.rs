@@ -166,6 +166,8 @@ const MUST_REACH: [(&str, &[&str]); 12] = [
             "watches that end at once",
             "another server with other objects",
             "several keys with payloads",
+            "harmful values pushed",
+            "pushed without watches",
             "drop-ins change at each start",
         ],
     ),

@@ -1,6 +1,7 @@
 //! The operator of a run, who pushes and assigns; whoever edits files on the board; and disks that fill up.
 
 use super::*;
+use crate::configs::WITHOUT_WATCHES;
 
 impl Simulation {
     pub(super) fn act_as_operator(&mut self) {
@@ -27,6 +28,12 @@ impl Simulation {
         let is_wild = self.mode == Mode::All;
         if act == 9 && is_wild {
             self.hit("fault", "several keys with payloads");
+        }
+        if act <= 7 && [design.nature(0), design.nature(1)] == [Nature::Invalid; 2] {
+            self.hit("fault", "harmful values pushed");
+        }
+        if act <= 7 && design.payload.contains(WITHOUT_WATCHES) {
+            self.hit("fault", "pushed without watches");
         }
         let other = self.random.pick(&self.designs).clone();
         let key = *self.random.pick(&["kubelet", OTHER_KEY]);
