@@ -19,7 +19,9 @@ use kedge_core::images::policy::Decision;
 use kedge_core::images::record::{API_VERSION, Layer, Record};
 use kedge_core::images::settings::Registries;
 use kedge_core::images::{BlobDigest, Platform, PullPolicy, Reference};
-use kedge_platform::images::{BlobError, BlobName, Claim, IMPORT, Limits, Part, Step, Unpack, UnpackError};
+use kedge_platform::images::{
+    BlobError, BlobName, Cancelled, Claim, IMPORT, Limits, Part, Step, Unpack, UnpackError,
+};
 use kedge_platform::linux::read_named_file;
 use kedge_platform::trees;
 
@@ -536,9 +538,12 @@ impl Pull<'_> {
             bytes: most.min(room.bytes.saturating_sub(kept)),
             time: UNPACK_TIME,
         };
-        let unpack = Unpack { chain: &named(&made)?, below: &below, steps, limits };
+        let cancel = self.puller.network.cancel.clone();
+        let cancelled = Cancelled::when(move || cancel.is_cancelled());
+        let unpack = Unpack { chain: &named(&made)?, below: &below, steps, limits, cancelled };
         files.layers.unpack(unpack).map(|_| ()).map_err(|error| match error {
             UnpackError::Io { .. } | UnpackError::Mounted { .. } => PullError::disk(&error),
+            UnpackError::Cancelled { .. } => PullError::new(Sort::Cancelled, error.to_string()),
             // the limit was not the archive's, but what the disk has
             UnpackError::Archive { .. } if limits.bytes < most => {
                 let text = format!("{}; the disk has {} bytes for it", chain(&error), limits.bytes);

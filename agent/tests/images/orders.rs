@@ -1,10 +1,13 @@
 //! What the pods' actor orders: each `PullImage` is answered once, by upstream's sorts of failure.
 
 use std::cell::{Cell, RefCell};
+use std::fs;
 use std::io::Read as _;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use kedge::images::{Options, Progress, Puller, Store};
 use kedge::net::proxy::ProxyEnvironment;
@@ -15,15 +18,24 @@ use kedge_core::images::credentials::Keyring;
 use kedge_core::images::settings::Registries;
 use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
 use kedge_rig::registry::{Access, FakeRegistry};
+use kedge_rig::scratch::wait_until;
 use serde_json::json;
 
-use super::archive::{Image, Packed};
+use super::archive::{Archive, Image, Packed};
 use super::pull::image;
 use super::setup::{Node, PROGRAM};
 
+/// A test that has not seen what it waits for by then has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// A node's images, and a puller that trusts this server without TLS.
 fn puller(node: &Node, server: &str) -> (Store, Puller) {
-    let store = Store::open(&node.root(), Path::new(PROGRAM)).unwrap();
+    pulling(node, server, Path::new(PROGRAM))
+}
+
+/// The same with a program of the test's that unpacks layers.
+fn pulling(node: &Node, server: &str, program: &Path) -> (Store, Puller) {
+    let store = Store::open(&node.root(), program).unwrap();
     let images = json!({"insecureRegistries": [server]});
     let options = Options {
         registries: Registries::read(images.as_object(), &mut |_, why| panic!("{why}")),
@@ -145,4 +157,40 @@ fn cancelled_pull_goes_no_further() {
     assert_eq!(node.names("layers"), [""; 0], "nothing is unpacked for nobody");
     let named = told(&puller, &reference.to_string(), PullPolicy::Always, "{}");
     assert_eq!(named.len(), 2, "it is not to blame: {named:?}");
+}
+
+#[test]
+fn unpacking_ends_when_its_pull_is_cancelled() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("unpacking", &[&registry]) else { return };
+    // it never ends by itself
+    let pid = node.scratch.join("pid");
+    let script = format!("#!/bin/sh\necho $$ > '{}'\nexec sleep 86400\n", pid.display());
+    let program = node.scratch.write("unpack", script);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let (_, puller) = pulling(&node, &registry.name(), &program);
+    let layer = Packed::gzip(&Archive::default().file("one", b"1"));
+    let digest = layer.digest().hex();
+    Image::new(vec![layer]).push(&registry, "team/waits", "v1");
+    image().push(&registry, "team/app", "v1");
+    let (first, second) = (Cancel::new(), Cancel::new());
+    let begin = |name: &str, cancel: &Cancel| {
+        let (pull, name) = (puller.until(cancel.clone()), format!("{}/team/{name}:v1", registry.name()));
+        move || told(&pull, &name, PullPolicy::Always, "{}")
+    };
+    thread::scope(|scope| {
+        let unpacks = scope.spawn(begin("app", &first));
+        wait_until("the process", LIMIT, || fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')));
+        let waits = scope.spawn(begin("waits", &second));
+        wait_until("its layer", LIMIT, || node.names("blobs").contains(&digest));
+        second.cancel();
+        let failed = waits.join().unwrap();
+        assert!(failed.last().unwrap().contains("cancelled"), "one that waits for another: {failed:?}");
+        first.cancel();
+        let failed = unpacks.join().unwrap();
+        assert!(failed.last().unwrap().contains("cancelled"), "{failed:?}");
+    });
+    let pid = fs::read_to_string(&pid).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists(), "the process has ended");
+    node.has_nothing();
 }

@@ -46,6 +46,9 @@ const MOUNTS: &str = "/proc/self/mountinfo";
 /// How the names begin under which overlayfs is tried; the number of the process follows.
 const PROBE: &str = "probe-";
 
+/// How often whoever waits looks whether it was given up.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Tries of overlayfs in this process.
 static PROBES: AtomicU32 = AtomicU32::new(0);
 
@@ -56,6 +59,32 @@ pub struct Limits {
     /// On disk, and of the unpacked archive.
     pub bytes: u64,
     pub time: Duration,
+}
+
+/// Whether an unpacking is given up: asked again and again while it lasts.
+#[derive(Clone)]
+pub struct Cancelled(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Cancelled {
+    /// It is once this says so; other threads may make it.
+    pub fn when(is_so: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(is_so))
+    }
+
+    #[must_use]
+    pub fn never() -> Self {
+        Self::when(|| false)
+    }
+
+    fn is_so(&self) -> bool {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Cancelled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancelled({})", self.is_so())
+    }
 }
 
 /// One archive.
@@ -77,6 +106,7 @@ pub struct Unpack<'a> {
     /// One archive; without overlayfs all of an image, the base first.
     pub steps: Vec<Step<'a>>,
     pub limits: Limits,
+    pub cancelled: Cancelled,
 }
 
 /// What vouches for a layer.
@@ -99,6 +129,8 @@ pub enum UnpackError {
     TooLong { layer: String, limit: Duration },
     /// Nothing vouches for the layer any more, and containers have it mounted: it cannot be made anew under them.
     Mounted { layer: String },
+    /// It was given up.
+    Cancelled { layer: String },
     /// Another chain has this name on this node.
     Taken { chain: BlobName, by: String },
     /// The disk or the kernel failed.
@@ -121,6 +153,7 @@ impl fmt::Display for UnpackError {
                     "layer {layer}: its record is lost, and a container uses it: it is made anew after that container"
                 )
             }
+            Self::Cancelled { layer } => write!(f, "layer {layer}: cancelled"),
             Self::Taken { chain, by } => write!(f, "layer {}: its name is taken by chain {by}", shown(chain)),
             Self::Io { operation, path, .. } => write!(f, "cannot {operation} {}", path.display()),
         }
@@ -240,13 +273,14 @@ impl Layers {
         tried
     }
 
-    /// Makes a layer, unless it is there. One at a time: it keeps a small board's processor and disk busy.
+    /// Makes a layer, unless it is there. One at a time: it keeps a small board's processor and disk busy. One that is given up ends
+    /// at once, its process and its wait for others.
     ///
     /// # Errors
     /// It is not there; what was begun is removed.
     pub fn unpack(&self, unpack: Unpack<'_>) -> Result<LayerRecord, UnpackError> {
-        let _only = self.hold()?;
         let name = short(unpack.chain);
+        let _only = self.hold(name, &unpack.cancelled)?;
         match self.record_of(name) {
             Some(record) if record.chain == unpack.chain.as_str() => return Ok(record),
             Some(record) => return Err(UnpackError::Taken { chain: unpack.chain.clone(), by: record.chain }),
@@ -267,13 +301,21 @@ impl Layers {
         made
     }
 
-    fn hold(&self) -> Result<Hold, UnpackError> {
+    fn hold(&self, name: &str, cancelled: &Cancelled) -> Result<Hold, UnpackError> {
         let path = self.directory.join(".lock");
         let failed = |source| UnpackError::Io { operation: "lock", path: path.clone(), source };
         let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
         // whoever holds it is bound by a time limit
-        file.lock().map_err(failed)?;
-        Ok(Hold { _file: file })
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Hold { _file: file }),
+                Err(fs::TryLockError::Error(error)) => return Err(failed(error)),
+                Err(fs::TryLockError::WouldBlock) if cancelled.is_so() => {
+                    return Err(UnpackError::Cancelled { layer: name.to_owned() });
+                }
+                Err(fs::TryLockError::WouldBlock) => thread::sleep(LOOK),
+            }
+        }
     }
 
     /// Removes everything of that name.
@@ -286,7 +328,8 @@ impl Layers {
     }
 
     fn make(&self, unpack: Unpack<'_>) -> Result<LayerRecord, UnpackError> {
-        let name = short(unpack.chain);
+        let chain = unpack.chain;
+        let name = short(chain);
         let at = |end: &str| self.directory.join(format!("{name}{end}"));
         let failed =
             |operation, path: &Path, source| UnpackError::Io { operation, path: path.to_path_buf(), source };
@@ -296,12 +339,12 @@ impl Layers {
         // what the root of a container without a root entry has
         let open = fs::set_permissions(at(".new"), fs::Permissions::from_mode(0o755));
         open.map_err(|source| failed("change", &at(".new"), source))?;
-        let (entries, bytes) = self.run_steps(unpack.chain, unpack.below, unpack.steps, unpack.limits)?;
+        let (entries, bytes) = self.run_steps(unpack)?;
         let file = File::open(at(".new")).map_err(|source| failed("open", &at(".new"), source))?;
         nix::unistd::syncfs(&file).map_err(|errno| failed("sync", &at(".new"), errno.into()))?;
         fs::rename(at(".new"), at("")).map_err(|source| failed("rename", &at(".new"), source))?;
         sync_directory(&self.directory).map_err(|source| failed("sync", &self.directory, source))?;
-        let record = LayerRecord { chain: unpack.chain.to_string(), entries, bytes };
+        let record = LayerRecord { chain: chain.to_string(), entries, bytes };
         let text =
             serde_json::to_vec(&record).map_err(|error| failed("describe", &at(".json"), error.into()))?;
         let written = linux::files(&self.directory).write_durably(Path::new(&format!("{name}.json")), &text);
@@ -313,13 +356,8 @@ impl Layers {
     }
 
     /// Unpacks all archives into `NAME.new`; entries and bytes.
-    fn run_steps(
-        &self,
-        chain: &BlobName,
-        below: &[BlobName],
-        steps: Vec<Step<'_>>,
-        limits: Limits,
-    ) -> Result<(u64, u64), UnpackError> {
+    fn run_steps(&self, unpack: Unpack<'_>) -> Result<(u64, u64), UnpackError> {
+        let Unpack { chain, below, steps, limits, cancelled } = unpack;
         let (mut entries, mut bytes) = (0, 0);
         for step in steps {
             let left = Limits {
@@ -334,6 +372,7 @@ impl Layers {
                 below: below.iter().map(|chain| short(chain).to_owned()).collect(),
                 packing: step.packing.to_owned(),
                 limits: left,
+                cancelled: cancelled.clone(),
             };
             let archive = step.archive;
             let ended = on_a_thread(move || job.run(archive));
@@ -360,7 +399,7 @@ impl Layers {
         packing: &str,
         limits: Limits,
     ) -> Result<PathBuf, UnpackError> {
-        let _only = self.hold()?;
+        let _only = self.hold(IMPORT, &Cancelled::never())?;
         self.clear(IMPORT)?;
         let at = |end: &str| self.directory.join(format!("{IMPORT}{end}"));
         for end in [".new", ".mnt"] {
@@ -373,6 +412,7 @@ impl Layers {
             below: Vec::new(),
             packing: packing.to_owned(),
             limits,
+            cancelled: Cancelled::never(),
         };
         let ended = on_a_thread(move || job.run(archive));
         let ended =
@@ -475,14 +515,21 @@ struct Job {
     below: Vec<String>,
     packing: String,
     limits: Limits,
+    cancelled: Cancelled,
 }
 
 /// How it ended.
 struct Ended {
-    is_in_time: bool,
+    output: Result<String, CutOff>,
     status: Option<std::process::ExitStatus>,
-    output: String,
     errors: String,
+}
+
+/// Why the process was ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CutOff {
+    TooLong,
+    Cancelled,
 }
 
 impl Job {
@@ -495,7 +542,8 @@ impl Job {
             true => mounts::bind(&at(".new"), &at(".mnt"))?,
             false => mounts::overlay(&below, &at(".new"), &at(".work"), &at(".mnt"))?,
         }
-        let ended = self.start(archive, &at(".mnt")).and_then(|child| wait(child, self.limits.time));
+        let ended =
+            self.start(archive, &at(".mnt")).and_then(|child| wait(child, self.limits.time, &self.cancelled));
         let unmounted = mounts::unmount(&at(".mnt"));
         let ended = ended?;
         unmounted?;
@@ -522,52 +570,58 @@ impl Job {
     }
 }
 
-/// Waits until the process has closed its output, at most so long, then ends it.
-fn wait(mut child: Child, limit: Duration) -> io::Result<Ended> {
+/// Waits until the process has closed its output, at most so long and until it is given up, then ends it.
+fn wait(mut child: Child, limit: Duration, cancelled: &Cancelled) -> io::Result<Ended> {
     let end = Instant::now() + limit;
     let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
-    let output = read_until(stdout.as_mut(), end);
-    let is_in_time = output.is_some();
-    if !is_in_time {
+    let output = read_until(stdout.as_mut(), end, cancelled);
+    if output.is_err() {
         child.kill()?;
     }
     let status = child.wait()?;
-    let errors = read_until(stderr.as_mut(), Instant::now() + Duration::from_secs(1)).unwrap_or_default();
-    Ok(Ended { is_in_time, status: Some(status), output: output.unwrap_or_default(), errors })
+    let soon = Instant::now() + Duration::from_secs(1);
+    let errors = read_until(stderr.as_mut(), soon, &Cancelled::never()).unwrap_or_default();
+    Ok(Ended { output, status: Some(status), errors })
 }
 
-/// All that comes until the other side closes; `None` when the time is over first. What is beyond the limit is dropped.
-fn read_until<R: Read + AsFd>(source: Option<&mut R>, end: Instant) -> Option<String> {
-    let source = source?;
+/// All that comes until the other side closes, unless the time is over first, or it is given up. What is beyond the limit is dropped.
+fn read_until<R: Read + AsFd>(
+    source: Option<&mut R>,
+    end: Instant,
+    cancelled: &Cancelled,
+) -> Result<String, CutOff> {
+    let source = source.ok_or(CutOff::TooLong)?;
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left.min(Duration::from_secs(3600))).unwrap_or(PollTimeout::MAX);
+        let timeout = PollTimeout::try_from(left.min(LOOK)).unwrap_or(PollTimeout::ZERO);
         let mut ready = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, timeout) {
-            Ok(0) => return None,
+            Ok(0) if cancelled.is_so() => return Err(CutOff::Cancelled),
+            Ok(0) if left.is_zero() => return Err(CutOff::TooLong),
+            Ok(0) | Err(nix::Error::EINTR) => continue,
             Ok(_) => {}
-            Err(nix::Error::EINTR) => continue,
-            Err(_) => return None,
+            Err(_) => return Err(CutOff::TooLong),
         }
         match source.read(&mut buffer) {
-            Ok(0) => return Some(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(0) => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Ok(count) if bytes.len() as u64 <= ANSWER_BYTES => bytes.extend_from_slice(&buffer[..count]),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
+            Err(_) => return Err(CutOff::TooLong),
         }
     }
 }
 
 impl Ended {
     fn judge(self, layer: &str, limit: Duration) -> Result<Unpacked, UnpackError> {
-        if !self.is_in_time {
-            return Err(UnpackError::TooLong { layer: layer.to_owned(), limit });
-        }
+        let output = self.output.map_err(|cut_off| match cut_off {
+            CutOff::TooLong => UnpackError::TooLong { layer: layer.to_owned(), limit },
+            CutOff::Cancelled => UnpackError::Cancelled { layer: layer.to_owned() },
+        })?;
         if self.status.is_some_and(|status| status.success())
-            && let Ok(unpacked) = serde_json::from_str(&self.output)
+            && let Ok(unpacked) = serde_json::from_str(&output)
         {
             return Ok(unpacked);
         }

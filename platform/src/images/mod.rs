@@ -31,7 +31,7 @@ use crate::linux;
 pub use blobs::{BlobError, Blobs, Part};
 pub use child::{UnpackArguments, unpack_child};
 pub use claims::Claim;
-pub use layers::{IMPORT, LayerRecord, Layers, Limits, Step, Unpack, UnpackError};
+pub use layers::{Cancelled, IMPORT, LayerRecord, Layers, Limits, Step, Unpack, UnpackError};
 pub use mounts::mounted_layers;
 
 /// A SHA-256 digest as a file's name: 64 lower case hexadecimal digits.
