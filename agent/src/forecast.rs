@@ -5,6 +5,7 @@
 
 use crate::flags::AgentOptions;
 use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder, KnownIdentity};
+use crate::perform::static_files::StaticFiles;
 use crate::{local_config, run};
 use kedge_core::{Action, Core, Event, Options, Outcome, Report, Step};
 use kedge_platform::linux::{self, LinuxClocks, LinuxHost, Roots};
@@ -59,6 +60,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         bad_configs: None,
         bad_configs_unreadable: None,
         health: Arc::new(DiskHealth::default()),
+        static_files: StaticFiles::default(),
         runtime: None,
         read_only: Some("a forecast changes nothing".into()),
         // it changes nothing

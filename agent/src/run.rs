@@ -11,6 +11,7 @@ use crate::local::{self, Call, answers};
 use crate::net::transport::WallClock;
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{DiskLoop, DiskOrder, KnownIdentity};
+use crate::perform::static_files::StaticFiles;
 use crate::perform::{Loops, Parts};
 use crate::{local_config, logging};
 use kedge_api::Timestamp;
@@ -285,6 +286,7 @@ impl Agent {
             bad_configs: None,
             bad_configs_unreadable: None,
             health: Arc::default(),
+            static_files: StaticFiles::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
             _claim: claim.ours(),
@@ -524,7 +526,7 @@ impl Agent {
             Action::WatchPods(order) => self.loops.watch_pods(self.node.server(), Some(order)),
             Action::EndPodsWatch => self.loops.watch_pods(self.node.server(), None),
             Action::Pods(action) => self.loops.pods(*action),
-            Action::NeedImages(images) => self.loops.need_images(images),
+            Action::NeedImages { images, is_all } => self.loops.need_images(images, is_all),
             Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),
             Action::Log(Level::Info, text) => log::info!("{text}"),

@@ -231,7 +231,7 @@ impl Actors {
         let (lease_secs, lists_only) = (config.config().node_lease_duration_secs, !config.config().watch);
         let mut node = NodeObject::new(lists_only, turn);
         node.list(turn);
-        let pods = serves_pods.then(|| Box::new(PodsActor::new(lists_only, turn)));
+        let pods = serves_pods.then(|| Box::new(PodsActor::new(config.config(), turn)));
         Self {
             config,
             node,
@@ -565,6 +565,10 @@ impl Actors {
                 is_held: self.config.configuration.are_pods_held(),
             };
             pods.settle(&around, turn);
+            for notice in std::mem::take(&mut pods.notices) {
+                self.events.publish(notice, turn);
+            }
+            self.events.offer(self.node.node().is_some(), turn);
         }
         send_due_requests(self.heartbeat.lease.request_deadline(), turn);
         false

@@ -139,7 +139,11 @@ pub enum Action {
     /// An order of the pods' actor for the runtime, the images or the disk: never one for the API server.
     Pods(Box<PodAction>),
     /// Note durably which images pods need, for commands that remove others.
-    NeedImages(BTreeSet<String>),
+    NeedImages {
+        images: BTreeSet<String>,
+        /// Else there may be pods of which nothing could be read yet: what was noted before stays.
+        is_all: bool,
+    },
     /// End this run. Only log lines follow.
     Exit {
         why: String,

@@ -151,6 +151,7 @@ fn no_layer_gives_the_defaults() {
             "crashLoopThreshold": 10,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
             "evictionPressureTransitionPeriod": "5m0s",
+            "fileCheckFrequency": "20s",
             "healthzBindAddress": "127.0.0.1",
             "healthzPort": 10248,
             "kedge": {"watch": "auto"},
@@ -159,6 +160,7 @@ fn no_layer_gives_the_defaults() {
             "nodeLeaseDurationSeconds": 40,
             "nodeStatusReportFrequency": "5m0s",
             "nodeStatusUpdateFrequency": "10s",
+            "podLogsDir": "/var/log/pods",
             "registerNode": true,
         })
     );
@@ -694,7 +696,20 @@ fn relative_path_of_static_pods_begins_at_its_file() {
     assert_eq!(path(&layers("", &["staticPodPath: m"]), None), "/etc/kedge/config.d/m");
     assert_eq!(path(&layers("staticPodPath: /srv/m", &[]), None), "/srv/m");
     assert_eq!(path(&layers("staticPodPath: ''", &[]), None), "");
-    assert_eq!(path(&LocalLayers::default(), Some(&payload("staticPodPath: m"))), "m");
+    let pushed = payload("staticPodPath: m");
+    let refused = effective(&LocalLayers::default(), Some(&pushed)).unwrap_err().to_string();
+    assert!(refused.contains("expected an absolute path"), "a push has no directory: {refused}");
+    let proven = effective_of_proven(&LocalLayers::default(), &pushed).unwrap();
+    assert_eq!((proven.config.pods.static_path, proven.held.len()), (None, 1), "an earlier release took it");
+}
+
+#[test]
+fn zero_is_the_default_of_file_check_frequency() {
+    for (text, secs) in [("0s", 20), ("10ms", 1), ("5s", 5)] {
+        let layers = layers(&format!("fileCheckFrequency: {text}"), &[]);
+        let found = effective(&layers, None).unwrap().config.pods.file_check_frequency;
+        assert_eq!(found.as_secs(), secs, "{text}");
+    }
 }
 
 #[test]

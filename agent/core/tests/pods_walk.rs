@@ -219,7 +219,7 @@ impl World {
             | PodAction::DeletePod(_)
             | PodAction::CreateMirrorPod { .. }
             | PodAction::ReadObject(_) => self.api.requests.push_back(action),
-            PodAction::RecordEvent(_) | PodAction::Log(..) => {}
+            PodAction::RecordEvent(_) | PodAction::WarnOfNode { .. } | PodAction::Log(..) => {}
             command => self.runtime.queue.push(command),
         }
     }

@@ -158,15 +158,19 @@ impl Store {
         Ok(Disk { capacity_bytes, available_bytes, inodes, inodes_free })
     }
 
-    /// Notes durably which images pods need. Nothing is written if nothing changed.
+    /// Notes durably which images pods need; those noted before stay unless these are all. Nothing is written if nothing changed.
     ///
     /// # Errors
     /// The disk failed; the earlier list holds.
-    pub fn set_needed(&self, references: &BTreeSet<String>) -> Result<(), PullError> {
-        if self.needed_references().is_ok_and(|known| known == *references) {
+    pub fn set_needed(&self, mut references: BTreeSet<String>, is_all: bool) -> Result<(), PullError> {
+        let known = self.needed_references();
+        if !is_all {
+            references.extend(known.clone().map_err(|why| PullError::new(Sort::Disk, why))?);
+        }
+        if known.is_ok_and(|known| known == references) {
             return Ok(());
         }
-        let text = serde_json::to_vec(references).map_err(|error| PullError::disk(&error))?;
+        let text = serde_json::to_vec(&references).map_err(|error| PullError::disk(&error))?;
         self.state.write_durably(Path::new(NEEDED), &text).map_err(|error| PullError::disk(&error))
     }
 

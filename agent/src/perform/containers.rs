@@ -96,7 +96,8 @@ pub(crate) struct ContainerParts {
 
 enum Order {
     Pod(PodAction),
-    Needed(BTreeSet<String>),
+    /// Images that pods need, and whether those are all.
+    Needed(BTreeSet<String>, bool),
 }
 
 /// Ways to the loops.
@@ -142,8 +143,8 @@ impl Containers {
         self.send(Order::Pod(action));
     }
 
-    pub(crate) fn need_images(&self, images: BTreeSet<String>) {
-        self.send(Order::Needed(images));
+    pub(crate) fn need_images(&self, images: BTreeSet<String>, is_all: bool) {
+        self.send(Order::Needed(images, is_all));
     }
 
     fn send(&self, order: Order) {
@@ -322,8 +323,8 @@ impl RuntimeLoop {
 
     fn perform(&self, running: &mut Running, order: Order) {
         match order {
-            Order::Needed(images) => {
-                if let Err(error) = running.store.set_needed(&images) {
+            Order::Needed(images, is_all) => {
+                if let Err(error) = running.store.set_needed(images, is_all) {
                     log::warn!("which images pods need could not be noted: {error}");
                 }
             }

@@ -5,6 +5,7 @@
 //! when (core), how it becomes durable (`platform`).
 
 use super::containers::RuntimeHealth;
+use super::static_files::StaticFiles;
 use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
@@ -49,6 +50,8 @@ pub(crate) enum DiskOrder {
     SaveDesired(DesiredFile, Option<Vec<u8>>),
     /// Read the pods' desired set.
     ReadDesired,
+    /// Read the files of static pods.
+    ReadStaticPods(String),
 }
 
 /// How the disk does, for `kedge status`.
@@ -130,6 +133,7 @@ pub(crate) struct DiskLoop {
     /// Why the list could not be read at the last look.
     pub(crate) bad_configs_unreadable: Option<String>,
     pub(crate) health: Arc<DiskHealth>,
+    pub(crate) static_files: StaticFiles,
     /// None: there is no runtime on this node.
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
     /// Why this run may change nothing on the disk, if so.
@@ -171,6 +175,9 @@ impl DiskLoop {
             }
             DiskOrder::ReadDesired => {
                 Some(Event::Pods(Box::new(PodEvent::DesiredRead(desired(&*self.root_files)))))
+            }
+            DiskOrder::ReadStaticPods(path) => {
+                Some(Event::Pods(Box::new(self.static_files.look(Path::new(&path)))))
             }
         }
     }
@@ -599,6 +606,7 @@ mod tests {
             bad_configs: None,
             bad_configs_unreadable: None,
             health: Arc::default(),
+            static_files: StaticFiles::default(),
             runtime: None,
             read_only: None,
             _claim: None,

@@ -6,6 +6,7 @@
 pub(crate) mod containers;
 pub(crate) mod disk;
 mod requests;
+pub(crate) mod static_files;
 mod watches;
 
 use crate::faults::Faults;
@@ -141,6 +142,7 @@ impl Loops {
         match action {
             PodAction::SaveDesired { file, content } => self.disk(DiskOrder::SaveDesired(file, content)),
             PodAction::ReadDesired => self.disk(DiskOrder::ReadDesired),
+            PodAction::ReadStaticPods(path) => self.disk(DiskOrder::ReadStaticPods(path)),
             action => {
                 if let Some(containers) = self.containers() {
                     containers.order(action);
@@ -149,9 +151,9 @@ impl Loops {
         }
     }
 
-    pub(crate) fn need_images(&self, images: BTreeSet<String>) {
+    pub(crate) fn need_images(&self, images: BTreeSet<String>, is_all: bool) {
         if let Some(containers) = self.containers() {
-            containers.need_images(images);
+            containers.need_images(images, is_all);
         }
     }
 

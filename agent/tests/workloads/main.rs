@@ -13,3 +13,4 @@ mod network;
 mod pods;
 mod setup;
 mod sharing;
+mod static_pods;

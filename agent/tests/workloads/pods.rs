@@ -12,25 +12,25 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-const NODE: &str = "edge-1";
+pub(crate) const NODE: &str = "edge-1";
 /// The command line of the pod's process, as `/proc` has it.
 const COMMAND_LINE: &[u8] = b"sleep\x0086321\0";
 
 /// Processes of the pod's container.
-fn pids() -> Vec<i64> {
+pub(crate) fn pids() -> Vec<i64> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i64>().ok());
     let is_one = |pid: &i64| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == COMMAND_LINE);
     pids.filter(is_one).collect()
 }
 
-struct Setup {
-    cluster: Cluster,
+pub(crate) struct Setup {
+    pub(crate) cluster: Cluster,
 }
 
 impl Setup {
-    /// A hub, and a node with a runtime and the image `web:1`.
-    fn new() -> Self {
+    /// A hub, and a node with the image `web:1` whose agent has not begun.
+    pub(crate) fn before_the_agent() -> Self {
         let mut cluster = Cluster::start("pods").unwrap();
         let logs = cluster.scratch().join("logs");
         fs::create_dir_all(&logs).unwrap();
@@ -47,8 +47,13 @@ impl Setup {
         let (code, _, why) =
             agent.kedge(&["images", "import", layout.to_str().unwrap(), "--name", "web:1"]).unwrap();
         assert_eq!(code, 0, "{why}");
-        agent.start().unwrap();
-        let setup = Self { cluster };
+        Self { cluster }
+    }
+
+    /// A hub, and a node with a runtime and that image.
+    fn new() -> Self {
+        let mut setup = Self::before_the_agent();
+        setup.cluster.agent_mut(NODE).start().unwrap();
         setup.shows("a node that takes pods", || {
             let node = setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
             node["status"]["allocatable"]["pods"] == "110"
@@ -61,7 +66,7 @@ impl Setup {
     }
 
     #[track_caller]
-    fn shows(&self, awaited: &str, is_so: impl Fn() -> bool) {
+    pub(crate) fn shows(&self, awaited: &str, is_so: impl Fn() -> bool) {
         let reached = kedge_rig::scratch::poll(LIMIT, || is_so().then_some(()));
         assert!(reached.is_some(), "waited in vain for {awaited}\n{}", self.cluster.agent(NODE).log_text());
     }

@@ -283,7 +283,12 @@ pub static FIELDS: &[Field] = &[
     with_pods("reservedMemory", Kind::List(&Kind::Object(MEMORY_RESERVATION))),
     with_pods("localStorageCapacityIsolation", Kind::Bool),
     // pods
-    with_pods("staticPodPath", Kind::Text),
+    bounded(
+        "staticPodPath",
+        Kind::Text,
+        Default::None,
+        "absolute; in a local file also relative to its directory",
+    ),
     with_pods("staticPodURL", Kind::Text),
     with_pods("staticPodURLHeader", Kind::Map(&LIST_OF_TEXT)),
     bounded(
@@ -293,7 +298,13 @@ pub static FIELDS: &[Field] = &[
         "a normalized absolute path of ASCII characters: collectors of logs read there",
     ),
     with_pods("syncFrequency", Kind::Duration),
-    with_pods("fileCheckFrequency", Kind::Duration),
+    bounded(
+        "fileCheckFrequency",
+        Kind::DurationIn { low: 0, high: HOUR },
+        Default::Text("20s"),
+        "0s is 20s as upstream, and less than 1s is 1s, for each look reads all files; longer leaves an edit unnoticed",
+    )
+    .took(Kind::Duration),
     with_pods("httpCheckFrequency", Kind::Duration),
     honoured("clusterDomain", Kind::Text, Default::None),
     honoured("clusterDNS", LIST_OF_TEXT, Default::None),

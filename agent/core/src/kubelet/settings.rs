@@ -25,6 +25,11 @@ const LOGS_EXPECTED: &str = "a normalized absolute path of ASCII characters such
 /// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows by it.
 pub const MAX_TAINTS: usize = 100;
 
+/// `fileCheckFrequency` of 0.
+const FILE_CHECK_FREQUENCY: Duration = Duration::from_secs(20);
+/// Each look reads all files.
+const MOST_FREQUENT_FILE_CHECK: Duration = Duration::from_secs(1);
+
 /// How long an assigned configuration is watched, and how many crashes it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trial {
@@ -58,6 +63,15 @@ pub struct Reserved {
     pub ephemeral_storage_bytes: u64,
     /// `pid`, process numbers.
     pub pid: u64,
+}
+
+/// What the configuration says about pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodSettings {
+    /// `staticPodPath`, absolute; `None`: there are no static pods.
+    pub static_path: Option<String>,
+    /// `fileCheckFrequency`: how often the files there are read, a second at least.
+    pub file_check_frequency: Duration,
 }
 
 /// One of `registerWithTaints`.
@@ -122,6 +136,8 @@ pub struct Config {
     pub cluster_domain: String,
     /// `clusterDNS`, as it is written: [`Config::name_servers`].
     pub cluster_dns: Vec<String>,
+    /// Those about pods.
+    pub pods: PodSettings,
     /// `kedge.images`: where images come from.
     pub registries: Registries,
     /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
@@ -156,6 +172,7 @@ impl Config {
             pod_logs_dir: reader.pod_logs_dir(),
             cluster_domain: reader.text("clusterDomain"),
             cluster_dns: reader.texts("clusterDNS"),
+            pods: reader.pods(),
             registries: reader.registries(),
             watch: reader.below("kedge").text("watch") != schema::OFF,
             #[cfg(feature = "fault-injection")]
@@ -174,17 +191,43 @@ impl Config {
     }
 }
 
-/// Gives texts that an earlier release took, and that are beyond today's bounds, their defaults, and reports them: that one took any
-/// address, and then opened no endpoint, and did not read where pods log to.
+/// A text field whose values must be such.
+struct TextBound {
+    field: &'static str,
+    expected: &'static str,
+    /// What counts in place of others.
+    nearest: &'static str,
+    is_within: fn(&str) -> bool,
+}
+
+const TEXT_BOUNDS: [TextBound; 3] = [
+    TextBound {
+        field: "healthzBindAddress",
+        expected: LOOPBACK_EXPECTED,
+        nearest: schema::LOOPBACK,
+        // what is no address was never taken: see `healthz`
+        is_within: |text| text.parse::<IpAddr>().map_or(true, |address| address.is_loopback()),
+    },
+    TextBound {
+        field: "podLogsDir",
+        expected: LOGS_EXPECTED,
+        nearest: schema::POD_LOGS,
+        is_within: is_normalized,
+    },
+    TextBound {
+        field: "staticPodPath",
+        expected: "an absolute path",
+        nearest: "",
+        is_within: |text| text.is_empty() || text.starts_with('/'),
+    },
+];
+
+/// Gives texts that an earlier release took, and that are beyond today's bounds, the nearest within, and reports them: that one took
+/// any address, and then opened no endpoint, and read nothing else of these.
 pub(super) fn hold_texts(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
-    let is_elsewhere = |text: &str| text.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback());
-    for (field, expected, nearest) in [
-        ("healthzBindAddress", LOOPBACK_EXPECTED, schema::LOOPBACK),
-        ("podLogsDir", LOGS_EXPECTED, schema::POD_LOGS),
-    ] {
+    for TextBound { field, expected, nearest, is_within } in TEXT_BOUNDS {
         let Some(Value::String(text)) = object.get_mut(field) else { continue };
-        let is_beyond = if field == "podLogsDir" { !is_normalized(text) } else { is_elsewhere(text) };
-        if !is_beyond {
+        if is_within(text) {
             continue;
         }
         report(Beyond {
@@ -266,6 +309,19 @@ impl<'a> Reader<'a> {
     fn duration(&self, field: &str) -> Duration {
         let nanos = self.nanos(field).and_then(|nanos| u64::try_from(nanos).ok());
         nanos.map_or(Duration::ZERO, Duration::from_nanos)
+    }
+
+    /// A duration of which 0 stands for the default, as upstream's, whose generated files are full of it.
+    fn duration_or(&self, field: &str, default: Duration) -> Duration {
+        Some(self.duration(field)).filter(|duration| !duration.is_zero()).unwrap_or(default)
+    }
+
+    fn pods(&self) -> PodSettings {
+        let frequency = self.duration_or("fileCheckFrequency", FILE_CHECK_FREQUENCY);
+        PodSettings {
+            static_path: Some(self.text("staticPodPath")).filter(|path| !path.is_empty()),
+            file_check_frequency: frequency.max(MOST_FREQUENT_FILE_CHECK),
+        }
     }
 
     fn healthz(&mut self) -> Option<SocketAddr> {

@@ -5,6 +5,7 @@
 //! that pods wait for go before those that only tell people something; every order is answered, also when another server is asked.
 //! Without a runtime there is no such actor. Leaves to others: every decision about a pod (`Pods`), how orders are performed.
 
+use crate::config::running::Notice;
 use crate::event::{Action, Answer, HostFacts, Level, Request, RequestKey, Runtime};
 use crate::kubelet::Config;
 use crate::node::events::event_name;
@@ -112,17 +113,25 @@ pub(crate) struct PodsActor {
     unconfirmed: Option<Vec<Value>>,
     is_held: Option<bool>,
     facts: Option<NodeFacts>,
-    needed_images: Option<BTreeSet<String>>,
+    /// What was noted, and whether it was all.
+    needed_images: Option<(BTreeSet<String>, bool)>,
+    /// Where static pods come from, and how often that is read; None: there are none.
+    static_files: Option<(String, Duration)>,
+    /// When they are read again; None: they are being read, or there are none.
+    static_wake: Option<Duration>,
+    /// Events about the node.
+    pub(crate) notices: Vec<Notice>,
     /// How the server last refused a status or a deletion, so that it is logged once.
     refusal: Option<(u16, String)>,
 }
 
 impl PodsActor {
-    pub(crate) fn new(lists_only: bool, turn: &mut Turn) -> Self {
+    pub(crate) fn new(config: &Config, turn: &mut Turn) -> Self {
+        let settings = &config.pods;
         let (reads, news) = (WORK_SLOTS, WORK_SLOTS + READ_SLOTS);
         let mut actor = Self {
             pods: Pods::new(&turn.options.node_name),
-            reflector: Reflector::of_set(Watched::Pods, lists_only, MOST_PODS),
+            reflector: Reflector::of_set(Watched::Pods, !config.watch, MOST_PODS),
             work: Lane::new(0..WORK_SLOTS),
             reads: Lane::new(reads..reads + READ_SLOTS),
             news: Lane::new(news..news + NEWS_SLOTS),
@@ -134,11 +143,16 @@ impl PodsActor {
             is_held: None,
             facts: None,
             needed_images: None,
+            static_files: settings.static_path.clone().map(|path| (path, settings.file_check_frequency)),
+            static_wake: None,
+            notices: Vec::new(),
             refusal: None,
         };
         turn.act(Action::Pods(Box::new(PodAction::ReadDesired)));
-        // until files are read, there are none
-        actor.take(PodEvent::StaticPods(Ok(Vec::new())), turn);
+        match actor.static_files.is_some() {
+            true => actor.read_static_files(turn),
+            false => actor.take(PodEvent::StaticPods(Ok(Vec::new())), turn),
+        }
         actor
     }
 
@@ -148,6 +162,10 @@ impl PodsActor {
     pub(crate) fn take(&mut self, event: PodEvent, turn: &mut Turn) {
         if matches!(event, PodEvent::DesiredSaved { .. }) {
             self.writes_under_way = self.writes_under_way.saturating_sub(1);
+        }
+        if matches!(event, PodEvent::StaticPods(_) | PodEvent::StaticPodsUnchanged) {
+            let frequency = self.static_files.as_ref().map(|(_, frequency)| *frequency);
+            self.static_wake = frequency.map(|frequency| turn.now.mono + frequency);
         }
         let mut actions = Vec::new();
         self.pods.handle(turn.now, event, &mut actions);
@@ -296,6 +314,9 @@ impl PodsActor {
                 self.reads.waiting.push_back(Ask { purpose: Purpose::Read(name), body });
             }
             PodAction::RecordEvent(news) => self.announce(&news, turn),
+            PodAction::WarnOfNode { reason, message } => {
+                self.notices.push(Notice { warning: true, reason, message });
+            }
             PodAction::ListPods => self.list_again(turn),
             write @ PodAction::SaveDesired { .. } => self.writes.push_back(write),
             command => turn.act(Action::Pods(Box::new(command))),
@@ -366,13 +387,22 @@ impl PodsActor {
         if self.pods.next_deadline().is_some_and(|due| due <= turn.now.mono) {
             self.take(PodEvent::Tick, turn);
         }
+        if self.static_wake.take_if(|due| *due <= turn.now.mono).is_some() {
+            self.read_static_files(turn);
+        }
         let needed = self.pods.needed_images();
-        if needed.is_some() && needed != self.needed_images {
-            turn.act(Action::NeedImages(needed.clone().unwrap_or_default()));
+        if let Some((images, is_all)) = needed.clone().filter(|_| needed != self.needed_images) {
+            turn.act(Action::NeedImages { images, is_all });
             self.needed_images = needed;
         }
         for lane in [&mut self.work, &mut self.reads, &mut self.news] {
             lane.send(turn);
+        }
+    }
+
+    fn read_static_files(&self, turn: &mut Turn) {
+        if let Some((path, _)) = &self.static_files {
+            turn.act(Action::Pods(Box::new(PodAction::ReadStaticPods(path.clone()))));
         }
     }
 
@@ -395,7 +425,8 @@ impl PodsActor {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        [self.pods.next_deadline(), self.reflector.watching.next_deadline()].into_iter().flatten().min()
+        let watch = self.reflector.watching.next_deadline();
+        [self.pods.next_deadline(), watch, self.static_wake].into_iter().flatten().min()
     }
 
     pub(crate) fn report(&self) -> Vec<PodReport> {
@@ -438,11 +469,12 @@ mod tests {
     use super::*;
     use crate::config::judge::PreviousRun;
     use crate::event::Now;
-    use crate::kubelet::{self, LocalLayers};
+    use crate::kubelet::schema::{API_VERSION, KIND};
+    use crate::kubelet::{self, LayerText, LocalLayers, Origin};
     use crate::options::Options;
     use crate::outbox::{LIMITS, Outbox};
     use crate::pace::Jitter;
-    use crate::pods::event::Inventory;
+    use crate::pods::event::{Inventory, StaticFile};
     use api::Timestamp;
 
     struct Bench {
@@ -457,6 +489,11 @@ mod tests {
     impl Bench {
         /// A node with a runtime that works, nothing on its disk, and this Node.
         fn new() -> Self {
+            Self::under("").0
+        }
+
+        /// The same under this configuration; and what was ordered until then.
+        fn under(config: &str) -> (Self, Vec<Action>) {
             let options = Options {
                 node_name: "edge".into(),
                 version: "0".into(),
@@ -467,8 +504,9 @@ mod tests {
                 previous_run: PreviousRun::default(),
                 seed: 1,
             };
-            let config =
-                kubelet::effective(&options.local, None).expect("the defaults are valid").config.clone();
+            let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{config}");
+            let payload = LayerText { origin: Origin::Pushed("test".into()), text: text.into_bytes() };
+            let config = kubelet::effective(&options.local, Some(&payload)).expect("it is valid").config;
             let mut outbox = Outbox::new(LIMITS);
             let now = Now { mono: Duration::from_secs(1), wall: Timestamp::default() };
             let (mut jitter, mut actions) = (Jitter::new(1), vec![]);
@@ -479,16 +517,16 @@ mod tests {
                 outbox: &mut outbox,
                 actions: &mut actions,
             };
-            let actor = PodsActor::new(false, &mut turn);
+            let actor = PodsActor::new(&config, &mut turn);
             let facts =
                 HostFacts { cpus: 4, memory_bytes: 1 << 30, runtime: Runtime::Ready, ..HostFacts::default() };
             let mut bench = Self { actor, options, outbox, config, facts, node: api::Node::default() };
-            bench.at(1, |actor, turn| {
+            actions.extend(bench.at(1, |actor, turn| {
                 actor.take(PodEvent::DesiredRead(Ok(vec![])), turn);
                 actor.take(PodEvent::Inventory(Inventory::default()), turn);
-            });
-            bench.node_is("node-1", false);
-            bench
+            }));
+            actions.extend(bench.node_is("node-1", false));
+            (bench, actions)
         }
 
         /// Does it, settles, and gives what was ordered.
@@ -535,6 +573,63 @@ mod tests {
             let report = &bench.actor.report()[0];
             assert_eq!((report.is_ending, report.is_orphaned), (ends, !ends), "{uid}");
         }
+    }
+
+    /// The paths of static pods that are to be read.
+    fn reads_of_files(actions: &[Action]) -> Vec<&str> {
+        fn path(action: &Action) -> Option<&str> {
+            let Action::Pods(order) = action else { return None };
+            let PodAction::ReadStaticPods(path) = &**order else { return None };
+            Some(path)
+        }
+        actions.iter().filter_map(path).collect()
+    }
+
+    #[test]
+    fn static_files_are_read_again_after_each_answer() {
+        let (mut bench, first) = Bench::under("staticPodPath: /srv/pods\nfileCheckFrequency: 30s\n");
+        assert_eq!(reads_of_files(&first), ["/srv/pods"]);
+        assert!(reads_of_files(&bench.at(1000, |_, _| {})).is_empty(), "while they are being read");
+        let files = PodEvent::StaticPods(Ok(vec![]));
+        assert!(reads_of_files(&bench.at(1000, |actor, turn| actor.take(files, turn))).is_empty());
+        assert_eq!(bench.actor.next_deadline(), Some(Duration::from_secs(1030)));
+        assert_eq!(reads_of_files(&bench.at(1030, |_, _| {})), ["/srv/pods"]);
+        bench.at(1031, |actor, turn| actor.take(PodEvent::StaticPodsUnchanged, turn));
+        assert_eq!(reads_of_files(&bench.at(1061, |_, _| {})), ["/srv/pods"]);
+        let (mut without, first) = Bench::under("staticPodPath: ''\n");
+        assert!(reads_of_files(&first).is_empty() && reads_of_files(&without.at(1000, |_, _| {})).is_empty());
+    }
+
+    #[test]
+    fn static_pod_runs_without_any_api_server() {
+        let (mut bench, _) = Bench::under("staticPodPath: /srv/pods\n");
+        bench.at(2, |actor, turn| actor.node(None, false, turn));
+        let noted = |actions: &[Action]| {
+            let note = actions.iter().find_map(|action| match action {
+                Action::NeedImages { images, is_all } => {
+                    Some((images.iter().cloned().collect::<Vec<_>>(), *is_all))
+                }
+                _ => None,
+            });
+            note.expect("the images are noted")
+        };
+        let good = "apiVersion: v1\nkind: Pod\nmetadata: {name: w}\nspec: {hostNetwork: true, containers: [{name: a, image: 'x:1'}]}";
+        let file = |name: &str, text: &str| StaticFile {
+            path: format!("/srv/pods/{name}"),
+            content: Ok(text.into()),
+        };
+        let files = PodEvent::StaticPods(Ok(vec![file("a", good), file("b", "kind: [")]));
+        let actions = bench.at(3, |actor, turn| actor.take(files, turn));
+        let prepares = actions.iter().any(|action| matches!(action, Action::Pods(order) if matches!(&**order, PodAction::PreparePod(pod) if pod.name == "w-edge")));
+        assert!(prepares, "{actions:?}");
+        assert_eq!(noted(&actions), (vec!["x:1".to_owned()], false), "the broken file may need others");
+        let [notice] = &bench.actor.notices[..] else { panic!("{:?}", bench.actor.notices) };
+        assert!(
+            notice.warning && notice.reason == "FailedValidation" && notice.message.contains("/srv/pods/b")
+        );
+        let files = PodEvent::StaticPods(Ok(vec![file("a", good)]));
+        let actions = bench.at(4, |actor, turn| actor.take(files, turn));
+        assert_eq!(noted(&actions), (vec!["x:1".to_owned()], true));
     }
 
     #[test]

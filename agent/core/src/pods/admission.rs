@@ -39,8 +39,11 @@ pub(crate) fn admit<'a>(
     if !refusals.is_empty() {
         return rejected(NOT_SERVED, refusals.join("; "));
     }
-    if is_static && !crate::pods::objects::needed_by(pod).is_empty() {
-        return rejected(NOT_SERVED, "a static pod may not refer to ConfigMaps or Secrets".into());
+    let refers =
+        || !pod.spec.service_account_name.is_empty() || !crate::pods::objects::needed_by(pod).is_empty();
+    if is_static && refers() {
+        let why = "a static pod may not refer to ConfigMaps, Secrets or a service account";
+        return rejected(NOT_SERVED, why.into());
     }
     if let Some(complaint) = resources::complaint(&pod.spec).or_else(|| volumes::complaint(&pod.spec)) {
         return rejected(INVALID, complaint);

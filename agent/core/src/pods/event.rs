@@ -109,9 +109,11 @@ pub enum PodEvent {
     PodGone(Value),
     /// The answer to `ReadObject`.
     ObjectRead { name: ObjectName, read: ObjectRead },
-    /// Every file in `staticPodPath`, with its content or why it cannot be read; sorted by path. `Err`: the directory could not be
-    /// read, and its pods go on.
+    /// The answer to `ReadStaticPods`: every file in `staticPodPath`, with its content or why it cannot be read; sorted by path.
+    /// `Err`: the directory could not be read, and its pods go on.
     StaticPods(Result<Vec<StaticFile>, String>),
+    /// The answer to `ReadStaticPods` where it would be the same as the one before.
+    StaticPodsUnchanged,
     /// `kedge pods release`, or the Node annotation `kedge.dev/release-pods`: the orphaned pods end, or the one of this
     /// namespace and name.
     Release(Option<(String, String)>),
@@ -155,6 +157,8 @@ pub enum PodAction {
     SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
     /// Read the desired set again, because it could not be read. Answered by `DesiredRead`.
     ReadDesired,
+    /// Read all files at `staticPodPath`. Answered by `StaticPods` or `StaticPodsUnchanged`.
+    ReadStaticPods(String),
     /// Read the list of pods anew: an answer to a pod that is not remembered was lost. Answered by `PodsListed`.
     ListPods,
     /// GET a ConfigMap or a Secret. Answered by `ObjectRead`.
@@ -167,6 +171,8 @@ pub enum PodAction {
     CreateMirrorPod { namespace: String, name: String, pod: Value },
     /// Record an Event about a pod. No answer.
     RecordEvent(PodNews),
+    /// Log a warning about the node as a whole, and record an Event about it. No answer.
+    WarnOfNode { reason: &'static str, message: String },
     /// Log a line.
     Log(Level, String),
 }

@@ -223,7 +223,7 @@ impl Pods {
             PodEvent::Failed { command, failure } => {
                 self.with(command.pod(), |life| life.failed(now, &command, &failure, actions));
             }
-            PodEvent::Tick => {}
+            PodEvent::Tick | PodEvent::StaticPodsUnchanged => {}
             PodEvent::Node(facts) => self.node(*facts),
             PodEvent::Held(is_held) => {
                 self.is_held = Some(is_held);
@@ -638,25 +638,17 @@ impl Pods {
                 return;
             }
         };
-        let (mut current, mut unknown) = (BTreeMap::new(), BTreeSet::new());
         let paths: BTreeSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
         self.complaints.retain(|path, _| paths.contains(path.as_str()));
-        for StaticFile { path, content } in &files {
-            let read = content.clone().and_then(|content| static_pods::read(path, &content, &self.node_name));
-            match read {
-                Ok(pod) => {
-                    self.complaints.remove(path);
-                    current.insert(pod.uid.clone(), (path.clone(), pod));
-                }
-                Err(why) => {
-                    unknown.insert(path.clone());
-                    self.complain(path, why, actions);
-                }
-            }
+        let is_known = |uid: &PodUid| self.lives.contains_key(uid);
+        let (current, unknown) = static_pods::read_all(&files, &self.node_name, &is_known);
+        self.complaints.retain(|path, _| unknown.contains_key(path));
+        for (path, why) in &unknown {
+            self.complain(path, why.clone(), actions);
         }
         for life in self.lives.values_mut() {
             let ends = match &life.origin {
-                Origin::Static { path } => !unknown.contains(path) && !current.contains_key(&life.uid),
+                Origin::Static { path } => !unknown.contains_key(path) && !current.contains_key(&life.uid),
                 Origin::Found { node_uid } => {
                     node_uid.is_empty()
                         && unknown.is_empty()
@@ -671,8 +663,8 @@ impl Pods {
             }
         }
         // those of files that say nothing now are as they were
-        self.statics.retain(|_, (path, _)| unknown.contains(path));
-        self.statics.extend(current.into_iter().map(|(uid, (path, pod))| (uid, (path, Rc::new(pod)))));
+        self.statics.retain(|_, (path, _)| unknown.contains_key(path));
+        self.statics.extend(current);
         let uids: Vec<PodUid> = self.statics.keys().cloned().collect();
         for uid in uids {
             self.begin_static(&uid);
@@ -716,8 +708,8 @@ impl Pods {
 
     fn complain(&mut self, path: &str, why: String, actions: &mut Vec<PodAction>) {
         if self.complaints.get(path) != Some(&why) {
-            let text = format!("{path} cannot be used: {why}; the pods of it go on as they are");
-            actions.push(PodAction::Log(Level::Warn, text));
+            let message = format!("{path} cannot be used: {why}; the pods of it go on as they are");
+            actions.push(PodAction::WarnOfNode { reason: "FailedValidation", message });
             self.complaints.insert(path.to_owned(), why);
         }
     }
@@ -941,9 +933,10 @@ impl Pods {
         named.chain(run.map(|run| run.image_reference.clone())).filter(|name| !name.is_empty()).collect()
     }
 
-    /// The same, once all that needs images is known, but for static pods.
-    pub(crate) fn needed_images(&self) -> Option<BTreeSet<String>> {
-        self.is_ready().then(|| self.images_in_use())
+    /// The same, once it is known what runs here; and whether that is all, for a file or a record that cannot be read may need others.
+    pub(crate) fn needed_images(&self) -> Option<(BTreeSet<String>, bool)> {
+        let is_all = self.has_static && self.unreadable.is_empty();
+        self.is_ready().then(|| (self.images_in_use(), is_all))
     }
 
     /// Whether a list of the pods bound to this Node has all that are known to be. What lies on disk is not known before it was read.

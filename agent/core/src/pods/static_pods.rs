@@ -1,19 +1,51 @@
 //! Pods from files, as upstream's node agent reads them: names, UID, annotations, defaults.
 //!
-//! Always holds: the UID is a digest of node, path and content, so an edit is another pod; a file that cannot be read or parsed says
-//! nothing about its pod. Leaves to others: running them, their mirrors in the API.
+//! Always holds: the UID is a digest of node, path and content, so an edit is another pod, but not one of a comment; a file that
+//! cannot be read or parsed says nothing about its pod, nor one whose pod has the name of another file's. Leaves to others: when
+//! files are read (`actor`), running the pods, their mirrors in the API.
 
 use crate::config::digest::Digest;
 use crate::kubelet::yaml;
+use crate::pods::event::{PodUid, StaticFile};
 use crate::pods::spec::Pod;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Upstream's annotations of a pod that is not from the API.
 const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 
+/// Pods with the path of their file, by UID; and why the other files cannot be used.
+pub(crate) type Read = (BTreeMap<PodUid, (String, Rc<Pod>)>, BTreeMap<String, String>);
+
+/// Reads all files. Of two with a pod of the same name the one whose pod `is_known` counts, else the first.
+pub(crate) fn read_all(files: &[StaticFile], node_name: &str, is_known: &dyn Fn(&PodUid) -> bool) -> Read {
+    let (mut found, mut unusable) = (Vec::new(), BTreeMap::new());
+    for StaticFile { path, content } in files {
+        let content = content.as_ref().map_err(String::clone);
+        match content.and_then(|content| read(path, content, node_name)) {
+            Ok(pod) => found.push((path, pod)),
+            Err(why) => _ = unusable.insert(path.clone(), why),
+        }
+    }
+    found.sort_by_key(|(path, pod)| (!is_known(&pod.uid), *path));
+    let (mut pods, mut owners) = (BTreeMap::new(), BTreeMap::new());
+    for (path, pod) in found {
+        let name = (pod.namespace.clone(), pod.name.clone());
+        if let Some(owner) = owners.get(&name) {
+            let why = format!("{owner} has a pod {}/{}, too", name.0, name.1);
+            unusable.insert(path.clone(), why);
+            continue;
+        }
+        owners.insert(name, path);
+        pods.insert(pod.uid.clone(), (path.clone(), Rc::new(pod)));
+    }
+    (pods, unusable)
+}
+
 /// Reads one file.
-pub(crate) fn read(path: &str, content: &[u8], node_name: &str) -> Result<Pod, String> {
+fn read(path: &str, content: &[u8], node_name: &str) -> Result<Pod, String> {
     let tree =
         yaml::parse(content).map_err(|error| format!("line {}: {}", error.position.line, error.message))?;
     let mut object = tree.to_json();
@@ -21,7 +53,7 @@ pub(crate) fn read(path: &str, content: &[u8], node_name: &str) -> Result<Pod, S
     if (version, kind) != (Some("v1"), Some("Pod")) {
         return Err("expected apiVersion v1, kind Pod".into());
     }
-    let hash = uid(path, content, node_name);
+    let hash = uid(path, &object, node_name);
     let fields = object.as_object_mut().ok_or("expected an object")?;
     let metadata = part(fields, "metadata")?;
     let name = metadata.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
@@ -58,8 +90,8 @@ fn part<'a>(fields: &'a mut Map<String, Value>, name: &str) -> Result<&'a mut Ma
 }
 
 /// 32 hexadecimal digits, as upstream's.
-fn uid(path: &str, content: &[u8], node_name: &str) -> String {
-    let parts = format!("{}\nhost:{node_name}\nfile:{path}", Digest::of(content));
+fn uid(path: &str, object: &Value, node_name: &str) -> String {
+    let parts = format!("{}\nhost:{node_name}\nfile:{path}", Digest::of(object.to_string().as_bytes()));
     let mut digest = Digest::of(parts.as_bytes()).to_string();
     digest.truncate(32);
     digest
@@ -88,6 +120,25 @@ mod tests {
         assert_ne!(uid("/p", &TEXT.replace("image: x", "image: z"), "n"), first);
         assert_ne!(uid("/q", TEXT, "n"), first);
         assert_ne!(uid("/p", TEXT, "m"), first);
+        assert_eq!(uid("/p", &format!("# a comment\n{TEXT}"), "n"), first);
+    }
+
+    #[test]
+    fn second_file_of_a_name_is_unusable() {
+        let file = |path: &str, text: &str| StaticFile { path: path.into(), content: Ok(text.into()) };
+        let other = TEXT.replace("image: x", "image: z");
+        let files =
+            [file("/a", TEXT), file("/b", &other), file("/c", &TEXT.replace("web", "db")), file("/d", "")];
+        let check = |known: Option<&PodUid>, expect: [&str; 2]| {
+            let (pods, unusable) = read_all(&files, "n", &|uid| Some(uid) == known);
+            let mut paths: Vec<&str> = pods.values().map(|(path, _)| path.as_str()).collect();
+            paths.sort_unstable();
+            assert_eq!(paths, [expect[0], "/c"]);
+            let unusable: Vec<_> = unusable.keys().map(String::as_str).collect();
+            assert_eq!(unusable, [expect[1], "/d"]);
+        };
+        check(None, ["/a", "/b"]);
+        check(Some(&read("/b", other.as_bytes(), "n").unwrap().uid), ["/b", "/a"]);
     }
 
     #[test]

@@ -1,0 +1,157 @@
+//! The files of static pods, as `staticPodPath` names them: a directory, or one file.
+//!
+//! Always holds: what is read is what upstream's kubelet reads, every file of the directory whose name does not begin with a dot, and
+//! nothing below other directories; what is not there is empty, and what cannot be read is unknown. Bounded in files and bytes;
+//! nothing but regular files is opened. Leaves to others: when it is read, and what the files mean (core).
+
+use crate::errors::chain;
+use kedge_core::images::BlobDigest;
+use kedge_core::kubelet::yaml::MAX_TEXT_BYTES;
+use kedge_core::pods::{PodEvent, StaticFile};
+use kedge_platform::ReadError;
+use kedge_platform::linux::read_named_file;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Most files: a node has hundreds of pods at most, and each look reads all of them.
+const MOST_FILES: usize = 1000;
+/// Most bytes of all together: as many as of pods that the API server shows.
+const MOST_BYTES: usize = 16 * 1024 * 1024;
+
+/// One look after another.
+#[derive(Default)]
+pub(crate) struct StaticFiles {
+    /// What the last look found.
+    last: Option<Seen>,
+}
+
+/// By path, the digest of the content or why there is none.
+type Seen = Result<Vec<(String, Result<BlobDigest, String>)>, String>;
+
+impl StaticFiles {
+    /// Reads them all; says only once what does not change.
+    pub(crate) fn look(&mut self, path: &Path) -> PodEvent {
+        let files = read(path);
+        let seen = files.as_ref().map(|files| files.iter().map(digest).collect()).map_err(String::clone);
+        if self.last.as_ref() == Some(&seen) {
+            return PodEvent::StaticPodsUnchanged;
+        }
+        self.last = Some(seen);
+        PodEvent::StaticPods(files)
+    }
+}
+
+fn digest(file: &StaticFile) -> (String, Result<BlobDigest, String>) {
+    let content = file.content.as_ref().map(|bytes| BlobDigest::of(bytes)).map_err(String::clone);
+    (file.path.clone(), content)
+}
+
+fn read(path: &Path) -> Result<Vec<StaticFile>, String> {
+    let failed = |error: io::Error| format!("cannot read {}: {error}", path.display());
+    let paths = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(failed(error)),
+        Ok(found) if found.is_dir() => entries(path).map_err(failed)?,
+        Ok(_) => vec![path.to_path_buf()],
+    };
+    if paths.len() > MOST_FILES {
+        return Err(format!("{} has more than {MOST_FILES} files", path.display()));
+    }
+    let (mut files, mut bytes) = (Vec::new(), 0);
+    for file in paths.iter().filter_map(|path| read_one(path)) {
+        bytes += file.content.as_ref().map_or(0, Vec::len);
+        if bytes > MOST_BYTES {
+            return Err(format!("the files in {} have more than {MOST_BYTES} bytes", path.display()));
+        }
+        files.push(file);
+    }
+    Ok(files)
+}
+
+/// One more than allowed shows that there are too many.
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            paths.push(entry.path());
+        }
+        if paths.len() > MOST_FILES {
+            break;
+        }
+    }
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+/// None: a directory, or gone meanwhile.
+fn read_one(path: &Path) -> Option<StaticFile> {
+    if fs::metadata(path).is_ok_and(|found| found.is_dir()) {
+        return None;
+    }
+    let content = match read_named_file(path, MAX_TEXT_BYTES) {
+        Err(ReadError::NotFound { .. }) => return None,
+        read => read.map_err(|error| chain(&error)),
+    };
+    Some(StaticFile { path: path.display().to_string(), content })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+    use std::os::unix::net::UnixListener;
+
+    /// Names and whether their content can be read.
+    fn found(path: &Path) -> Vec<(String, bool)> {
+        let name = |path: &str| Path::new(path).file_name().unwrap().to_string_lossy().into_owned();
+        let files = read(path).unwrap();
+        files.iter().map(|file| (name(&file.path), file.content.is_ok())).collect()
+    }
+
+    #[test]
+    fn every_file_counts_but_hidden_ones_and_directories() {
+        let scratch = Scratch::new("static-files").unwrap();
+        let path = scratch.path();
+        for name in ["b.yaml", "a.json", ".hidden.yaml", "plain"] {
+            fs::write(path.join(name), name).unwrap();
+        }
+        fs::create_dir(path.join("below")).unwrap();
+        fs::write(path.join("below/c.yaml"), "c").unwrap();
+        let _socket = UnixListener::bind(path.join("socket")).unwrap();
+        fs::write(path.join("large"), vec![b' '; MAX_TEXT_BYTES + 1]).unwrap();
+        let expect =
+            [("a.json", true), ("b.yaml", true), ("large", false), ("plain", true), ("socket", false)];
+        assert_eq!(found(path), expect.map(|(name, is_read)| (name.to_owned(), is_read)));
+        assert_eq!(found(&path.join("b.yaml")), [("b.yaml".to_owned(), true)]);
+        assert_eq!(found(&path.join("missing")), []);
+        assert!(read(&path.join("b.yaml/below")).is_err(), "not a directory: unknown, not empty");
+    }
+
+    #[test]
+    fn too_many_files_or_bytes_are_unknown() {
+        let scratch = Scratch::new("static-files").unwrap();
+        let write =
+            |name: usize, bytes| fs::write(scratch.path().join(name.to_string()), vec![b' '; bytes]).unwrap();
+        (0..MOST_FILES).for_each(|name| write(name, 1));
+        assert_eq!(read(scratch.path()).unwrap().len(), MOST_FILES);
+        write(MOST_FILES, 1);
+        assert!(read(scratch.path()).unwrap_err().contains("more than 1000 files"));
+        fs::remove_file(scratch.path().join("0")).unwrap();
+        (1..=MOST_BYTES / MAX_TEXT_BYTES + 1).for_each(|name| write(name, MAX_TEXT_BYTES));
+        assert!(read(scratch.path()).unwrap_err().contains("bytes"));
+    }
+
+    #[test]
+    fn what_does_not_change_is_told_once() {
+        let scratch = Scratch::new("static-files").unwrap();
+        let mut files = StaticFiles::default();
+        let mut is_news = || !matches!(files.look(scratch.path()), PodEvent::StaticPodsUnchanged);
+        assert!(is_news() && !is_news(), "also that there is nothing");
+        fs::write(scratch.path().join("a"), "1").unwrap();
+        assert!(is_news() && !is_news());
+        fs::write(scratch.path().join("a"), "2").unwrap();
+        assert!(is_news() && !is_news());
+    }
+}

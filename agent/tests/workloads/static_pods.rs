@@ -1,0 +1,87 @@
+//! A pod from a file: it runs before there is any API server, which then shows it and does not decide about it.
+
+use crate::pods::{NODE, Setup, pids};
+use crate::setup::{LIMIT, isolated};
+use kedge_rig::scratch::wait_until;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+
+const CONFIG: &str =
+    "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfileCheckFrequency: 1s\n";
+const MANIFEST: &str = "apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: main, image: 'web:1', command: [/bin/sh, -c, exec sleep 86321]}
+";
+
+/// A directory of static pods that the node's next start reads.
+fn manifests(setup: &mut Setup) -> PathBuf {
+    let directory = setup.cluster.scratch().join("manifests");
+    fs::create_dir_all(&directory).unwrap();
+    let config = format!("{CONFIG}staticPodPath: {}\n", directory.display());
+    setup.cluster.agent(NODE).write_drop_in("10-static.conf", &config).unwrap();
+    directory
+}
+
+fn mirror(setup: &Setup) -> Value {
+    setup.cluster.kubectl().json(&["get", "pod", "web-edge-1"]).unwrap_or_default()
+}
+
+#[test]
+fn static_pod_lives_as_long_as_its_file() {
+    isolated("static_pods::static_pod_lives_as_long_as_its_file", || {
+        let mut setup = Setup::before_the_agent();
+        let directory = manifests(&mut setup);
+        let file = directory.join("web.yaml");
+        fs::write(&file, MANIFEST).unwrap();
+
+        // no API server: it runs
+        setup.cluster.hub_mut().stop().unwrap();
+        setup.cluster.agent_mut(NODE).start().unwrap();
+        setup.shows("the pod's process", || pids().len() == 1);
+        let runs = pids();
+        let pods = || setup.cluster.agent(NODE).kedge_json(&["pods"]).unwrap_or_default();
+        assert_eq!(pods()["pods"][0]["origin"], "static");
+
+        // its file breaks, and another one that never worked is there: it goes on
+        fs::write(&file, "kind: [").unwrap();
+        fs::write(directory.join("other.json"), "{}").unwrap();
+        let log = || setup.cluster.agent(NODE).log_text();
+        let told = ["web.yaml cannot be used", "other.json cannot be used"];
+        setup.shows("both complaints", || told.iter().all(|told| log().contains(told)));
+        fs::write(&file, MANIFEST).unwrap();
+        fs::remove_file(directory.join("other.json")).unwrap();
+
+        // the API server comes: it shows the pod, and that a file was wrong
+        setup.cluster.hub_mut().start_again().unwrap();
+        let is_running = |mirror: &Value| mirror["status"]["containerStatuses"][0]["ready"] == true;
+        setup.shows("the mirror", || is_running(&mirror(&setup)));
+        let first = mirror(&setup);
+        let annotations = &first["metadata"]["annotations"];
+        assert_eq!(annotations["kubernetes.io/config.source"], "file");
+        assert_eq!(annotations["kubernetes.io/config.mirror"], annotations["kubernetes.io/config.hash"]);
+        let owner = &first["metadata"]["ownerReferences"][0];
+        assert_eq!((&owner["kind"], &owner["name"]), (&json!("Node"), &json!(NODE)));
+        let events = setup.cluster.kubectl().run(&["get", "events", "-A"]).unwrap();
+        assert!(events.contains("FailedValidation"), "{events}");
+
+        // the mirror is deleted: another one comes, and nothing ends
+        setup.cluster.kubectl().run(&["delete", "pod", "web-edge-1", "--wait=false"]).unwrap();
+        setup.shows("another mirror", || {
+            let other = mirror(&setup);
+            is_running(&other) && other["metadata"]["uid"] != first["metadata"]["uid"]
+        });
+        assert_eq!(pids(), runs, "one process all along");
+        assert_eq!(mirror(&setup)["status"]["containerStatuses"][0]["restartCount"], 0);
+
+        // its file goes, and so do both
+        fs::remove_file(&file).unwrap();
+        wait_until("the end of its process", LIMIT, || pids().is_empty());
+        setup.shows("no mirror", || mirror(&setup).is_null());
+    });
+}
