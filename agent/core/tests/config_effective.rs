@@ -148,12 +148,18 @@ fn no_layer_gives_the_defaults() {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "configTrialDuration": "10m0s",
+            "containerLogMaxFiles": 5,
+            "containerLogMaxSize": "10Mi",
             "crashLoopThreshold": 10,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
             "evictionPressureTransitionPeriod": "5m0s",
             "fileCheckFrequency": "20s",
             "healthzBindAddress": "127.0.0.1",
             "healthzPort": 10248,
+            "imageGCHighThresholdPercent": 85,
+            "imageGCLowThresholdPercent": 80,
+            "imageMaximumGCAge": "0s",
+            "imageMinimumGCAge": "2m0s",
             "kedge": {"watch": "auto"},
             "logging": {"verbosity": 0},
             "maxPods": 110,
@@ -161,7 +167,10 @@ fn no_layer_gives_the_defaults() {
             "nodeStatusReportFrequency": "5m0s",
             "nodeStatusUpdateFrequency": "10s",
             "podLogsDir": "/var/log/pods",
+            "podPidsLimit": -1,
             "registerNode": true,
+            "registryBurst": 10,
+            "registryPullQPS": 5,
         })
     );
     assert_eq!(found.without_effect, [""; 0]);
@@ -642,6 +651,10 @@ fn local_value_that_the_first_release_took_is_held() {
         ("maxPods: 2147483647", "10000"),
         ("healthzBindAddress: 0.0.0.0", "\"127.0.0.1\""),
         ("maxParallelImagePulls: 0", "1"),
+        ("containerLogMaxSize: 1Ki", "\"64Ki\""),
+        ("containerLogMaxFiles: 1", "2"),
+        ("podPidsLimit: 9223372036854775807", "4194304"),
+        ("imageMinimumGCAge: -1s", "\"0s\""),
         ("oomScoreAdj: -2147483648", "-1000"),
         ("maxOpenFiles: -9223372036854775808", "0"),
         ("tracing: {samplingRatePerMillion: -1}", "0"),
@@ -701,6 +714,36 @@ fn relative_path_of_static_pods_begins_at_its_file() {
     assert!(refused.contains("expected an absolute path"), "a push has no directory: {refused}");
     let proven = effective_of_proven(&LocalLayers::default(), &pushed).unwrap();
     assert_eq!((proven.config.pods.static_path, proven.held.len()), (None, 1), "an earlier release took it");
+}
+
+#[test]
+fn limits_of_pods_and_images_are_read() {
+    let defaults = local("maxPods: 1");
+    let pods = &defaults.config.pods;
+    assert_eq!((pods.pids_limit, pods.log_max_bytes, pods.log_max_files), (None, 10 << 20, 5));
+    let images = defaults.config.images;
+    assert_eq!((images.pulls_at_once, images.pulls_per_sec, images.pulls_burst), (1, 5, 10));
+    let found = local(
+        "podPidsLimit: 50\ncontainerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 2\nimageMinimumGCAge: 1h\nimageMaximumGCAge: 2h
+imageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nregistryPullQPS: 0\nregistryBurst: 0",
+    );
+    let pods = &found.config.pods;
+    assert_eq!((pods.pids_limit, pods.log_max_bytes, pods.log_max_files), (Some(50), 1 << 20, 2));
+    let images = found.config.images;
+    assert_eq!((images.pulls_per_sec, images.pulls_burst), (0, 10));
+    let rule = images.collection;
+    assert_eq!((rule.minimum_age.as_secs(), rule.maximum_age), (3600, Some(Duration::from_secs(7200))));
+    assert_eq!((rule.high_percent, rule.low_percent), (90, 70));
+    for (fields, at_once) in [
+        ("serializeImagePulls: false", 4),
+        ("maxParallelImagePulls: 3", 3),
+        ("serializeImagePulls: false\nmaxParallelImagePulls: 1", 1),
+        ("serializeImagePulls: true\nmaxParallelImagePulls: 1", 1),
+    ] {
+        assert_eq!(local(fields).config.images.pulls_at_once, at_once, "{fields}");
+    }
+    let pushed = payload("serializeImagePulls: true\nmaxParallelImagePulls: 2");
+    assert!(effective(&LocalLayers::default(), Some(&pushed)).is_err(), "as the kubelet");
 }
 
 #[test]

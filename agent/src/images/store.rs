@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kedge_core::images::collect::{self, Ages, Plan, Thresholds};
+use kedge_core::images::collect::{self, Ages, Collected, Plan, Thresholds};
 use kedge_core::images::manifest::{Config, ImageConfig, MAX_CONFIG_BYTES};
 use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records};
 use kedge_core::images::room::{Disk, Room};
@@ -41,6 +41,14 @@ pub struct Removed {
     pub bytes: u64,
     /// What could not be removed or looked at, and why; the rest was removed.
     pub problems: Vec<String>,
+}
+
+impl Removed {
+    fn add(&mut self, other: Self) {
+        self.images.extend(other.images);
+        self.bytes += other.bytes;
+        self.problems.extend(other.problems);
+    }
 }
 
 /// What goes besides images.
@@ -235,7 +243,8 @@ impl Store {
         })
     }
 
-    /// Garbage collection: removes what `collect::choose` chooses.
+    /// Garbage collection: removes what `collect::choose` chooses, one image after the other, so that whoever waits to use another
+    /// one waits for no more than that.
     ///
     /// # Errors
     /// What there is is unknown; nothing was removed.
@@ -244,18 +253,32 @@ impl Store {
         ages: &mut Ages,
         thresholds: &Thresholds,
         now: Duration,
-    ) -> Result<(Plan, Removed), PullError> {
+    ) -> Result<Collected, PullError> {
         let mut plan = Plan::default();
         let disk = self.disk().map_err(|error| PullError::disk(&error))?;
         let sizes = self.layer_sizes()?;
-        let removed = self.remove_if(|records, needed| {
+        let mut removed = self.remove_if(|records, needed| {
             ages.note(records, needed, now);
             plan = collect::choose(records, ages, needed, &sizes, (&disk, thresholds), now);
             // a pull that waits for its next try keeps what it has, unless the disk is too full
             let leftovers = if plan.wanted_bytes > 0 { Leftovers::All } else { Leftovers::Layers };
-            Ok((plan.remove.clone(), leftovers))
+            Ok((Vec::new(), leftovers))
         })?;
-        Ok((plan, removed))
+        for id in &plan.remove {
+            let one = self.remove_if(|records, needed| {
+                // a pod may have come meanwhile, or a command removed it
+                let may_go = records.get(id).is_some() && !needed.contains(id);
+                Ok((may_go.then_some(*id).into_iter().collect(), Leftovers::Layers))
+            })?;
+            removed.add(one);
+        }
+        Ok(Collected {
+            disk,
+            wanted_bytes: plan.wanted_bytes,
+            freed_bytes: removed.bytes,
+            images: removed.images,
+            problems: removed.problems,
+        })
     }
 
     /// Bytes on disk of each layer there is.

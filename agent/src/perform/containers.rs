@@ -1,32 +1,28 @@
-//! The runtime's loop and the loop of pulls: what pods ask of this machine.
+//! The runtime's loop: what pods ask of this machine, but for images that must be fetched (`pulls`).
 //!
 //! Always holds: the main loop never waits for them, because core orders one thing at a time of each container; each order is answered
 //! as its contract says; a disk or a crun that hangs shows in the node's `Ready` condition and withholds no watchdog ping, for no
-//! kill would end it, and a heartbeat would end. An image that is there waits for no pull, and a pull for a pod that is removed
-//! is given up, so that none holds up the others for longer than a pod waits for it. Leaves to others: containers (`workloads`),
-//! images (`images`), every decision (core).
+//! kill would end it, and a heartbeat would end. An image that is there waits for no pull; no image is removed before it is noted
+//! durably what pods need. Leaves to others: containers (`workloads`), images (`images`, `pulls`), every decision (core).
 
 use super::lock;
+use super::pulls::{ImagePlace, PullQueue, Pulls};
 use crate::errors::chain;
-use crate::images::{Options as PullerOptions, Puller, Store};
-use crate::net::proxy::ProxyEnvironment;
-use crate::net::transport::{Cancel, WallClock};
+use crate::images::{Puller, Store};
+use crate::net::transport::WallClock;
 use crate::workloads::network::Plugins;
 use crate::workloads::{Node, Performer, volumes};
-use kedge_core::images::settings::Registries;
 use kedge_core::kubelet::Config;
-use kedge_core::pods::{
-    Command, Failure, FailureReason, ImageOrder, PodAction, PodEvent, PodUid, PullPolicy,
-};
+use kedge_core::pods::{FailureReason, ImageOrder, PodAction, PodEvent, PullPolicy};
 use kedge_core::{Event, Runtime};
 use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{LinuxHost, Roots};
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Settings, Waker};
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender as EventSender;
@@ -42,11 +38,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Least that pods may have together, whatever is reserved: none of them would even start.
 const LEAST_MEMORY: u64 = 64 << 20;
-/// kubelet's `containerLogMaxSize` and `containerLogMaxFiles`.
-const LOG_BYTES: u64 = 10 << 20;
-const LOG_FILES: u32 = 5;
-/// This very program, also after an upgrade.
-const PROGRAM: &str = "/proc/self/exe";
 
 /// How the runtime does.
 #[derive(Debug, Default)]
@@ -111,22 +102,22 @@ impl Containers {
     /// Starts the loops under this configuration.
     pub(crate) fn start(parts: &ContainerParts, config: &Config) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
-        let pulls = Arc::new(PullQueue::default());
+        let pulls = Arc::new(PullQueue::new(&config.images));
         let waker = Arc::new(OnceLock::new());
-        let puller = Pulls {
+        let place = ImagePlace {
             root_dir: parts.root_dir.clone(),
             registries: config.registries.clone(),
             clock: parts.clock.clone(),
-            events: parts.events.clone(),
         };
-        let wanted = pulls.clone();
-        spawn("pulls", move || puller.run(&wanted))?;
+        let puller = Arc::new(Pulls::new(place.clone(), parts.events.clone()));
+        for _ in 0..config.images.pulls_at_once {
+            let (puller, wanted) = (puller.clone(), pulls.clone());
+            spawn("pulls", move || puller.run(&wanted))?;
+        }
         let runtime = RuntimeLoop {
             settings: parts.settings.clone(),
-            root_dir: parts.root_dir.clone(),
+            place,
             node: node(parts, config),
-            registries: config.registries.clone(),
-            clock: parts.clock.clone(),
             events: parts.events.clone(),
             health: parts.health.clone(),
             pulls,
@@ -185,14 +176,14 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
         memory_bytes,
         allocatable_memory_bytes: kedge_core::allocatable_memory(memory_bytes, config).max(LEAST_MEMORY),
         processes: None,
-        pod_pids_limit: None,
+        pod_pids_limit: config.pods.pids_limit,
         volumes: volumes::Places {
             disk: parts.root_dir.join("volumes"),
             memory: parts.settings.run.join("volumes"),
         },
         logs: (&config.pod_logs_dir).into(),
-        log_max_bytes: LOG_BYTES,
-        log_max_files: LOG_FILES,
+        log_max_bytes: config.pods.log_max_bytes,
+        log_max_files: config.pods.log_max_files,
         etc: "/etc".into(),
         plugins: Plugins::default(),
         plugins_lock: parts.settings.run.join("plugins.lock"),
@@ -219,24 +210,10 @@ fn search_domain(config: &Config) -> String {
     domain.clone()
 }
 
-fn puller(root_dir: &Path, registries: &Registries, clock: &WallClock) -> Result<(Store, Puller), String> {
-    let store = Store::open(root_dir, Path::new(PROGRAM))
-        .map_err(|error| format!("images below {}: {error}", root_dir.display()))?;
-    let options = PullerOptions {
-        registries: registries.clone(),
-        clock: clock.clone(),
-        proxies: ProxyEnvironment::of_process(),
-        cancel: Cancel::new(),
-    };
-    Ok((store.clone(), Puller::new(store, options)))
-}
-
 struct RuntimeLoop {
     settings: Settings,
-    root_dir: PathBuf,
+    place: ImagePlace,
     node: Node,
-    registries: Registries,
-    clock: WallClock,
     events: EventSender<Event>,
     health: Arc<RuntimeHealth>,
     pulls: Arc<PullQueue>,
@@ -247,6 +224,30 @@ struct Running {
     performer: Performer<LinuxWorkloads, Store>,
     store: Store,
     puller: Puller,
+    unnoted: Unnoted,
+}
+
+/// Images that pods need and that could not be noted durably yet, and whether they are all.
+#[derive(Default)]
+struct Unnoted(Option<(BTreeSet<String>, bool)>);
+
+impl Unnoted {
+    /// What pods need now, beside what could not be noted before unless it is all.
+    fn add(&mut self, mut images: BTreeSet<String>, is_all: bool) {
+        let before = self.0.take().filter(|_| !is_all);
+        let was_all = before.as_ref().is_some_and(|(_, was_all)| *was_all);
+        images.extend(before.into_iter().flat_map(|(images, _)| images));
+        self.0 = Some((images, is_all || was_all));
+    }
+
+    /// Notes it.
+    fn note(&mut self, store: &Store) -> Result<(), String> {
+        let Some((images, is_all)) = &self.0 else { return Ok(()) };
+        let noted = store.set_needed(images.clone(), *is_all);
+        noted.map_err(|error| format!("which images pods need could not be noted: {error}"))?;
+        self.0 = None;
+        Ok(())
+    }
 }
 
 impl RuntimeLoop {
@@ -302,7 +303,7 @@ impl RuntimeLoop {
     }
 
     fn open(&self) -> Result<Running, String> {
-        let (store, puller) = puller(&self.root_dir, &self.registries, &self.clock)?;
+        let (store, puller) = self.place.open()?;
         let workloads =
             LinuxWorkloads::open(self.settings.clone(), &Roots::default()).map_err(|error| chain(&error))?;
         let board = workloads.board();
@@ -318,16 +319,21 @@ impl RuntimeLoop {
         };
         let waker = workloads.waker();
         let performer = Performer::new(workloads, store.clone(), node, Arc::new(move || waker.wake()));
-        Ok(Running { performer, store, puller })
+        Ok(Running { performer, store, puller, unnoted: Unnoted::default() })
     }
 
     fn perform(&self, running: &mut Running, order: Order) {
         match order {
             Order::Needed(images, is_all) => {
-                if let Err(error) = running.store.set_needed(images, is_all) {
-                    log::warn!("which images pods need could not be noted: {error}");
+                running.unnoted.add(images, is_all);
+                if let Err(why) = running.unnoted.note(&running.store) {
+                    log::warn!("{why}");
                 }
             }
+            Order::Pod(PodAction::CollectImages(thresholds)) => match running.unnoted.note(&running.store) {
+                Ok(()) => self.pulls.collect(thresholds),
+                Err(why) => self.send(PodEvent::ImagesCollected(Err(why))),
+            },
             Order::Pod(PodAction::PullImage(order)) => self.see_to_image(&running.puller, *order),
             Order::Pod(action) => {
                 if let PodAction::RemovePod { pod, .. } = &action {
@@ -359,91 +365,6 @@ impl RuntimeLoop {
     }
 }
 
-/// Orders of pulls: those that wait, and the one that is performed.
-#[derive(Default)]
-struct PullQueue {
-    orders: Mutex<PullOrders>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct PullOrders {
-    waiting: VecDeque<ImageOrder>,
-    /// Whose image is being fetched, and what ends that.
-    current: Option<(PodUid, Cancel)>,
-    is_closed: bool,
-}
-
-impl PullQueue {
-    /// Core orders one of each container at a time, so there are no more than containers.
-    fn put(&self, order: ImageOrder) {
-        lock(&self.orders).waiting.push_back(order);
-        self.changed.notify_one();
-    }
-
-    /// No image is wanted for this pod any more; what was ordered for it is not answered.
-    fn forget(&self, pod: &PodUid) {
-        let mut orders = lock(&self.orders);
-        orders.waiting.retain(|order| order.pod != *pod);
-        if let Some((_, cancel)) = orders.current.take_if(|(of, _)| of == pod) {
-            cancel.cancel();
-        }
-    }
-
-    fn close(&self) {
-        lock(&self.orders).is_closed = true;
-        self.changed.notify_one();
-    }
-
-    /// Waits for the next order; None: there will be no other.
-    fn next(&self) -> Option<(ImageOrder, Cancel)> {
-        let is_idle = |orders: &mut PullOrders| orders.waiting.is_empty() && !orders.is_closed;
-        let waited = self.changed.wait_while(lock(&self.orders), is_idle);
-        let mut orders = waited.unwrap_or_else(PoisonError::into_inner);
-        let order = orders.waiting.pop_front().filter(|_| !orders.is_closed)?;
-        let cancel = Cancel::new();
-        orders.current = Some((order.pod.clone(), cancel.clone()));
-        Some((order, cancel))
-    }
-}
-
-/// The loop of pulls: one at a time, as kubelet's `serializeImagePulls`.
-struct Pulls {
-    root_dir: PathBuf,
-    registries: Registries,
-    clock: WallClock,
-    events: EventSender<Event>,
-}
-
-impl Pulls {
-    fn run(&self, orders: &PullQueue) {
-        // one for all: it remembers what could not be unpacked
-        let mut kept: Option<Puller> = None;
-        while let Some((order, cancel)) = orders.next() {
-            let send = |event| {
-                if !cancel.is_cancelled() {
-                    let _ = self.events.blocking_send(Event::Pods(Box::new(event)));
-                }
-            };
-            let opened = match kept.take() {
-                Some(puller) => Ok(puller),
-                None => puller(&self.root_dir, &self.registries, &self.clock).map(|(_, puller)| puller),
-            };
-            match opened {
-                Ok(puller) => {
-                    puller.until(cancel.clone()).perform(&order, &send);
-                    kept = Some(puller);
-                }
-                Err(message) => {
-                    let (pod, container) = (order.pod.clone(), order.container.clone());
-                    let failure = Failure { reason: FailureReason::Other, message };
-                    send(PodEvent::Failed { command: Command::PullImage { pod, container }, failure });
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -461,26 +382,16 @@ mod tests {
     }
 
     #[test]
-    fn pull_for_a_pod_that_is_removed_is_given_up() {
-        let queue = PullQueue::default();
-        let uid = |pod: &str| PodUid::new(pod).unwrap();
-        for (pod, container) in [("u-1", "a"), ("u-2", "a"), ("u-1", "b")] {
-            queue.put(ImageOrder {
-                pod: uid(pod),
-                container: container.into(),
-                image: "lan/app:v1".into(),
-                policy: PullPolicy::Always,
-                credentials: Vec::new(),
-            });
-        }
-        let (first, cancel) = queue.next().unwrap();
-        assert_eq!((first.pod, cancel.is_cancelled()), (uid("u-1"), false));
-        queue.forget(&uid("u-1"));
-        assert!(cancel.is_cancelled());
-        let (next, cancel) = queue.next().unwrap();
-        queue.forget(&uid("u-1"));
-        assert_eq!((next.pod, cancel.is_cancelled()), (uid("u-2"), false), "it is another's");
-        queue.close();
-        assert!(queue.next().is_none());
+    fn needs_that_could_not_be_noted_are_not_forgotten() {
+        let images = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let mut unnoted = Unnoted::default();
+        unnoted.add(images(&["a"]), true);
+        unnoted.add(images(&["b"]), false);
+        assert_eq!(unnoted.0, Some((images(&["a", "b"]), true)));
+        unnoted.add(images(&["c"]), true);
+        assert_eq!(unnoted.0, Some((images(&["c"]), true)));
+        unnoted.0 = None;
+        unnoted.add(images(&["d"]), false);
+        assert_eq!(unnoted.0, Some((images(&["d"]), false)));
     }
 }

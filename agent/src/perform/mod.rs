@@ -5,6 +5,7 @@
 
 pub(crate) mod containers;
 pub(crate) mod disk;
+mod pulls;
 mod requests;
 pub(crate) mod static_files;
 mod watches;

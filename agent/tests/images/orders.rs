@@ -14,6 +14,7 @@ use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{Cancel, system_clock};
 use kedge::workloads::Layers;
 use kedge_core::images::Reference;
+use kedge_core::images::collect::{Ages, Thresholds};
 use kedge_core::images::credentials::Keyring;
 use kedge_core::images::settings::Registries;
 use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
@@ -192,5 +193,35 @@ fn unpacking_ends_when_its_pull_is_cancelled() {
     });
     let pid = fs::read_to_string(&pid).unwrap();
     assert!(!Path::new("/proc").join(pid.trim()).exists(), "the process has ended");
+    node.has_nothing();
+}
+
+#[test]
+fn collection_spares_what_pods_need_or_may_need() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("collection", &[&registry]) else { return };
+    let (store, puller) = puller(&node, &registry.name());
+    let name = |tag: &str| format!("{}/team/app:{tag}", registry.name());
+    for tag in ["v1", "v2"] {
+        let layer = Packed::gzip(&Archive::default().file(tag, b"1"));
+        Image::new(vec![layer]).push(&registry, "team/app", tag);
+        assert_eq!(told(&puller, &name(tag), PullPolicy::Always, "{}").len(), 2, "pulling, ready");
+    }
+    // a disk that is never empty enough
+    let minimum_age = Duration::from_secs(60);
+    let full = Thresholds { minimum_age, maximum_age: None, high_percent: 0, low_percent: 0 };
+    let mut ages = Ages::default();
+    let mut collect = |secs| store.collect(&mut ages, &full, Duration::from_secs(secs)).unwrap();
+    let need =
+        |tags: &[&str], is_all| store.set_needed(tags.iter().map(|tag| name(tag)).collect(), is_all).unwrap();
+    need(&["v1"], true);
+    assert_eq!(collect(0).images, [""; 0], "they are young");
+    let second = collect(100);
+    assert_eq!(second.images, [name("v2")]);
+    assert!(second.wanted_bytes > second.freed_bytes && second.freed_bytes > 0, "{second:?}");
+    need(&[], false);
+    assert_eq!(collect(200).images, [""; 0], "what was noted before may still be needed");
+    need(&[], true);
+    assert_eq!(collect(300).images, [name("v1")]);
     node.has_nothing();
 }

@@ -1,4 +1,5 @@
-//! A pod from a file: it runs before there is any API server, which then shows it and does not decide about it.
+//! A pod from a file: it runs before there is any API server, which then shows it and does not decide about it; under the limits
+//! that the node's configuration has for pods.
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{LIMIT, isolated};
@@ -7,8 +8,8 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
 
-const CONFIG: &str =
-    "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfileCheckFrequency: 1s\n";
+const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfileCheckFrequency: 1s\npodPidsLimit: 77\ncontainerLogMaxSize: 64Ki\ncontainerLogMaxFiles: 2\n";
+const LOG_BYTES: u64 = 64 << 10;
 const MANIFEST: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: web}
@@ -16,7 +17,7 @@ spec:
   hostNetwork: true
   terminationGracePeriodSeconds: 1
   containers:
-  - {name: main, image: 'web:1', command: [/bin/sh, -c, exec sleep 86321]}
+  - {name: main, image: 'web:1', command: [/bin/sh, -c, seq 1 5000; exec sleep 86321]}
 ";
 
 /// A directory of static pods that the node's next start reads.
@@ -26,6 +27,30 @@ fn manifests(setup: &mut Setup) -> PathBuf {
     let config = format!("{CONFIG}staticPodPath: {}\n", directory.display());
     setup.cluster.agent(NODE).write_drop_in("10-static.conf", &config).unwrap();
     directory
+}
+
+/// `pids.max` of the control group above the process's: its pod's.
+fn most_processes(pid: i64) -> String {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let found = groups.lines().find_map(|line| {
+        let [_, controllers, path] = line.splitn(3, ':').collect::<Vec<_>>()[..] else { return None };
+        let pod = path.rsplit_once('/')?.0;
+        let mount = match controllers {
+            "" => "/sys/fs/cgroup",
+            _ if controllers.split(',').any(|it| it == "pids") => "/sys/fs/cgroup/pids",
+            _ => return None,
+        };
+        fs::read_to_string(format!("{mount}{pod}/pids.max")).ok()
+    });
+    found.unwrap_or_else(|| panic!("{groups}"))
+}
+
+/// Sizes of the files of the pod's log.
+fn log_sizes() -> Vec<u64> {
+    let files = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
+    let containers = files("/var/log/pods".into()).flat_map(|pod| files(pod.path()));
+    let logs = containers.flat_map(|container| files(container.path()));
+    logs.filter_map(|log| Some(log.metadata().ok()?.len())).collect()
 }
 
 fn mirror(setup: &Setup) -> Value {
@@ -47,6 +72,10 @@ fn static_pod_lives_as_long_as_its_file() {
         let runs = pids();
         let pods = || setup.cluster.agent(NODE).kedge_json(&["pods"]).unwrap_or_default();
         assert_eq!(pods()["pods"][0]["origin"], "static");
+        assert_eq!(most_processes(runs[0]), "77\n");
+        // of some 230 KB
+        setup.shows("two files of its log", || log_sizes().len() == 2);
+        assert!(log_sizes().iter().all(|size| *size <= LOG_BYTES), "{:?}", log_sizes());
 
         // its file breaks, and another one that never worked is there: it goes on
         fs::write(&file, "kind: [").unwrap();

@@ -61,6 +61,20 @@ pub struct Plan {
     pub wanted_bytes: u64,
 }
 
+/// What a collection did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// Before it.
+    pub disk: Disk,
+    /// What should be freed, and what was.
+    pub wanted_bytes: u64,
+    pub freed_bytes: u64,
+    /// Names of the images that were removed.
+    pub images: Vec<String>,
+    /// What could not be removed, and why.
+    pub problems: Vec<String>,
+}
+
 /// Chooses images to remove. `sizes` are the bytes of each layer on disk.
 #[must_use]
 pub fn choose(
@@ -104,14 +118,17 @@ pub fn unused(records: &Records, needed: &BTreeSet<BlobDigest>) -> Vec<BlobDiges
     records.iter().map(|record| record.id).filter(|id| !needed.contains(id)).collect()
 }
 
+/// How full the disk is, as kubelet rounds it.
+pub(super) fn used_percent(disk: &Disk) -> u128 {
+    let (capacity, available) = (u128::from(disk.capacity_bytes), u128::from(disk.available_bytes));
+    100 - (available * 100).checked_div(capacity).unwrap_or(100).min(100)
+}
+
 /// How many bytes have to go, by kubelet's rule.
 fn wanted(disk: &Disk, thresholds: &Thresholds) -> u64 {
     let (capacity, available) = (u128::from(disk.capacity_bytes), u128::from(disk.available_bytes));
-    if capacity == 0 || available > capacity || thresholds.high_percent >= 100 {
-        return 0;
-    }
-    let used_percent = 100 - available * 100 / capacity;
-    if used_percent < u128::from(thresholds.high_percent) {
+    let is_full = used_percent(disk) >= u128::from(thresholds.high_percent);
+    if capacity == 0 || thresholds.high_percent >= 100 || !is_full {
         return 0;
     }
     let target = capacity * (100 - u128::from(thresholds.low_percent.min(100))) / 100;

@@ -11,6 +11,7 @@ pub mod backoff;
 pub mod bad;
 pub mod challenge;
 pub mod collect;
+pub(crate) mod collecting;
 pub mod credentials;
 pub mod digest;
 pub mod manifest;

@@ -4,12 +4,10 @@
 //! refuses is refused here too, before the agent runs pods with it; a configuration that it takes is taken. Always holds:
 //! the message names both fields and the layer of the other one. Leaves to others: single values (`settings`).
 
+use super::layers::Origin;
 use super::{duration, path};
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
-
-/// The kubelet's thresholds where no layer sets one.
-const IMAGE_GC_PERCENT: (i64, i64) = (80, 85);
 
 /// Finds combinations that contradict themselves. `place` gives the origin of a field, `report` takes path and sentence.
 pub(super) fn check(
@@ -20,6 +18,7 @@ pub(super) fn check(
     image_thresholds(object, place, report);
     shutdown(object, place, report);
     image_ages(object, place, report);
+    parallel_pulls(object, place, report);
     soft_thresholds(object, report);
 }
 
@@ -28,21 +27,15 @@ fn image_thresholds(
     place: &dyn Fn(&str) -> String,
     report: &mut dyn FnMut(&str, String),
 ) {
-    let fields = ["imageGCLowThresholdPercent", "imageGCHighThresholdPercent"];
-    let [low, high] = fields.map(|field| object.get(field).and_then(Value::as_i64));
-    for (field, value) in fields.into_iter().zip([low, high]) {
-        if let Some(value) = value.filter(|value| !(0..=100).contains(value)) {
-            return report(field, format!("{field} is {value}, expected 0 to 100"));
-        }
-    }
-    let (low_value, high_value) = (low.unwrap_or(IMAGE_GC_PERCENT.0), high.unwrap_or(IMAGE_GC_PERCENT.1));
-    if low_value < high_value || (low, high) == (None, None) {
+    let (low_field, high_field) = ("imageGCLowThresholdPercent", "imageGCHighThresholdPercent");
+    let value = |field: &str| object.get(field).and_then(Value::as_i64).unwrap_or_default();
+    let (low_value, high_value) = (value(low_field), value(high_field));
+    if low_value < high_value {
         return;
     }
     // the lower layer wrote the one that does not fit: the other is the node owner's word, or a default
-    let [low_field, high_field] = fields;
-    if high.is_some() {
-        let other = low.map_or_else(|| "the default".to_owned(), |_| place(low_field));
+    if is_written(high_field, place) {
+        let other = written(low_field, place);
         let message =
             format!("{high_field} is {high_value}, expected more than {low_field}, {low_value} ({other})");
         report(high_field, message);
@@ -69,7 +62,7 @@ fn shutdown(
         let message = format!(
             "{critical} is {found:?}, expected at most {all}, {:?} ({})",
             duration::format(all_nanos),
-            written(object, all, place)
+            written(all, place)
         );
         report(critical, message);
     }
@@ -87,11 +80,26 @@ fn image_ages(
 ) {
     let (youngest, oldest) = ("imageMinimumGCAge", "imageMaximumGCAge");
     let [youngest_nanos, oldest_nanos] = [youngest, oldest].map(|field| nanos(object, field));
-    if oldest_nanos != 0 && object.contains_key(youngest) && oldest_nanos <= youngest_nanos {
+    if oldest_nanos != 0 && is_written(youngest, place) && oldest_nanos <= youngest_nanos {
         let (found, other) = (duration::format(oldest_nanos), duration::format(youngest_nanos));
         report(
             oldest,
             format!("{oldest} is {found:?}, expected more than {youngest}, {other:?} ({})", place(youngest)),
+        );
+    }
+}
+
+fn parallel_pulls(
+    object: &Map<String, Value>,
+    place: &dyn Fn(&str) -> String,
+    report: &mut dyn FnMut(&str, String),
+) {
+    let (serialized, most) = ("serializeImagePulls", "maxParallelImagePulls");
+    let pulls = object.get(most).and_then(Value::as_i64).unwrap_or(1);
+    if pulls > 1 && object.get(serialized) == Some(&Value::Bool(true)) {
+        report(
+            most,
+            format!("{most} is {pulls}, expected 1, for {serialized} is true ({})", place(serialized)),
         );
     }
 }
@@ -113,6 +121,11 @@ fn nanos(object: &Map<String, Value>, field: &str) -> i64 {
     object.get(field).and_then(Value::as_str).and_then(duration::parse).unwrap_or(0)
 }
 
-fn written(object: &Map<String, Value>, field: &str, place: &dyn Fn(&str) -> String) -> String {
-    if object.contains_key(field) { place(field) } else { "the default".to_owned() }
+/// Whether a layer wrote it; else it is a default, or not there.
+fn is_written(field: &str, place: &dyn Fn(&str) -> String) -> bool {
+    place(field) != Origin::Default.to_string()
+}
+
+fn written(field: &str, place: &dyn Fn(&str) -> String) -> String {
+    if is_written(field, place) { place(field) } else { "the default".to_owned() }
 }

@@ -23,7 +23,7 @@ pub mod yaml;
 pub use layers::{LayerText, LocalLayers, Origin, Provenance, Source};
 #[cfg(feature = "fault-injection")]
 pub use settings::FaultInjection;
-pub use settings::{Config, EvictionHard, MAX_TAINTS, PodSettings, Reserved, Taint, Trial};
+pub use settings::{Config, EvictionHard, ImageSettings, MAX_TAINTS, PodSettings, Reserved, Taint, Trial};
 
 use layers::{Problems, Stack};
 use schema::Beyond;

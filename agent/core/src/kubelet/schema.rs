@@ -190,6 +190,7 @@ const I64: Kind = Kind::Int { low: i64::MIN, high: i64::MAX };
 const fn at_least(low: i64) -> Kind {
     Kind::DurationIn { low, high: i64::MAX }
 }
+const PERCENT: Kind = Kind::Int { low: 0, high: 100 };
 const U32: Kind = Kind::Int { low: 0, high: u32::MAX as i64 };
 const LIST_OF_TEXT: Kind = Kind::List(&Kind::Text);
 const MAP_OF_TEXT: Kind = Kind::Map(&Kind::Text);
@@ -310,7 +311,13 @@ pub static FIELDS: &[Field] = &[
     honoured("clusterDNS", LIST_OF_TEXT, Default::None),
     with_pods("resolvConf", Kind::Text),
     with_pods("podCIDR", Kind::Text),
-    with_pods("podPidsLimit", I64),
+    bounded(
+        "podPidsLimit",
+        Kind::Int { low: -1, high: 4_194_304 },
+        Default::Int(-1),
+        "Linux numbers no more processes; below 1 is 4096, for a pod that forks without end must leave some to others",
+    )
+    .took(I64),
     with_pods("cpuCFSQuota", Kind::Bool),
     with_pods("cpuCFSQuotaPeriod", Kind::Duration),
     with_pods("seccompDefault", Kind::Bool),
@@ -322,26 +329,57 @@ pub static FIELDS: &[Field] = &[
     with_pods("singleProcessOOMKill", Kind::Bool),
     with_pods("userNamespaces", Kind::Object(&[with_pods("idsPerPod", I64)])),
     with_pods("crashLoopBackOff", Kind::Object(&[with_pods("maxContainerRestartPeriod", Kind::Duration)])),
-    with_pods("containerLogMaxSize", Kind::QuantityText),
-    with_pods("containerLogMaxFiles", I32),
-    with_pods("containerLogMaxWorkers", from(1)).took(I32),
-    with_pods("containerLogMonitorInterval", Kind::Duration),
+    bounded(
+        "containerLogMaxSize",
+        Kind::QuantityText,
+        Default::Text("10Mi"),
+        "at least 64Ki: a line may have 16 KiB",
+    ),
+    bounded(
+        "containerLogMaxFiles",
+        Kind::Int { low: 2, high: 1000 },
+        Default::Int(5),
+        "the one that is written and one before it; each is renamed at a rotation",
+    )
+    .took(I32),
+    // a container's shim rotates its log as it writes
+    no_effect("containerLogMaxWorkers", from(1)).took(I32),
+    no_effect("containerLogMonitorInterval", Kind::Duration),
     with_pods("configMapAndSecretChangeDetectionStrategy", Kind::Text),
     with_pods("volumeStatsAggPeriod", Kind::Duration),
     with_pods("shutdownGracePeriod", Kind::Duration),
     with_pods("shutdownGracePeriodCriticalPods", Kind::Duration),
     with_pods("shutdownGracePeriodByPodPriority", Kind::List(&Kind::Object(PRIORITY_GRACE_PERIOD))),
     // images
-    with_pods("registryPullQPS", COUNT).took(I32),
-    with_pods("registryBurst", COUNT).took(I32),
-    with_pods("serializeImagePulls", Kind::Bool),
-    with_pods("maxParallelImagePulls", from(1)).took(I32),
+    bounded("registryPullQPS", COUNT, Default::Int(5), "not negative; 0 is no limit").took(I32),
+    bounded("registryBurst", COUNT, Default::Int(10), "not negative; 0 is 10 as upstream").took(I32),
+    // follows maxParallelImagePulls: see `settings`
+    honoured("serializeImagePulls", Kind::Bool, Default::None),
+    bounded(
+        "maxParallelImagePulls",
+        Kind::Int { low: 1, high: 16 },
+        Default::None,
+        "each is a thread, and all share one line and one disk",
+    )
+    .took(I32),
     with_pods("imagePullCredentialsVerificationPolicy", Kind::Text),
     with_pods("preloadedImagesVerificationAllowlist", LIST_OF_TEXT),
-    with_pods("imageMinimumGCAge", Kind::Duration),
-    with_pods("imageMaximumGCAge", Kind::Duration),
-    with_pods("imageGCHighThresholdPercent", I32),
-    with_pods("imageGCLowThresholdPercent", I32),
+    bounded("imageMinimumGCAge", at_least(0), Default::Text("2m0s"), "not negative; 0s is 2m0s as upstream")
+        .took(Kind::Duration),
+    bounded(
+        "imageMaximumGCAge",
+        at_least(0),
+        Default::Text("0s"),
+        "not negative, and more than imageMinimumGCAge; 0s is never",
+    )
+    .took(Kind::Duration),
+    bounded(
+        "imageGCHighThresholdPercent",
+        PERCENT,
+        Default::Int(85),
+        "more than imageGCLowThresholdPercent; 100 is never",
+    ),
+    bounded("imageGCLowThresholdPercent", PERCENT, Default::Int(80), "a part of the disk"),
     // the kubelet's own server, which this agent does not have
     no_effect("enableServer", Kind::Bool),
     no_effect("address", Kind::Text),
@@ -996,7 +1034,7 @@ mod tests {
             &["evictionHard[\"memory.available\"] is 5, expected a quantity (put it in quotes)"],
         );
         check("oomScoreAdj: -999", &[]);
-        check("podPidsLimit: 18446744073709551615", &[]);
+        check("maxOpenFiles: 18446744073709551615", &[]);
         check(
             "logging: {flushFrequency: 1.5}",
             &[
@@ -1078,8 +1116,8 @@ mod tests {
         check("iptablesDropBit: 32", &["iptablesDropBit is 32, expected 0 to 31"]);
         check("nodeStatusMaxImages: -1", &[]);
         check(
-            "podPidsLimit: 18446744073709551615",
-            &["podPidsLimit is 18446744073709551615, expected -9223372036854775808 to 9223372036854775807"],
+            "maxOpenFiles: 18446744073709551615",
+            &["maxOpenFiles is 18446744073709551615, expected 0 to 9223372036854775807"],
         );
         check(
             "tlsCurvePreferences: [1, 3000000000]",
@@ -1092,7 +1130,7 @@ mod tests {
         for (written, held) in [
             ("nodeLeaseDurationSeconds: 2147483647", r#"{"nodeLeaseDurationSeconds":160}"#),
             ("nodeLeaseDurationSeconds: -9", r#"{"nodeLeaseDurationSeconds":4}"#),
-            ("podPidsLimit: 18446744073709551615", r#"{"podPidsLimit":9223372036854775807}"#),
+            ("podPidsLimit: 18446744073709551615", r#"{"podPidsLimit":4194304}"#),
             ("nodeStatusUpdateFrequency: 2h", r#"{"nodeStatusUpdateFrequency":"5m0s"}"#),
             ("logging: {verbosity: 99}", r#"{"logging":{"verbosity":10}}"#),
             ("maxPods: 7", r#"{"maxPods":7}"#),

@@ -10,6 +10,7 @@ use core::time::Duration;
 use kedge_api::{excerpt, names};
 use serde_json::{Map, Value};
 
+use crate::images::collect::Thresholds;
 use crate::images::settings::Registries;
 
 use super::quantity::{Quantity, Threshold};
@@ -27,6 +28,14 @@ pub const MAX_TAINTS: usize = 100;
 
 /// `fileCheckFrequency` of 0.
 const FILE_CHECK_FREQUENCY: Duration = Duration::from_secs(20);
+/// `imageMinimumGCAge` of 0.
+const IMAGE_MINIMUM_AGE: Duration = Duration::from_secs(120);
+/// `registryBurst` of 0.
+const REGISTRY_BURST: u32 = 10;
+/// `maxParallelImagePulls` where `serializeImagePulls` is false and nothing else is said; upstream has no limit then.
+const PARALLEL_PULLS: u32 = 4;
+/// Least `containerLogMaxSize`: a line may have 16 KiB.
+const LEAST_LOG_BYTES: i64 = 64 << 10;
 /// Each look reads all files.
 const MOST_FREQUENT_FILE_CHECK: Duration = Duration::from_secs(1);
 
@@ -72,6 +81,25 @@ pub struct PodSettings {
     pub static_path: Option<String>,
     /// `fileCheckFrequency`: how often the files there are read, a second at least.
     pub file_check_frequency: Duration,
+    /// `podPidsLimit`; `None`: not set.
+    pub pids_limit: Option<i64>,
+    /// `containerLogMaxSize`, bytes.
+    pub log_max_bytes: u64,
+    /// `containerLogMaxFiles`.
+    pub log_max_files: u32,
+}
+
+/// What the configuration says about images, but for where they come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageSettings {
+    /// `imageGCHighThresholdPercent` and its like.
+    pub collection: Thresholds,
+    /// `maxParallelImagePulls`; 1 under `serializeImagePulls`.
+    pub pulls_at_once: u32,
+    /// `registryPullQPS`: pulls that begin in a second; 0: no limit.
+    pub pulls_per_sec: u32,
+    /// `registryBurst`.
+    pub pulls_burst: u32,
 }
 
 /// One of `registerWithTaints`.
@@ -138,6 +166,8 @@ pub struct Config {
     pub cluster_dns: Vec<String>,
     /// Those about pods.
     pub pods: PodSettings,
+    /// When images are pulled, and when they go.
+    pub images: ImageSettings,
     /// `kedge.images`: where images come from.
     pub registries: Registries,
     /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
@@ -173,6 +203,7 @@ impl Config {
             cluster_domain: reader.text("clusterDomain"),
             cluster_dns: reader.texts("clusterDNS"),
             pods: reader.pods(),
+            images: reader.images(),
             registries: reader.registries(),
             watch: reader.below("kedge").text("watch") != schema::OFF,
             #[cfg(feature = "fault-injection")]
@@ -200,7 +231,7 @@ struct TextBound {
     is_within: fn(&str) -> bool,
 }
 
-const TEXT_BOUNDS: [TextBound; 3] = [
+const TEXT_BOUNDS: [TextBound; 4] = [
     TextBound {
         field: "healthzBindAddress",
         expected: LOOPBACK_EXPECTED,
@@ -219,6 +250,12 @@ const TEXT_BOUNDS: [TextBound; 3] = [
         expected: "an absolute path",
         nearest: "",
         is_within: |text| text.is_empty() || text.starts_with('/'),
+    },
+    TextBound {
+        field: "containerLogMaxSize",
+        expected: "at least 64Ki",
+        nearest: "64Ki",
+        is_within: |text| Quantity::parse(text).is_none_or(|size| size.units() >= LEAST_LOG_BYTES),
     },
 ];
 
@@ -321,6 +358,33 @@ impl<'a> Reader<'a> {
         PodSettings {
             static_path: Some(self.text("staticPodPath")).filter(|path| !path.is_empty()),
             file_check_frequency: frequency.max(MOST_FREQUENT_FILE_CHECK),
+            pids_limit: Some(self.integer("podPidsLimit")).filter(|limit| *limit > 0),
+            log_max_bytes: self.log_bytes(),
+            log_max_files: self.integer("containerLogMaxFiles"),
+        }
+    }
+
+    fn log_bytes(&self) -> u64 {
+        let size = self.value("containerLogMaxSize").and_then(Value::as_str).and_then(Quantity::parse);
+        u64::try_from(size.unwrap_or_default().units()).unwrap_or_default()
+    }
+
+    fn images(&self) -> ImageSettings {
+        let most = self.value("maxParallelImagePulls").map(|_| self.integer("maxParallelImagePulls"));
+        // upstream's rule
+        let is_serialized =
+            self.value("serializeImagePulls").map_or(most.is_none(), |_| self.bool("serializeImagePulls"));
+        let burst = Some(self.integer("registryBurst")).filter(|burst| *burst > 0);
+        ImageSettings {
+            collection: Thresholds {
+                minimum_age: self.duration_or("imageMinimumGCAge", IMAGE_MINIMUM_AGE),
+                maximum_age: Some(self.duration("imageMaximumGCAge")).filter(|age| !age.is_zero()),
+                high_percent: self.integer("imageGCHighThresholdPercent"),
+                low_percent: self.integer("imageGCLowThresholdPercent"),
+            },
+            pulls_at_once: if is_serialized { 1 } else { most.unwrap_or(PARALLEL_PULLS) },
+            pulls_per_sec: self.integer("registryPullQPS"),
+            pulls_burst: burst.unwrap_or(REGISTRY_BURST),
         }
     }
 

@@ -7,6 +7,7 @@
 
 use crate::config::running::Notice;
 use crate::event::{Action, Answer, HostFacts, Level, Request, RequestKey, Runtime};
+use crate::images::collecting::Collecting;
 use crate::kubelet::Config;
 use crate::node::events::event_name;
 use crate::node::registration;
@@ -119,6 +120,7 @@ pub(crate) struct PodsActor {
     static_files: Option<(String, Duration)>,
     /// When they are read again; None: they are being read, or there are none.
     static_wake: Option<Duration>,
+    collecting: Collecting,
     /// Events about the node.
     pub(crate) notices: Vec<Notice>,
     /// How the server last refused a status or a deletion, so that it is logged once.
@@ -145,6 +147,7 @@ impl PodsActor {
             needed_images: None,
             static_files: settings.static_path.clone().map(|path| (path, settings.file_check_frequency)),
             static_wake: None,
+            collecting: Collecting::new(config.images.collection),
             notices: Vec::new(),
             refusal: None,
         };
@@ -166,6 +169,11 @@ impl PodsActor {
         if matches!(event, PodEvent::StaticPods(_) | PodEvent::StaticPodsUnchanged) {
             let frequency = self.static_files.as_ref().map(|(_, frequency)| *frequency);
             self.static_wake = frequency.map(|frequency| turn.now.mono + frequency);
+        }
+        if let PodEvent::ImagesCollected(result) = &event {
+            let report = self.collecting.ended(turn.now.mono, result);
+            turn.log_all(report.lines);
+            self.notices.extend(report.notice);
         }
         let mut actions = Vec::new();
         self.pods.handle(turn.now, event, &mut actions);
@@ -395,6 +403,12 @@ impl PodsActor {
             turn.act(Action::NeedImages { images, is_all });
             self.needed_images = needed;
         }
+        // not before it is noted what stays
+        if self.needed_images.is_some()
+            && let Some(thresholds) = self.collecting.begin(turn.now.mono)
+        {
+            turn.act(Action::Pods(Box::new(PodAction::CollectImages(thresholds))));
+        }
         for lane in [&mut self.work, &mut self.reads, &mut self.news] {
             lane.send(turn);
         }
@@ -425,8 +439,9 @@ impl PodsActor {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let collection = self.collecting.next_deadline().filter(|_| self.needed_images.is_some());
         let watch = self.reflector.watching.next_deadline();
-        [self.pods.next_deadline(), watch, self.static_wake].into_iter().flatten().min()
+        [self.pods.next_deadline(), watch, self.static_wake, collection].into_iter().flatten().min()
     }
 
     pub(crate) fn report(&self) -> Vec<PodReport> {
@@ -598,6 +613,20 @@ mod tests {
         assert_eq!(reads_of_files(&bench.at(1061, |_, _| {})), ["/srv/pods"]);
         let (mut without, first) = Bench::under("staticPodPath: ''\n");
         assert!(reads_of_files(&first).is_empty() && reads_of_files(&without.at(1000, |_, _| {})).is_empty());
+    }
+
+    #[test]
+    fn images_are_collected_once_needs_are_noted() {
+        let (mut bench, first) = Bench::under("");
+        let is_collection = |action: &Action| matches!(action, Action::Pods(order) if matches!(**order, PodAction::CollectImages(_)));
+        let noted = first.iter().position(|action| matches!(action, Action::NeedImages { .. }));
+        let begun = first.iter().position(is_collection);
+        assert!(noted.is_some() && begun > noted, "{first:?}");
+        let failed = PodEvent::ImagesCollected(Err("the disk failed".into()));
+        assert!(!bench.at(1000, |_, _| {}).iter().any(is_collection), "one at a time");
+        bench.at(1000, |actor, turn| actor.take(failed, turn));
+        assert_eq!(bench.actor.next_deadline(), Some(Duration::from_secs(1300)));
+        assert!(bench.at(1300, |_, _| {}).iter().any(is_collection));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::config::source::is_file_name;
 use crate::event::Level;
 pub use crate::event::PodNetworks;
 pub use crate::images::ImageConfig;
+use crate::images::collect::{Collected, Thresholds};
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -100,6 +101,8 @@ pub enum PodEvent {
     /// Whether the pods are held (a crash loop under a proven config): while they are, nothing is started or stopped.
     /// Nothing is done before the first of these.
     Held(bool),
+    /// The answer to `CollectImages`. `Err`: nothing was removed.
+    ImagesCollected(Result<Collected, String>),
     /// All pods that the API server binds to this node, read at once, and the UID of the Node they are bound to. Only a list that
     /// was read to its end is one; a failed or partial read sends nothing.
     PodsListed { node_uid: String, pods: Vec<Value> },
@@ -130,6 +133,8 @@ pub enum PodAction {
     PreparePod(Box<PodSandbox>),
     /// See that the image is there, by its policy. Answered by `ImageReady`.
     PullImage(Box<ImageOrder>),
+    /// Remove images that no pod needs, by these thresholds. Answered by `ImagesCollected`.
+    CollectImages(Thresholds),
     /// Make the container, with its first process not started. Answered by `Observed` (created).
     CreateContainer(Box<ContainerOrder>),
     /// Start it. Answered by `Observed` (running, or exited if that was quick).

@@ -223,7 +223,7 @@ impl Pods {
             PodEvent::Failed { command, failure } => {
                 self.with(command.pod(), |life| life.failed(now, &command, &failure, actions));
             }
-            PodEvent::Tick | PodEvent::StaticPodsUnchanged => {}
+            PodEvent::Tick | PodEvent::StaticPodsUnchanged | PodEvent::ImagesCollected(_) => {}
             PodEvent::Node(facts) => self.node(*facts),
             PodEvent::Held(is_held) => {
                 self.is_held = Some(is_held);
