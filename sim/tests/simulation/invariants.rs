@@ -17,8 +17,9 @@ use std::time::Duration;
 const MOST_CHECKPOINTS: usize = 4;
 /// Of all files: the payloads of a run are small, and so is a list of verdicts.
 const MOST_BYTES: usize = 64 * 1024;
-/// Eight reports of the status in a calm stretch, one of which may have failed before, and a change of each that is told to the server.
-const MOST_REQUESTS: u32 = 14;
+/// Eight reports of the status in a calm stretch; where it begins with a new server or after an outage, one request of each other kind
+/// and a status for each change of the condition.
+const MOST_REQUESTS: u32 = 24;
 
 /// A watch stays open; without watches an object is read each five minutes, and what is pushed or changes server is read once more.
 const MOST_ROUNDS: u32 = 24;
