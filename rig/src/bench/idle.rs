@@ -6,9 +6,11 @@
 
 use std::time::{Duration, Instant};
 
+use kedge_rig::agent::Agent;
 use kedge_rig::error::RigError;
 use kedge_rig::programs;
 
+use crate::memory::{self, STATIC_PSS_KIB};
 use crate::relay::{Record, Relay, Traffic, by_connection};
 use crate::setup::{Helper, LEASES, PLAIN, Setup, io, pid};
 use crate::trace;
@@ -115,7 +117,7 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
                 "KiB",
                 format!("RSS {:.0} KiB, private {:.0} KiB", memory.rss, memory.private),
             )
-            .with_goal(Goal::AtMost(3072.0)),
+            .with_goal(Goal::AtMost(STATIC_PSS_KIB)),
         );
     }
     figures.push(Figure::new("agent: threads", threads as f64, "", "/proc/PID/task, idle"));
@@ -135,6 +137,13 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
         process.waits()?.saturating_sub(waits) as f64 * per_hour,
         "",
         "voluntary context switches of all threads over 60 s, times 60",
+    ));
+
+    figures.push(Figure::new(
+        "agent: system calls, idle hour",
+        calls(&setup, &agent)? as f64 * per_hour,
+        "",
+        "strace -c of all threads over 60 s, times 60",
     ));
 
     let prefix = setup.scratch.path().join("idle.strace");
@@ -172,7 +181,25 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
     if let Some(mut agent) = still {
         agent.stop()?;
     }
+    figures.extend(memory::measure(&setup)?);
     Ok(figures)
+}
+
+/// How many system calls the agent makes while it is left alone.
+fn calls(setup: &Setup, agent: &Agent) -> Result<u64, RigError> {
+    let path = setup.scratch.path().join("idle.calls");
+    let (path_text, pid_text) = (path.display().to_string(), pid(agent)?.to_string());
+    let strace = Helper::start("strace", &["-f", "-c", "-o", &path_text, "-p", &pid_text])?;
+    std::thread::sleep(QUIET);
+    strace.stop()?;
+    let text = std::fs::read_to_string(&path).map_err(RigError::io("read", &path))?;
+    total_calls(&text).ok_or_else(|| RigError::TimedOut { awaited: "strace's summary".into(), found: text })
+}
+
+/// The calls of the line `100.00 0.001234 6 183 12 total`: seconds, microseconds a call, calls, errors if there were any.
+fn total_calls(summary: &str) -> Option<u64> {
+    let line = summary.lines().rfind(|line| line.ends_with(" total"))?;
+    line.split_whitespace().nth(3)?.parse().ok()
 }
 
 fn wire(hour: &Hour, opening: &[Traffic], renewals_seen: usize, window: Duration) -> Vec<Figure> {
@@ -188,7 +215,7 @@ fn wire(hour: &Hour, opening: &[Traffic], renewals_seen: usize, window: Duration
                 hour.renewals
             ),
         )
-        .with_goal(Goal::AtMost(400.0)),
+        .with_goal(Goal::AtMost(300.0)),
         Figure::new(
             "wire: bytes per bookmark",
             hour.bookmark_bytes,
@@ -213,7 +240,7 @@ fn wire(hour: &Hour, opening: &[Traffic], renewals_seen: usize, window: Duration
             "MB",
             "24 such hours; a kubelet without pods: 9.8. Watches begun anew (about 30 a day, 1 kB each) are not in it",
         )
-        .with_goal(Goal::AtMost(3.5)),
+        .with_goal(Goal::AtMost(3.0)),
         Figure::new(
             "wire: bytes of the first minute",
             started as f64,
@@ -226,6 +253,18 @@ fn wire(hour: &Hour, opening: &[Traffic], renewals_seen: usize, window: Duration
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_are_read_from_the_last_line_of_the_summary() {
+        let table = "% time     seconds  usecs/call     calls    errors syscall\n\
+                     ------ ----------- ----------- --------- --------- ----------------\n \
+                     60.00    0.000600           3       200           futex\n";
+        let with_errors = "100.00    0.001000           4       241        12 total\n";
+        assert_eq!(total_calls(&format!("{table}{with_errors}")), Some(241));
+        let without = "100.00    0.001000           4       241           total\n";
+        assert_eq!(total_calls(&format!("{table}{without}")), Some(241));
+        assert_eq!(total_calls(table), None);
+    }
 
     #[test]
     fn idle_hour_is_the_sum_of_its_messages() {

@@ -8,6 +8,7 @@ mod cost;
 mod fleet;
 mod idle;
 mod load;
+mod memory;
 mod nodes;
 mod page;
 mod push;
@@ -33,9 +34,9 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   size    bytes of the programs
   start   exec to READY and to the first Lease; 500 drop-ins
   push    ConfigMap patch to active
-  life    durable writes of a configuration, from adoption to promotion
+  life    durable writes of a configuration, from adoption to promotion, and while its metadata is edited
   cost    instructions and allocations per renewal (under valgrind)
-  idle    memory, threads, bytes and writes of a settled node (N seconds, 600 by default, and 2 minutes more)
+  idle    memory, threads, calls, bytes and writes of a settled node (N seconds, 600 by default, and 5 minutes more)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
   nodes   what a node costs a hub with 100, 1,000 and as many real nodes as it has connections for

@@ -4,6 +4,7 @@
 //! that are allowed are those of RULES.md, "Durable writes", written out below; one more is a goal missed.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kedge_rig::agent::Agent;
@@ -16,6 +17,8 @@ use crate::trace;
 use kedge_rig::client::Connection;
 use kedge_rig::table::{Figure, Goal, quantile};
 
+/// Edits of nothing but the ConfigMap's metadata.
+const METADATA_EDITS: usize = 1000;
 /// Pushes that are timed: the p99 is the slowest of them.
 const PUSHES: usize = 50;
 /// The trial of the configuration whose writes are counted. The number of progress records does not depend on it.
@@ -25,9 +28,9 @@ const TRIAL_SECS: u64 = 24;
 /// last-known-good.
 const WRITES_ALLOWED: [(&str, usize); 4] =
     [("checkpoints/", 1), ("current", 1), ("startups.json", 7), ("last-known-good", 1)];
-const MERGE: &str = "content-type: application/merge-patch+json\r\n";
+pub(crate) const MERGE: &str = "content-type: application/merge-patch+json\r\n";
 const JSON: &str = "content-type: application/json\r\n";
-const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+pub(crate) const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 fn payload(verbosity: usize, trial_secs: u64) -> Value {
     let text = format!(
@@ -37,12 +40,12 @@ fn payload(verbosity: usize, trial_secs: u64) -> Value {
     json!({"kubelet": text})
 }
 
-fn create(hub: &mut Connection, name: &str, data: &Value) -> Result<Value, RigError> {
+pub(crate) fn create(hub: &mut Connection, name: &str, data: &Value) -> Result<Value, RigError> {
     let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data});
     hub.accepted("POST", CONFIG_MAPS, JSON, &object).map_err(io("create a ConfigMap"))
 }
 
-fn follow(hub: &mut Connection, node: &str, name: &str) -> Result<(), RigError> {
+pub(crate) fn follow(hub: &mut Connection, node: &str, name: &str) -> Result<(), RigError> {
     let source = json!({"namespace": "default", "name": name, "kubeletConfigKey": "kubelet"});
     let patch = json!({"spec": {"configSource": {"configMap": source}}});
     hub.accepted("PATCH", &format!("/api/v1/nodes/{node}"), MERGE, &patch)
@@ -50,11 +53,11 @@ fn follow(hub: &mut Connection, node: &str, name: &str) -> Result<(), RigError> 
         .map_err(io("assign the ConfigMap"))
 }
 
-fn version(object: &Value) -> String {
+pub(crate) fn version(object: &Value) -> String {
     object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned()
 }
 
-fn wait_active(nodes: &Watched, node: &str, version: &str) -> Result<Instant, RigError> {
+pub(crate) fn wait_active(nodes: &Watched, node: &str, version: &str) -> Result<Instant, RigError> {
     let is_active = |object: &Value| {
         is_named(object, node)
             && object["status"]["config"]["active"]["configMap"]["resourceVersion"] == version
@@ -118,7 +121,7 @@ pub(crate) fn push() -> Result<Vec<Figure>, RigError> {
     ])
 }
 
-/// Durable writes from adoption to promotion.
+/// Durable writes from adoption to promotion, and of a settled node while its ConfigMap's metadata is edited.
 pub(crate) fn writes() -> Result<Vec<Figure>, RigError> {
     let setup = Setup::open("bench-writes")?;
     let node = "traced";
@@ -144,10 +147,12 @@ pub(crate) fn writes() -> Result<Vec<Figure>, RigError> {
     };
     nodes.wait("the promotion", LIMIT, is_promoted)?;
     std::thread::sleep(Duration::from_secs(2));
-    let all = trace::collect(&prefix)?;
+    let text = since(&prefix, before)?;
+    let settled = trace::collect(&prefix)?.lines().count();
+    let edited = edit_metadata(&mut hub, METADATA_EDITS)?;
+    wait_active(&nodes, node, &edited)?;
+    let while_edited = trace::read(&since(&prefix, settled)?, &[&format!("/{node}/log")]);
     agent.stop()?;
-    let text: Vec<&str> = all.lines().skip(before).collect();
-    let text = text.join("\n");
     let config_dir = agent.config_dir().display().to_string();
     let own = trace::read(&only(&text, &config_dir), &[]);
     let rest = trace::read(&without(&text, &config_dir), &[&format!("/{node}/log")]);
@@ -186,7 +191,31 @@ pub(crate) fn writes() -> Result<Vec<Figure>, RigError> {
             "",
             format!("strace: run directory (memory), socket, record of the exit ({} fsyncs)", rest.syncs),
         ),
+        Figure::new(
+            "agent: file writes, 1,000 metadata edits",
+            while_edited.changes as f64,
+            "",
+            "strace: every call that can change a file system, while an annotation of its ConfigMap is edited",
+        )
+        .with_goal(Goal::Exactly(0.0)),
     ])
+}
+
+/// What strace saw after so many lines.
+fn since(prefix: &Path, lines: usize) -> Result<String, RigError> {
+    let all = trace::collect(prefix)?;
+    Ok(all.lines().skip(lines).collect::<Vec<_>>().join("\n"))
+}
+
+/// Edits an annotation of the ConfigMap so many times, one after the other. Returns its last version.
+fn edit_metadata(hub: &mut Connection, times: usize) -> Result<String, RigError> {
+    let mut last = String::new();
+    for time in 0..times {
+        let patch = json!({"metadata": {"annotations": {"edited": time.to_string()}}});
+        let edited = hub.accepted("PATCH", &format!("{CONFIG_MAPS}/edge"), MERGE, &patch);
+        last = version(&edited.map_err(io("edit the ConfigMap's metadata"))?);
+    }
+    Ok(last)
 }
 
 fn only(text: &str, dir: &str) -> String {

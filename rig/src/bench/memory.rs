@@ -1,0 +1,63 @@
+//! What a configuration costs a settled node's memory, by its size.
+//!
+//! Always holds: the same process is measured with a small payload and then with one of a mebibyte (the push replaces its program in
+//! place), each a minute after it became active, with the watch of the ConfigMap open. Left to others: an agent without a
+//! configuration (`idle`).
+
+use std::time::Duration;
+
+use kedge_rig::error::RigError;
+use kedge_rig::process::Process;
+use kedge_rig::programs;
+use kedge_rig::table::{Figure, Goal};
+use serde_json::{Value, json};
+
+use crate::push::{CONFIG_MAPS, MERGE, create, follow, version, wait_active};
+use crate::setup::{LIMIT, PLAIN, Setup, io, is_named, pid};
+
+/// Longest time from becoming active to the figure: the first status is out, and the watches are open.
+const SETTLE: Duration = Duration::from_secs(60);
+/// Of the large payload: nearly all that a ConfigMap may hold.
+const PAYLOAD_BYTES: usize = 1024 * 1024 - 4096;
+/// The promise of the static build: 2.4 MiB.
+pub(crate) const STATIC_PSS_KIB: f64 = 2.4 * 1024.0;
+/// What the large payload may add: pages that another start happened to touch.
+const NOISE_KIB: f64 = 32.0;
+
+fn payload(bytes: usize) -> Value {
+    let comment = format!("# {}\n", "x".repeat(97)).repeat(bytes / 100);
+    json!({"kubelet": format!("{PLAIN}configTrialDuration: 600s\n{comment}")})
+}
+
+/// Memory with each payload: of the static build, which has the goal, if there is one, else of the other.
+pub(crate) fn measure(setup: &Setup) -> Result<Vec<Figure>, RigError> {
+    let (program, build, goal) = match std::env::var_os("KEDGE_STATIC_AGENT") {
+        Some(program) => (program.into(), "static build", Goal::AtMost(STATIC_PSS_KIB)),
+        None => (programs::built("kedge")?, "glibc build", Goal::None),
+    };
+    let node = "configured";
+    let nodes = setup.watch("/api/v1/nodes")?;
+    let mut hub = setup.connect()?;
+    let mut agent = setup.agent(node, &program, PLAIN)?;
+    agent.start()?;
+    nodes.wait("the node to register", LIMIT, |object| is_named(object, node))?;
+    let made = create(&mut hub, "edge-memory", &payload(0))?;
+    follow(&mut hub, node, "edge-memory")?;
+    wait_active(&nodes, node, &version(&made))?;
+    std::thread::sleep(SETTLE);
+    let small = Process::new(pid(&agent)?).memory()?.pss;
+    let path = format!("{CONFIG_MAPS}/edge-memory");
+    let large = hub.accepted("PATCH", &path, MERGE, &json!({"data": payload(PAYLOAD_BYTES)}));
+    wait_active(&nodes, node, &version(&large.map_err(io("patch the ConfigMap"))?))?;
+    std::thread::sleep(SETTLE);
+    let large = Process::new(pid(&agent)?).memory()?.pss;
+    agent.stop()?;
+    let of_small = format!("{build}, assigned, of 200 bytes; its watch is open");
+    Ok(vec![
+        Figure::new("agent: PSS with a configuration", small, "KiB", of_small).with_goal(goal),
+        Figure::new("agent: PSS with one of 1 MiB", large, "KiB", "then pushed to the same process")
+            .with_goal(goal),
+        Figure::new("agent: PSS that 1 MiB of payload adds", large - small, "KiB", "the difference")
+            .with_goal(Goal::AtMost(NOISE_KIB)),
+    ])
+}
