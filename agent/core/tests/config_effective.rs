@@ -93,8 +93,7 @@ clusterDNS:
         [
             "authentication.anonymous.enabled",
             "authentication.webhook.enabled",
-            "authentication.x509.clientCAFile",
-            "clusterDNS"
+            "authentication.x509.clientCAFile"
         ]
     );
 }
