@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Task, World};
 use super::placing::{self, Node};
 use crate::api_error::ApiError;
-use crate::kinds::pod::{self, NODE_NAME_FIELD, PHASE_FIELD};
+use crate::kinds::pod::{self, NODE_NAME_FIELD, PHASE_FIELD, SCHEDULER_FIELD};
 use crate::kinds::{EVENT, Kind, NODE, POD};
 use crate::object::{Event, Object};
 use crate::quantity::Quantity;
@@ -31,6 +31,8 @@ static OUTPUTS: &[&Kind] = &[&POD, &EVENT];
 const OURS: &str = "default-scheduler";
 /// Most pods bound in one step.
 const AT_ONCE: usize = 256;
+/// Between two changes of what is said of a pod that waits: a fleet that comes up changes the reason with each node.
+const SAID_FOR: Duration = Duration::from_secs(30);
 /// Between two looks at pods that the store refused to bind.
 const REFUSED: Duration = Duration::from_secs(5);
 /// Longest part of a pod's name in that of an Event, which has 253 characters at most.
@@ -46,8 +48,8 @@ pub struct Scheduler {
     /// What pods ask for, as they were last read, by UID.
     pods: BTreeMap<Box<str>, (u64, Demand)>,
     nodes: BTreeMap<Box<str>, (u64, Host)>,
-    /// Pods that wait, with what was last said of each.
-    refused: BTreeMap<Box<str>, String>,
+    /// Pods that wait, with what was last said of each, and when.
+    refused: BTreeMap<Box<str>, (String, Duration)>,
     again: Option<Duration>,
     log: Vec<Line>,
 }
@@ -153,13 +155,22 @@ impl Controller for Scheduler {
                 Err(why) => said.push((*object, pod, why)),
             }
         }
+        let mut more = bound == AT_ONCE;
+        let mut changes = 0;
         for (object, pod, why) in said {
-            if self.refused.get(&object.uid) != Some(&why) {
-                tasks.extend(refuse(object, pod, &why, now));
-                self.refused.insert(object.uid.clone(), why);
+            match self.refused.get(&object.uid) {
+                Some((known, _)) if *known == why => {}
+                Some((_, at)) if *at + SAID_FOR > now.running => self.look_again(*at + SAID_FOR),
+                _ if changes == AT_ONCE => more = true,
+                _ => {
+                    changes += 1;
+                    tasks.extend(refuse(object, pod, &why, now));
+                    self.refused.insert(object.uid.clone(), (why, now.running));
+                }
             }
         }
-        Decision { tasks, guarded: None, more: bound == AT_ONCE, next: self.again }
+        self.is_due |= more;
+        Decision { tasks, guarded: None, more, next: self.again }
     }
 
     fn performed(
@@ -176,7 +187,7 @@ impl Controller for Scheduler {
             Err(error) if error.code == 404 => {}
             Err(error) => {
                 self.log.push((Level::Warning, format!("cannot bind pod {pod}: {error}; trying again")));
-                self.again = Some(now.running + REFUSED);
+                self.look_again(now.running + REFUSED);
             }
         }
         Vec::new()
@@ -188,6 +199,10 @@ impl Controller for Scheduler {
 }
 
 impl Scheduler {
+    fn look_again(&mut self, at: Duration) {
+        self.again = Some(self.again.map_or(at, |known| known.min(at)));
+    }
+
     /// Reads the nodes, and the pods that have one, that changed.
     fn read(&mut self, world: &dyn World, pods: &[std::sync::Arc<Object>]) {
         let mut before = std::mem::take(&mut self.nodes);
@@ -222,7 +237,6 @@ impl Scheduler {
 
 /// Whether a pod waits for a node, from us.
 fn waits(pod: &Object) -> bool {
-    const SCHEDULER_FIELD: usize = 2;
     pod.field(NODE_NAME_FIELD).is_empty()
         && !pod.terminating
         && pod.field(SCHEDULER_FIELD) == OURS

@@ -98,6 +98,8 @@ fn convert(pod: &mut Value) {
 
 /// Position of `spec.nodeName` among the selectable fields, which relates pods to nodes.
 pub const NODE_NAME_FIELD: usize = 0;
+/// Position of `spec.schedulerName`.
+pub const SCHEDULER_FIELD: usize = 2;
 /// Position of `status.phase`.
 pub const PHASE_FIELD: usize = 4;
 

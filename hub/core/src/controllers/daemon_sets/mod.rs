@@ -68,8 +68,8 @@ pub struct DaemonSets {
 #[derive(Debug, Default)]
 struct Set {
     uid: String,
-    /// The pods that it controls, as they were last read, by UID.
-    pods: BTreeMap<Box<str>, (u64, Pod)>,
+    /// The pods that it controls, as they were last read, by UID: revision, facts, whether it still selects it.
+    pods: BTreeMap<Box<str>, (u64, Pod, bool)>,
     ready: Readiness,
     /// When a pod that ended on a node may be replaced, and the pause after it.
     ended: BTreeMap<String, (Duration, Duration)>,
@@ -218,12 +218,12 @@ impl DaemonSets {
             return Vec::new();
         }
         let look = Look { world, at, value: object.value(), revision: object.revision, now };
-        let revisions = set.read_owned(world);
+        let revisions = set.read_owned(world, &look.value["spec"]["selector"]);
         let adopted = look.adopt(set, &revisions);
         if !adopted.is_empty() {
             return adopted;
         }
-        let live: BTreeSet<String> = set.pods.values().map(|(_, pod)| pod.hash.clone()).collect();
+        let live: BTreeSet<String> = set.pods.values().map(|(_, pod, _)| pod.hash.clone()).collect();
         let revisions: Vec<Revision> =
             revisions.iter().map(|revision| Revision::read(&revision.value())).collect();
         let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
@@ -234,7 +234,7 @@ impl DaemonSets {
                 let nodes: Vec<&Node> = self.nodes.values().map(|(_, node)| node).collect();
                 let wanted = look.wanted(current);
                 set.note_readiness(now.running);
-                let pods: Vec<&Pod> = set.pods.values().map(|(_, pod)| pod).collect();
+                let pods: Vec<&Pod> = set.pods.values().map(|(_, pod, _)| pod).collect();
                 let plan = update::plan(&wanted, &nodes, &pods, &set.ready, now.running);
                 let next = look.carry_out(set, &wanted, &plan, &mut tasks);
                 if let Some(next) = next {
@@ -248,15 +248,18 @@ impl DaemonSets {
 
 impl Set {
     /// Reads its pods that changed, and returns its revisions.
-    fn read_owned(&mut self, world: &dyn World) -> Vec<Arc<Object>> {
+    fn read_owned(&mut self, world: &dyn World, selector: &Value) -> Vec<Arc<Object>> {
         let mut before = std::mem::take(&mut self.pods);
         let mut revisions = Vec::new();
         for (kind, object) in world.dependents(&self.uid) {
             if kind.kind == CONTROLLER_REVISION.kind {
                 revisions.push(object);
             } else if kind.kind == POD.kind {
-                let known = before.remove(&object.uid).filter(|(revision, _)| *revision == object.revision);
-                let read = known.unwrap_or_else(|| (object.revision, Pod::read(&object.value())));
+                let known = before.remove(&object.uid).filter(|(revision, ..)| *revision == object.revision);
+                let read = known.unwrap_or_else(|| {
+                    let value = object.value();
+                    (object.revision, Pod::read(&value), selects(selector, &value["metadata"]["labels"]))
+                });
                 // an owner need not be the controller
                 if read.1.controller == self.uid {
                     self.pods.insert(object.uid.clone(), read);
@@ -269,7 +272,7 @@ impl Set {
     /// Since when pods are ready, on the hub's clock: from when it saw them so, anew whenever they were not.
     fn note_readiness(&mut self, now: Duration) {
         let mut before = std::mem::take(&mut self.ready);
-        for (_, pod) in self.pods.values() {
+        for (_, pod, _) in self.pods.values() {
             let Some(since) = &pod.ready_since else { continue };
             let known = before.remove(&pod.uid).filter(|(seen, _)| seen == since);
             self.ready.insert(pod.uid.clone(), known.unwrap_or_else(|| (since.clone(), now)));
@@ -296,11 +299,10 @@ impl Look<'_> {
         let selector = &self.value["spec"]["selector"];
         let mut tasks = Vec::new();
         let uid = set.uid.clone();
-        for (_, pod) in set.pods.values().filter(|(_, pod)| !pod.is_terminating) {
-            let Some(stored) = self.world.get(&POD, &self.at.0, &pod.name) else { continue };
-            if !selects(selector, &stored.value()["metadata"]["labels"]) {
-                tasks.push(self.own(&POD, &stored, &uid, false));
-            }
+        for (_, pod, _) in
+            set.pods.values().filter(|(_, pod, is_selected)| !(pod.is_terminating || *is_selected))
+        {
+            tasks.push(self.own(&POD, &pod.name, &pod.uid, &uid, false));
         }
         if !std::mem::take(&mut set.looks_for_orphans) {
             return tasks;
@@ -308,12 +310,14 @@ impl Look<'_> {
         let known: BTreeSet<&str> = revisions.iter().map(|revision| &*revision.uid).collect();
         for kind in [&POD, &CONTROLLER_REVISION] {
             for object in self.world.list(kind, &self.at.0) {
-                if object.terminating || known.contains(&*object.uid) {
+                // most have an owner: reading them all would cost each change of any pod here
+                let has_owner = known.contains(&*object.uid) || set.pods.contains_key(&object.uid);
+                if object.terminating || has_owner {
                     continue;
                 }
                 let value = object.value();
                 if controller(&value).is_none() && selects(selector, &value["metadata"]["labels"]) {
-                    tasks.push(self.own(kind, &object, &uid, true));
+                    tasks.push(self.own(kind, &object.name, &object.uid, &uid, true));
                 }
             }
         }
@@ -321,8 +325,8 @@ impl Look<'_> {
     }
 
     /// Becomes the controller of an object, or ceases to be.
-    fn own(&self, kind: &'static Kind, object: &Object, uid: &str, takes: bool) -> Task<Purpose> {
-        let (owner, meant, uid) = (history::owner(&self.value), object.uid.to_string(), uid.to_owned());
+    fn own(&self, kind: &'static Kind, name: &str, meant: &str, uid: &str, takes: bool) -> Task<Purpose> {
+        let (owner, meant, uid) = (history::owner(&self.value), meant.to_owned(), uid.to_owned());
         let edit: Edit = Box::new(move |value, _| {
             if value["metadata"]["uid"] != *meant || takes && controller(value).is_some() {
                 return false;
@@ -337,7 +341,7 @@ impl Look<'_> {
             }
             true
         });
-        let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
+        let (namespace, name) = (self.at.0.clone(), name.to_owned());
         // not if the set is deleted meanwhile
         let requires = vec![self.unchanged()];
         self.task(
@@ -398,12 +402,12 @@ impl Look<'_> {
             let its: Vec<_> = set
                 .pods
                 .values()
-                .filter(|(_, pod)| pod.hash == double.hash && pod.hash != current.hash)
+                .filter(|(_, pod, _)| pod.hash == double.hash && pod.hash != current.hash)
                 .collect();
             if its.is_empty() {
                 tasks.push(self.remove(&CONTROLLER_REVISION, &double.name, &double.uid));
             }
-            tasks.extend(its.into_iter().map(|(_, pod)| self.relabel(pod, current.hash.clone())));
+            tasks.extend(its.into_iter().map(|(_, pod, _)| self.relabel(pod, current.hash.clone())));
         }
         for old in revisions.iter().filter(|revision| surplus.contains(&revision.name)) {
             tasks.push(self.remove(&CONTROLLER_REVISION, &old.name, &old.uid));
@@ -506,10 +510,11 @@ impl Look<'_> {
             tasks.push(self.remove(&POD, &pod.name, &pod.uid));
         }
         // one that runs long enough to be available begins again with the shortest pause
+        let is_ready = |(_, pod, _): &&(u64, Pod, bool)| set.ready.contains_key(&pod.uid);
+        let running: BTreeSet<&str> =
+            set.pods.values().filter(is_ready).map(|(_, pod, _)| pod.node.as_str()).collect();
         set.ended.retain(|node, (at, _)| {
-            let runs =
-                set.pods.values().any(|(_, pod)| pod.node == *node && set.ready.contains_key(&pod.uid));
-            !runs || *at + LONGEST_PAUSE > self.now.running
+            !running.contains(node.as_str()) || *at + LONGEST_PAUSE > self.now.running
         });
         for (name, node) in plan.make.iter().take(AT_ONCE) {
             tasks.push(

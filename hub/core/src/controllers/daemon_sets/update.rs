@@ -10,7 +10,7 @@
 //! (under `maxSurge` one more), by a name of its own, so that the store refuses a second one, whoever decides it. No pod that serves is
 //! ended by an update beyond `maxUnavailable`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -170,7 +170,7 @@ pub(super) fn plan(
         let is_set_aside = placed.runs && node.is_lost && new.is_empty();
         heres.push(Here { node: &node.name, placed, all, old, new, is_set_aside });
     }
-    Planner { wanted, ready, now, plan: Plan::default() }.plan(&heres)
+    Planner { wanted, ready, now, plan: Plan::default(), ending: BTreeSet::new() }.plan(&heres)
 }
 
 impl Wanted {
@@ -192,6 +192,8 @@ struct Planner<'a> {
     ready: &'a Readiness,
     now: Duration,
     plan: Plan,
+    /// UIDs of the pods that the plan ends.
+    ending: BTreeSet<String>,
 }
 
 impl Planner<'_> {
@@ -317,9 +319,8 @@ impl Planner<'_> {
     }
 
     fn end(&mut self, pod: &Pod) {
-        let ending = (pod.name.clone(), pod.uid.clone());
-        if !self.plan.end.contains(&ending) {
-            self.plan.end.push(ending);
+        if self.ending.insert(pod.uid.clone()) {
+            self.plan.end.push((pod.name.clone(), pod.uid.clone()));
         }
     }
 

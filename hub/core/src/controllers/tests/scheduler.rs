@@ -79,13 +79,15 @@ fn pod_that_nobody_takes_says_why_once() {
     hub.edit(&NODE, "", "tainted", |node| {
         node["spec"]["taints"] = json!([{"key": "k", "effect": "NoSchedule"}])
     });
-    for _ in 0..3 {
-        hub.run(&mut scheduler);
+    // another reason is not told at once, nor ever twice
+    for second in [1, 29, 30, 31] {
+        hub.run_at(&mut scheduler, second);
+        assert_eq!(hub.names(&EVENT).len(), if second < 30 { 1 } else { 2 });
     }
     let expect = "0/3 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable.";
     assert_eq!((hub.why("p").as_str(), hub.names(&EVENT).len()), (expect, 2));
     let revision = hub.index.revision();
-    hub.run(&mut scheduler);
+    hub.run_at(&mut scheduler, 100);
     assert_eq!(hub.index.revision(), revision);
     // room comes
     hub.edit(&NODE, "", "small", |node| node["status"]["allocatable"]["cpu"] = "1".into());
