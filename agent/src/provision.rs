@@ -29,7 +29,7 @@ const SWEPT: usize = 10_000;
 pub fn provision() {
     let (credentials, efi) = (env::var_os("CREDENTIALS_DIRECTORY"), Path::new(EFI).join("kedge"));
     let handed = |part: Part| handed(part, credentials.as_ref().map(Path::new), &efi);
-    let device = Device { files: &*files(OWN) };
+    let device = Device { files: &*files(OWN), tell: &|text| say(text) };
     if let Some(name) = device.start(handed)
         && let Err(error) = fs::write(Roots::default().proc.join("sys/kernel/hostname"), name)
     {
@@ -59,9 +59,15 @@ fn handed(part: Part, credentials: Option<&Path>, efi: &Path) -> Option<(Vec<u8>
 /// The device's own files.
 struct Device<'a, D> {
     files: &'a DurableFiles<D>,
+    /// What becomes of a line for the journal.
+    tell: &'a dyn Fn(&dyn std::fmt::Display),
 }
 
 impl<D: Operations> Device<'_, D> {
+    fn say(&self, text: impl std::fmt::Display) {
+        (self.tell)(&text);
+    }
+
     /// Returns the name that the host gets.
     fn start(&self, handed: impl Fn(Part) -> Option<(Vec<u8>, PathBuf)>) -> Option<String> {
         self.files.sweep_root(SWEPT);
@@ -69,11 +75,13 @@ impl<D: Operations> Device<'_, D> {
         self.guard("default");
         self.guard_below(Path::new("config.d"), DEPTH);
         if self.own(Part::Kubeconfig.name()).content.is_none_or(|content| content.is_empty()) {
-            say("no kubeconfig yet: the agent runs its local configuration until one is handed over");
+            self.say("no kubeconfig yet: the agent runs its local configuration until one is handed over");
         }
         let name = provision::node_name(&self.own(Part::NodeName.name()).content?)?;
         if !name.is_empty() && !provision::is_name(&name) {
-            say(format_args!("the node name {name:?} is invalid, expected small letters, digits, - and ."));
+            self.say(format_args!(
+                "the node name {name:?} is invalid, expected small letters, digits, - and ."
+            ));
         }
         Some(name).filter(|name| provision::is_name(name))
     }
@@ -94,10 +102,10 @@ impl<D: Operations> Device<'_, D> {
             Act::Install { content, from, note } => match self.files.write_durably(Path::new(path), &content)
             {
                 Ok(()) => {
-                    say(format_args!("{OWN}/{path} is from {from}"));
+                    self.say(format_args!("{OWN}/{path} is from {from}"));
                     self.note(handed_note, &note);
                 }
-                Err(error) => say(format_args!("{OWN}: {}", crate::errors::chain(&error))),
+                Err(error) => self.say(format_args!("{OWN}: {}", crate::errors::chain(&error))),
             },
             Act::NoteHandover(text) => self.note(handed_note, &text),
             Act::Remember => {
@@ -105,7 +113,7 @@ impl<D: Operations> Device<'_, D> {
                     self.note(&provision::note_name(path), &text);
                 }
             }
-            Act::Say(text) => say(text),
+            Act::Say(text) => self.say(text),
         }
     }
 
@@ -130,7 +138,7 @@ impl<D: Operations> Device<'_, D> {
             return;
         }
         if let Err(error) = self.files.write_durably(Path::new(path), format!("{text}\n").as_bytes()) {
-            say(format_args!("{OWN}: {}", crate::errors::chain(&error)));
+            self.say(format_args!("{OWN}: {}", crate::errors::chain(&error)));
         }
     }
 
@@ -141,11 +149,11 @@ impl<D: Operations> Device<'_, D> {
         let renamed =
             disk.rename(Path::new(path), Path::new(&aside)).and_then(|()| disk.sync_directory(folder));
         match renamed {
-            Ok(()) => say(format_args!(
+            Ok(()) => self.say(format_args!(
                 "{OWN}/{path} was damaged on the disk: renamed to {OWN}/{aside} and not used"
             )),
             Err(error) => {
-                say(format_args!("{OWN}/{path} was damaged on the disk and cannot be renamed: {error}"))
+                self.say(format_args!("{OWN}/{path} was damaged on the disk and cannot be renamed: {error}"))
             }
         }
     }
@@ -206,7 +214,7 @@ mod tests {
                 };
                 Some((content.clone()?, PathBuf::from("/efi/kedge").join(part.name())))
             };
-            Device { files: &fake::files(&self.disk) }.start(handed)
+            Device { files: &fake::files(&self.disk), tell: &|_| () }.start(handed)
         }
 
         /// A boot, after which the kubeconfig is this one.
