@@ -437,17 +437,21 @@ impl Drop for Babysitter {
 
 fn bind_notify_socket() -> io::Result<(UnixDatagram, PathBuf)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    // in the temporary directory, not in the run directory: a socket's path may have 107 bytes only; and a file, not an
-    // abstract name, because not every notify client knows those
-    let path = std::env::temp_dir().join(format!("kedge-notify-{}-{count}", std::process::id()));
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    loop {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        // in the temporary directory, not in the run directory: a socket's path may have 107 bytes only; and a file, not an
+        // abstract name, because not every notify client knows those
+        let path = std::env::temp_dir().join(format!("kedge-notify-{}-{count}", std::process::id()));
+        match UnixDatagram::bind(&path) {
+            Ok(socket) => {
+                setsockopt(&socket, sockopt::PassCred, &true)?;
+                return Ok((socket, path));
+            }
+            // of an earlier process with our id, or of one that has it now, in a PID namespace of its own: not ours to remove
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
     }
-    let socket = UnixDatagram::bind(&path)?;
-    setsockopt(&socket, sockopt::PassCred, &true)?;
-    Ok((socket, path))
 }
 
 /// Ends the thread's sleep, by an empty message to its notify socket.
