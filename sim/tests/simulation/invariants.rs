@@ -564,8 +564,7 @@ impl Simulation {
         let named = if pinned.is_null() { followed } else { pinned };
         let Some(map) = self.world.hub.config_map(text(named, "/name")) else { return true };
         let other = !pinned.is_null() && text(pinned, "/uid") != text(&map, "/metadata/uid");
-        other
-            || map.pointer("/data/kubelet").is_none()
-            || reason.starts_with("earlier verdicts on current were lost")
+        let key = Some(text(named, "/kubeletConfigKey")).filter(|key| !key.is_empty()).unwrap_or("kubelet");
+        other || map["data"].get(key).is_none() || reason.starts_with("earlier verdicts on current were lost")
     }
 }
