@@ -329,11 +329,13 @@ impl Started {
                 continue;
             }
             *counts = judge::counted(std::mem::take(counts), &ended, facts.wall);
-            self.ended = self.ended.take().or(match ended {
+            let how = match ended {
                 Ended::Clean => continue,
-                Ended::Counted(how) => Some(how),
-                Ended::Cut => Some("the power failed, or the disk stalled".into()),
-            });
+                Ended::Counted(how) => how,
+                Ended::Cut => "the power failed, or the disk stalled".into(),
+            };
+            // one config ran; the records of the others, which ended cleanly long ago, say nothing about it
+            self.ended.get_or_insert(how);
             counts.open = None;
         }
     }
