@@ -7,6 +7,8 @@
 
 pub mod admission;
 pub mod bless;
+#[cfg(test)]
+mod life;
 mod steps;
 pub mod update;
 

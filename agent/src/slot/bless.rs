@@ -80,7 +80,7 @@ fn forget_one_start<S: Slots>(slots: &S) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::tests::{disk, entry, list};
     use super::*;
     use kedge_platform::fake::{FakeDisk, FakeSlots, Loss};
@@ -112,15 +112,15 @@ mod tests {
         assert!(slots.disk.holds(entry("kedge-a+5.conf"), GOOD.as_bytes()), "{when}");
     }
 
-    fn bless_it(slots: &FakeSlots) -> Result<String, String> {
-        call_good(slots, "a").map_err(|error| error.to_string())
+    pub(in crate::slot) fn bless_it(slots: &FakeSlots, slot: &str) -> Result<String, String> {
+        call_good(slots, slot).map_err(|error| error.to_string())
     }
 
     #[test]
     fn good_boot_gives_the_slot_its_tries_back() {
         for entry in FOUND {
             let slots = found(entry);
-            bless_it(&slots).unwrap();
+            bless_it(&slots, "a").unwrap();
             is_blessed(&slots, entry.0);
         }
     }
@@ -130,14 +130,14 @@ mod tests {
         let mut wrong = Vec::new();
         for entry in FOUND {
             let whole = found(entry);
-            bless_it(&whole).unwrap();
+            bless_it(&whole, "a").unwrap();
             for (cut, loss) in
                 (0..=whole.disk.operations()).flat_map(|cut| Loss::all(SEEDS).map(move |loss| (cut, loss)))
             {
                 let slots = found(entry);
                 sabotage(&slots.disk);
                 slots.disk.cut_power_after(cut);
-                let done = bless_it(&slots);
+                let done = bless_it(&slots, "a");
                 slots.disk.cut_power();
                 slots.disk.reboot(loss);
                 slots.disk.heal();
@@ -146,14 +146,16 @@ mod tests {
                 let is_whole = |text: &str| {
                     text.contains("\noptions root=PARTLABEL=root-a quiet") && text.ends_with('\n')
                 };
-                if own.is_empty() || !own.iter().all(|(_, text)| is_whole(text)) {
+                // the boot loader skips an empty one
+                let mut left = own.iter().filter(|(_, text)| !text.is_empty()).peekable();
+                if left.peek().is_none() || !left.all(|(_, text)| is_whole(text)) {
                     wrong.push(format!("{}: cut {cut}, {loss:?}: {own:?}", entry.0));
                     continue;
                 }
                 if done.is_ok() && list(&slots.disk) != BLESSED {
                     wrong.push(format!("{}: cut {cut}, {loss:?}: acknowledged and lost", entry.0));
                 }
-                bless_it(&slots).unwrap();
+                bless_it(&slots, "a").unwrap();
                 is_blessed(&slots, &format!("after cut {cut}, {loss:?}"));
             }
         }
@@ -177,7 +179,7 @@ mod tests {
             for cure in [Cure::Remount, Cure::Repair] {
                 let slots = found(entry);
                 slots.make_read_only(Some(cure));
-                bless_it(&slots).unwrap();
+                bless_it(&slots, "a").unwrap();
                 is_blessed(&slots, entry.0);
                 assert_eq!(slots.one_start(), (None, 0));
             }
@@ -189,12 +191,12 @@ mod tests {
         let slots = found(FOUND[2]);
         slots.make_read_only(None);
         for _ in 0..2 {
-            let why = bless_it(&slots).unwrap_err();
+            let why = bless_it(&slots, "a").unwrap_err();
             assert!(why.ends_with("start it once more all the same"), "{why}");
             assert_eq!(slots.one_start(), (Some("kedge-a*".to_owned()), 1), "written once");
         }
         slots.make_read_only(Some(Cure::Repair));
-        bless_it(&slots).unwrap();
+        bless_it(&slots, "a").unwrap();
         assert_eq!(slots.one_start().0, None, "a blessed slot keeps no start of its own");
     }
 
@@ -203,14 +205,14 @@ mod tests {
         let slots = found(FOUND[0]);
         slots.make_read_only(None);
         slots.fill_firmware();
-        let why = bless_it(&slots).unwrap_err();
+        let why = bless_it(&slots, "a").unwrap_err();
         assert!(why.ends_with("slot a runs out of tries"), "{why}");
     }
 
     #[test]
     fn lost_entry_asks_for_one_start() {
         let slots = found(("kedge-a+5.conf", ""));
-        assert!(bless_it(&slots).is_err());
+        assert!(bless_it(&slots, "a").is_err());
         assert_eq!(slots.one_start().0.as_deref(), Some("kedge-a*"));
     }
 }

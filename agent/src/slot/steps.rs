@@ -30,9 +30,6 @@ fn one<S: Slots>(slots: &S, step: &Step, update: &mut impl Read) -> Result<(), S
             }
             _ => Ok(()),
         },
-        Step::Rename(from, to) => {
-            slots.rename(&entry(from), &entry(to)).map_err(failed("rename the boot entry", from))
-        }
         Step::Enter(name, text) => enter(slots, name, text).map_err(failed("write the boot entry", name)),
         Step::Copy(part) => copy(slots, part, update),
     }

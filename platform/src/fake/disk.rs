@@ -109,6 +109,9 @@ struct Inner {
     cut_at: Option<Operation>,
     // Files whose content the medium no longer gives.
     unreadable: BTreeSet<u64>,
+    is_fat: bool,
+    // Files of a FAT with new names that are not durable: under these they are empty or whole.
+    moved: BTreeSet<u64>,
     faults: Faults,
 }
 
@@ -171,6 +174,8 @@ impl FakeDisk {
             cut_after: None,
             cut_at: None,
             unreadable: BTreeSet::new(),
+            is_fat: false,
+            moved: BTreeSet::new(),
             faults: Faults::default(),
         };
         Self { inner: Arc::new(Mutex::new(inner)) }
@@ -186,12 +191,20 @@ impl FakeDisk {
             other.next_node = inner.next_node;
             other.changes = inner.changes.clone();
             other.unreadable = inner.unreadable.clone();
+            other.is_fat = inner.is_fat;
+            other.moved = inner.moved.clone();
         }
         copy
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on files are renamed as on FAT, whose directories hold where a file begins and how long it is: a rename makes a new entry
+    /// and removes the old one, in any order, and the new one is empty or whole until everything is synced.
+    pub fn make_fat(&self) {
+        self.inner().is_fat = true;
     }
 
     // --- power
@@ -572,10 +585,19 @@ impl Inner {
                 self.apply(change, survival);
             }
         }
-        for node in self.nodes.values_mut() {
+        let moved = std::mem::take(&mut self.moved);
+        for (number, node) in &mut self.nodes {
             match node {
                 Node::File { live, durable } => {
                     if live != durable {
+                        let loss = match loss {
+                            Loss::Chance(_) if moved.contains(number) && random.below(2) == 0 => {
+                                Loss::Content
+                            }
+                            Loss::Chance(_) if moved.contains(number) => Loss::Nothing,
+                            Loss::ContentZeroed if moved.contains(number) => Loss::Content,
+                            other => other,
+                        };
                         let survived = survived(live, durable, loss, &mut random);
                         losses.files_torn += u32::from(survived != *live);
                         live.clone_from(&survived);
@@ -870,6 +892,19 @@ impl Operations for FakeDisk {
             _ => {}
         }
         inner.names(from_directory).remove(from_name);
+        if inner.is_fat
+            && let Some(Node::File { live, durable }) = inner.nodes.get(&node)
+        {
+            let is_synced = live == durable;
+            let moved = Node::File { live: live.clone(), durable: Vec::new() };
+            let moved = inner.add(to_directory, to_name, moved);
+            if is_synced {
+                inner.moved.insert(moved);
+            }
+            let name = from_name.to_os_string();
+            inner.changes.push(NameChange::Remove { directory: from_directory, name });
+            return if whole { Ok(()) } else { errno(Errno::EIO) };
+        }
         inner.names(to_directory).insert(to_name.to_os_string(), node);
         inner.changes.push(NameChange::Move {
             from: (from_directory, from_name.to_os_string()),
@@ -995,6 +1030,31 @@ mod tests {
             disk.remove(PATH);
             disk.reboot(loss);
             assert_eq!(disk.content(PATH), None, "{loss:?}");
+        }
+    }
+
+    #[test]
+    fn rename_on_fat_may_lose_both_names_until_synced() {
+        let left = |loss| {
+            let disk = FakeDisk::new();
+            disk.make_fat();
+            disk.put("old", b"content");
+            disk.rename(Path::new("old"), Path::new("new")).unwrap();
+            assert!(disk.holds("new", b"content") && disk.content("old").is_none());
+            let synced = disk.fork();
+            synced.sync_all().unwrap();
+            synced.reboot(loss);
+            assert!(synced.holds("new", b"content") && synced.content("old").is_none(), "{loss:?}");
+            disk.reboot(loss);
+            (
+                disk.content("old").map(|content| content.len()),
+                disk.content("new").map(|content| content.len()),
+            )
+        };
+        let found: BTreeSet<_> = Loss::all(100).map(left).collect();
+        for expected in [(Some(7), None), (None, Some(7)), (None, Some(0)), (None, None), (Some(7), Some(7))]
+        {
+            assert!(found.contains(&expected), "{expected:?}: {found:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! A board with slots in memory: EFI partition and roots on one fake disk, so that a power cut takes both.
 //!
-//! What always holds: the EFI partition is the disk's root, and a slot's partition the file with the path of its device. A partition
-//! that is opened has lost what it held, for the first write may already destroy it.
+//! What always holds: the EFI partition is the disk's root, a FAT, and a slot's partition the file with the path of its device. A
+//! partition that is opened has lost what it held, for the first write may already destroy it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,6 +40,7 @@ pub struct FakeTarget(u64);
 impl FakeSlots {
     /// With this disk, and a firmware that works.
     pub fn new(disk: &FakeDisk) -> Self {
+        disk.make_fat();
         Self { disk: disk.clone(), firmware: Arc::default() }
     }
 

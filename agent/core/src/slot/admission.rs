@@ -72,7 +72,7 @@ impl Plan {
 
     /// Writes all of the slot; afterwards the boot loader does not know it.
     pub fn write(&self) -> Vec<Step> {
-        let mut steps = list::leave(&self.entries, self.other);
+        let mut steps = list::leave(&self.entries, self.running, self.other);
         steps.extend(self.parts.iter().cloned().map(Step::Copy));
         steps
     }
@@ -178,7 +178,7 @@ fn is_complete(facts: &Facts, running: &str, other: &str) -> Result<(), String> 
     let lost = |what: &str| {
         Err(format!("{what} is lost, so slot {other} may be the only one that still boots; reboot first"))
     };
-    if list::of(&facts.entries, running).last().is_none_or(|(_, text)| text.is_empty()) {
+    if list::whole(&facts.entries, running).is_none() {
         return lost(&format!("the boot entry of slot {running}"));
     }
     for name in FILES {
@@ -280,8 +280,8 @@ mod tests {
             has_variables: true,
             is_counted: false,
             entries: map(&[
-                ("kedge-a.conf", "title A\nversion 7\n"),
-                ("kedge-b+0-3.conf", "title B\nversion 12\n"),
+                ("kedge-a.conf", "title A\nversion 7\noptions quiet\n"),
+                ("kedge-b+0-3.conf", "title B\nversion 12\noptions quiet\n"),
                 ("other.conf", "version 99 beta\n"),
             ]),
             files: [size("a/vmlinuz", 90_000), size("a/initrd", 9_000), size("b/vmlinuz", 50_000)].into(),

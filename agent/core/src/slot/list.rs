@@ -1,8 +1,10 @@
 //! The boot loader's list: which entries are a slot's, and the steps that change the list.
 //!
 //! Always holds: the list is settled before and after each change of it, so a power cut never finds a later change without the
-//! earlier ones. An entry's text is on the disk before its name is, and an entry goes only after its successor is there. A slot that
-//! is written is not in the list: it leaves before its first byte, and comes back when all of it was read from the disk and compared.
+//! earlier ones. An entry's text is on the disk before its name is, and an entry goes only after its successor is there; none is
+//! renamed, for FAT may lose the old name before it has the new one. The boot loader renames what it counts, so a good slot beside the
+//! one that it counts is never counted. A slot that is written is not in the list: it leaves before its first byte, and comes back when
+//! all of it was read from the disk and compared.
 //! Leaves to others: whether a slot may be written (`admission`); performing (`agent/src/slot/steps.rs`).
 
 use std::collections::BTreeMap;
@@ -24,8 +26,6 @@ pub enum Step {
     Settle,
     /// An entry goes, if it is there.
     Remove(String),
-    /// An entry gets another name.
-    Rename(String, String),
     /// An entry with this name and text; the text is on the disk before the name is.
     Enter(String, String),
     /// The next bytes of the update go to their place, are read from the disk, and compared.
@@ -76,12 +76,44 @@ pub fn any_of(slot: &str) -> String {
     format!("kedge-{slot}*")
 }
 
-/// Takes a slot from the list.
-pub(super) fn leave(entries: &Entries, slot: &str) -> Vec<Step> {
+/// The entry of a slot that could start it; a counted one, if there are two.
+pub(super) fn whole<'a>(entries: &'a Entries, slot: &str) -> Option<(&'a String, &'a String)> {
+    let is_whole = |text: &str| text.lines().any(|line| line.starts_with("options "));
+    of(entries, slot).into_iter().rev().find(|(_, text)| is_whole(text))
+}
+
+/// Takes a slot from the list. The one that runs remains, alone, so from now on it is not counted.
+pub(super) fn leave(entries: &Entries, running: &str, slot: &str) -> Vec<Step> {
     // first the entry of the running slot, which may have been called good a moment ago
     let mut steps = vec![Step::Settle];
+    if let Some((_, text)) = whole(entries, running) {
+        steps.extend(replace(
+            entries,
+            running,
+            format!("kedge-{running}.conf"),
+            format!("{}\n", text.trim_end()),
+        ));
+    }
     steps.extend(of(entries, slot).into_iter().map(|(name, _)| Step::Remove(name.clone())));
     steps.push(Step::Settle);
+    steps
+}
+
+/// Has this entry be the only one of its slot.
+fn replace(entries: &Entries, slot: &str, name: String, text: String) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let others: Vec<_> = of(entries, slot)
+        .into_iter()
+        .filter(|(other, _)| **other != name)
+        .map(|(other, _)| other.clone())
+        .collect();
+    if entries.get(&name).map(|found| found.trim_end()) != Some(text.trim_end()) {
+        steps.extend([Step::Enter(name, text), Step::Settle]);
+    }
+    if !others.is_empty() {
+        steps.extend(others.into_iter().map(Step::Remove));
+        steps.push(Step::Settle);
+    }
     steps
 }
 
@@ -95,24 +127,10 @@ pub(super) fn try_with(slot: &str, text: String) -> Vec<Step> {
 /// # Errors
 /// The slot has no entry that could start it.
 pub fn blessing(entries: &Entries, slot: &str) -> Result<Vec<Step>, String> {
-    let good = format!("kedge-{slot}+{GOOD_TRIES}.conf");
-    let own = of(entries, slot);
-    let whole = own.iter().rev().find(|(_, text)| text.lines().any(|line| line.starts_with("options ")));
-    let (found, text) = *whole.ok_or_else(|| format!("slot {slot} has no boot entry that could start it"))?;
+    let (_, text) =
+        whole(entries, slot).ok_or_else(|| format!("slot {slot} has no boot entry that could start it"))?;
     let mut steps = vec![Step::Settle];
-    let mut renamed = None;
-    if !is_marked_good(text) {
-        steps.extend([Step::Enter(good.clone(), marked_good(text)), Step::Settle]);
-    } else if *found != good {
-        renamed = Some(found);
-        steps.extend([Step::Rename(found.clone(), good.clone()), Step::Settle]);
-    }
-    let others: Vec<_> =
-        own.iter().map(|(name, _)| *name).filter(|name| **name != good && Some(*name) != renamed).collect();
-    if !others.is_empty() {
-        steps.extend(others.into_iter().map(|name| Step::Remove(name.clone())));
-        steps.push(Step::Settle);
-    }
+    steps.extend(replace(entries, slot, format!("kedge-{slot}+{GOOD_TRIES}.conf"), marked_good(text)));
     Ok(steps)
 }
 
@@ -120,7 +138,8 @@ pub fn blessing(entries: &Entries, slot: &str) -> Result<Vec<Step>, String> {
 fn marked_good(text: &str) -> String {
     let mut lines = text.lines().map(|line| match line.starts_with("options ") {
         true => {
-            let kept = line.split(' ').filter(|word| !word.starts_with("kedge.demands"));
+            let is_kept = |word: &&str| !word.starts_with("kedge.demands") && *word != GOOD.trim();
+            let kept = line.split(' ').filter(is_kept);
             format!("{}{GOOD}\n", kept.collect::<Vec<_>>().join(" "))
         }
         false => format!("{line}\n"),
@@ -171,9 +190,14 @@ mod tests {
     fn good_slot_gets_its_tries_back() {
         check(
             &[("kedge-a+4-1.conf", GOOD_TEXT), ("kedge-ab+4-1.conf", GOOD_TEXT)],
-            "Settle\nRename(kedge-a+4-1.conf, kedge-a+5.conf)\nSettle\n",
+            &format!(
+                "Settle\nEnter(kedge-a+5.conf, {})\nSettle\nRemove(kedge-a+4-1.conf)\nSettle\n",
+                GOOD_TEXT.replace('\n', "\\n")
+            ),
         );
         check(&[("kedge-a+5.conf", GOOD_TEXT)], "Settle\n");
+        // as it is read: without the last line's end
+        check(&[("kedge-a+5.conf", GOOD_TEXT.trim_end())], "Settle\n");
     }
 
     #[test]
@@ -185,7 +209,10 @@ mod tests {
         // the newer name is damaged: the other entry is the one that counts
         check(
             &[("kedge-a+4-1.conf", GOOD_TEXT), ("kedge-a+5.conf", "")],
-            "Settle\nRename(kedge-a+4-1.conf, kedge-a+5.conf)\nSettle\n",
+            &format!(
+                "Settle\nEnter(kedge-a+5.conf, {})\nSettle\nRemove(kedge-a+4-1.conf)\nSettle\n",
+                GOOD_TEXT.replace('\n', "\\n")
+            ),
         );
     }
 
@@ -208,11 +235,35 @@ mod tests {
     }
 
     #[test]
+    fn slot_that_remains_alone_is_not_counted() {
+        let left = |all: &[(&str, &str)]| {
+            let steps = leave(&entries(all), "a", "b");
+            steps.iter().map(|step| format!("{step:?}\n")).collect::<String>().replace('"', "")
+        };
+        let entered = format!("Enter(kedge-a.conf, {})\nSettle\n", GOOD_TEXT.replace('\n', "\\n"));
+        let b = ("kedge-b.conf", "options b");
+        assert_eq!(
+            left(&[("kedge-a+5.conf", GOOD_TEXT.trim_end()), b]),
+            format!("Settle\n{entered}Remove(kedge-a+5.conf)\nSettle\nRemove(kedge-b.conf)\nSettle\n")
+        );
+        // a power cut has ended that
+        assert_eq!(
+            left(&[("kedge-a.conf", GOOD_TEXT), ("kedge-a+4-1.conf", GOOD_TEXT)]),
+            "Settle\nRemove(kedge-a+4-1.conf)\nSettle\nSettle\n"
+        );
+        assert_eq!(
+            left(&[("kedge-a.conf", ""), ("kedge-a+4-1.conf", GOOD_TEXT)]),
+            format!("Settle\n{entered}Remove(kedge-a+4-1.conf)\nSettle\nSettle\n")
+        );
+        assert_eq!(left(&[("kedge-a.conf", "options a"), b]), "Settle\nRemove(kedge-b.conf)\nSettle\n");
+    }
+
+    #[test]
     fn list_is_settled_around_each_change() {
-        let all = entries(&[("kedge-b.conf", "x"), ("kedge-b+0-3.conf", "y"), ("kedge-a.conf", "z")]);
+        let all = entries(&[("kedge-b.conf", "x"), ("kedge-b+0-3.conf", "y"), ("kedge-a.conf", "options z")]);
         let removed = |name: &str| Step::Remove(name.to_owned());
         assert_eq!(
-            leave(&all, "b"),
+            leave(&all, "a", "b"),
             [Step::Settle, removed("kedge-b.conf"), removed("kedge-b+0-3.conf"), Step::Settle]
         );
         let [Step::Settle, Step::Enter(name, _), Step::Settle] = &try_with("b", String::new())[..] else {
