@@ -88,7 +88,7 @@ fn drop_ins(directory: &Path, must_exist: bool) -> Result<Vec<LayerText>, LocalC
     sorted.taken.iter().map(|name| layer("drop-in", &directory.join(name), Origin::DropIn)).collect()
 }
 
-/// The first few of these, and how many more there are: a whole tree may have been put there. None: there are none.
+/// The first few of these, and how many more there are: a whole tree may have been put there. `None`: the list is empty.
 fn some_names(paths: &[PathBuf]) -> Option<String> {
     let mut names: Vec<String> =
         paths.iter().take(SKIPPED_NAMED).map(|path| path.display().to_string()).collect();

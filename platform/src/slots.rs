@@ -46,7 +46,7 @@ pub trait Slots {
     /// The partition of a slot, which is a block device.
     ///
     /// # Errors
-    /// It cannot be opened, or is none.
+    /// The device cannot be opened, or is not a partition.
     fn partition(&self, device: &Path) -> io::Result<Self::Target>;
 
     /// May take less than is given.

@@ -461,7 +461,7 @@ fn clean_end_is_recorded_and_hides_no_other() {
     assert_eq!((record.run, record.result.as_str()), (2, "signal"), "still unconsumed");
 }
 
-/// The run directory's record is the newer one, whatever the disk still holds; one of another boot is none.
+/// The run directory's record is the newer one, whatever the disk still holds; a record of another boot is ignored.
 #[test]
 fn record_in_run_directory_comes_before_that_on_disk() {
     let scratch = scratch();

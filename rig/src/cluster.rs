@@ -150,7 +150,7 @@ impl Cluster {
     /// A node by name.
     ///
     /// # Panics
-    /// If there is none: the name is the caller's own.
+    /// If no agent has this name, which the caller chose itself.
     pub fn agent(&self, name: &str) -> &Agent {
         self.agents.iter().find(|agent| agent.name() == name).expect("the node was added")
     }
@@ -158,7 +158,7 @@ impl Cluster {
     /// The same, to start and stop it.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no agent has this name, which the caller chose itself.
     pub fn agent_mut(&mut self, name: &str) -> &mut Agent {
         self.agents.iter_mut().find(|agent| agent.name() == name).expect("the node was added")
     }

@@ -72,7 +72,7 @@ impl FakeRegistry {
     /// A registry that has nothing yet.
     ///
     /// # Errors
-    /// There is no port.
+    /// No port of loopback is free.
     pub fn start() -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let registry = Self { address: listener.local_addr()?, state: Arc::default() };

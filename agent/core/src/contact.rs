@@ -58,7 +58,7 @@ pub struct ContactReport {
     pub state: &'static str,
     /// For how long.
     pub seconds: u64,
-    /// Why there is none.
+    /// Why there is no contact.
     pub problem: Option<String>,
 }
 

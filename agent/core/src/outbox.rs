@@ -222,7 +222,7 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
         self.entries.entry(key.clone()).or_insert_with(|| Entry::new(Terms::default()))
     }
 
-    /// This request waits now, in place of the one of its key that waited, and in its turn. False: there is no room, and nothing
+    /// Queues the request, in the place of a queued one with the same key, if any. False: the queue is full, and nothing
     /// changed; the caller puts it again later.
     #[must_use]
     pub(crate) fn put(&mut self, now: Now, key: K, request: R) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! Always holds: each check has its own time limit, so one that hangs (a disk, a resolver) delays the others by that at most; a
 //! process that waits for a disk cannot be ended, so another process makes the write that may have to wait; what this user may not
-//! see is said, never taken for good or bad; nothing of the agent's state is changed, and its lock is never taken.
+//! see is shown as unknown, never as good or bad; nothing of the agent's state is changed, and its lock is never taken.
 //! Leaves to others: the node's own checks (`node`), those on the way to the server (`server`).
 
 mod certificate;

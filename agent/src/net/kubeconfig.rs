@@ -162,7 +162,7 @@ impl fmt::Debug for Kubeconfig {
 /// Why a kubeconfig cannot be used. Each stays until a file is corrected.
 #[derive(Debug)]
 pub enum KubeconfigError {
-    /// A file cannot be read, is none, or has more bytes than we read.
+    /// The path cannot be read, is not a file, or has more bytes than we read.
     Read(ReadError),
     /// The kubeconfig is not YAML.
     Syntax {

@@ -334,7 +334,7 @@ impl DiskLoop {
         }
     }
 
-    /// Ours, and of the others the one that ran last: only that one's counts were not swept yet. Later, or if there are none, the
+    /// Ours, and of the others the one that ran last: only that one's counts were not swept yet. Once they are swept, the
     /// highest: an upgrade that was taken back left its directory, too, and must not push out the verdicts of what works.
     fn versions_to_keep(&self) -> Vec<String> {
         let mut versions: Vec<String> = match self.files.list(Path::new(""), LISTED) {

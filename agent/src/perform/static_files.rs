@@ -26,11 +26,11 @@ pub(crate) struct StaticFiles {
     last: Option<Seen>,
 }
 
-/// By path, the digest of the content or why there is none.
+/// By path, the digest of the content, or why the file cannot be used.
 type Seen = Result<Vec<(String, Result<BlobDigest, String>)>, String>;
 
 impl StaticFiles {
-    /// Reads them all; says only once what does not change.
+    /// Reads all files; returns no event for what has not changed since the last look.
     pub(crate) fn look(&mut self, path: &Path) -> PodEvent {
         let files = read(path);
         let seen = files.as_ref().map(|files| files.iter().map(digest).collect()).map_err(String::clone);

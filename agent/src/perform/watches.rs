@@ -74,7 +74,7 @@ impl LatestRound {
         }
     }
 
-    /// From now on a later order ends what `cancel` ends. Says whether there is none yet.
+    /// From now on a later order ends what `cancel` ends. False: a later order has come already.
     fn begin(&self, change: u64, cancel: Cancel) -> bool {
         let mut state = lock(&self.state);
         let is_latest = state.change == change;
@@ -82,7 +82,7 @@ impl LatestRound {
         is_latest
     }
 
-    /// The round is over. Says whether there was no later order: then its end counts.
+    /// The round is over. True: no later order came, so its end counts.
     fn end(&self, change: u64) -> bool {
         let mut state = lock(&self.state);
         state.cancel = None;
@@ -189,7 +189,7 @@ impl<'a> Target<'a> {
         Event::Changed { of: self.of.clone(), object, is_deleted }
     }
 
-    /// A checkpoint is a whole object. What is none is core's to judge.
+    /// Adds what a list leaves out, because a checkpoint is a whole object. Core judges anything but an object.
     fn complete(&self, object: &mut Value) {
         if let Some(fields) = object.as_object_mut() {
             fields.insert("apiVersion".into(), "v1".into());

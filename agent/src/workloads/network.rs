@@ -63,7 +63,7 @@ impl Plugins {
     /// The network that counts, all of whose plugins are there.
     ///
     /// # Errors
-    /// There is none, or it is not usable: why.
+    /// There is no configuration, or it is not usable: why.
     pub fn network(&self) -> Result<Network, String> {
         let directory = &self.configurations;
         let listed = match directory.read_dir() {

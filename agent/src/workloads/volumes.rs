@@ -87,7 +87,7 @@ impl Places {
     }
 }
 
-/// The size of a volume in memory. A `sizeLimit` of 0 is no limit, as for the kubelet; for the kernel, too, a size of 0 is none.
+/// The size of a volume in memory. A `sizeLimit` of 0 means unlimited, for the kubelet as for the kernel's `size=0`.
 fn memory_of(size_limit: Option<u64>, most: u64) -> u64 {
     size_limit.filter(|bytes| *bytes > 0).map_or(most, |bytes| bytes.min(most))
 }

@@ -561,7 +561,7 @@ fn device_of(header: &Header) -> (u64, u64) {
 }
 
 impl Extensions {
-    /// Reads an extended header. False if this entry is none.
+    /// Reads this entry if it is an extended header. False: it is of another kind.
     fn take_from<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, String> {
         let kind = entry.header().entry_type();
         if kind.is_gnu_longname() {

@@ -348,7 +348,7 @@ impl Layers {
         let text =
             serde_json::to_vec(&record).map_err(|error| failed("describe", &at(".json"), error.into()))?;
         let written = linux::files(&self.directory).write_durably(Path::new(&format!("{name}.json")), &text);
-        written.map_err(|error| failed("write", &at(".json"), io::Error::other(told(&error))))?;
+        written.map_err(|error| failed("write", &at(".json"), io::Error::other(with_causes(&error))))?;
         for end in [".work", ".mnt"] {
             let _ = trees::remove(&at(end));
         }
@@ -439,7 +439,7 @@ impl Layers {
             files.remove(Path::new(&format!("{name}.json"))).map_err(|error| UnpackError::Io {
                 operation: "remove",
                 path: self.directory.join(format!("{name}.json")),
-                source: io::Error::other(told(&error)),
+                source: io::Error::other(with_causes(&error)),
             })?;
             self.clear(name)?;
         }
@@ -490,7 +490,7 @@ fn answer(tried: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-fn told(error: &dyn Error) -> String {
+fn with_causes(error: &dyn Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),

@@ -164,7 +164,7 @@ impl ImageFiles {
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
     }
 
-    /// Unpacks an archive that is no layer, such as a layout that somebody brought, by the same confined process, into a directory
+    /// Unpacks an archive other than a layer, such as an imported layout, by the same confined process, into a directory
     /// that the caller removes, who has [`ImageFiles::hold_import`] and a claim of [`IMPORT`].
     ///
     /// # Errors

@@ -63,7 +63,7 @@ struct Machine {
 #[derive(Debug, Default)]
 pub struct FakeWorkloads {
     machine: Arc<Mutex<Machine>>,
-    told: BTreeMap<ContainerId, ContainerState>,
+    reported: BTreeMap<ContainerId, ContainerState>,
 }
 
 impl FakeWorkloads {
@@ -73,7 +73,7 @@ impl FakeWorkloads {
         let mut machine = self.machine();
         machine.half_made.clear();
         drop(machine);
-        Self { machine: Arc::clone(&self.machine), told: BTreeMap::new() }
+        Self { machine: Arc::clone(&self.machine), reported: BTreeMap::new() }
     }
 
     /// The power was cut: nothing is left.
@@ -93,7 +93,7 @@ impl FakeWorkloads {
         self.machine().faults.push(fault);
     }
 
-    /// A container as it is, whatever was told.
+    /// A container as it is, whatever was reported.
     pub fn container(&self, id: &ContainerId) -> Option<FakeContainer> {
         self.machine().containers.get(id).cloned()
     }
@@ -228,12 +228,12 @@ impl Workloads for FakeWorkloads {
             machine.containers.insert(order.id.clone(), made);
         }
         drop(machine);
-        self.told.remove(&order.id);
+        self.reported.remove(&order.id);
         Ok(())
     }
 
     fn start_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
-        self.told.remove(id);
+        self.reported.remove(id);
         let mut machine = self.machine();
         let (fails, loses) = (machine.fails(FakeFault::Begin), machine.fails(FakeFault::ShimAtBegin));
         let (started, pid) = (machine.now(), machine.next_pid + 1);
@@ -265,7 +265,7 @@ impl Workloads for FakeWorkloads {
         signal: i32,
         grace: Duration,
     ) -> Result<(), WorkloadError> {
-        self.told.remove(id);
+        self.reported.remove(id);
         self.machine().signal(id, if grace.is_zero() { SIGKILL } else { signal });
         Ok(())
     }
@@ -288,7 +288,7 @@ impl Workloads for FakeWorkloads {
         machine.containers.remove(id);
         machine.half_made.remove(id);
         drop(machine);
-        self.told.remove(id);
+        self.reported.remove(id);
         Ok(())
     }
 
@@ -327,8 +327,8 @@ impl Workloads for FakeWorkloads {
         let containers = self.machine().containers.clone();
         let mut news = Vec::new();
         for (id, FakeContainer { state, .. }) in containers {
-            if self.told.get(&id) != Some(&state) {
-                self.told.insert(id.clone(), state.clone());
+            if self.reported.get(&id) != Some(&state) {
+                self.reported.insert(id.clone(), state.clone());
                 news.push(Observation { id, state });
             }
         }

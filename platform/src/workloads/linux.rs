@@ -1,7 +1,7 @@
 //! Containers by crun and one shim each: the verbs, what is observed, and what a start finds.
 //!
-//! What always holds: the records of a bundle and the lock on it say how its container is; what is kept here is only what was
-//! told last. So a killed agent loses nothing, and its successor adopts every container by reading. A bundle has at most one
+//! What always holds: the records of a bundle and the lock on it say how its container is; only what was
+//! reported last is kept in memory. So a killed agent loses nothing, and its successor adopts every container by reading. A bundle has at most one
 //! shim: it inherits the lock that is taken here. `order.json` of a bundle is written last and removed first: a bundle without it
 //! was half made, or half removed, and goes.
 //!
@@ -113,7 +113,7 @@ impl Waker {
 /// What is known of a container's shim.
 #[derive(Debug)]
 enum Shim {
-    /// There is none.
+    /// No process holds the lock.
     Absent,
     /// One has the lock, and has not written who it is.
     Unnamed,
@@ -134,7 +134,7 @@ struct Container {
     /// `None`: the kernel has no more to give.
     watch: Option<WatchDescriptor>,
     shim: Shim,
-    told: Option<ContainerState>,
+    reported: Option<ContainerState>,
     stop: Option<Stop>,
     /// It must be judged again then, because ending it failed.
     retry: Option<Instant>,
@@ -243,7 +243,7 @@ impl LinuxWorkloads {
             notes,
             watch: watch.and_then(Result::ok),
             shim: Shim::Absent,
-            told: None,
+            reported: None,
             stop: None,
             retry: None,
             looks: 0,
@@ -336,8 +336,8 @@ impl LinuxWorkloads {
         {
             log::warn!("container {id}: {error}");
         }
-        if container.told.as_ref() != Some(&state) {
-            container.told = Some(state.clone());
+        if container.reported.as_ref() != Some(&state) {
+            container.reported = Some(state.clone());
             self.observed.push(Observation { id: id.clone(), state });
         }
     }
@@ -569,7 +569,7 @@ impl Container {
                     None => Shim::Unnamed,
                 }
             }
-            // nobody has it: there is no shim, whatever the records say
+            // no process holds the lock, so there is no shim, whatever the records say
             Ok(Some(_)) | Err(_) => Shim::Absent,
         };
     }
@@ -672,7 +672,7 @@ impl Workloads for LinuxWorkloads {
                 return Err(error);
             }
         }
-        self.container(id)?.told = None;
+        self.container(id)?.reported = None;
         self.judge(id);
         Ok(())
     }
@@ -680,7 +680,7 @@ impl Workloads for LinuxWorkloads {
     fn start_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
         let program = self.settings.program.clone();
         let container = self.container(id)?;
-        container.told = None;
+        container.reported = None;
         let held = lock(&container.bundle).map_err(on("lock", &container.bundle))?;
         let records = container.records();
         let ended = records.read::<ContainerExit>(EXIT)?;
@@ -723,7 +723,7 @@ impl Workloads for LinuxWorkloads {
             None => Some(Stop { signal: Some(signal).filter(|_| !grace.is_zero()), kill_at }),
             Some(stop) => Some(Stop { kill_at: stop.kill_at.min(kill_at), ..stop }),
         };
-        container.told = None;
+        container.reported = None;
         self.judge(id);
         let now = Instant::now();
         self.kill_due(now, now);

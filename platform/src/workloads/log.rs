@@ -375,7 +375,7 @@ fn write_all(shared: &Shared, mut file: LogFile) {
         let was_last = queue.lines.is_empty();
         std::mem::swap(&mut queue.lines, &mut batch);
         queue.full_since = None;
-        let (told, notice) = (queue.dropped, queue.notice());
+        let (reported, notice) = (queue.dropped, queue.notice());
         drop(queue);
         let _ = shared.room.write(1);
         let noted = notice.is_none_or(|notice| file.append(&notice).0 == 0);
@@ -385,8 +385,8 @@ fn write_all(shared: &Shared, mut file: LogFile) {
         let mut queue = shared.queue();
         if noted {
             // others may have been dropped meanwhile
-            queue.dropped.0 -= told.0;
-            queue.dropped.1 -= told.1;
+            queue.dropped.0 -= reported.0;
+            queue.dropped.1 -= reported.1;
         }
         if queue.dropped.0 == 0 {
             queue.why.clear();

@@ -117,7 +117,7 @@ impl Shim {
         self.run(start, "start", self.order.crun.limit())?;
         let started_at = now_micros();
         self.started_at = Some(started_at);
-        // of a process that has ended already there is no name, and its end is all that matters
+        // a process that has ended already has no start time to record, and only its end matters
         if let Ok(process) = process {
             let state = StateRecord { version: VERSION, process, started_at };
             self.records.write(STATE, &state).map_err(io::Error::other)?;

@@ -145,7 +145,7 @@ struct RawToken {
 /// The token in the answer of a token server.
 ///
 /// # Errors
-/// There is none that can be sent.
+/// The answer has no token that can be sent.
 pub fn token(bytes: &[u8]) -> Result<String, String> {
     // the error is not repeated: it might quote a part of a token
     let raw: RawToken =

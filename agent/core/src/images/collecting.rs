@@ -1,4 +1,4 @@
-//! When images are collected, and what is reported of it, by kubelet's rule.
+//! When images are collected, and which Events report it, by kubelet's rule.
 //!
 //! Always holds: one collection is under way at a time; the first comes as soon as it is known what pods need, and notes ages; no
 //! image is looked at where the thresholds remove none. A failure that goes on is reported twice (`FreeDiskSpaceFailed` or a line of

@@ -62,7 +62,7 @@ impl Record {
     /// Reads a record.
     ///
     /// # Errors
-    /// It is none that this version understands.
+    /// This version does not understand the record.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]

@@ -213,7 +213,7 @@ impl Config {
 }
 
 impl Config {
-    /// `clusterDNS`: the addresses, and what is none. A kubelet leaves that out too, so no configuration is refused for it.
+    /// `clusterDNS`: the addresses, and the entries that are not addresses. A kubelet ignores those too, so they refuse no configuration.
     #[must_use]
     pub fn name_servers(&self) -> (Vec<String>, Vec<&str>) {
         let (right, wrong): (Vec<&String>, Vec<&String>) =

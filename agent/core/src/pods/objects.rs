@@ -39,7 +39,7 @@ pub(crate) struct Objects {
 #[derive(Debug, Clone, Default)]
 struct Object {
     data: Option<Data>,
-    /// The API server answered that there is none, or that it shows none: why.
+    /// The API server answered that the object does not exist, or does not show it: why.
     missing: Option<String>,
     is_reading: bool,
     /// Reads of this name that were sent for pods of another Node and are not answered: their answers say nothing.
@@ -73,7 +73,7 @@ const RECORD_KIND: &str = "PodObject";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found<'a> {
     Data(&'a Data),
-    /// There is none, or it cannot be read: upstream's words.
+    /// The object does not exist, or cannot be read: upstream's words.
     Missing(String),
     /// Not known yet.
     Awaited,
@@ -312,7 +312,7 @@ pub(crate) fn needed_by(pod: &Pod) -> BTreeSet<ObjectName> {
     let PodSpec { volumes, image_pull_secrets, .. } = &pod.spec;
     let mut needed = BTreeSet::new();
     let mut add = |kind, name: &str| {
-        // a name that is none is found missing without a request
+        // an invalid name is reported missing without a request
         if kedge_api::names::subdomain_complaint(name).is_none() {
             needed.insert(ObjectName { kind, namespace: pod.namespace.clone(), name: name.to_owned() });
         }

@@ -25,8 +25,8 @@ const TEXT_CHARS: usize = 512;
 pub const INTERFACE: &str = "eth0";
 /// Versions that are spoken, the oldest first. Before 0.3 there were no lists, and answers had another form.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// Since when a plugin is told at DEL what ADD came to.
-const TOLD_AT_DELETE: &str = "0.4.0";
+/// From this version on a plugin gets the result of ADD at DEL.
+const RESULT_AT_DELETE: &str = "0.4.0";
 const PORTS: &str = "portMappings";
 
 /// A network, as a file describes it.
@@ -155,7 +155,7 @@ pub struct Attachment {
     pub container_id: String,
     /// `CNI_ARGS`.
     pub arguments: String,
-    /// What plugins with capabilities are told.
+    /// The `runtimeConfig` of plugins that declare capabilities.
     runtime_config: Map<String, Value>,
     /// What the last plugin answered; None: it has not come so far, and whatever plugins did must be undone.
     pub result: Option<Value>,
@@ -203,7 +203,7 @@ impl Attachment {
             config.insert("runtimeConfig".into(), Value::Object(wanted));
         }
         let at = |version: &str| VERSIONS.iter().position(|known| *known == version);
-        let is_told = verb == Verb::Add || at(&self.network.version) >= at(TOLD_AT_DELETE);
+        let is_told = verb == Verb::Add || at(&self.network.version) >= at(RESULT_AT_DELETE);
         if let Some(previous) = previous.filter(|_| is_told) {
             config.insert("prevResult".into(), previous.clone());
         }
