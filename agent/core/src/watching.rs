@@ -303,6 +303,9 @@ impl Watching {
             self.failing = None;
         }
         let failure = end.failure.as_ref().map(|(failure, _)| *failure);
+        // A watch that is refused after a list was read says nothing about the object. It may be about to be another one: the server
+        // ends its watch as soon as the Node names that one, perhaps before the node learns of it.
+        let was_read = end.resume.is_some();
         // A version that was refused may be refused for ever: a hub restored from a backup is behind it. And an object that was
         // reported as unreadable counts as readable only after a list.
         self.resume = end.resume.filter(|_| failure != Some(WatchFailure::Answered));
@@ -310,8 +313,8 @@ impl Watching {
         let Some((failure, why)) = end.failure else { return EndReport::default() };
         let before = self.failing.replace(failure);
         // one try that fails for lack of a network is not worth a condition; a download that goes on failing is
-        let is_list_again = end.lived.is_zero() && self.resume.is_none() && was_failing.is_some();
-        let is_unreadable = failure == WatchFailure::Answered || is_list_again;
+        let is_list_again = end.lived.is_zero() && was_failing.is_some();
+        let is_unreadable = !was_read && (failure == WatchFailure::Answered || is_list_again);
         EndReport {
             failure: Some((failure, why)),
             is_first: before != Some(failure),
@@ -517,6 +520,12 @@ mod tests {
         assert!(!unreadable(&mut bench, WatchEnd { lived: Duration::ZERO, ..lived(0) }));
         assert!(unreadable(&mut bench, failed(Answered)));
         assert!(!unreadable(&mut Bench::of(Watched::Node), failed(Answered)));
+        // the source may name another object already: what was listed counts until a list is refused
+        let mut bench = Bench::of(Watched::ConfigMap);
+        let refused_watch = WatchEnd { resume: Some("48".into()), ..failed(Answered) };
+        assert!(!unreadable(&mut bench, refused_watch.clone()));
+        assert!(!unreadable(&mut bench, refused_watch), "each after a list of its own");
+        assert!(unreadable(&mut bench, failed(Answered)));
     }
 
     #[test]
