@@ -4,6 +4,7 @@
 //! field of the configuration become its topmost layer. Always holds: a wrong flag is an error that names it. Leaves to others:
 //! the range of such a field (core), reading files (`local_config`).
 
+use crate::images::DEFAULT_PRELOADED;
 use crate::images::command::{ImagesOptions, Task};
 use crate::service;
 use kedge_api::{labels, names};
@@ -95,6 +96,8 @@ pub struct Places {
     pub dynamic_config_dir: PathBuf,
     /// `--run-dir`.
     pub run_dir: PathBuf,
+    /// `--preloaded-images`: OCI layouts that came with the system.
+    pub preloaded_images: PathBuf,
 }
 
 impl Places {
@@ -254,7 +257,7 @@ struct Raw {
 }
 
 /// Flags that take one text.
-const TEXTS: [&str; 15] = [
+const TEXTS: [&str; 16] = [
     "root-dir",
     "dynamic-config-dir",
     "run-dir",
@@ -270,6 +273,7 @@ const TEXTS: [&str; 15] = [
     "name",
     "crun",
     "cgroup-root",
+    "preloaded-images",
 ];
 
 /// Flags that say which local config is meant; with one of them the service's are not looked at.
@@ -415,6 +419,10 @@ impl Raw {
         Places {
             dynamic_config_dir: dynamic_config_dir.unwrap_or_else(|| root_dir.join("config")),
             run_dir: run_dir.or(given).unwrap_or_else(|| "/run/kedge".into()),
+            preloaded_images: self
+                .text("preloaded-images")
+                .unwrap_or_else(|| DEFAULT_PRELOADED.into())
+                .into(),
             root_dir,
         }
     }
@@ -643,6 +651,8 @@ Configuration:
 Containers:
   --crun FILE                  what runs them (default /usr/bin/crun); where it is missing the node runs no pods
   --cgroup-root GROUP          the control group above those of pods and shims (default: the top of the tree)
+  --preloaded-images DIR       OCI layouts that came with the system; their images need no registry
+                               (default /usr/share/kedge/images)
 
 Places:
   --root-dir DIR               state (default /var/lib/kedge)

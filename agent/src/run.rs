@@ -303,6 +303,7 @@ impl Agent {
         let containers = runtime.map(|(settings, health)| ContainerParts {
             settings,
             root_dir: options.places.root_dir.clone(),
+            preloaded_images: options.places.preloaded_images.clone(),
             clock: certificate_clock.clone(),
             events: event_sender.clone(),
             health,

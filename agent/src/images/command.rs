@@ -18,6 +18,7 @@ use kedge_platform::images::{UnpackArguments, unpack_child};
 use kedge_platform::linux::read_named_file;
 use serde_json::{Value, json};
 
+use super::preloaded::Preloaded;
 use super::puller::{Options, Progress, Puller, Ready};
 use super::store::{Removed, Store};
 use crate::cli::{CommandError, print};
@@ -64,7 +65,7 @@ pub fn run(options: &ImagesOptions, output: Output) -> Result<(), CommandError> 
     let store =
         Store::open(root, &program).map_err(|error| failed(format_args!("{}: {error}", root.display())))?;
     match &options.task {
-        Task::List => list(&store, output),
+        Task::List => list(store, options, output),
         Task::Pull(names) => pull(store, options, names, output),
         Task::Import { path, name } => import(store, options, path, name.as_deref(), output),
         Task::Remove(names) => remove(&store, names, output),
@@ -86,15 +87,27 @@ fn shown(record: &Record, store: &Store, sizes: &BTreeMap<BlobDigest, u64>) -> V
     })
 }
 
-fn list(store: &Store, output: Output) -> Result<(), CommandError> {
+fn list(store: Store, options: &ImagesOptions, output: Output) -> Result<(), CommandError> {
     let records = store.records().map_err(failed)?;
     let sizes = store.layer_sizes().map_err(failed)?;
-    let images: Vec<Value> = records.iter().map(|record| shown(record, store, &sizes)).collect();
+    let images: Vec<Value> = records.iter().map(|record| shown(record, &store, &sizes)).collect();
+    // where the local configuration is invalid, what is there can still be shown
+    let preloaded = Preloaded::new(&options.agent.places.preloaded_images).names();
+    let preloaded: Vec<String> = preloaded
+        .into_iter()
+        .filter(|image| records.find(&image.reference).is_none())
+        .map(|image| image.reference.to_string())
+        .collect();
     match output {
-        Output::Json => print(json!({"images": images, "unreadable": records.unreadable()})),
+        Output::Json => {
+            print(json!({"images": images, "preloaded": preloaded, "unreadable": records.unreadable()}));
+        }
         Output::Text => {
             print(format_args!("{:<60} {:<14} {:>10}  STATE", "NAME", "ID", "DISK"));
             images.iter().for_each(print_row);
+            for name in &preloaded {
+                print(format_args!("{name:<60} {:<14} {:>10}  preloaded, not unpacked", "", ""));
+            }
             for why in records.unreadable() {
                 print(format_args!("unreadable record: {why}"));
             }
@@ -133,6 +146,7 @@ fn puller(store: Store, options: &ImagesOptions) -> Result<Puller, CommandError>
         store,
         Options {
             registries: registries(&options.agent)?,
+            preloaded: options.agent.places.preloaded_images.clone(),
             clock: system_clock(),
             proxies: ProxyEnvironment::of_process(),
             cancel: Cancel::new(),

@@ -35,6 +35,11 @@ impl PullError {
         Self { sort, text: text.to_string() }
     }
 
+    /// Another source would fail in the same way.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self.sort, Sort::Disk | Sort::Cancelled)
+    }
+
     /// A failure of this node's own disk, with its causes.
     pub(crate) fn disk(error: &dyn Error) -> Self {
         Self::new(Sort::Disk, crate::errors::chain(error))

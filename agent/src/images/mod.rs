@@ -11,6 +11,7 @@ pub mod command;
 mod error;
 mod layout;
 mod orders;
+mod preloaded;
 mod puller;
 mod registry;
 mod roots;
@@ -18,5 +19,6 @@ mod source;
 mod store;
 
 pub use error::{PullError, Sort};
+pub use preloaded::DEFAULT_DIRECTORY as DEFAULT_PRELOADED;
 pub use puller::{Options, Progress, Puller, Ready};
 pub use store::Store;

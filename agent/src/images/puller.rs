@@ -24,9 +24,11 @@ use kedge_platform::images::{
 };
 use kedge_platform::linux::read_named_file;
 use kedge_platform::trees;
+use log::warn;
 
 use super::error::{PullError, Sort};
 use super::layout::Layout;
+use super::preloaded::Preloaded;
 use super::registry::{Network, Registry};
 use super::source::Source;
 use super::store::{Store, admit, blob_name};
@@ -57,6 +59,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What a [`Puller`] is made of.
 pub struct Options {
     pub registries: Registries,
+    /// A directory of OCI layouts that are asked before registries; it need not exist.
+    pub preloaded: PathBuf,
     pub clock: WallClock,
     pub proxies: ProxyEnvironment,
     pub cancel: Cancel,
@@ -87,6 +91,7 @@ pub struct Puller {
     store: Store,
     network: Network,
     registries: Registries,
+    preloaded: Preloaded,
     platform: Platform,
     /// Of all that were made of the same one by [`Puller::until`].
     bad: Arc<Mutex<BadArchives>>,
@@ -114,6 +119,7 @@ impl Puller {
             store,
             network,
             registries: options.registries,
+            preloaded: Preloaded::new(&options.preloaded),
             platform: this_platform(),
             bad: Arc::default(),
         }
@@ -126,6 +132,7 @@ impl Puller {
             store: self.store.clone(),
             network: Network { cancel, ..self.network.clone() },
             registries: self.registries.clone(),
+            preloaded: self.preloaded.clone(),
             platform: self.platform.clone(),
             bad: self.bad.clone(),
         }
@@ -150,15 +157,41 @@ impl Puller {
         };
         match (policy.decide(reference, present.is_some()), present) {
             (Decision::Use, Some((record, config))) => return Ok(Ready { record, config, fetched_bytes: 0 }),
-            (Decision::Refuse, _) => {
-                let text = format!("image {reference} is not present with pull policy of Never");
-                return Err(PullError::new(Sort::Never, text));
+            // who asks for it anew each time means the registry's
+            (decision, None) if policy != PullPolicy::Always => {
+                match self.take_preloaded(reference, progress) {
+                    Some(Err(error)) if decision == Decision::Pull && !error.is_final() => {
+                        warn!(
+                            "preloaded image {reference} cannot be used, a registry is asked for it: {error}"
+                        );
+                    }
+                    Some(taken) => return taken,
+                    None if decision == Decision::Refuse => return Err(never(reference)),
+                    None => {}
+                }
             }
+            (Decision::Refuse, _) => return Err(never(reference)),
             _ => {}
         }
         let mut keyring = secrets.clone();
         self.add_own_credentials(&mut keyring)?;
         self.ask_registries(reference, &keyring, progress)
+    }
+
+    /// The image, if it came with the system. Not a pull: neither "Pulling" nor "Pulled" is reported of it.
+    fn take_preloaded(
+        &self,
+        reference: &Reference,
+        progress: &dyn Fn(Progress),
+    ) -> Option<Result<Ready, PullError>> {
+        let (mut layout, digest) = self.preloaded.find(reference)?;
+        let progress = |step: Progress| match step {
+            Progress::Resolved { .. } => {}
+            step => progress(step),
+        };
+        let mut pull = Pull { puller: self, reference, progress: &progress, fetched_bytes: 0 };
+        let taken = pull.run(&mut layout, &digest.to_string());
+        Some(taken.map(|ready| Ready { fetched_bytes: 0, ..ready }))
     }
 
     fn ask_registries(
@@ -175,7 +208,7 @@ impl Puller {
                 Registry::new(&self.network, &self.registries, endpoint, reference, credentials);
             let mut pull = Pull { puller: self, reference, progress, fetched_bytes: 0 };
             match pull.run(&mut registry, &reference.manifest_name()) {
-                Err(error) if !matches!(error.sort, Sort::Disk | Sort::Cancelled) => {
+                Err(error) if !error.is_final() => {
                     let text = match failed.take() {
                         Some(earlier) => format!("{earlier}; {error}"),
                         None => error.text,
@@ -690,6 +723,11 @@ fn blob_failed(source: &dyn Source, error: &BlobError) -> PullError {
         BlobError::NoSpace { .. } | BlobError::Io { .. } => Sort::Disk,
     };
     PullError::new(sort, format!("{}: {}", source.shown(), chain(error)))
+}
+
+fn never(reference: &Reference) -> PullError {
+    let text = format!("image {reference} is not present with pull policy of Never");
+    PullError::new(Sort::Never, text)
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> PullError {

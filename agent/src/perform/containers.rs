@@ -80,6 +80,7 @@ impl RuntimeHealth {
 pub(crate) struct ContainerParts {
     pub(crate) settings: Settings,
     pub(crate) root_dir: PathBuf,
+    pub(crate) preloaded_images: PathBuf,
     pub(crate) clock: WallClock,
     pub(crate) events: EventSender<Event>,
     pub(crate) health: Arc<RuntimeHealth>,
@@ -106,6 +107,7 @@ impl Containers {
         let waker = Arc::new(OnceLock::new());
         let place = ImagePlace {
             root_dir: parts.root_dir.clone(),
+            preloaded: parts.preloaded_images.clone(),
             registries: config.registries.clone(),
             clock: parts.clock.clone(),
         };

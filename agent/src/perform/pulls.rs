@@ -28,6 +28,8 @@ const PROGRAM: &str = "/proc/self/exe";
 #[derive(Clone)]
 pub(super) struct ImagePlace {
     pub(super) root_dir: PathBuf,
+    /// Images that came with the system.
+    pub(super) preloaded: PathBuf,
     pub(super) registries: Registries,
     pub(super) clock: WallClock,
 }
@@ -38,6 +40,7 @@ impl ImagePlace {
             .map_err(|error| format!("images below {}: {error}", self.root_dir.display()))?;
         let options = PullerOptions {
             registries: self.registries.clone(),
+            preloaded: self.preloaded.clone(),
             clock: self.clock.clone(),
             proxies: ProxyEnvironment::of_process(),
             cancel: Cancel::new(),

@@ -224,6 +224,14 @@ impl Image {
         std::fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
         std::fs::write(directory.join("index.json"), Self::index(&[(self, architecture())])).unwrap();
     }
+
+    /// The same, with what the image is called.
+    pub(crate) fn write_named_layout(&self, directory: &Path, name: &str) {
+        self.write_layout(directory);
+        let mut index: Value = serde_json::from_slice(&Self::index(&[(self, architecture())])).unwrap();
+        index["manifests"][0]["annotations"] = json!({"org.opencontainers.image.ref.name": name});
+        std::fs::write(directory.join("index.json"), index.to_string()).unwrap();
+    }
 }
 
 /// The architecture that images of these tests are for.

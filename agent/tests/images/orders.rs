@@ -13,10 +13,10 @@ use kedge::images::{Options, Progress, Puller, Store};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{Cancel, system_clock};
 use kedge::workloads::Layers;
-use kedge_core::images::Reference;
 use kedge_core::images::collect::{Ages, Thresholds};
 use kedge_core::images::credentials::Keyring;
 use kedge_core::images::settings::Registries;
+use kedge_core::images::{BlobDigest, Reference};
 use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
 use kedge_rig::registry::{Access, FakeRegistry};
 use kedge_rig::scratch::wait_until;
@@ -39,6 +39,7 @@ fn pulling(node: &Node, server: &str, program: &Path) -> (Store, Puller) {
     let store = Store::open(&node.root(), program).unwrap();
     let images = json!({"insecureRegistries": [server]});
     let options = Options {
+        preloaded: node.scratch.join("preloaded"),
         registries: Registries::read(images.as_object(), &mut |_, why| panic!("{why}")),
         clock: system_clock(),
         proxies: ProxyEnvironment::default(),
@@ -108,6 +109,44 @@ fn each_order_is_answered_once() {
     let layers = store.layers(&id).unwrap();
     assert!(layers.len() == 2 && layers[0].join("etc/noted").exists(), "the topmost first: {layers:?}");
     assert!(store.layers(&id.replace("sha256:", "sha256:0")).is_err());
+}
+
+#[test]
+fn preloaded_image_needs_no_registry() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("preloaded", &[&registry]) else { return };
+    let (store, puller) = puller(&node, &registry.name());
+    let name = format!("{}/team/app:v1", registry.name());
+    let ready = |fetched: bool| format!("ready [\"/bin/tick\"] fetched {fetched}");
+    assert_eq!(told(&puller, &name, PullPolicy::Never, "{}"), ["ImageNeverPull"]);
+
+    let layouts = node.scratch.join("preloaded");
+    // the first by name is no layout that can be read
+    node.scratch.write("preloaded/a/index.json", "{");
+    image().write_named_layout(&layouts.join("b"), &name);
+    let listed = node.ok(&["ls"]);
+    assert_eq!((&listed["images"], &listed["preloaded"]), (&json!([]), &json!([name])));
+    let other = told(&puller, &name.replace(":v1", ":v2"), PullPolicy::IfNotPresent, "{}");
+    assert!(other.len() == 1 && other[0].contains("404"), "another tag is the registry's: {other:?}");
+    let always = told(&puller, &name, PullPolicy::Always, "{}");
+    assert!(always.len() == 1 && always[0].contains("404"), "asked for anew each time: {always:?}");
+
+    assert_eq!(told(&puller, &name, PullPolicy::Never, "{}"), [ready(false)]);
+    assert_eq!(node.ok(&["ls"])["preloaded"], json!([]));
+    node.ok(&["rm", &name]);
+    let digest = BlobDigest::of(&image().manifest);
+    let pinned = format!("{}@{digest}", name.trim_end_matches(":v1"));
+    assert_eq!(told(&puller, &pinned, PullPolicy::IfNotPresent, "{}"), [ready(false)]);
+    let id = store.records().unwrap().iter().next().unwrap().id.to_string();
+    node.ok(&["rm", &id]);
+
+    // a flash block of it went bad
+    let blob = layouts.join("b/blobs/sha256").join(BlobDigest::of(image().blobs().next().unwrap()).hex());
+    std::fs::write(&blob, b"rotten").unwrap();
+    let never = told(&puller, &name, PullPolicy::Never, "{}");
+    assert!(never.len() == 1 && never[0].contains("preloaded/b"), "{never:?}");
+    image().push(&registry, "team/app", "v1");
+    assert_eq!(told(&puller, &name, PullPolicy::IfNotPresent, "{}"), ["pulling".to_owned(), ready(true)]);
 }
 
 #[test]

@@ -55,6 +55,8 @@ impl Node {
             .arg(self.root())
             .arg("--config")
             .arg(self.scratch.join("config.yaml"))
+            .arg("--preloaded-images")
+            .arg(self.scratch.join("preloaded"))
             .stdin(Stdio::null());
         command
     }
