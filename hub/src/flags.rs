@@ -14,6 +14,7 @@ use log::LevelFilter;
 
 use crate::pki::{is_dns_subdomain, is_host};
 use kedge_hub_core::controllers::nodes::MINIMUM_GRACE;
+use kedge_hub_core::value::duration;
 
 /// Kubernetes' own port for its API.
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
@@ -418,28 +419,6 @@ fn grace(text: &str) -> Result<Duration, FlagError> {
     if (MINIMUM_GRACE..=MAXIMUM_GRACE).contains(&found) { Ok(found) } else { Err(wrong()) }
 }
 
-/// Go's notation, whole numbers only: `1h2m3s`, `500ms`.
-fn duration(text: &str) -> Option<Duration> {
-    let mut rest = text;
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let digits = rest.find(|character: char| !character.is_ascii_digit())?;
-        let number: u64 = rest[..digits].parse().ok()?;
-        let unit = &rest[digits..];
-        let unit = &unit[..unit.find(|character: char| character.is_ascii_digit()).unwrap_or(unit.len())];
-        let millis = match unit {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return None,
-        };
-        total = total.checked_add(Duration::from_millis(number.checked_mul(millis)?))?;
-        rest = &rest[digits + unit.len()..];
-    }
-    (!text.is_empty()).then_some(total)
-}
-
 fn log_level(text: &str) -> Result<LevelFilter, FlagError> {
     match text {
         "error" => Ok(LevelFilter::Error),
@@ -551,21 +530,6 @@ mod tests {
         for command in ["serve", "backup f", "restore f", "node-kubeconfig a"] {
             refused(&format!("{command} --output json"), "--output has no meaning for");
             refused(&format!("{command} --same-credentials"), "--same-credentials has no meaning for");
-        }
-    }
-
-    #[test]
-    fn durations_are_read_in_gos_notation() {
-        let check = |text: &str, expect: Option<u64>| {
-            assert_eq!(duration(text), expect.map(Duration::from_millis), "{text:?}");
-        };
-        check("50s", Some(50_000));
-        check("1h2m3s4ms", Some(3_723_004));
-        check("90m", Some(5_400_000));
-        for wrong in
-            ["", "5", "s", "5x", "-5s", "1.5s", " 5s", "99999999999999999999s", "18446744073709551615h"]
-        {
-            check(wrong, None);
         }
     }
 

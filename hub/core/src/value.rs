@@ -1,6 +1,8 @@
-//! Reading JSON values by a path of fields, and the time as the API writes it.
+//! Reading JSON values by a path of fields, conditions, and times as the API and Go write them.
 
-use serde_json::Value;
+use std::time::Duration;
+
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -23,4 +25,80 @@ pub fn rfc3339(time: OffsetDateTime) -> String {
 /// The condition of this type in a status.
 pub fn condition<'a>(status: &'a Value, condition_type: &str) -> Option<&'a Value> {
     status["conditions"].as_array()?.iter().find(|condition| condition["type"] == condition_type)
+}
+
+/// Sets the condition of its type; when its status stays, so does the time since when it holds. `now`: RFC 3339.
+pub fn set_condition(status: &mut Value, mut new: Value, now: &str) {
+    if !status["conditions"].is_array() {
+        status["conditions"] = json!([]);
+    }
+    let Some(conditions) = status["conditions"].as_array_mut() else { return };
+    let known = conditions.iter_mut().find(|known| known["type"] == new["type"]);
+    let since = known.as_ref().filter(|known| known["status"] == new["status"]);
+    new["lastTransitionTime"] = match since {
+        Some(known) => known["lastTransitionTime"].clone(),
+        None => now.into(),
+    };
+    match known {
+        Some(known) => *known = new,
+        None => conditions.push(new),
+    }
+}
+
+/// Go's notation, whole numbers only: `1h2m3s`, `500ms`.
+pub fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|character: char| !character.is_ascii_digit())?;
+        let number: u64 = rest[..digits].parse().ok()?;
+        let unit = &rest[digits..];
+        let unit = &unit[..unit.find(|character: char| character.is_ascii_digit()).unwrap_or(unit.len())];
+        let millis = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::from_millis(number.checked_mul(millis)?))?;
+        rest = &rest[digits + unit.len()..];
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn condition_keeps_its_time_while_its_status_stays() {
+        let mut status = Value::Null;
+        let mut check = |new: Value, now: &str, expect: &str| {
+            set_condition(&mut status, new, now);
+            let found = condition(&status, "A").unwrap();
+            assert_eq!(
+                (found["lastTransitionTime"].as_str(), status["conditions"].as_array().unwrap().len()),
+                (Some(expect), 1)
+            );
+        };
+        check(json!({"type": "A", "status": "True"}), "t1", "t1");
+        check(json!({"type": "A", "status": "True", "reason": "other"}), "t2", "t1");
+        check(json!({"type": "A", "status": "False"}), "t3", "t3");
+    }
+
+    #[test]
+    fn durations_are_read_in_gos_notation() {
+        let check = |text: &str, expect: Option<u64>| {
+            assert_eq!(duration(text), expect.map(Duration::from_millis), "{text:?}");
+        };
+        check("50s", Some(50_000));
+        check("1h2m3s4ms", Some(3_723_004));
+        check("90m", Some(5_400_000));
+        for wrong in
+            ["", "5", "s", "5x", "-5s", "1.5s", " 5s", "99999999999999999999s", "18446744073709551615h"]
+        {
+            check(wrong, None);
+        }
+    }
 }

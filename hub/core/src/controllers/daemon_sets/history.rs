@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
+use super::rollout::{COMPLETE, RECORD, Record};
 use crate::kinds::DAEMON_SET;
 use crate::value::text;
 
@@ -27,7 +28,11 @@ pub(super) struct Revision {
     pub(super) uid: String,
     pub(super) number: i64,
     pub(super) hash: String,
-    data: Value,
+    /// Its number when its rollout was last seen complete.
+    pub(super) complete: Option<i64>,
+    pub(super) record: Record,
+    /// The template.
+    pub(super) data: Value,
 }
 
 impl Revision {
@@ -40,6 +45,8 @@ impl Revision {
             number: value["revision"].as_i64().unwrap_or(0),
             // upstream names one without the label after itself
             hash: if labelled.is_empty() { name } else { labelled }.to_owned(),
+            complete: text(value, &["metadata", "annotations", COMPLETE]).parse().ok(),
+            record: Record::read(text(value, &["metadata", "annotations", RECORD])),
             data: meaning(&value["data"]["spec"]["template"]),
         }
     }
@@ -96,6 +103,8 @@ pub(super) fn make(set: &Value, number: i64) -> (String, Value) {
     let mut annotations = set["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
     // as large as the whole set, for every revision
     annotations.remove(LAST_APPLIED);
+    // of the set, or remembered at a revision by the hub alone
+    annotations.retain(|key, _| !key.starts_with("kedge.dev/"));
     let mut data = template.clone();
     data["$patch"] = "replace".into();
     let value = json!({

@@ -4,9 +4,11 @@
 //! of apps/v1 and of its design document; where this differs stands in `update` and in docs/rollouts.md. Always holds: a set is decided
 //! from the objects as they are stored, so a hub that was killed goes on where it was; times are of the hub's monotonic clock (after a
 //! restart of the hub a pod has been ready for no time yet); a step reads again only the pods and nodes that changed. Leaves to others:
-//! history (`history`), placing (`placing`), what is made and ended (`update`), the end of a set's objects (`garbage`).
+//! history (`history`), placing (`placing`), what is made and ended (`update`), how far an update may go (`rollout`), the end of a set's
+//! objects (`garbage`).
 
 mod history;
+mod rollout;
 mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,10 +25,11 @@ use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, Kind, NODE, POD};
 use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::state::Require;
-use crate::value::{rfc3339, text};
+use crate::value::{condition, rfc3339, set_condition, text};
 pub(super) use history::short;
 use history::{Current, Revision, Step};
-use update::{Plan, Pod, Readiness, Strategy, Wanted};
+use rollout::{Failures, Judge, Settings, Verdict, Watch};
+use update::{Plan, Pod, Proven, Readiness, Strategy, Wanted};
 
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];
 static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &EVENT];
@@ -48,6 +51,8 @@ const AT_ONCE: usize = 250;
 const SETS_PER_STEP: usize = 16;
 /// Names in the message of one Event.
 const NAMED: usize = 5;
+/// A longer stall means that no pod could report: it does not count as a wait for one.
+const STALL: Duration = Duration::from_secs(5);
 /// Longest part of a set's name in that of an Event, which has 253 characters at most.
 const NAME_IN_EVENT_BYTES: usize = 200;
 
@@ -71,6 +76,11 @@ struct Set {
     /// The pods that it controls, as they were last read, by UID: revision, facts, whether it still selects it.
     pods: BTreeMap<Box<str>, (u64, Pod, bool)>,
     ready: Readiness,
+    /// For how long pods are not ready, by UID.
+    watches: BTreeMap<String, Watch>,
+    failures: Failures,
+    /// Messages of Events about the rollout that were recorded, of one generation of the set.
+    told: (i64, BTreeSet<String>),
     /// When a pod that ended on a node may be replaced, and the pause after it.
     ended: BTreeMap<String, (Duration, Duration)>,
     /// Pods without a controller may be its own.
@@ -90,6 +100,7 @@ impl Controller for DaemonSets {
     const NAME: &'static str = "daemonsets";
     const SWEEP: Option<Duration> = Some(Duration::from_secs(300));
     const AT_ONCE: usize = 64;
+    const MINDS_STALLS: bool = true;
 
     fn inputs() -> &'static [&'static Kind] {
         INPUTS
@@ -131,6 +142,11 @@ impl Controller for DaemonSets {
         let due: Vec<_> =
             self.due.iter().filter(|(_, at)| **at <= now.running).map(|(set, _)| set.clone()).collect();
         self.queue.extend(due);
+        let stalled = now.stalled.max(now.disk_stalled);
+        if stalled > STALL {
+            let watches = self.sets.values_mut().flat_map(|set| set.watches.values_mut());
+            watches.for_each(|watch| watch.shift(stalled, now.running));
+        }
         let mut tasks = Vec::new();
         if !self.queue.is_empty() {
             self.read_nodes(world);
@@ -223,21 +239,42 @@ impl DaemonSets {
         if !adopted.is_empty() {
             return adopted;
         }
-        let live: BTreeSet<String> = set.pods.values().map(|(_, pod, _)| pod.hash.clone()).collect();
+        let mut live: BTreeSet<String> = set.pods.values().map(|(_, pod, _)| pod.hash.clone()).collect();
         let revisions: Vec<Revision> =
             revisions.iter().map(|revision| Revision::read(&revision.value())).collect();
+        let proven = look.proven(&revisions, &live);
+        live.extend(proven.iter().map(|proven| proven.hash.clone()));
         let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
         match history::step(&look.value["spec"]["template"], &revisions, limit, &live) {
             Step::Make(number) => vec![look.make_revision(number)],
             Step::Keep { current, renumber, doubles, surplus } => {
                 let mut tasks = look.tidy(set, &revisions, &current, renumber, &doubles, &surplus);
                 let nodes: Vec<&Node> = self.nodes.values().map(|(_, node)| node).collect();
-                let wanted = look.wanted(current);
+                let Some(revision) = revisions.iter().find(|one| one.name == current.name) else {
+                    return tasks;
+                };
+                let wanted = look.wanted(current, proven);
                 set.note_readiness(now.running);
                 let pods: Vec<&Pod> = set.pods.values().map(|(_, pod, _)| pod).collect();
-                let plan = update::plan(&wanted, &nodes, &pods, &set.ready, now.running);
-                let next = look.carry_out(set, &wanted, &plan, &mut tasks);
-                if let Some(next) = next {
+                let heres = update::gather(&wanted, &nodes, &pods);
+                let settings = Settings::read(&look.value);
+                let judge = Judge {
+                    settings: &settings,
+                    wanted: &wanted,
+                    current: revision,
+                    is_renumbered: renumber.is_some(),
+                    heres: &heres,
+                    ready: &set.ready,
+                    watches: &set.watches,
+                    now: now.running,
+                };
+                let mut verdict = judge.judge(&mut set.failures);
+                let plan = update::plan(&wanted, &verdict, &heres, &set.ready, now.running);
+                let wrong = settings.wrong.into_iter();
+                verdict.events.extend(wrong.map(|message| ("Warning", "InvalidAnnotation", message)));
+                tasks.extend(look.remember(set, revision, &verdict));
+                let next = look.carry_out(set, &wanted, &verdict, &plan, &mut tasks);
+                if let Some(next) = [next, verdict.next].into_iter().flatten().min() {
                     self.look_again(at.clone(), next);
                 }
                 tasks
@@ -277,7 +314,20 @@ impl Set {
             let known = before.remove(&pod.uid).filter(|(seen, _)| seen == since);
             self.ready.insert(pod.uid.clone(), known.unwrap_or_else(|| (since.clone(), now)));
         }
+        let before = std::mem::take(&mut self.watches);
+        for (_, pod, _) in self.pods.values() {
+            let watch = before.get(&pod.uid).copied().unwrap_or_default();
+            self.watches.insert(pod.uid.clone(), watch.next(pod, now));
+        }
     }
+}
+
+/// What a pod is made from.
+struct Source<'a> {
+    template: &'a Value,
+    spec: &'a Value,
+    hash: &'a str,
+    generation: &'a str,
 }
 
 /// One look at one set.
@@ -457,14 +507,64 @@ impl Look<'_> {
         )
     }
 
-    fn wanted(&self, current: Current) -> Wanted {
+    /// The revision of which the rollout was last seen complete, but for the current one; while there is none, the newest that a pod has.
+    fn proven(&self, revisions: &[Revision], live: &BTreeSet<String>) -> Option<Proven> {
+        let others = || revisions.iter().filter(|revision| !revision.is_of(&self.value["spec"]["template"]));
+        let complete =
+            others().filter(|one| one.complete.is_some()).max_by_key(|one| (one.complete, one.number));
+        let newest = || others().filter(|one| live.contains(&one.hash)).max_by_key(|one| one.number);
+        let found = complete.or_else(newest)?;
+        let mut spec = found.data["spec"].clone();
+        placing::tolerate(&mut spec);
+        Some(Proven { hash: found.hash.clone(), template: found.data.clone(), spec })
+    }
+
+    /// Writes down what a look at the rollout found, and reports it.
+    fn remember(&self, set: &mut Set, current: &Revision, verdict: &Verdict) -> Vec<Task<Purpose>> {
+        let mut tasks = Vec::new();
+        if verdict.record.is_some() || verdict.complete.is_some() {
+            let (record, complete) = (verdict.record.clone(), verdict.complete);
+            let edit: Edit = Box::new(move |revision, _| {
+                let annotations = &mut revision["metadata"]["annotations"];
+                if !annotations.is_object() {
+                    *annotations = json!({});
+                }
+                let Some(annotations) = annotations.as_object_mut() else { return false };
+                match record.as_ref().map(rollout::Record::write) {
+                    Some(Some(text)) => drop(annotations.insert(rollout::RECORD.to_owned(), text.into())),
+                    Some(None) => drop(annotations.remove(rollout::RECORD)),
+                    None => {}
+                }
+                if let Some(number) = complete {
+                    annotations.insert(rollout::COMPLETE.to_owned(), number.to_string().into());
+                }
+                true
+            });
+            let (namespace, name) = (self.at.0.clone(), current.name.clone());
+            let action =
+                Action::Update { kind: &CONTROLLER_REVISION, namespace, name, edit, requires: Vec::new() };
+            tasks.push(self.task("remember how its update goes", action));
+        }
+        let generation = self.value["metadata"]["generation"].as_i64().unwrap_or(0);
+        if set.told.0 != generation {
+            set.told = (generation, BTreeSet::new());
+        }
+        for (sort, reason, message) in &verdict.events {
+            if set.told.1.insert(message.clone()) {
+                tasks.push(self.event(sort, reason, message));
+            }
+        }
+        tasks
+    }
+
+    fn wanted(&self, current: Current, proven: Option<Proven>) -> Wanted {
         let spec = &self.value["spec"];
         let mut pod_spec = spec["template"]["spec"].clone();
         placing::tolerate(&mut pod_spec);
         let annotation = |key: &str| text(&self.value, &["metadata", "annotations", key]);
         let rolling = &spec["updateStrategy"]["rollingUpdate"];
-        let rolls =
-            text(spec, &["updateStrategy", "type"]) == "RollingUpdate" && annotation(PAUSED) != "true";
+        let is_rolling = text(spec, &["updateStrategy", "type"]) == "RollingUpdate";
+        let rolls = is_rolling && annotation(PAUSED) != "true";
         Wanted {
             name: self.at.1.clone(),
             spec: pod_spec,
@@ -478,6 +578,8 @@ impl Look<'_> {
                 },
                 false => Strategy::OnDelete,
             },
+            is_rolling,
+            proven,
         }
     }
 
@@ -486,6 +588,7 @@ impl Look<'_> {
         &self,
         set: &mut Set,
         wanted: &Wanted,
+        verdict: &Verdict,
         plan: &Plan,
         tasks: &mut Vec<Task<Purpose>>,
     ) -> Option<Duration> {
@@ -516,34 +619,47 @@ impl Look<'_> {
         set.ended.retain(|node, (at, _)| {
             !running.contains(node.as_str()) || *at + LONGEST_PAUSE > self.now.running
         });
-        for (name, node) in plan.make.iter().take(AT_ONCE) {
-            tasks.push(
-                self.task("make a pod", Action::Create { kind: &POD, value: self.pod(wanted, name, node) }),
-            );
+        let current = Source {
+            template: &self.value["spec"]["template"],
+            spec: &wanted.spec,
+            hash: &wanted.hash,
+            generation: &wanted.generation,
+        };
+        // without a generation: that would make it a pod of the current template
+        let proven = wanted.proven.as_ref().map(|proven| Source {
+            template: &proven.template,
+            spec: &proven.spec,
+            hash: &proven.hash,
+            generation: "",
+        });
+        let restored = plan.restore.iter().filter_map(|of| Some((proven.as_ref()?, of)));
+        let made: Vec<_> = plan.make.iter().map(|of| (&current, of)).chain(restored).collect();
+        for (source, (name, node)) in made.iter().take(AT_ONCE) {
+            let value = self.pod(source, name, node);
+            tasks.push(self.task("make a pod", Action::Create { kind: &POD, value }));
         }
         for (name, uid) in plan.end.iter().take(AT_ONCE) {
             tasks.push(self.remove(&POD, name, uid));
         }
-        let named = |pods: &[(String, String)]| {
-            pods.iter().take(AT_ONCE).map(|(name, _)| name.clone()).collect::<Vec<_>>()
-        };
-        tasks.extend(self.summary("SuccessfulCreate", "Created", &named(&plan.make)));
-        tasks.extend(self.summary("SuccessfulDelete", "Deleted", &named(&plan.end)));
-        tasks.extend(self.report(plan));
-        if plan.make.len().max(plan.end.len()) > AT_ONCE {
+        let created: Vec<&str> = made.iter().take(AT_ONCE).map(|(_, (name, _))| name.as_str()).collect();
+        let ended: Vec<&str> = plan.end.iter().take(AT_ONCE).map(|(name, _)| name.as_str()).collect();
+        tasks.extend(self.summary("SuccessfulCreate", "Created", &created));
+        tasks.extend(self.summary("SuccessfulDelete", "Deleted", &ended));
+        tasks.extend(self.report(plan, verdict));
+        if made.len().max(plan.end.len()) > AT_ONCE {
             next = Some(self.now.running);
         }
         next
     }
 
-    fn pod(&self, wanted: &Wanted, name: &str, node: &str) -> Value {
-        let template = &self.value["spec"]["template"];
+    fn pod(&self, source: &Source<'_>, name: &str, node: &str) -> Value {
+        let template = source.template;
         let mut labels = template["metadata"]["labels"].as_object().cloned().unwrap_or_default();
-        labels.insert(history::HASH.to_owned(), wanted.hash.as_str().into());
-        if !wanted.generation.is_empty() {
-            labels.insert(GENERATION.to_owned(), wanted.generation.as_str().into());
+        labels.insert(history::HASH.to_owned(), source.hash.into());
+        if !source.generation.is_empty() {
+            labels.insert(GENERATION.to_owned(), source.generation.into());
         }
-        let mut spec = wanted.spec.clone();
+        let mut spec = source.spec.clone();
         placing::pin(&mut spec, node);
         let mut metadata = json!({"namespace": self.at.0, "name": name, "labels": labels, "ownerReferences": [history::owner(&self.value)]});
         for field in ["annotations", "finalizers"] {
@@ -555,7 +671,7 @@ impl Look<'_> {
     }
 
     /// Writes the status if it is another one.
-    fn report(&self, plan: &Plan) -> Option<Task<Purpose>> {
+    fn report(&self, plan: &Plan, verdict: &Verdict) -> Option<Task<Purpose>> {
         let found = &plan.status;
         let generation = self.value["metadata"]["generation"].clone();
         let fields = [
@@ -568,7 +684,15 @@ impl Look<'_> {
             ("numberUnavailable", found.desired.saturating_sub(found.available), false),
         ];
         let set_aside = found.set_aside;
-        let apply = move |set: &mut Value| {
+        let is_stopped = verdict.stopped.is_some();
+        let (state, reason) = if is_stopped { ("True", "TooManyFailures") } else { ("False", "GoesOn") };
+        let message = verdict.stopped.clone().unwrap_or_default();
+        let stop = json!({"type": rollout::STOPPED, "status": state, "reason": reason, "message": message});
+        let apply = move |set: &mut Value, now: &str| {
+            // most sets never have one
+            if is_stopped || condition(&set["status"], rollout::STOPPED).is_some() {
+                set_condition(&mut set["status"], stop.clone(), now);
+            }
             set["status"]["observedGeneration"] = generation.clone();
             for (field, count, is_shown) in fields {
                 match set["status"].as_object_mut() {
@@ -583,12 +707,12 @@ impl Look<'_> {
             }
         };
         let mut after = self.value.clone();
-        apply(&mut after);
-        (after != self.value).then(|| self.edit_set(move |set, _| apply(set)))
+        apply(&mut after, &rfc3339(self.now.wall));
+        (after != self.value).then(|| self.edit_set(apply))
     }
 
     /// One Event for all of a step.
-    fn summary(&self, reason: &str, verb: &str, names: &[String]) -> Option<Task<Purpose>> {
+    fn summary(&self, reason: &str, verb: &str, names: &[&str]) -> Option<Task<Purpose>> {
         let shown = names[..names.len().min(NAMED)].join(", ");
         let message = match names.len() {
             0 => return None,

@@ -6,6 +6,8 @@
 //! it is neither desired nor unavailable, its pod is left alone, and it is updated when it is back; so a dead node stops no update, and
 //! no pod is deleted while nobody can say that it has ended. Nodes are taken in order of their names.
 //!
+//! A node that is held (its update is stopped, `rollout`) keeps what it runs, and gets a pod of the proven revision if it has none.
+//!
 //! Always holds: a pure function of what is known. At most one pod of a set is made for a node, and only once there is none left there
 //! (under `maxSurge` one more), by a name of its own, so that the store refuses a second one, whoever decides it. No pod that serves is
 //! ended by an update beyond `maxUnavailable`.
@@ -17,6 +19,7 @@ use serde_json::Value;
 
 use super::super::placing::{self, Node, Placed};
 use super::history;
+use super::rollout::{Hold, Trouble, Verdict};
 use crate::value::{condition, text};
 
 /// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.
@@ -36,6 +39,7 @@ pub(super) struct Pod {
     /// Since when, as the pod itself has it.
     pub(super) ready_since: Option<String>,
     pub(super) phase: String,
+    pub(super) trouble: Option<Trouble>,
     pub(super) is_terminating: bool,
     /// UID of its controller; empty if it has none.
     pub(super) controller: String,
@@ -56,6 +60,7 @@ impl Pod {
             created: of(&["metadata", "creationTimestamp"]),
             ready_since: ready.map(|ready| text(ready, &["lastTransitionTime"]).to_owned()),
             phase: of(&["status", "phase"]),
+            trouble: Trouble::read(&value["status"]),
             is_terminating: !text(value, &["metadata", "deletionTimestamp"]).is_empty(),
             controller: controller.map_or("", |owner| text(owner, &["uid"])).to_owned(),
         }
@@ -95,6 +100,18 @@ pub(super) struct Wanted {
     pub(super) generation: String,
     pub(super) min_ready: Duration,
     pub(super) strategy: Strategy,
+    /// The hub replaces pods, though it may be paused.
+    pub(super) is_rolling: bool,
+    pub(super) proven: Option<Proven>,
+}
+
+/// The revision that nodes get which must not get the current one.
+#[derive(Debug, Clone)]
+pub(super) struct Proven {
+    pub(super) hash: String,
+    pub(super) template: Value,
+    /// Its pod spec with the tolerations of daemon pods.
+    pub(super) spec: Value,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -110,6 +127,8 @@ pub(super) enum Strategy {
 pub(super) struct Plan {
     /// Name and node of each pod to make.
     pub(super) make: Vec<(String, String)>,
+    /// The same of the proven revision.
+    pub(super) restore: Vec<(String, String)>,
     /// Name and UID of each pod to end.
     pub(super) end: Vec<(String, String)>,
     /// Pods that ended by themselves, each with its node.
@@ -131,29 +150,23 @@ pub(super) struct Status {
 }
 
 /// The pods of one node.
-struct Here<'a> {
-    node: &'a str,
-    placed: Placed,
-    /// All that are not gone, also those that end.
-    all: Vec<&'a Pod>,
-    /// Those that neither end nor have ended, the oldest first.
-    old: Vec<&'a Pod>,
-    new: Vec<&'a Pod>,
-    is_set_aside: bool,
+pub(super) struct Here<'a> {
+    pub(super) node: &'a Node,
+    pub(super) placed: Placed,
+    /// All that are not gone, also those that end; the oldest first.
+    pub(super) all: Vec<&'a Pod>,
+    /// Those that neither end nor have ended.
+    pub(super) old: Vec<&'a Pod>,
+    pub(super) new: Vec<&'a Pod>,
+    pub(super) is_set_aside: bool,
 }
 
 /// How long each pod has been ready on the hub's clock, by its UID.
 pub(super) type Readiness = BTreeMap<String, (String, Duration)>;
 
-/// Decides. `ready`: since when each pod is ready, on the clock of `now`.
-pub(super) fn plan(
-    wanted: &Wanted,
-    nodes: &[&Node],
-    pods: &[&Pod],
-    ready: &Readiness,
-    now: Duration,
-) -> Plan {
-    let mut by_node: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
+/// The nodes that run a pod of the set, or should, in order.
+pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) -> Vec<Here<'a>> {
+    let mut by_node: BTreeMap<&str, Vec<&'a Pod>> = BTreeMap::new();
     for pod in pods.iter().copied() {
         by_node.entry(&pod.node).or_default().push(pod);
     }
@@ -168,15 +181,40 @@ pub(super) fn plan(
         let live = all.iter().copied().filter(|pod| pod.is_live());
         let (new, old): (Vec<_>, Vec<_>) = live.partition(|pod| wanted.is_current(pod));
         let is_set_aside = placed.runs && node.is_lost && new.is_empty();
-        heres.push(Here { node: &node.name, placed, all, old, new, is_set_aside });
+        heres.push(Here { node, placed, all, old, new, is_set_aside });
     }
-    Planner { wanted, ready, now, plan: Plan::default(), ending: BTreeSet::new() }.plan(&heres)
+    heres
+}
+
+/// Decides. `ready`: since when each pod is ready, on the clock of `now`.
+pub(super) fn plan(
+    wanted: &Wanted,
+    verdict: &Verdict,
+    heres: &[Here<'_>],
+    ready: &Readiness,
+    now: Duration,
+) -> Plan {
+    Planner { wanted, verdict, ready, now, plan: Plan::default(), ending: BTreeSet::new() }.plan(heres)
 }
 
 impl Wanted {
     /// Upstream's rule: by the revision's hash, or by the template's generation.
-    fn is_current(&self, pod: &Pod) -> bool {
+    pub(super) fn is_current(&self, pod: &Pod) -> bool {
         pod.hash == self.hash || !pod.generation.is_empty() && pod.generation == self.generation
+    }
+
+    fn available_at(&self, pod: &Pod, ready: &Readiness) -> Option<Duration> {
+        let (_, since) = ready.get(&pod.uid).filter(|_| pod.ready_since.is_some())?;
+        Some(*since + self.min_ready)
+    }
+
+    pub(super) fn is_available(&self, pod: &Pod, ready: &Readiness, now: Duration) -> bool {
+        self.available_at(pod, ready).is_some_and(|at| at <= now)
+    }
+
+    /// Whether a pod is of the proven revision.
+    fn is_proven(&self, pod: &Pod) -> bool {
+        self.proven.as_ref().is_some_and(|proven| proven.hash == pod.hash)
     }
 
     /// The name of the pod of a node; the other one if a pod there has it.
@@ -189,6 +227,7 @@ impl Wanted {
 
 struct Planner<'a> {
     wanted: &'a Wanted,
+    verdict: &'a Verdict,
     ready: &'a Readiness,
     now: Duration,
     plan: Plan,
@@ -227,15 +266,17 @@ impl Planner<'_> {
             status.misscheduled += usize::from(oldest.is_some());
             return;
         }
-        status.set_aside += usize::from(here.is_set_aside);
-        if here.is_set_aside {
+        // a stopped update is not finished by the loss of the nodes that it has not reached
+        if here.is_set_aside && self.verdict.stopped.is_none() {
+            status.set_aside += 1;
             return;
         }
         status.desired += 1;
         let Some(pod) = oldest else { return };
         status.current += 1;
         status.updated += usize::from(self.wanted.is_current(pod));
-        let (is_ready, is_available) = (pod.ready_since.is_some(), self.is_available(pod));
+        let has_failed = self.verdict.stopped.is_some() && self.verdict.failed.contains(&here.node.name);
+        let (is_ready, is_available) = (pod.ready_since.is_some(), self.is_available(pod) && !has_failed);
         let status = &mut self.plan.status;
         status.ready += usize::from(is_ready);
         status.available += usize::from(is_available);
@@ -255,14 +296,14 @@ impl Planner<'_> {
             here.all.iter().filter(|pod| pod.has_ended() && !pod.is_terminating).map(|pod| (*pod).clone()),
         );
         if here.placed.runs && here.all.is_empty() {
-            self.make(here);
+            if self.is_held() { self.restore(here) } else { self.make(here) }
         }
         for doubles in [&here.old, &here.new] {
             doubles.iter().skip(1).for_each(|pod| self.end(pod));
         }
         if let (Some(old), Some(new), false) = (here.old.first(), here.new.first(), is_surging) {
             // as between a surge and a strategy without
-            let spare = if self.is_available(new) { old } else { new };
+            let spare = if self.is_available(new) && !self.is_held() { old } else { new };
             self.end(spare);
         }
     }
@@ -273,19 +314,19 @@ impl Planner<'_> {
         let mut candidates = Vec::new();
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
+                (Some(_), None) if self.is_held() => {}
                 (Some(old), None) if old.ready_since.is_some() => {
-                    candidates.push((self.is_available(old), *old))
+                    candidates.push((self.rank(old), *old));
                 }
                 (Some(old), None) => {
                     self.end(old);
                     out += 1;
                 }
-                (None, Some(new)) if self.is_available(new) => {}
+                (None, Some(new)) if self.is_available(new) && new.trouble.is_none() => {}
                 _ => out += 1,
             }
         }
-        // those that are not yet available first
-        candidates.sort_by_key(|(is_available, _)| *is_available);
+        candidates.sort_by_key(|(rank, _)| *rank);
         for (_, pod) in candidates.into_iter().take(most.saturating_sub(out)) {
             self.end(pod);
         }
@@ -297,25 +338,43 @@ impl Planner<'_> {
         let mut candidates = Vec::new();
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
+                (Some(_), _) if self.is_held() => {}
                 (Some(old), Some(new)) if self.is_available(new) => self.end(old),
                 (Some(_), Some(_)) => surging += 1,
                 // one more is made when none is about to go
                 (Some(_), None) if here.all.len() > 1 => surging += 1,
-                (Some(old), None) if old.ready_since.is_some() => {
-                    candidates.push((self.is_available(old), here))
-                }
+                (Some(old), None) if old.ready_since.is_some() => candidates.push((self.rank(old), here)),
                 (Some(_), None) => self.make(here),
                 (None, _) => {}
             }
         }
-        candidates.sort_by_key(|(is_available, _)| *is_available);
+        candidates.sort_by_key(|(rank, _)| *rank);
         for (_, here) in candidates.into_iter().take(most.saturating_sub(surging)) {
             self.make(here);
         }
     }
 
+    fn is_held(&self) -> bool {
+        self.verdict.hold == Hold::All
+    }
+
+    /// What is replaced first: pods that are not yet available, then those of a revision that was never complete, so that a run of bad
+    /// updates stays on the nodes that it has.
+    fn rank(&self, old: &Pod) -> (bool, bool) {
+        (self.is_available(old) && old.trouble.is_none(), self.wanted.is_proven(old))
+    }
+
     fn make(&mut self, here: &Here<'_>) {
-        self.plan.make.push((self.wanted.pod_name(here.node, &here.all), here.node.to_owned()));
+        self.plan.make.push((self.wanted.pod_name(&here.node.name, &here.all), here.node.name.clone()));
+    }
+
+    /// Gives a node that must not get the current revision a pod of the proven one, if that one runs there.
+    fn restore(&mut self, here: &Here<'_>) {
+        let runs = |proven: &Proven| placing::place(&proven.spec, here.node).runs;
+        if self.wanted.proven.as_ref().is_some_and(runs) {
+            let name = self.wanted.pod_name(&here.node.name, &here.all);
+            self.plan.restore.push((name, here.node.name.clone()));
+        }
     }
 
     fn end(&mut self, pod: &Pod) {
@@ -325,17 +384,16 @@ impl Planner<'_> {
     }
 
     fn available_at(&self, pod: &Pod) -> Option<Duration> {
-        let (_, since) = self.ready.get(&pod.uid).filter(|_| pod.ready_since.is_some())?;
-        Some(*since + self.wanted.min_ready)
+        self.wanted.available_at(pod, self.ready)
     }
 
     fn is_available(&self, pod: &Pod) -> bool {
-        self.available_at(pod).is_some_and(|at| at <= self.now)
+        self.wanted.is_available(pod, self.ready, self.now)
     }
 }
 
 /// A number, or a percentage of `all`, rounded up.
-fn share(value: &Value, all: usize) -> usize {
+pub(super) fn share(value: &Value, all: usize) -> usize {
     let percent = value.as_str().and_then(|text| text.strip_suffix('%')?.parse::<usize>().ok());
     match percent {
         Some(percent) => (all * percent.min(100)).div_ceil(100),
@@ -367,6 +425,8 @@ mod tests {
             generation: "2".into(),
             min_ready: Duration::from_secs(10),
             strategy: Strategy::Rolling { unavailable, surge },
+            is_rolling: true,
+            proven: None,
         }
     }
 
@@ -395,6 +455,7 @@ mod tests {
                 created: format!("2026-01-01T00:00:{index:02}Z"),
                 ready_since: since.map(|_| "t".into()),
                 phase: if state == "failed" { "Failed" } else { "Running" }.into(),
+                trouble: None,
                 is_terminating: state == "ending",
                 controller: "u".into(),
             }
@@ -405,7 +466,8 @@ mod tests {
     fn planned(wanted: &Wanted, nodes: &[Node], texts: &[&str]) -> Plan {
         let (pods, readiness) = pods(texts);
         let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());
-        plan(wanted, &nodes, &pods, &readiness, Duration::from_secs(100))
+        let heres = gather(wanted, &nodes, &pods);
+        plan(wanted, &Verdict::default(), &heres, &readiness, Duration::from_secs(100))
     }
 
     /// Nodes on which pods are made, and the pods that are ended.

@@ -414,6 +414,268 @@ fn node_that_is_away_is_set_aside_and_updated_on_return() {
     assert_eq!((hub.running()["node-1"].clone(), annotation(&hub)), (vec!["i:2".to_owned()], Value::Null));
 }
 
+/// What a container of an image does on a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Runs,
+    Crashes,
+    /// Crashes, and is started at the moment.
+    RunsBetweenCrashes,
+    NoImage,
+    /// Runs, and is never ready.
+    Hangs,
+}
+
+impl Hub {
+    /// All agents start and end what they are asked to; what becomes of it is decided by node and image.
+    fn agents_meet(&mut self, fate: impl Fn(&str, &str) -> Fate) {
+        for pod in self.pods() {
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            let name = text(&pod["metadata"]["name"]);
+            if is_terminating(&pod) {
+                self.confirm(&name);
+                continue;
+            }
+            let image = text(&pod["spec"]["containers"][0]["image"]);
+            let container = match fate(&text(&pod["spec"]["nodeName"]), &image) {
+                Fate::Runs => {
+                    if !is_ready(&pod) {
+                        self.report(&name, "Running", true);
+                    }
+                    continue;
+                }
+                Fate::Crashes => json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}}),
+                Fate::RunsBetweenCrashes => {
+                    json!({"state": {"running": {}}, "restartCount": 3, "lastState": {"terminated": {"exitCode": 1}}})
+                }
+                Fate::NoImage => json!({"state": {"waiting": {"reason": "ImagePullBackOff"}}}),
+                Fate::Hangs => json!({"state": {"running": {}}}),
+            };
+            let is_up = container["restartCount"] == 3;
+            if pod["status"]["containerStatuses"][0] != container {
+                self.report(&name, "Running", is_up);
+                self.edit(&POD, "n", &name, |pod| pod["status"]["containerStatuses"] = json!([container]));
+            }
+        }
+    }
+
+    /// Lets the controller and the agents act in turns.
+    fn turns(
+        &mut self,
+        controller: &mut DaemonSets,
+        seconds: impl IntoIterator<Item = u64>,
+        fate: impl Fn(&str, &str) -> Fate,
+    ) {
+        for second in seconds {
+            self.run_at(controller, second);
+            self.agents_meet(&fate);
+        }
+    }
+
+    fn annotate(&mut self, key: &'static str, value: &'static str) {
+        self.edit(&DAEMON_SET, "n", "d", |set| set["metadata"]["annotations"][key] = value.into());
+    }
+
+    /// How many nodes run this image.
+    fn with_image(&self, image: &str) -> usize {
+        self.running().values().filter(|images| *images == &[image]).count()
+    }
+
+    /// Status and message of the condition.
+    fn stopped(&self) -> (String, String) {
+        let set = self.value(&DAEMON_SET, "n", "d");
+        let found = crate::value::condition(&set["status"], "RolloutStopped").cloned().unwrap_or_default();
+        let of = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
+        (of("status"), of("message"))
+    }
+}
+
+fn bad(image: &str) -> bool {
+    image.starts_with("bad")
+}
+
+/// What makes images that are bad fail on every node.
+fn all(fate: Fate) -> impl Fn(&str, &str) -> Fate {
+    move |_, image| if bad(image) { fate } else { Fate::Runs }
+}
+
+fn budget(count: usize) -> impl FnOnce(&mut Value) {
+    move |set| set["spec"]["updateStrategy"] = json!({"rollingUpdate": {"maxUnavailable": count}})
+}
+
+#[test]
+fn failures_beyond_the_bound_stop_an_update() {
+    for (fate, pause) in
+        [(Fate::Crashes, 1), (Fate::RunsBetweenCrashes, 1), (Fate::NoImage, 30), (Fate::Hangs, 200)]
+    {
+        let (mut hub, mut controller) = rolled_out(10, budget(2));
+        hub.annotate("kedge.dev/max-failures", "1");
+        hub.change_image("bad");
+        hub.turns(&mut controller, (0..7).map(|turn| turn * pause), all(fate));
+        assert_eq!((hub.with_image("bad"), hub.with_image("i:1")), (2, 8), "{fate:?}");
+        let (state, message) = hub.stopped();
+        assert_eq!(state, "True", "{fate:?}");
+        assert!(message.contains("2 nodes failed, more than 1: node-0 ("), "{message}");
+        assert!(hub.reasons().contains(&"RolloutStopped".to_owned()), "{fate:?}");
+        // whatever becomes of the pods now, it stays stopped
+        hub.turns(&mut controller, 2000..2010, all(Fate::Runs));
+        assert_eq!((hub.with_image("bad"), hub.stopped().0), (2, "True".into()), "{fate:?}");
+        hub.turns(&mut DaemonSets::default(), 2010..2020, all(Fate::Runs));
+        assert_eq!((hub.with_image("bad"), hub.stopped().0), (2, "True".into()), "{fate:?}, another hub");
+    }
+}
+
+#[test]
+fn stopped_update_goes_on_by_annotation_template_or_undo() {
+    let stopped = || {
+        let (mut hub, mut controller) = rolled_out(4, |_| {});
+        hub.annotate("kedge.dev/max-failures", "0");
+        hub.change_image("bad");
+        hub.turns(&mut controller, 0..5, all(Fate::Crashes));
+        assert_eq!(hub.stopped().0, "True");
+        (hub, controller)
+    };
+    let check = |change: fn(&mut Hub), image: &str| {
+        let (mut hub, mut controller) = stopped();
+        change(&mut hub);
+        hub.turns(&mut controller, 10..30, |_, _| Fate::Runs);
+        hub.run_at(&mut controller, 30);
+        assert_eq!((hub.with_image(image), hub.stopped().0), (4, "False".into()), "{image}");
+        assert_eq!(hub.status("numberAvailable"), 4);
+    };
+    check(|hub| hub.annotate("kedge.dev/resume", "now"), "bad");
+    check(|hub| hub.annotate("kedge.dev/max-failures", "off"), "bad");
+    check(|hub| hub.change_image("i:2"), "i:2");
+    check(|hub| hub.change_image("i:1"), "i:1");
+    // one that was resumed stops again after as many failures more
+    let (mut hub, mut controller) = stopped();
+    hub.annotate("kedge.dev/resume", "1");
+    hub.turns(&mut controller, 10..20, |node, _| if node == "node-1" { Fate::Crashes } else { Fate::Runs });
+    assert_eq!((hub.with_image("bad"), hub.stopped().0), (2, "False".into()));
+    hub.turns(&mut controller, 20..30, all(Fate::Crashes));
+    assert_eq!((hub.with_image("bad"), hub.stopped().0), (2, "True".into()));
+}
+
+#[test]
+fn node_lost_under_the_new_revision_counts_as_failed() {
+    let (mut hub, mut controller) = rolled_out(5, budget(2));
+    hub.annotate("kedge.dev/max-failures", "1");
+    hub.mark("node-4", "Unknown");
+    hub.change_image("bad");
+    hub.run(&mut controller);
+    // these are cut off by what they got
+    for node in ["node-0", "node-1"] {
+        hub.agents_act();
+        hub.run(&mut controller);
+        hub.mark(node, "Unknown");
+    }
+    hub.turns(&mut controller, 1..5, all(Fate::Runs));
+    let (state, message) = hub.stopped();
+    assert_eq!(state, "True", "{:?}", hub.running());
+    assert!(message.contains("node-0 (node lost), node-1 (node lost)"), "{message}");
+    assert_eq!((hub.status("desiredNumberScheduled"), hub.with_image("i:1")), (5, 3), "with the lost ones");
+}
+
+#[test]
+fn stopped_update_gives_other_nodes_the_proven_revision() {
+    let (mut hub, mut controller) = rolled_out(4, |_| {});
+    hub.annotate("kedge.dev/max-failures", "0");
+    hub.change_image("bad");
+    hub.turns(&mut controller, 0..5, all(Fate::Crashes));
+    let spared = hub.running().iter().find(|(_, images)| *images == &["i:1"]).unwrap().0.clone();
+    let pod = hub.pods().iter().find(|pod| pod["spec"]["nodeName"] == *spared).unwrap()["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    hub.delete(&POD, "n", &pod, Propagation::Unset);
+    hub.create(&NODE, json!({"metadata": {"name": "late"}}));
+    hub.turns(&mut controller, 5..10, all(Fate::Crashes));
+    assert_eq!((hub.with_image("i:1"), hub.with_image("bad")), (4, 1), "{:?}", hub.running());
+    assert_eq!((hub.status("updatedNumberScheduled"), hub.status("desiredNumberScheduled")), (1, 5));
+    hub.change_image("i:3");
+    hub.turns(&mut controller, 10..30, all(Fate::Crashes));
+    assert_eq!(hub.with_image("i:3"), 5);
+}
+
+#[test]
+fn stopped_set_never_looks_finished_to_kubectl() {
+    let (mut hub, mut controller) = rolled_out(3, budget(3));
+    hub.annotate("kedge.dev/max-failures", "1");
+    hub.change_image("bad");
+    hub.turns(&mut controller, 0..5, all(Fate::RunsBetweenCrashes));
+    assert_eq!((hub.stopped().0.as_str(), hub.status("updatedNumberScheduled")), ("True", 3));
+    assert_eq!(hub.status("numberAvailable"), 0, "each is ready, and crashes");
+    // once they recover for good it is over
+    hub.turns(&mut controller, 5..10, |_, _| Fate::Runs);
+    for pod in hub.pods() {
+        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+        hub.edit(&POD, "n", &name, |pod| pod["status"]["containerStatuses"] = json!([]));
+    }
+    hub.run_at(&mut controller, 11);
+    assert_eq!((hub.stopped().0.as_str(), hub.status("numberAvailable")), ("False", 3));
+}
+
+#[test]
+fn first_rollout_and_a_complete_one_are_not_stopped() {
+    let (mut hub, mut controller) = (Hub::with_nodes(3), DaemonSets::default());
+    let mut value = set("bad");
+    value["metadata"]["annotations"] = json!({"kedge.dev/max-failures": "0"});
+    hub.create(&DAEMON_SET, value);
+    hub.turns(&mut controller, 0..5, all(Fate::Crashes));
+    assert_eq!((hub.with_image("bad"), hub.stopped().0.as_str()), (3, ""));
+    hub.turns(&mut controller, 5..10, |_, _| Fate::Runs);
+    hub.turns(&mut controller, 10..15, all(Fate::Crashes));
+    assert_eq!(hub.stopped().0, "");
+}
+
+#[test]
+fn bad_value_of_an_annotation_is_reported_and_the_default_holds() {
+    let (mut hub, mut controller) = rolled_out(10, |_| {});
+    for (key, value) in [("kedge.dev/max-failures", "-3"), ("kedge.dev/progress-deadline", "soon")] {
+        hub.annotate(key, value);
+    }
+    hub.change_image("bad");
+    hub.turns(&mut controller, 0..10, all(Fate::RunsBetweenCrashes));
+    let events = hub.names(&EVENT);
+    let said: Vec<String> = events
+        .iter()
+        .map(|name| hub.value(&EVENT, "n", &name[2..]))
+        .filter(|event| event["reason"] == "InvalidAnnotation")
+        .map(|event| event["message"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said.iter()
+            .any(|one| one.starts_with("annotation kedge.dev/max-failures is \"-3\", expected a number"))
+    );
+    assert_eq!((hub.with_image("bad"), hub.stopped().0.as_str()), (1, ""), "one of ten is a tenth");
+}
+
+/// Upstream #123232: each bad update ended one more healthy pod.
+#[test]
+fn run_of_bad_updates_takes_one_node_at_most() {
+    const BAD: [&str; 10] = ["bad1", "bad2", "bad3", "bad4", "bad5", "bad6", "bad7", "bad8", "bad9", "bad10"];
+    for (fate, limit) in [
+        (Fate::Crashes, "off"),
+        (Fate::RunsBetweenCrashes, "off"),
+        (Fate::Hangs, "off"),
+        (Fate::NoImage, "off"),
+        (Fate::Crashes, "0"),
+    ] {
+        let (mut hub, mut controller) = rolled_out(5, |_| {});
+        hub.annotate("kedge.dev/max-failures", limit);
+        for (index, image) in BAD.into_iter().enumerate() {
+            hub.change_image(image);
+            let from = index as u64 * 10;
+            hub.turns(&mut controller, from..from + 5, all(fate));
+            assert_eq!(hub.with_image("i:1"), 4, "{fate:?}, {image}: {:?}", hub.running());
+        }
+        hub.change_image("i:2");
+        hub.turns(&mut controller, 200..230, all(fate));
+        assert_eq!(hub.with_image("i:2"), 5, "{fate:?}");
+    }
+}
+
 /// Whatever happens to pods, nodes and the hub: never two pods of the set on a node, never more nodes without a serving pod by an
 /// update than its budget, and the last template everywhere in the end.
 #[test]

@@ -1,0 +1,448 @@
+//! How far an update of a DaemonSet may go: when its failures stop it, and from when on it is complete.
+//!
+//! Always holds: a stop is remembered at the revision that it is about ([`RECORD`]), with the generation of the template that it was
+//! found in, so a hub that is killed keeps an update stopped, and a changed template, an undo or an annotation starts anew. Before it is
+//! remembered it is derived from the pods in the step that would replace more of them: none is ended meanwhile. Times are of the hub's
+//! clock, from when it saw a pod. Only updates are stopped: not the first rollout of a set, nor one that was complete. Leaves to others:
+//! what a held node gets (`update`), the writing (`mod`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::history::Revision;
+use super::update::{Here, Pod, Readiness, Strategy, Wanted, share};
+use crate::value::{duration, text};
+
+/// How many nodes may fail: a number, a share, or `off`.
+const MAX_FAILURES: &str = "kedge.dev/max-failures";
+/// How long a pod of a new revision may take to become ready.
+const PROGRESS_DEADLINE: &str = "kedge.dev/progress-deadline";
+/// Another value than at the stop lets the update go on.
+const RESUME: &str = "kedge.dev/resume";
+/// Of a revision: what is remembered of its rollout, a [`Record`].
+pub(super) const RECORD: &str = "kedge.dev/rollout";
+/// Of a revision: its number when its rollout was last seen complete.
+pub(super) const COMPLETE: &str = "kedge.dev/complete";
+/// The condition of the set.
+pub(super) const STOPPED: &str = "RolloutStopped";
+
+/// Without an annotation: upstream's for Deployments.
+const DEADLINE: Duration = Duration::from_secs(10 * 60);
+/// Failures that stop an update without an annotation. A share, so that it suits any fleet; and never less than the update's own budget,
+/// so that a fault of the network that passes, in which as many pods wait as the budget allows, needs nobody to resume.
+const DEFAULT_SHARE: &str = "10%";
+/// A pull or a start that fails for longer has failed: a registry that is away for a moment stops no update. Meanwhile the pod is
+/// unavailable and uses up the budget.
+const SETTLES: Duration = Duration::from_secs(60);
+/// A container that ended with an error and was started so often crashes, though it may run at the moment.
+const RESTARTS: i64 = 3;
+/// Nodes in the text of a stop.
+const NAMED: usize = 5;
+/// Longest part of a bad value in an Event.
+const SHOWN_BYTES: usize = 60;
+
+/// What a container of a pod does instead of running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trouble {
+    Crashes,
+    Pull,
+    Start,
+}
+
+impl Trouble {
+    /// The worst of a pod's containers.
+    pub(super) fn read(status: &Value) -> Option<Trouble> {
+        let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
+        let mut found = None;
+        for container in lists.flat_map(|list| status[list].as_array().into_iter().flatten()) {
+            let ended = &container["lastState"]["terminated"]["exitCode"];
+            let restarts = container["restartCount"].as_i64().unwrap_or(0);
+            match text(container, &["state", "waiting", "reason"]) {
+                "CrashLoopBackOff" => return Some(Trouble::Crashes),
+                _ if restarts >= RESTARTS && ended.as_i64().is_some_and(|code| code != 0) => {
+                    return Some(Trouble::Crashes);
+                }
+                "ErrImagePull"
+                | "ImagePullBackOff"
+                | "InvalidImageName"
+                | "ErrImageNeverPull"
+                | "ImageInspectError"
+                | "RegistryUnavailable"
+                | "SignatureValidationFailed" => found = Some(Trouble::Pull),
+                "CreateContainerConfigError"
+                | "CreateContainerError"
+                | "RunContainerError"
+                | "StartError"
+                | "PreStartHookError"
+                | "PostStartHookError" => found = found.or(Some(Trouble::Start)),
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
+/// Why a node failed under a new revision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    Crashes,
+    Pull,
+    Start,
+    Failed,
+    NotReady,
+    Lost,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Why::Crashes => "crash loop",
+            Why::Pull => "image not pulled",
+            Why::Start => "container not started",
+            Why::Failed => "pod failed",
+            Why::NotReady => "not ready in time",
+            Why::Lost => "node lost",
+        })
+    }
+}
+
+/// Since when the hub sees a pod that is not ready, and that a pull or a start of it fails.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Watch {
+    unready: Option<Duration>,
+    stuck: Option<Duration>,
+}
+
+impl Watch {
+    pub(super) fn next(self, pod: &Pod, now: Duration) -> Watch {
+        if pod.ready_since.is_some() {
+            return Watch::default();
+        }
+        let is_stuck = matches!(pod.trouble, Some(Trouble::Pull | Trouble::Start));
+        Watch { unready: self.unready.or(Some(now)), stuck: self.stuck.or_else(|| is_stuck.then_some(now)) }
+    }
+
+    /// The hub stood still meanwhile, and heard nothing.
+    pub(super) fn shift(&mut self, by: Duration, now: Duration) {
+        for since in [&mut self.unready, &mut self.stuck].into_iter().flatten() {
+            *since = (*since + by).min(now);
+        }
+    }
+}
+
+/// What the annotations of a set ask for.
+#[derive(Debug)]
+pub(super) struct Settings {
+    limit: Limit,
+    /// As it is written, to see that it changed.
+    limit_text: String,
+    deadline: Duration,
+    resume: String,
+    /// Values that cannot be read, each with what holds instead.
+    pub(super) wrong: Vec<String>,
+}
+
+#[derive(Debug)]
+enum Limit {
+    Default,
+    Off,
+    /// A number or a percentage.
+    Share(Value),
+}
+
+impl Settings {
+    pub(super) fn read(set: &Value) -> Settings {
+        let given = |key: &str| text(set, &["metadata", "annotations", key]).trim();
+        let mut wrong = Vec::new();
+        let limit = match given(MAX_FAILURES) {
+            "" => Limit::Default,
+            "off" => Limit::Off,
+            found => match count(found) {
+                Some(share) => Limit::Share(share),
+                None => {
+                    let expected = "a number, a percentage of at most 100% or off";
+                    wrong.push(complaint(MAX_FAILURES, found, expected, "the default holds"));
+                    Limit::Default
+                }
+            },
+        };
+        let deadline = match given(PROGRESS_DEADLINE) {
+            "" => DEADLINE,
+            found => positive(found).unwrap_or_else(|| {
+                let expected = "a duration such as 10m";
+                wrong.push(complaint(PROGRESS_DEADLINE, found, expected, "the default holds"));
+                DEADLINE
+            }),
+        };
+        Settings {
+            limit,
+            limit_text: given(MAX_FAILURES).to_owned(),
+            deadline,
+            resume: given(RESUME).to_owned(),
+            wrong,
+        }
+    }
+
+    /// Most nodes that may fail; `None`: any number.
+    fn most(&self, desired: usize, strategy: &Strategy) -> Option<usize> {
+        match &self.limit {
+            Limit::Off => None,
+            Limit::Share(value) => Some(share(value, desired)),
+            Limit::Default => {
+                let budget = match strategy {
+                    Strategy::Rolling { unavailable, surge } => {
+                        share(unavailable, desired).max(share(surge, desired)).max(1)
+                    }
+                    Strategy::OnDelete => 1,
+                };
+                Some(share(&DEFAULT_SHARE.into(), desired).max(budget))
+            }
+        }
+    }
+}
+
+fn complaint(key: &str, found: &str, expected: &str, consequence: &str) -> String {
+    let shown = &found[..found.floor_char_boundary(SHOWN_BYTES)];
+    format!("annotation {key} is {shown:?}, expected {expected}; {consequence}")
+}
+
+fn count(found: &str) -> Option<Value> {
+    match found.strip_suffix('%') {
+        Some(percent) => percent.parse::<u32>().ok().filter(|percent| *percent <= 100).map(|_| found.into()),
+        None => found.parse::<u32>().ok().map(Value::from),
+    }
+}
+
+fn positive(found: &str) -> Option<Duration> {
+    duration(found).filter(|found| !found.is_zero())
+}
+
+/// What is remembered of a rollout at its revision.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Record {
+    /// The generation of the template that all of this is about.
+    generation: String,
+    /// Why the rollout is stopped.
+    stopped: Option<String>,
+    /// The annotations as they were when it was stopped.
+    resume: String,
+    limit: String,
+    /// Failures when it was resumed: as many more are needed for the next stop.
+    forgiven: usize,
+}
+
+impl Record {
+    /// What cannot be read is derived anew.
+    pub(super) fn read(annotation: &str) -> Record {
+        let value: Value = serde_json::from_str(annotation).unwrap_or_default();
+        let of = |field: &str| text(&value, &[field]).to_owned();
+        let some = |field: &str| value[field].as_str().map(str::to_owned);
+        Record {
+            generation: of("generation"),
+            stopped: some("stopped"),
+            resume: of("resume"),
+            limit: of("limit"),
+            forgiven: value["forgiven"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0),
+        }
+    }
+
+    /// The annotation; `None`: nothing is worth remembering.
+    pub(super) fn write(&self) -> Option<String> {
+        let mut value = json!({"generation": self.generation});
+        if let Some(why) = &self.stopped {
+            value["stopped"] = why.as_str().into();
+            value["limit"] = self.limit.as_str().into();
+        }
+        if self.forgiven > 0 {
+            value["forgiven"] = self.forgiven.into();
+        }
+        let is_worth = value.as_object().is_some_and(|fields| fields.len() > 1);
+        value["resume"] = self.resume.as_str().into();
+        is_worth.then(|| value.to_string())
+    }
+}
+
+/// The nodes that failed under a revision, remembered from look to look: a container that crashes runs now and then.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    /// Hash and generation of the revision.
+    of: (String, String),
+    nodes: BTreeMap<String, Why>,
+}
+
+/// Which nodes are held at what they run.
+#[derive(Debug, Default, PartialEq)]
+pub(super) enum Hold {
+    #[default]
+    Nothing,
+    All,
+}
+
+/// What came of a look at a rollout.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    pub(super) hold: Hold,
+    /// Nodes that failed; those of a stopped rollout do not count as available.
+    pub(super) failed: BTreeSet<String>,
+    /// The stop, as the set's condition and an Event say it.
+    pub(super) stopped: Option<String>,
+    /// What is to be remembered at the current revision, if it is something else than before.
+    pub(super) record: Option<Record>,
+    /// The rollout is complete: the number to remember.
+    pub(super) complete: Option<i64>,
+    /// Events: type, reason, message.
+    pub(super) events: Vec<(&'static str, &'static str, String)>,
+    /// When to look again if nothing changes.
+    pub(super) next: Option<Duration>,
+}
+
+/// One look at the rollout of the current revision.
+pub(super) struct Judge<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) wanted: &'a Wanted,
+    pub(super) current: &'a Revision,
+    /// It is about to get another number.
+    pub(super) is_renumbered: bool,
+    pub(super) heres: &'a [Here<'a>],
+    pub(super) ready: &'a Readiness,
+    pub(super) watches: &'a BTreeMap<String, Watch>,
+    pub(super) now: Duration,
+}
+
+impl Judge<'_> {
+    pub(super) fn judge(&self, failures: &mut Failures) -> Verdict {
+        let mut verdict = Verdict::default();
+        let done = self.current.complete == Some(self.current.number) && !self.is_renumbered;
+        let of = (self.wanted.hash.clone(), self.wanted.generation.clone());
+        if failures.of != of || done {
+            *failures = Failures { of, ..Failures::default() };
+        }
+        if done {
+            return verdict;
+        }
+        self.note(failures, &mut verdict);
+        if self.wanted.is_rolling {
+            self.stop_or_go_on(failures, &mut verdict);
+        }
+        let is_complete = failures.nodes.is_empty() && self.is_everywhere(verdict.stopped.is_some());
+        if is_complete && !self.is_renumbered {
+            verdict.complete = Some(self.current.number);
+            verdict.stopped = None;
+            verdict.hold = Hold::Nothing;
+            let nothing = Record::default();
+            verdict.record = self.current.record.write().is_some().then_some(nothing);
+        }
+        verdict.failed = failures.nodes.keys().cloned().collect();
+        verdict
+    }
+
+    /// Remembers which nodes fail, and forgets those that recovered.
+    fn note(&self, failures: &mut Failures, verdict: &mut Verdict) {
+        let mut known = BTreeSet::new();
+        for here in self.heres.iter().filter(|here| here.placed.runs) {
+            known.insert(here.node.name.as_str());
+            let newest = here.all.iter().rev().find(|pod| self.wanted.is_current(pod));
+            let Some(pod) = newest else { continue };
+            if let Some(why) = self.failure(here, pod, verdict) {
+                failures.nodes.insert(here.node.name.clone(), why);
+            } else if pod.trouble.is_none() && self.wanted.is_available(pod, self.ready, self.now) {
+                failures.nodes.remove(&here.node.name);
+            }
+        }
+        failures.nodes.retain(|node, _| known.contains(node.as_str()));
+    }
+
+    fn failure(&self, here: &Here<'_>, pod: &Pod, verdict: &mut Verdict) -> Option<Why> {
+        let watch = self.watches.get(&pod.uid).copied().unwrap_or_default();
+        let mut is_over = |since: Option<Duration>, limit: Duration| {
+            let over = since? + limit;
+            if over > self.now {
+                verdict.next = Some(verdict.next.map_or(over, |next| next.min(over)));
+            }
+            Some(over <= self.now)
+        };
+        if here.node.is_lost {
+            return Some(Why::Lost);
+        }
+        if pod.is_terminating {
+            return None;
+        }
+        let is_stuck = is_over(watch.stuck, SETTLES) == Some(true);
+        match pod.trouble {
+            _ if pod.phase == "Failed" => Some(Why::Failed),
+            Some(Trouble::Crashes) => Some(Why::Crashes),
+            Some(Trouble::Pull) if is_stuck => Some(Why::Pull),
+            Some(Trouble::Start) if is_stuck => Some(Why::Start),
+            _ if is_over(watch.unready, self.settings.deadline) == Some(true) => Some(Why::NotReady),
+            _ => None,
+        }
+    }
+
+    fn stop_or_go_on(&self, failures: &Failures, verdict: &mut Verdict) {
+        let (settings, known, failed) = (self.settings, &self.current.record, &failures.nodes);
+        let generation = &self.wanted.generation;
+        let anew = || Record { generation: generation.clone(), ..Record::default() };
+        let mut next = if known.generation == *generation { known.clone() } else { anew() };
+        let was_stopped = next.stopped.is_some();
+        if was_stopped && (next.resume != settings.resume || next.limit != settings.limit_text) {
+            let forgiven = if next.resume == settings.resume { 0 } else { failed.len() };
+            next = Record { forgiven, resume: settings.resume.clone(), ..anew() };
+        }
+        let desired = self.heres.iter().filter(|here| here.placed.runs && !here.is_set_aside).count();
+        let most = settings.most(desired, &self.wanted.strategy);
+        if let Some(most) = most.filter(|most| failed.len() > most + next.forgiven)
+            && next.stopped.is_none()
+            && self.is_update()
+        {
+            next.stopped = Some(self.why(failed, most + next.forgiven));
+            next.resume.clone_from(&settings.resume);
+            next.limit.clone_from(&settings.limit_text);
+        }
+        match (&next.stopped, was_stopped) {
+            (Some(why), false) => verdict.events.push(("Warning", STOPPED, why.clone())),
+            (None, true) => {
+                let message = format!("Revision {} goes on", self.current.name);
+                verdict.events.push(("Normal", "RolloutResumed", message));
+            }
+            _ => {}
+        }
+        if next.stopped.is_some() {
+            verdict.hold = Hold::All;
+        }
+        verdict.stopped.clone_from(&next.stopped);
+        verdict.record = (next.write() != known.write()).then_some(next);
+    }
+
+    /// Whether something else runs, or ran, that is worth keeping.
+    fn is_update(&self) -> bool {
+        self.wanted.proven.is_some() || self.heres.iter().any(|here| !here.old.is_empty())
+    }
+
+    fn why(&self, failed: &BTreeMap<String, Why>, most: usize) -> String {
+        let shown: Vec<String> =
+            failed.iter().take(NAMED).map(|(node, why)| format!("{node} ({why})")).collect();
+        let more = failed.len().saturating_sub(NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!(
+            "Stopped revision {}: {} nodes failed, more than {most}: {}{more}; other nodes keep what they run until the template \
+             changes or the annotation {RESUME} gets another value",
+            self.current.name,
+            failed.len(),
+            shown.join(", ")
+        )
+    }
+
+    /// Whether each node has an available pod of the current revision and no other. A stopped rollout waits for nodes that are away, too.
+    fn is_everywhere(&self, with_lost: bool) -> bool {
+        let mut expected =
+            self.heres.iter().filter(|here| here.placed.runs && (with_lost || !here.is_set_aside)).peekable();
+        let has = |here: &Here<'_>| {
+            let new = here.new.first();
+            here.old.is_empty() && new.is_some_and(|pod| self.wanted.is_available(pod, self.ready, self.now))
+        };
+        expected.peek().is_some() && expected.all(has)
+    }
+}
