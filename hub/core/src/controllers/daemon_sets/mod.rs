@@ -273,6 +273,8 @@ impl DaemonSets {
                 let wrong = settings.wrong.into_iter();
                 verdict.events.extend(wrong.map(|message| ("Warning", "InvalidAnnotation", message)));
                 tasks.extend(look.remember(set, revision, &verdict));
+                let proven = wanted.proven.as_ref().filter(|_| verdict.rolls_back);
+                tasks.extend(proven.into_iter().flat_map(|proven| look.roll_back(set, revision, proven)));
                 let next = look.carry_out(set, &wanted, &verdict, &plan, &mut tasks);
                 if let Some(next) = [next, verdict.next].into_iter().flatten().min() {
                     self.look_again(at.clone(), next);
@@ -516,7 +518,8 @@ impl Look<'_> {
         let found = complete.or_else(newest)?;
         let mut spec = found.data["spec"].clone();
         placing::tolerate(&mut spec);
-        Some(Proven { hash: found.hash.clone(), template: found.data.clone(), spec })
+        let (name, hash, template) = (found.name.clone(), found.hash.clone(), found.data.clone());
+        Some(Proven { name, hash, template, spec, was_complete: found.complete.is_some() })
     }
 
     /// Writes down what a look at the rollout found, and reports it.
@@ -553,6 +556,27 @@ impl Look<'_> {
             if set.told.1.insert(message.clone()) {
                 tasks.push(self.event(sort, reason, message));
             }
+        }
+        tasks
+    }
+
+    /// Writes the template of the proven revision, unless somebody has written another one meanwhile.
+    fn roll_back(&self, set: &mut Set, from: &Revision, to: &Proven) -> Vec<Task<Purpose>> {
+        let (uid, template) = (self.value["metadata"]["uid"].clone(), to.template.clone());
+        let found = self.value["spec"]["template"].clone();
+        let edit: Edit = Box::new(move |value, _| {
+            let is_meant = value["metadata"]["uid"] == uid && value["spec"]["template"] == found;
+            if is_meant {
+                value["spec"]["template"] = template.clone();
+            }
+            is_meant
+        });
+        let (namespace, name) = self.at.clone();
+        let action = Action::Update { kind: &DAEMON_SET, namespace, name, edit, requires: Vec::new() };
+        let mut tasks = vec![self.task("roll back its template", action)];
+        let message = format!("Rolled back from revision {} to {}", from.name, to.name);
+        if set.told.1.insert(message.clone()) {
+            tasks.push(self.event("Warning", "RolledBack", &message));
         }
         tasks
     }

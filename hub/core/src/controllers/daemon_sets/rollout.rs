@@ -22,6 +22,8 @@ const MAX_FAILURES: &str = "kedge.dev/max-failures";
 const PROGRESS_DEADLINE: &str = "kedge.dev/progress-deadline";
 /// Another value than at the stop lets the update go on.
 const RESUME: &str = "kedge.dev/resume";
+/// `true`: a stopped update is undone.
+const ROLLBACK: &str = "kedge.dev/rollback-on-failure";
 /// Of a revision: what is remembered of its rollout, a [`Record`].
 pub(super) const RECORD: &str = "kedge.dev/rollout";
 /// Of a revision: its number when its rollout was last seen complete.
@@ -141,6 +143,7 @@ pub(super) struct Settings {
     limit_text: String,
     deadline: Duration,
     resume: String,
+    rolls_back: bool,
     /// Values that cannot be read, each with what holds instead.
     pub(super) wrong: Vec<String>,
 }
@@ -177,8 +180,17 @@ impl Settings {
                 DEADLINE
             }),
         };
+        let rolls_back = match given(ROLLBACK) {
+            "" | "false" => false,
+            "true" => true,
+            found => {
+                wrong.push(complaint(ROLLBACK, found, "true or false", "nothing is rolled back"));
+                false
+            }
+        };
         Settings {
             limit,
+            rolls_back,
             limit_text: given(MAX_FAILURES).to_owned(),
             deadline,
             resume: given(RESUME).to_owned(),
@@ -232,6 +244,9 @@ pub(super) struct Record {
     limit: String,
     /// Failures when it was resumed: as many more are needed for the next stop.
     forgiven: usize,
+    /// The generation in which it was to be rolled back. It is written before the template is, so what writes the revision back later
+    /// finds it stopped, and is not written over again.
+    rolled_back: Option<String>,
 }
 
 impl Record {
@@ -243,6 +258,7 @@ impl Record {
         Record {
             generation: of("generation"),
             stopped: some("stopped"),
+            rolled_back: some("rolledBack"),
             resume: of("resume"),
             limit: of("limit"),
             forgiven: value["forgiven"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0),
@@ -258,6 +274,9 @@ impl Record {
         }
         if self.forgiven > 0 {
             value["forgiven"] = self.forgiven.into();
+        }
+        if let Some(generation) = &self.rolled_back {
+            value["rolledBack"] = generation.as_str().into();
         }
         let is_worth = value.as_object().is_some_and(|fields| fields.len() > 1);
         value["resume"] = self.resume.as_str().into();
@@ -289,6 +308,8 @@ pub(super) struct Verdict {
     pub(super) failed: BTreeSet<String>,
     /// The stop, as the set's condition and an Event say it.
     pub(super) stopped: Option<String>,
+    /// The template of the proven revision is to take the place of this one.
+    pub(super) rolls_back: bool,
     /// What is to be remembered at the current revision, if it is something else than before.
     pub(super) record: Option<Record>,
     /// The rollout is complete: the number to remember.
@@ -387,6 +408,16 @@ impl Judge<'_> {
         let anew = || Record { generation: generation.clone(), ..Record::default() };
         let mut next = if known.generation == *generation { known.clone() } else { anew() };
         let was_stopped = next.stopped.is_some();
+        if let Some(before) = known.rolled_back.as_ref().filter(|_| next.generation != known.generation) {
+            next.rolled_back = Some(before.clone());
+            next.stopped = Some(format!(
+                "Stopped revision {}: it was rolled back in template generation {before}, and written again since; nodes keep what they \
+                 run until the template changes or the annotation {RESUME} gets another value",
+                self.current.name
+            ));
+            next.resume.clone_from(&settings.resume);
+            next.limit.clone_from(&settings.limit_text);
+        }
         if was_stopped && (next.resume != settings.resume || next.limit != settings.limit_text) {
             let forgiven = if next.resume == settings.resume { 0 } else { failed.len() };
             next = Record { forgiven, resume: settings.resume.clone(), ..anew() };
@@ -401,6 +432,21 @@ impl Judge<'_> {
             next.resume.clone_from(&settings.resume);
             next.limit.clone_from(&settings.limit_text);
         }
+        if next.stopped.is_some() && settings.rolls_back && next.rolled_back.is_none() && self.is_new() {
+            match self.wanted.proven.as_ref().filter(|proven| proven.was_complete) {
+                Some(_) => next.rolled_back = Some(generation.clone()),
+                None => {
+                    let message =
+                        format!("Revision {} stays: no other was rolled out completely", self.current.name);
+                    verdict.events.push(("Warning", "RollbackImpossible", message));
+                }
+            }
+        }
+        // once that is remembered
+        verdict.rolls_back = next == *known
+            && next.rolled_back.as_ref() == Some(generation)
+            && next.stopped.is_some()
+            && self.wanted.proven.as_ref().is_some_and(|proven| proven.was_complete);
         match (&next.stopped, was_stopped) {
             (Some(why), false) => verdict.events.push(("Warning", STOPPED, why.clone())),
             (None, true) => {
@@ -414,6 +460,11 @@ impl Judge<'_> {
         }
         verdict.stopped.clone_from(&next.stopped);
         verdict.record = (next.write() != known.write()).then_some(next);
+    }
+
+    /// Whether it was never rolled out completely. One that was, and fails now, is not at fault: what comes before it may fail as well.
+    fn is_new(&self) -> bool {
+        self.current.complete.is_none()
     }
 
     /// Whether something else runs, or ran, that is worth keeping.

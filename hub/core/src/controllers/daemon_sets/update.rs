@@ -108,10 +108,13 @@ pub(super) struct Wanted {
 /// The revision that nodes get which must not get the current one.
 #[derive(Debug, Clone)]
 pub(super) struct Proven {
+    pub(super) name: String,
     pub(super) hash: String,
     pub(super) template: Value,
     /// Its pod spec with the tolerations of daemon pods.
     pub(super) spec: Value,
+    /// Its rollout was seen complete; else it is only what pods have.
+    pub(super) was_complete: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -472,6 +472,17 @@ impl Hub {
         }
     }
 
+    /// Performs the first task of a controller that has just been started.
+    fn one_task(&mut self, controller: &mut DaemonSets) {
+        use crate::controllers::Controller as _;
+        let now = self.now(0);
+        controller.sweep(&self.index);
+        let tasks = controller.reconcile(&self.index, now).tasks;
+        if let Some(task) = tasks.into_iter().next() {
+            self.act(controller, task, now);
+        }
+    }
+
     fn annotate(&mut self, key: &'static str, value: &'static str) {
         self.edit(&DAEMON_SET, "n", "d", |set| set["metadata"]["annotations"][key] = value.into());
     }
@@ -649,6 +660,71 @@ fn bad_value_of_an_annotation_is_reported_and_the_default_holds() {
             .any(|one| one.starts_with("annotation kedge.dev/max-failures is \"-3\", expected a number"))
     );
     assert_eq!((hub.with_image("bad"), hub.stopped().0.as_str()), (1, ""), "one of ten is a tenth");
+}
+
+#[test]
+fn stopped_update_is_rolled_back_once() {
+    let (mut hub, mut controller) = rolled_out(4, |_| {});
+    hub.annotate("kedge.dev/max-failures", "0");
+    hub.annotate("kedge.dev/rollback-on-failure", "true");
+    hub.change_image("bad");
+    hub.turns(&mut controller, 0..20, all(Fate::Crashes));
+    hub.run_at(&mut controller, 20);
+    assert_eq!((hub.with_image("i:1"), hub.stopped().0.as_str()), (4, "False"), "{:?}", hub.running());
+    assert_eq!(hub.value(&DAEMON_SET, "n", "d")["spec"]["template"], {
+        let (fresh, _) = rolled_out(1, |_| {});
+        fresh.value(&DAEMON_SET, "n", "d")["spec"]["template"].clone()
+    });
+    assert_eq!(hub.reasons().iter().filter(|reason| *reason == "RolledBack").count(), 1);
+    // something writes it back: it is known to be bad, spreads to no node, and is not written over again
+    hub.change_image("bad");
+    hub.turns(&mut controller, 30..50, all(Fate::Crashes));
+    hub.turns(&mut DaemonSets::default(), 50..60, all(Fate::Crashes));
+    assert_eq!((hub.with_image("i:1"), hub.stopped().0.as_str()), (4, "True"));
+    assert!(hub.stopped().1.contains("it was rolled back in template generation 2"), "{:?}", hub.stopped());
+    let image =
+        hub.value(&DAEMON_SET, "n", "d")["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+    assert_eq!(image, "bad");
+    // somebody knows better
+    hub.annotate("kedge.dev/resume", "mended");
+    hub.turns(&mut controller, 60..80, |_, _| Fate::Runs);
+    hub.run_at(&mut controller, 80);
+    assert_eq!((hub.with_image("bad"), hub.stopped().0.as_str()), (4, "False"));
+}
+
+#[test]
+fn roll_back_goes_to_the_last_complete_revision() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    hub.annotate("kedge.dev/max-failures", "0");
+    hub.change_image("i:2");
+    hub.turns(&mut controller, 0..10, all(Fate::Crashes));
+    // neither the one that never was complete, nor the oldest
+    hub.change_image("bad1");
+    hub.turns(&mut controller, 10..20, all(Fate::Crashes));
+    hub.annotate("kedge.dev/rollback-on-failure", "true");
+    hub.change_image("bad2");
+    hub.turns(&mut controller, 20..40, all(Fate::Crashes));
+    assert_eq!(hub.with_image("i:2"), 3, "{:?}", hub.running());
+    // one that was complete before is stopped when it fails, not rolled back further
+    hub.change_image("i:1");
+    hub.turns(&mut controller, 40..60, |_, image| if image == "i:1" { Fate::Crashes } else { Fate::Runs });
+    assert_eq!((hub.with_image("i:2"), hub.with_image("i:1"), hub.stopped().0.as_str()), (2, 1, "True"));
+}
+
+#[test]
+fn roll_back_survives_a_hub_killed_before_the_template() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    hub.annotate("kedge.dev/max-failures", "0");
+    hub.annotate("kedge.dev/rollback-on-failure", "true");
+    hub.change_image("bad");
+    hub.turns(&mut controller, 0..1, all(Fate::Crashes));
+    // step by step, each hub killed after its first task, until the template is written
+    for _ in 0..60 {
+        hub.one_task(&mut DaemonSets::default());
+        hub.agents_meet(all(Fate::Crashes));
+    }
+    hub.turns(&mut DaemonSets::default(), 0..20, all(Fate::Crashes));
+    assert_eq!(hub.with_image("i:1"), 3, "{:?}", hub.running());
 }
 
 /// Upstream #123232: each bad update ended one more healthy pod.
