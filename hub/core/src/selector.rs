@@ -10,6 +10,23 @@ use crate::object::Object;
 /// Most requirements of one selector.
 const REQUIREMENTS: usize = 256;
 
+/// A label selector by itself, as `kubectl -l` takes it.
+#[derive(Debug, Clone)]
+pub struct Labels(Vec<LabelRequirement>);
+
+impl Labels {
+    /// # Errors
+    /// Upstream's text.
+    pub fn parse(text: &str) -> Result<Labels, String> {
+        parse_labels(text).map(Labels)
+    }
+
+    /// Whether an object is selected whose labels `label` looks up.
+    pub fn select<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.0.iter().all(|requirement| requirement.test.holds(label(&requirement.key)))
+    }
+}
+
 /// The objects that a list or watch asks for.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {

@@ -47,6 +47,12 @@ impl Node {
     }
 }
 
+impl Node {
+    pub(super) fn label(&self, key: &str) -> Option<&str> {
+        self.labels.get(key).and_then(Value::as_str)
+    }
+}
+
 /// Whether a node gets a pod, and whether it keeps one that it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Placed {
@@ -142,7 +148,7 @@ pub(super) fn selects(spec: &Value, node: &Node) -> bool {
 fn is_matched(term: &Value, node: &Node) -> bool {
     let list = |field: &str| term[field].as_array().map_or(&[][..], Vec::as_slice);
     let (labels, fields) = (list("matchExpressions"), list("matchFields"));
-    let label = |rule: &Value| holds(rule, node.labels.get(text(rule, &["key"])).and_then(Value::as_str));
+    let label = |rule: &Value| holds(rule, node.label(text(rule, &["key"])));
     let field = |rule: &Value| text(rule, &["key"]) == "metadata.name" && holds(rule, Some(&node.name));
     !(labels.is_empty() && fields.is_empty()) && labels.iter().all(label) && fields.iter().all(field)
 }

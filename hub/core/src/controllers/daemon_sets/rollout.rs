@@ -1,4 +1,4 @@
-//! How far an update of a DaemonSet may go: when its failures stop it, and from when on it is complete.
+//! How far an update of a DaemonSet may go: first to its canaries, when its failures stop it, and from when on it is complete.
 //!
 //! Always holds: a stop is remembered at the revision that it is about ([`RECORD`]), with the generation of the template that it was
 //! found in, so a hub that is killed keeps an update stopped, and a changed template, an undo or an annotation starts anew. Before it is
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::history::Revision;
 use super::update::{Here, Pod, Readiness, Strategy, Wanted, share};
+use crate::selector::Labels;
 use crate::value::{duration, text};
 
 /// How many nodes may fail: a number, a share, or `off`.
@@ -24,6 +25,10 @@ const PROGRESS_DEADLINE: &str = "kedge.dev/progress-deadline";
 const RESUME: &str = "kedge.dev/resume";
 /// `true`: a stopped update is undone.
 const ROLLBACK: &str = "kedge.dev/rollback-on-failure";
+/// Nodes that get a new revision first: a label selector.
+const CANARY: &str = "kedge.dev/canary-selector";
+/// For how long these are available before the others get it.
+const SOAK: &str = "kedge.dev/canary-soak";
 /// Of a revision: what is remembered of its rollout, a [`Record`].
 pub(super) const RECORD: &str = "kedge.dev/rollout";
 /// Of a revision: its number when its rollout was last seen complete.
@@ -33,6 +38,8 @@ pub(super) const STOPPED: &str = "RolloutStopped";
 
 /// Without an annotation: upstream's for Deployments.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
+/// Without an annotation: the time in which a pod that is not ready fails, so that canaries have failed by then if they do.
+const DEFAULT_SOAK: Duration = DEADLINE;
 /// Failures that stop an update without an annotation. A share, so that it suits any fleet; and never less than the update's own budget,
 /// so that a fault of the network that passes, in which as many pods wait as the budget allows, needs nobody to resume.
 const DEFAULT_SHARE: &str = "10%";
@@ -144,8 +151,18 @@ pub(super) struct Settings {
     deadline: Duration,
     resume: String,
     rolls_back: bool,
+    canary: Canary,
     /// Values that cannot be read, each with what holds instead.
     pub(super) wrong: Vec<String>,
+}
+
+#[derive(Debug)]
+enum Canary {
+    Off,
+    /// Nobody can say which nodes are meant.
+    Unreadable,
+    /// Without a time that can be read the others wait.
+    Nodes(Labels, Option<Duration>),
 }
 
 #[derive(Debug)]
@@ -188,9 +205,29 @@ impl Settings {
                 false
             }
         };
+        let soak = match given(SOAK) {
+            "" => Some(DEFAULT_SOAK),
+            found => duration(found).or_else(|| {
+                let expected = "a duration such as 1h";
+                wrong.push(complaint(SOAK, found, expected, "nodes beyond the canaries are not updated"));
+                None
+            }),
+        };
+        let canary = match given(CANARY) {
+            "" => Canary::Off,
+            found => match Labels::parse(found) {
+                Ok(nodes) => Canary::Nodes(nodes, soak),
+                Err(_) => {
+                    let expected = "a label selector such as canary=true";
+                    wrong.push(complaint(CANARY, found, expected, "no node is updated"));
+                    Canary::Unreadable
+                }
+            },
+        };
         Settings {
             limit,
             rolls_back,
+            canary,
             limit_text: given(MAX_FAILURES).to_owned(),
             deadline,
             resume: given(RESUME).to_owned(),
@@ -247,6 +284,8 @@ pub(super) struct Record {
     /// The generation in which it was to be rolled back. It is written before the template is, so what writes the revision back later
     /// finds it stopped, and is not written over again.
     rolled_back: Option<String>,
+    /// The canaries were available for long enough.
+    soaked: bool,
 }
 
 impl Record {
@@ -259,6 +298,7 @@ impl Record {
             generation: of("generation"),
             stopped: some("stopped"),
             rolled_back: some("rolledBack"),
+            soaked: value["soaked"] == true,
             resume: of("resume"),
             limit: of("limit"),
             forgiven: value["forgiven"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0),
@@ -277,6 +317,9 @@ impl Record {
         }
         if let Some(generation) = &self.rolled_back {
             value["rolledBack"] = generation.as_str().into();
+        }
+        if self.soaked {
+            value["soaked"] = true.into();
         }
         let is_worth = value.as_object().is_some_and(|fields| fields.len() > 1);
         value["resume"] = self.resume.as_str().into();
@@ -298,6 +341,18 @@ pub(super) enum Hold {
     #[default]
     Nothing,
     All,
+    /// All but these.
+    Others(BTreeSet<String>),
+}
+
+impl Hold {
+    pub(super) fn holds(&self, node: &str) -> bool {
+        match self {
+            Hold::Nothing => false,
+            Hold::All => true,
+            Hold::Others(canaries) => !canaries.contains(node),
+        }
+    }
 }
 
 /// What came of a look at a rollout.
@@ -420,7 +475,7 @@ impl Judge<'_> {
         }
         if was_stopped && (next.resume != settings.resume || next.limit != settings.limit_text) {
             let forgiven = if next.resume == settings.resume { 0 } else { failed.len() };
-            next = Record { forgiven, resume: settings.resume.clone(), ..anew() };
+            next = Record { forgiven, resume: settings.resume.clone(), soaked: next.soaked, ..anew() };
         }
         let desired = self.heres.iter().filter(|here| here.placed.runs && !here.is_set_aside).count();
         let most = settings.most(desired, &self.wanted.strategy);
@@ -455,11 +510,54 @@ impl Judge<'_> {
             }
             _ => {}
         }
+        // what was complete before needs no canary: an undo is not held up
         if next.stopped.is_some() {
             verdict.hold = Hold::All;
+        } else if self.is_new() && !next.soaked {
+            verdict.hold = self.hold_for_canaries(failed, verdict);
+            next.soaked = verdict.hold == Hold::Nothing && !matches!(settings.canary, Canary::Off);
         }
         verdict.stopped.clone_from(&next.stopped);
         verdict.record = (next.write() != known.write()).then_some(next);
+    }
+
+    /// Holds what is not a canary until all canaries were available for long enough.
+    fn hold_for_canaries(&self, failed: &BTreeMap<String, Why>, verdict: &mut Verdict) -> Hold {
+        let (nodes, soak) = match &self.settings.canary {
+            Canary::Off => return Hold::Nothing,
+            Canary::Unreadable => return Hold::All,
+            Canary::Nodes(nodes, soak) => (nodes, soak),
+        };
+        let is_canary = |here: &&Here<'_>| here.placed.runs && nodes.select(|key| here.node.label(key));
+        let canaries: Vec<&Here<'_>> = self.heres.iter().filter(is_canary).collect();
+        let mut present = canaries.iter().filter(|here| !here.is_set_aside).peekable();
+        if present.peek().is_none() {
+            let message = format!("No canary of revision {} is there: no node is updated", self.current.name);
+            verdict.events.push(("Warning", "NoCanary", message));
+            return Hold::All;
+        }
+        let passes_at = |here: &&Here<'_>| {
+            let pod = here.new.first().filter(|_| here.old.is_empty())?;
+            let (_, since) = self.ready.get(&pod.uid).filter(|_| pod.ready_since.is_some())?;
+            let is_well = pod.trouble.is_none() && !failed.contains_key(&here.node.name);
+            Some(*since + (*soak)?.max(self.wanted.min_ready)).filter(|_| is_well)
+        };
+        // the last of them; nothing if one of them is not available at all
+        let all: Option<Vec<Duration>> = present.map(passes_at).collect();
+        match all.and_then(|all| all.into_iter().max()) {
+            Some(at) if at <= self.now => {
+                let message = format!(
+                    "The {} canaries of revision {} are available: the other nodes are updated",
+                    canaries.len(),
+                    self.current.name
+                );
+                verdict.events.push(("Normal", "CanaryPassed", message));
+                return Hold::Nothing;
+            }
+            Some(at) => verdict.next = Some(verdict.next.map_or(at, |next| next.min(at))),
+            None => {}
+        }
+        Hold::Others(canaries.iter().map(|here| here.node.name.clone()).collect())
     }
 
     /// Whether it was never rolled out completely. One that was, and fails now, is not at fault: what comes before it may fail as well.

@@ -6,7 +6,7 @@
 //! it is neither desired nor unavailable, its pod is left alone, and it is updated when it is back; so a dead node stops no update, and
 //! no pod is deleted while nobody can say that it has ended. Nodes are taken in order of their names.
 //!
-//! A node that is held (its update is stopped, `rollout`) keeps what it runs, and gets a pod of the proven revision if it has none.
+//! A node that is held (its update is stopped, or waits for canaries: `rollout`) keeps what it runs, and gets a pod of the proven revision if it has none.
 //!
 //! Always holds: a pure function of what is known. At most one pod of a set is made for a node, and only once there is none left there
 //! (under `maxSurge` one more), by a name of its own, so that the store refuses a second one, whoever decides it. No pod that serves is
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::super::placing::{self, Node, Placed};
 use super::history;
-use super::rollout::{Hold, Trouble, Verdict};
+use super::rollout::{Trouble, Verdict};
 use crate::value::{condition, text};
 
 /// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.
@@ -299,14 +299,14 @@ impl Planner<'_> {
             here.all.iter().filter(|pod| pod.has_ended() && !pod.is_terminating).map(|pod| (*pod).clone()),
         );
         if here.placed.runs && here.all.is_empty() {
-            if self.is_held() { self.restore(here) } else { self.make(here) }
+            if self.is_held(here) { self.restore(here) } else { self.make(here) }
         }
         for doubles in [&here.old, &here.new] {
             doubles.iter().skip(1).for_each(|pod| self.end(pod));
         }
         if let (Some(old), Some(new), false) = (here.old.first(), here.new.first(), is_surging) {
             // as between a surge and a strategy without
-            let spare = if self.is_available(new) && !self.is_held() { old } else { new };
+            let spare = if self.is_available(new) && !self.is_held(here) { old } else { new };
             self.end(spare);
         }
     }
@@ -317,7 +317,7 @@ impl Planner<'_> {
         let mut candidates = Vec::new();
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
-                (Some(_), None) if self.is_held() => {}
+                (Some(_), None) if self.is_held(here) => {}
                 (Some(old), None) if old.ready_since.is_some() => {
                     candidates.push((self.rank(old), *old));
                 }
@@ -341,7 +341,7 @@ impl Planner<'_> {
         let mut candidates = Vec::new();
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
-                (Some(_), _) if self.is_held() => {}
+                (Some(_), _) if self.is_held(here) => {}
                 (Some(old), Some(new)) if self.is_available(new) => self.end(old),
                 (Some(_), Some(_)) => surging += 1,
                 // one more is made when none is about to go
@@ -357,8 +357,8 @@ impl Planner<'_> {
         }
     }
 
-    fn is_held(&self) -> bool {
-        self.verdict.hold == Hold::All
+    fn is_held(&self, here: &Here<'_>) -> bool {
+        self.verdict.hold.holds(&here.node.name)
     }
 
     /// What is replaced first: pods that are not yet available, then those of a revision that was never complete, so that a run of bad
@@ -540,6 +540,23 @@ mod tests {
             &[],
             &["c-old-2"],
         );
+    }
+
+    #[test]
+    fn revision_that_was_never_complete_is_replaced_first() {
+        let proven = Proven {
+            name: "d-old".into(),
+            hash: "old".into(),
+            template: json!({}),
+            spec: json!({}),
+            was_complete: true,
+        };
+        let one = Wanted { proven: Some(proven), ..wanted(json!(1), json!(0)) };
+        let three = nodes(&["a", "b", "c"]);
+        check(&one, &three, &["a:old:ok", "b:old:ok", "c:bad:ok"], &[], &["c-bad-2"]);
+        check(&one, &three, &["a:old:ready", "b:old:ok", "c:bad:ok"], &[], &["a-old-0"]);
+        let surging = Wanted { strategy: wanted(json!(0), json!(1)).strategy, ..one };
+        check(&surging, &three, &["a:old:ok", "b:old:ok", "c:bad:ok"], &["c"], &[]);
     }
 
     #[test]

@@ -727,6 +727,107 @@ fn roll_back_survives_a_hub_killed_before_the_template() {
     assert_eq!(hub.with_image("i:1"), 3, "{:?}", hub.running());
 }
 
+/// A fleet of five, of which nodes 3 and 4 are canaries.
+fn with_canaries(annotations: &[(&'static str, &'static str)]) -> (Hub, DaemonSets) {
+    let (mut hub, controller) = rolled_out(5, budget(2));
+    for node in ["node-3", "node-4"] {
+        hub.edit(&NODE, "", node, |node| node["metadata"]["labels"]["canary"] = "true".into());
+    }
+    for (key, value) in annotations {
+        hub.annotate(key, value);
+    }
+    (hub, controller)
+}
+
+impl Hub {
+    fn nodes_with(&self, image: &str) -> Vec<String> {
+        let running = self.running();
+        running.into_iter().filter(|(_, images)| *images == [image]).map(|(node, _)| node).collect()
+    }
+}
+
+const CANARY: (&str, &str) = ("kedge.dev/canary-selector", "canary=true");
+
+#[test]
+fn canaries_come_first_and_the_rest_after_the_soak() {
+    let (mut hub, mut controller) = with_canaries(&[CANARY, ("kedge.dev/canary-soak", "60s")]);
+    hub.change_image("i:2");
+    hub.turns(&mut controller, 0..10, |_, _| Fate::Runs);
+    assert_eq!(hub.nodes_with("i:2"), ["node-3", "node-4"]);
+    assert!(hub.status("updatedNumberScheduled") < hub.status("desiredNumberScheduled"));
+    // one that is not ready for a moment, or a hub that is started again, begins the time anew
+    let pod = |hub: &Hub| {
+        let pods = hub.pods();
+        let pod = pods.iter().find(|pod| pod["spec"]["nodeName"] == "node-3").unwrap();
+        pod["metadata"]["name"].as_str().unwrap().to_owned()
+    };
+    let name = pod(&hub);
+    hub.report(&name, "Running", false);
+    hub.turns(&mut controller, [40, 41, 62, 100], |_, _| Fate::Runs);
+    assert_eq!(hub.nodes_with("i:2"), ["node-3", "node-4"]);
+    let mut controller = DaemonSets::default();
+    hub.turns(&mut controller, [110, 150, 169], |_, _| Fate::Runs);
+    assert_eq!(hub.nodes_with("i:2"), ["node-3", "node-4"]);
+    hub.turns(&mut controller, [170, 171], |_, _| Fate::Runs);
+    assert!(hub.nodes_with("i:2").len() < 5 && hub.reasons().contains(&"CanaryPassed".to_owned()));
+    // that they have passed is remembered
+    hub.turns(&mut DaemonSets::default(), 172..180, |_, _| Fate::Runs);
+    assert_eq!(hub.with_image("i:2"), 5);
+    // an undo is not held up
+    hub.change_image("i:1");
+    hub.turns(&mut controller, 200..210, |_, _| Fate::Runs);
+    assert_eq!(hub.with_image("i:1"), 5);
+}
+
+#[test]
+fn canary_that_fails_keeps_the_rest_as_it_was() {
+    for fate in [Fate::Crashes, Fate::RunsBetweenCrashes, Fate::NoImage, Fate::Hangs] {
+        let (mut hub, mut controller) = with_canaries(&[CANARY, ("kedge.dev/max-failures", "off")]);
+        hub.change_image("bad");
+        // a pod that does not serve is not replaced beyond the canaries, and a node that comes gets what was proven
+        let pod = hub.pods()[0]["metadata"]["name"].as_str().unwrap().to_owned();
+        hub.report(&pod, "Running", false);
+        hub.create(&NODE, json!({"metadata": {"name": "late"}}));
+        hub.turns(&mut controller, (0..40).map(|turn| turn * 60), |node, image| {
+            if node == "node-4" && bad(image) { fate } else { Fate::Runs }
+        });
+        assert_eq!(hub.nodes_with("bad"), ["node-3", "node-4"], "{fate:?}");
+        assert_eq!(hub.with_image("i:1"), 4, "{fate:?}");
+        // without the annotation the update goes on
+        hub.annotate("kedge.dev/canary-selector", "");
+        hub.turns(&mut controller, 3000..3020, |_, _| Fate::Runs);
+        assert_eq!(hub.with_image("bad"), 6, "{fate:?}");
+    }
+}
+
+#[test]
+fn bad_canary_annotation_updates_nothing_beyond() {
+    let check = |annotations: &[(&'static str, &'static str)], reason: &str, expect: &[&str]| {
+        let (mut hub, mut controller) = with_canaries(annotations);
+        hub.change_image("i:2");
+        hub.turns(&mut controller, (0..20).map(|turn| turn * 300), |_, _| Fate::Runs);
+        assert_eq!(hub.nodes_with("i:2"), expect, "{annotations:?}");
+        assert!(hub.reasons().iter().any(|found| found == reason), "{annotations:?}");
+        assert!(hub.status("updatedNumberScheduled") < hub.status("desiredNumberScheduled"));
+        hub.annotate("kedge.dev/canary-selector", "canary in (true)");
+        hub.annotate("kedge.dev/canary-soak", "0s");
+        hub.turns(&mut controller, 6000..6020, |_, _| Fate::Runs);
+        assert_eq!(hub.with_image("i:2"), 5, "{annotations:?}");
+    };
+    check(&[("kedge.dev/canary-selector", "a b")], "InvalidAnnotation", &[]);
+    check(&[("kedge.dev/canary-selector", "canary=none")], "NoCanary", &[]);
+    check(&[CANARY, ("kedge.dev/canary-soak", "long")], "InvalidAnnotation", &["node-3", "node-4"]);
+}
+
+#[test]
+fn canaries_that_fail_are_rolled_back() {
+    let (mut hub, mut controller) =
+        with_canaries(&[CANARY, ("kedge.dev/max-failures", "0"), ("kedge.dev/rollback-on-failure", "true")]);
+    hub.change_image("bad");
+    hub.turns(&mut controller, 0..20, all(Fate::Crashes));
+    assert_eq!(hub.with_image("i:1"), 5, "{:?}", hub.running());
+}
+
 /// Upstream #123232: each bad update ended one more healthy pod.
 #[test]
 fn run_of_bad_updates_takes_one_node_at_most() {
