@@ -84,6 +84,7 @@ fn shown(record: &Record, store: &Store, sizes: &BTreeMap<BlobDigest, u64>) -> V
         "compressedBytes": record.size_bytes,
         "diskBytes": bytes,
         "ready": store.whole(record).is_some(),
+        "signatures": record.signatures.len(),
     })
 }
 

@@ -14,6 +14,8 @@ pub enum Sort {
     Unreachable,
     /// The registry does not give it to us, or has none of that name.
     Denied,
+    /// No key that the configuration names has signed it: `SignatureValidationFailed`. A signature may come later.
+    Unsigned,
     /// What the registry sent is not what it should be. Another try may help where a proxy garbled it.
     Bad,
     /// There is no room on the disk, or the disk failed.

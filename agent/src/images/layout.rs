@@ -8,6 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use kedge_core::images::manifest::{Blob, Document, MAX_MANIFEST_BYTES, Offered};
+use kedge_core::images::signature::{Attached, MAX_SIGNATURES};
 use kedge_core::images::{BlobDigest, Reference};
 use kedge_platform::images::open_beneath;
 
@@ -48,13 +49,19 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// The images in it. `name` is what the operator calls the only one, or the one for this node; else each has to have a
-    /// whole reference.
-    pub(super) fn images(&self, name: Option<&Reference>) -> Result<Vec<Named>, PullError> {
+    fn index(&self) -> Result<Vec<Offered>, PullError> {
         let bytes = self.read("index.json")?;
         let index =
             Document::parse(&bytes, None).map_err(|why| self.bad(format_args!("index.json: {why}")))?;
         let Document::Index(offered) = index else { return Err(self.bad("index.json is no index")) };
+        Ok(offered)
+    }
+
+    /// The images in it, without what was attached to them. `name` is what the operator calls the only one, or the one for
+    /// this node; else each has to have a whole reference.
+    pub(super) fn images(&self, name: Option<&Reference>) -> Result<Vec<Named>, PullError> {
+        let mut offered = self.index()?;
+        offered.retain(|entry| Attached::of(entry).is_none());
         match (name, offered.as_slice()) {
             (_, []) => Err(self.bad("index.json lists no image")),
             (Some(name), [only]) => Ok(vec![Named { reference: name.clone(), digest: only.manifest.digest }]),
@@ -80,7 +87,7 @@ impl Layout {
     }
 
     fn open(&self, digest: &BlobDigest) -> Result<File, PullError> {
-        let path = format!("blobs/sha256/{}", digest.hex());
+        let path = blob_path(digest);
         open_beneath(&self.directory, Path::new(&path))
             .map_err(|error| self.bad(format_args!("{path}: {error}")))
     }
@@ -89,7 +96,7 @@ impl Layout {
 impl Source for Layout {
     fn manifest(&mut self, name: &str) -> Result<Fetched, PullError> {
         let digest = BlobDigest::parse(name).map_err(|why| self.bad(why))?;
-        Ok(Fetched { bytes: self.read(&format!("blobs/sha256/{}", digest.hex()))?, content_type: None })
+        Ok(Fetched { bytes: self.read(&blob_path(&digest))?, content_type: None })
     }
 
     fn blob(&mut self, blob: &Blob, from: u64) -> Result<Option<BlobStream>, PullError> {
@@ -98,7 +105,22 @@ impl Source for Layout {
         Ok(Some(BlobStream { starts_at: from, reader: Box::new(file) }))
     }
 
+    fn signatures(&mut self, manifest: &BlobDigest) -> Result<Vec<Vec<u8>>, PullError> {
+        let entries = self.index()?;
+        let may_sign = |entry: &&Offered| Attached::of(entry).is_some_and(|kind| kind.may_sign(manifest));
+        let found = entries.iter().filter(may_sign).take(MAX_SIGNATURES);
+        found.map(|entry| self.read(&blob_path(&entry.manifest.digest))).collect()
+    }
+
+    fn is_at_hand(&self) -> bool {
+        true
+    }
+
     fn shown(&self) -> String {
         self.shown.clone()
     }
+}
+
+fn blob_path(digest: &BlobDigest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
 }

@@ -15,6 +15,7 @@ mod preloaded;
 mod puller;
 mod registry;
 mod roots;
+mod signatures;
 mod source;
 mod store;
 

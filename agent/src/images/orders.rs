@@ -61,6 +61,7 @@ fn reason(sort: Sort) -> FailureReason {
     match sort {
         Sort::Name => FailureReason::InvalidImageName,
         Sort::Never => FailureReason::ImageNeverPull,
+        Sort::Unsigned => FailureReason::ImageSignature,
         Sort::Unreachable | Sort::Denied | Sort::Bad | Sort::Disk | Sort::Cancelled => FailureReason::Other,
     }
 }

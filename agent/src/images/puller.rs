@@ -1,10 +1,11 @@
 //! From a reference to an image that can be run.
 //!
-//! Always holds: mirrors are asked first, then the registry; a layer is fetched only if it is missing, continued where an earlier
+//! Always holds: mirrors are asked first, then the registry; what has to be signed is, before anything but its manifest is fetched; a layer is fetched only if it is missing, continued where an earlier
 //! try ended, compared with its digest, unpacked, made durable; the record comes last. Blobs go once the record stands: on a
 //! device each byte is kept once. What a pull uses it has claimed before: removals go on beside it.
 //! Left to others: which pods wait, and when a failed pull is tried again.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,7 @@ use kedge_core::images::manifest::{self, Blob, Config, Document, ImageConfig, MA
 use kedge_core::images::policy::Decision;
 use kedge_core::images::record::{API_VERSION, Layer, Record};
 use kedge_core::images::settings::Registries;
+use kedge_core::images::signature::Signature;
 use kedge_core::images::{BlobDigest, Platform, PullPolicy, Reference};
 use kedge_platform::images::{
     BlobError, BlobName, Cancelled, Claim, IMPORT, Limits, Part, Step, Unpack, UnpackError,
@@ -30,6 +32,7 @@ use super::error::{PullError, Sort};
 use super::layout::Layout;
 use super::preloaded::Preloaded;
 use super::registry::{Network, Registry};
+use super::signatures;
 use super::source::Source;
 use super::store::{Store, admit, blob_name};
 use crate::errors::chain;
@@ -103,6 +106,8 @@ struct Pull<'a> {
     reference: &'a Reference,
     progress: &'a dyn Fn(Progress),
     fetched_bytes: u64,
+    /// What its source says about its manifest.
+    signatures: BTreeSet<Signature>,
 }
 
 impl Puller {
@@ -155,6 +160,14 @@ impl Puller {
             let records = self.store.records()?;
             records.find(reference).and_then(|record| Some((record.clone(), self.store.whole(record)?)))
         };
+        let judged = present.as_ref().map_or(Ok(()), |(record, _)| self.judge(reference, record));
+        let absent = || match &judged {
+            Ok(()) => never(reference),
+            Err(why) => {
+                PullError::new(Sort::Unsigned, format!("image {reference} is here and not used: {why}"))
+            }
+        };
+        let present = present.filter(|_| judged.is_ok());
         match (policy.decide(reference, present.is_some()), present) {
             (Decision::Use, Some((record, config))) => return Ok(Ready { record, config, fetched_bytes: 0 }),
             // who asks for it anew each time means the registry's
@@ -166,11 +179,11 @@ impl Puller {
                         );
                     }
                     Some(taken) => return taken,
-                    None if decision == Decision::Refuse => return Err(never(reference)),
+                    None if decision == Decision::Refuse => return Err(absent()),
                     None => {}
                 }
             }
-            (Decision::Refuse, _) => return Err(never(reference)),
+            (Decision::Refuse, _) => return Err(absent()),
             _ => {}
         }
         let mut keyring = secrets.clone();
@@ -189,9 +202,19 @@ impl Puller {
             Progress::Resolved { .. } => {}
             step => progress(step),
         };
-        let mut pull = Pull { puller: self, reference, progress: &progress, fetched_bytes: 0 };
+        let mut pull = Pull::new(self, reference, &progress);
         let taken = pull.run(&mut layout, &digest.to_string());
         Some(taken.map(|ready| Ready { fetched_bytes: 0, ..ready }))
+    }
+
+    /// Whether an image that is here may be used under this name.
+    fn judge(&self, reference: &Reference, record: &Record) -> Result<(), String> {
+        self.registries.signatures.judge(
+            reference,
+            &record.manifests(),
+            &record.signatures,
+            &signatures::is_by,
+        )
     }
 
     fn ask_registries(
@@ -206,7 +229,7 @@ impl Puller {
             let credentials = keyring.for_image(&there).into_iter().cloned().collect();
             let mut registry =
                 Registry::new(&self.network, &self.registries, endpoint, reference, credentials);
-            let mut pull = Pull { puller: self, reference, progress, fetched_bytes: 0 };
+            let mut pull = Pull::new(self, reference, progress);
             match pull.run(&mut registry, &reference.manifest_name()) {
                 Err(error) if !error.is_final() => {
                     let text = match failed.take() {
@@ -274,7 +297,7 @@ impl Puller {
     ) -> Result<Vec<Ready>, PullError> {
         let images = layout.images(name)?;
         let taken = images.iter().map(|image| {
-            let mut pull = Pull { puller: self, reference: &image.reference, progress, fetched_bytes: 0 };
+            let mut pull = Pull::new(self, &image.reference, progress);
             pull.run(layout, &image.digest.to_string())
         });
         taken.collect()
@@ -319,10 +342,15 @@ impl Puller {
     }
 }
 
-impl Pull<'_> {
+impl<'a> Pull<'a> {
+    fn new(puller: &'a Puller, reference: &'a Reference, progress: &'a dyn Fn(Progress)) -> Self {
+        Self { puller, reference, progress, fetched_bytes: 0, signatures: BTreeSet::new() }
+    }
+
     /// `name` is the tag or digest by which the source is asked.
     fn run(&mut self, source: &mut dyn Source, name: &str) -> Result<Ready, PullError> {
         let (digest, manifest) = self.resolve(source, name)?;
+        self.signatures = self.signatures(source, digest, &manifest)?;
         let mut claim = match self.known_or_claimed(digest, &manifest)? {
             Ok(ready) => return Ok(ready),
             Err(claim) => claim,
@@ -336,6 +364,37 @@ impl Pull<'_> {
             let _ = self.puller.store.remove_blobs(blobs.filter_map(|blob| blob_name(&blob.digest)));
         }
         taken
+    }
+
+    /// The signatures of what was resolved, where they are asked for: one of them convinces, or one that is known does. From
+    /// a layout also those that nobody asks for now, for a configuration to come.
+    fn signatures(
+        &self,
+        source: &mut dyn Source,
+        digest: BlobDigest,
+        manifest: &Manifest,
+    ) -> Result<BTreeSet<Signature>, PullError> {
+        let policy = &self.puller.registries.signatures;
+        let is_covered = policy.covers(self.reference);
+        if is_covered && self.is_known_as_signed(manifest)? || !is_covered && !source.is_at_hand() {
+            return Ok(BTreeSet::new());
+        }
+        let found = signatures::of(source, &digest)?;
+        let judged =
+            policy.judge(self.reference, &BTreeSet::from([digest]), &found.signatures, &signatures::is_by);
+        judged.map(|()| found.signatures).map_err(|why| {
+            let problem = found.problem.map_or_else(String::new, |problem| format!(" ({problem})"));
+            PullError::new(Sort::Unsigned, format!("{}: manifest {digest}: {why}{problem}", source.shown()))
+        })
+    }
+
+    /// Whether the image is there with a signature that convinces. Its ID covers what its layers unpack to, so it is the same image
+    /// whatever manifest leads to it.
+    fn is_known_as_signed(&self, manifest: &Manifest) -> Result<bool, PullError> {
+        let _hold = self.puller.hold()?;
+        let records = self.puller.store.records()?;
+        let known = records.get(&manifest.config.digest);
+        Ok(known.is_some_and(|record| self.puller.judge(self.reference, record).is_ok()))
     }
 
     /// The image, if it is there; else a claim of its blobs.
@@ -377,6 +436,7 @@ impl Pull<'_> {
             size_bytes: manifest.size_bytes(),
             sequence: 0,
             pulled_unix_secs: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            signatures: BTreeSet::new(),
         };
         {
             let _hold = self.puller.hold()?;
@@ -410,6 +470,7 @@ impl Pull<'_> {
     ) -> Result<Record, PullError> {
         record.names.clear();
         record.digests.clear();
+        record.signatures.clone_from(&self.signatures);
         record.add_names(self.reference, &digest);
         self.puller.store.save(record, config)
     }

@@ -12,11 +12,11 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use kedge_api::excerpt_of;
-use kedge_core::images::Reference;
 use kedge_core::images::challenge::{self, Challenge, MAX_TOKEN_BYTES};
 use kedge_core::images::credentials::Credential;
 use kedge_core::images::manifest::{ACCEPT, Blob, MAX_MANIFEST_BYTES};
 use kedge_core::images::settings::{Endpoint, Registries};
+use kedge_core::images::{BlobDigest, Reference, signature};
 use rustls::RootCertStore;
 use ureq::Agent;
 use ureq::config::AutoHeaderValue;
@@ -37,7 +37,7 @@ const OPEN: Duration = Duration::from_secs(30);
 /// Between two pieces of a body; the download is continued after it.
 const IDLE: Duration = Duration::from_secs(30);
 /// For the whole of a manifest, a token or a refusal: a pull that waits for one holds up those behind it.
-const BODY: Duration = Duration::from_secs(60);
+pub(super) const BODY: Duration = Duration::from_secs(60);
 /// Servers whose connections are kept: the registry, its token server, its store of blobs, one more.
 const MAX_AGENTS: usize = 4;
 /// Most redirects followed for one answer; registries use one.
@@ -385,6 +385,14 @@ impl Source for Registry<'_> {
         Ok(Some(BlobStream { starts_at, reader: Box::new(reader) }))
     }
 
+    fn signatures(&mut self, manifest: &BlobDigest) -> Result<Vec<Vec<u8>>, PullError> {
+        Ok(vec![self.manifest(&signature::tag(manifest))?.bytes])
+    }
+
+    fn is_at_hand(&self) -> bool {
+        false
+    }
+
     fn shown(&self) -> String {
         format!("{}://{}", self.endpoint.scheme(), self.endpoint.server)
     }
@@ -414,7 +422,7 @@ fn body(url: &str, answer: Answer, limit: usize) -> Result<Vec<u8>, PullError> {
 }
 
 /// Everything, or what came until the time was over: the limit of a single read does not end a body that comes byte by byte.
-fn read_within(limit: Duration, mut source: impl Read) -> (Vec<u8>, io::Result<()>) {
+pub(super) fn read_within(limit: Duration, mut source: impl Read) -> (Vec<u8>, io::Result<()>) {
     let end = Instant::now() + limit;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
     loop {

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 
+use kedge_core::images::BlobDigest;
 use kedge_core::images::manifest::Blob;
 
 use super::error::PullError;
@@ -26,6 +27,12 @@ pub(super) trait Source {
 
     /// A blob from byte `from` on; `None`: the source has no such byte.
     fn blob(&mut self, blob: &Blob, from: u64) -> Result<Option<BlobStream>, PullError>;
+
+    /// The manifests that list signatures of this one. `Denied`: there is none.
+    fn signatures(&mut self, manifest: &BlobDigest) -> Result<Vec<Vec<u8>>, PullError>;
+
+    /// Whether it costs no request to ask.
+    fn is_at_hand(&self) -> bool;
 
     /// For messages: the registry or the path.
     fn shown(&self) -> String;

@@ -358,7 +358,11 @@ impl RuntimeLoop {
         let local = ImageOrder { policy: PullPolicy::Never, ..order.clone() };
         puller.perform(&local, &|event| told.borrow_mut().push(event));
         let told = told.into_inner();
-        let is_missing = |event: &PodEvent| matches!(event, PodEvent::Failed { failure, .. } if failure.reason == FailureReason::ImageNeverPull);
+        // a signature may be in the registry
+        let is_missing = |event: &PodEvent| {
+            matches!(event, PodEvent::Failed { failure, .. }
+                if matches!(failure.reason, FailureReason::ImageNeverPull | FailureReason::ImageSignature))
+        };
         if order.policy == PullPolicy::IfNotPresent && told.iter().any(is_missing) {
             self.pulls.put(order);
             return;

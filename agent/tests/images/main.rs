@@ -12,3 +12,4 @@ mod orders;
 mod pull;
 mod real_registry;
 mod setup;
+mod signatures;

@@ -20,7 +20,7 @@ use kedge_core::images::{BlobDigest, Reference};
 use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
 use kedge_rig::registry::{Access, FakeRegistry};
 use kedge_rig::scratch::wait_until;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::archive::{Archive, Image, Packed};
 use super::pull::image;
@@ -36,8 +36,12 @@ fn puller(node: &Node, server: &str) -> (Store, Puller) {
 
 /// The same with a program of the test's that unpacks layers.
 fn pulling(node: &Node, server: &str, program: &Path) -> (Store, Puller) {
+    configured(node, &json!({"insecureRegistries": [server]}), program)
+}
+
+/// The same with this `kedge.images`.
+pub(crate) fn configured(node: &Node, images: &Value, program: &Path) -> (Store, Puller) {
     let store = Store::open(&node.root(), program).unwrap();
-    let images = json!({"insecureRegistries": [server]});
     let options = Options {
         preloaded: node.scratch.join("preloaded"),
         registries: Registries::read(images.as_object(), &mut |_, why| panic!("{why}")),
@@ -49,7 +53,7 @@ fn pulling(node: &Node, server: &str, program: &Path) -> (Store, Puller) {
 }
 
 /// What an order came to, in short.
-fn told(puller: &Puller, image: &str, policy: PullPolicy, secret: &str) -> Vec<String> {
+pub(crate) fn told(puller: &Puller, image: &str, policy: PullPolicy, secret: &str) -> Vec<String> {
     let order = ImageOrder {
         pod: PodUid::new("7f3c").unwrap(),
         container: "app".to_owned(),
@@ -66,6 +70,7 @@ fn told(puller: &Puller, image: &str, policy: PullPolicy, secret: &str) -> Vec<S
             }
             PodEvent::Failed { failure, .. } => match failure.reason {
                 FailureReason::Other => format!("failed {}", failure.message),
+                FailureReason::ImageSignature => format!("unsigned {}", failure.message),
                 reason => format!("{reason:?}"),
             },
             other => format!("{other:?}"),

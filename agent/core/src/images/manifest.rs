@@ -102,6 +102,8 @@ pub struct Offered {
     pub ref_name: Option<String>,
     /// The whole reference, where a tool wrote it (`io.containerd.image.name`).
     pub image_name: Option<String>,
+    /// What `cosign save` says that it is (`kind`).
+    pub kind: Option<String>,
 }
 
 /// What stands behind a tag or a digest.
@@ -141,6 +143,7 @@ struct RawAnnotations {
     ref_name: Option<String>,
     #[serde(rename = "io.containerd.image.name")]
     image_name: Option<String>,
+    kind: Option<String>,
 }
 
 impl RawDescriptor {
@@ -154,6 +157,7 @@ impl RawDescriptor {
             manifest: self.blob()?,
             ref_name: annotations.and_then(|all| all.ref_name.clone()),
             image_name: annotations.and_then(|all| all.image_name.clone()),
+            kind: annotations.and_then(|all| all.kind.clone()),
             platform: self.platform,
         })
     }

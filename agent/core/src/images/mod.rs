@@ -21,6 +21,7 @@ pub mod record;
 pub mod reference;
 pub mod room;
 pub mod settings;
+pub mod signature;
 pub mod throttle;
 
 pub use digest::BlobDigest;
@@ -29,3 +30,4 @@ pub use platform::Platform;
 pub use policy::PullPolicy;
 pub use record::Record;
 pub use reference::Reference;
+pub use signature::SignaturePolicy;

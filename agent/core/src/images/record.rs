@@ -16,11 +16,12 @@ use super::digest::BlobDigest;
 use super::manifest::ImageConfig;
 use super::platform::Platform;
 use super::reference::Reference;
+use super::signature::{MAX_SIGNATURES, Signature};
 use crate::pods;
 
 /// The form of records that this version reads and writes.
 pub const API_VERSION: &str = "kedge.dev/v1";
-/// Longest record: 512 names of about 500 bytes, 127 layers of 170. A start reads all records, so what only a container needs, the
+/// Longest record: 512 names of about 500 bytes, 127 layers of 170, 16 signatures of 8.5 KiB (4 KiB of text, each byte escaped). A start reads all records, so what only a container needs, the
 /// image's config, has a file of its own.
 pub const MAX_RECORD_BYTES: usize = 512 << 10;
 /// Most names of one image, and most digests; of more the alphabetically last of the earlier ones are forgotten. A tag for each
@@ -56,6 +57,9 @@ pub struct Record {
     pub sequence: u64,
     /// By the node's wall clock; shown to people, decides nothing.
     pub pulled_unix_secs: u64,
+    /// What was said about its manifests by whoever signed them; none of it has to be true. An older agent forgets it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub signatures: BTreeSet<Signature>,
 }
 
 impl Record {
@@ -108,6 +112,13 @@ impl Record {
         self.directories(true).into_iter().chain(self.directories(false)).collect()
     }
 
+    /// The manifests that it was resolved from.
+    #[must_use]
+    pub fn manifests(&self) -> BTreeSet<BlobDigest> {
+        let digests = self.digests.iter().filter_map(|name| name.rsplit_once('@'));
+        digests.filter_map(|(_, digest)| BlobDigest::parse(digest).ok()).collect()
+    }
+
     /// As a pod's container takes it; `pulled` is how long the fetching took, and its bytes.
     #[must_use]
     pub fn for_container(&self, config: ImageConfig, pulled: Option<(Duration, u64)>) -> pods::Image {
@@ -126,11 +137,15 @@ impl Record {
 
 /// Adds earlier names while there is room.
 fn keep_bounded(names: &mut BTreeSet<String>, earlier: impl IntoIterator<Item = String>) {
-    for name in earlier {
-        if names.len() >= MAX_NAMES {
+    keep_at_most(MAX_NAMES, names, earlier);
+}
+
+fn keep_at_most<T: Ord>(most: usize, kept: &mut BTreeSet<T>, earlier: impl IntoIterator<Item = T>) {
+    for one in earlier {
+        if kept.len() >= most {
             return;
         }
-        names.insert(name);
+        kept.insert(one);
     }
 }
 
@@ -211,6 +226,7 @@ impl Records {
             keep_bounded(&mut new.digests, earlier.digests.iter().cloned());
             let kept = earlier.names.iter().filter(|name| self.holder_of(name) == Some(earlier));
             keep_bounded(&mut new.names, kept.cloned());
+            keep_at_most(MAX_SIGNATURES, &mut new.signatures, earlier.signatures.iter().cloned());
         }
         let losers =
             self.all.values().filter(|record| record.id != new.id && !record.names.is_disjoint(&new.names));
@@ -226,6 +242,7 @@ impl Records {
             !new.digests.is_subset(&earlier.digests)
                 || new.names.iter().any(|name| self.holder_of(name) != Some(earlier))
                 || new.layers != earlier.layers
+                || !new.signatures.is_subset(&earlier.signatures)
         })
     }
 
@@ -252,6 +269,7 @@ pub(super) mod tests {
             size_bytes: 10,
             sequence,
             pulled_unix_secs: 0,
+            signatures: BTreeSet::new(),
         };
         for name in names {
             record.add_names(&Reference::parse(name).unwrap(), &digest(n));
@@ -289,6 +307,27 @@ pub(super) mod tests {
             assert_eq!(find(&after, &by_digest), Some(old.id));
             assert_eq!(find(&after, &by_digest.replace("r.lan/a", "r.lan/b")), None, "another repository");
         }
+    }
+
+    #[test]
+    fn signatures_of_an_image_are_gathered_and_bounded() {
+        let some = |range: std::ops::Range<usize>| -> BTreeSet<Signature> {
+            let one = |n| serde_json::json!({"payload": format!("{n:02}"), "signature": ""});
+            range.map(|n| serde_json::from_value(one(n)).unwrap()).collect()
+        };
+        let old = Record { signatures: some(0..10), ..record(1, &["r.lan/a:v1"], &[10], 1) };
+        let present = records(std::slice::from_ref(&old));
+        let same = Record { signatures: some(0..3), ..old.clone() };
+        let more = Record { signatures: some(50..60), ..old.clone() };
+        assert!(!present.is_news(&same) && present.is_news(&more));
+        let kept = &present.with_new(more).remove(0).signatures;
+        assert!(
+            kept.len() == MAX_SIGNATURES && kept.is_superset(&some(50..60)),
+            "the new ones first: {kept:?}"
+        );
+        assert_eq!(old.manifests(), BTreeSet::from([BlobDigest::of(&[1])]));
+        let text = String::from_utf8(record(1, &[], &[], 1).to_bytes()).unwrap();
+        assert!(!text.contains("signatures"), "as an older agent wrote it: {text}");
     }
 
     #[test]

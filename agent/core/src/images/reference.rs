@@ -16,7 +16,7 @@ pub const DEFAULT_REGISTRY: &str = "docker.io";
 /// The server behind [`DEFAULT_REGISTRY`].
 pub const DEFAULT_SERVER: &str = "registry-1.docker.io";
 /// An older name of [`DEFAULT_REGISTRY`].
-const LEGACY_REGISTRY: &str = "index.docker.io";
+pub(super) const LEGACY_REGISTRY: &str = "index.docker.io";
 const OFFICIAL: &str = "library/";
 /// The tag meant where neither tag nor digest is given.
 pub const DEFAULT_TAG: &str = "latest";
@@ -170,7 +170,7 @@ pub fn is_registry(text: &str) -> bool {
     is_port && text.len() <= 255 && host.split('.').all(is_label)
 }
 
-fn is_repository(text: &str) -> bool {
+pub(super) fn is_repository(text: &str) -> bool {
     text.len() <= MAX_REPOSITORY_BYTES && text.split('/').all(is_component)
 }
 

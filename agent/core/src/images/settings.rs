@@ -10,6 +10,7 @@ use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
 use super::reference::{DEFAULT_REGISTRY, DEFAULT_SERVER, Reference, is_registry};
+use super::signature::{MAX_KEYS, MAX_RULES, PREFIX_EXPECTED, RULE_EXPECTED, Rule, SignaturePolicy};
 
 /// Most registries that have mirrors, certificate authorities, or are insecure. A site has a few.
 pub const MAX_REGISTRIES: usize = 100;
@@ -63,6 +64,8 @@ pub struct Registries {
     authorities: BTreeMap<String, Authority>,
     /// `credentialsFile`: a Docker `config.json`.
     pub credentials_file: Option<String>,
+    /// Which images need a signature.
+    pub signatures: SignaturePolicy,
 }
 
 impl Registries {
@@ -75,6 +78,7 @@ impl Registries {
             mirrors: read.mirrors(&insecure),
             authorities: read.authorities(),
             credentials_file: read.credentials_file(),
+            signatures: read.signatures(),
             insecure,
         }
     }
@@ -173,15 +177,35 @@ impl Reading<'_> {
         None
     }
 
+    fn signatures(&mut self) -> SignaturePolicy {
+        let mut policy = SignaturePolicy::default();
+        for (prefix, list) in self.present("signaturePolicy", MAX_RULES) {
+            let texts = texts(Some(&list));
+            self.bounded("signaturePolicy", texts.len(), MAX_KEYS);
+            let texts: Vec<&str> = texts.iter().take(MAX_KEYS).map(String::as_str).collect();
+            match Rule::parse(&texts) {
+                Err(text) => self.wrong("signaturePolicy", text, RULE_EXPECTED),
+                Ok(rule) => {
+                    if !policy.add(&prefix, rule) {
+                        self.wrong("signaturePolicy", &prefix, PREFIX_EXPECTED);
+                    }
+                }
+            }
+        }
+        policy
+    }
+
+    /// An object's entries that are not null.
+    fn present(&mut self, field: &str, most: usize) -> Vec<(String, Value)> {
+        let map = self.object.get(field).and_then(Value::as_object).cloned().unwrap_or_default();
+        self.bounded(field, map.len(), most);
+        map.into_iter().filter(|(_, value)| !value.is_null()).take(most).collect()
+    }
+
     /// An object by registry, without entries whose key names none.
     fn entries(&mut self, field: &str) -> Vec<(String, Value)> {
-        let map = self.object.get(field).and_then(Value::as_object).cloned().unwrap_or_default();
-        self.bounded(field, map.len(), MAX_REGISTRIES);
-        let (good, bad): (Vec<_>, Vec<_>) = map
-            .into_iter()
-            .filter(|(_, value)| !value.is_null())
-            .take(MAX_REGISTRIES)
-            .partition(|(registry, _)| is_registry(registry));
+        let all = self.present(field, MAX_REGISTRIES).into_iter();
+        let (good, bad): (Vec<_>, Vec<_>) = all.partition(|(registry, _)| is_registry(registry));
         for (registry, _) in bad {
             self.wrong(field, &registry, "a registry, host or host:port, for each key");
         }
@@ -221,6 +245,7 @@ fn mirror(text: &str, insecure: &BTreeSet<String>) -> Result<Endpoint, &'static 
 
 #[cfg(test)]
 mod tests {
+    use super::super::signature::{ACCEPT_ANYTHING, tests::P256};
     use super::*;
     use serde_json::json;
 
@@ -265,6 +290,16 @@ mod tests {
     }
 
     #[test]
+    fn signature_policy_is_read() {
+        let (found, problems) = read(json!({"signaturePolicy": {"r.lan/team": [P256], "gone.lan": null}}));
+        assert_eq!(problems, [""; 0]);
+        assert!(
+            found.signatures.covers(&image("r.lan/team/app"))
+                && !found.signatures.covers(&image("gone.lan/app"))
+        );
+    }
+
+    #[test]
     fn unusable_value_is_reported() {
         let check = |value: Value, expect: &str| {
             let (_, problems) = read(value);
@@ -280,6 +315,11 @@ mod tests {
         check(json!({"insecureRegistries": vec!["x"; 101]}), "at most 100");
         check(json!({"certificateAuthorities": {"x": "ca.pem"}}), "absolute path");
         check(json!({"credentialsFile": "creds"}), "absolute path");
+        check(json!({"signaturePolicy": {"team": []}}), "signaturePolicy is \"team\", expected a registry");
+        check(json!({"signaturePolicy": {"*": ["/etc/cosign.pub"]}}), "public keys in PEM");
+        check(json!({"signaturePolicy": {"*": vec![P256; 17]}}), "at most 16");
+        check(json!({"signaturePolicy": {"*": [ACCEPT_ANYTHING, P256]}}), "insecureAcceptAnything alone");
+        check(json!({"signaturePolicy": {"r.lan": [], "R.lan:443": []}}), "each once");
         assert_eq!(read(json!({})), Default::default());
     }
 }

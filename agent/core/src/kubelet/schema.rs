@@ -574,6 +574,12 @@ const IMAGES: &[Field] = &[
         "at most 100, each PEM or an absolute path",
     ),
     bounded("credentialsFile", Kind::Text, Default::None, "an absolute path"),
+    bounded(
+        "signaturePolicy",
+        Kind::Map(&LIST_OF_TEXT),
+        Default::None,
+        "at most 100 rules, each at most 16 public keys in PEM (ECDSA P-256 or Ed25519), or insecureAcceptAnything alone",
+    ),
 ];
 
 #[cfg(feature = "fault-injection")]

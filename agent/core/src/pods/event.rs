@@ -323,6 +323,8 @@ pub enum FailureReason {
     InvalidImageName,
     /// Not there, and the policy forbids to fetch it: `ErrImageNeverPull`.
     ImageNeverPull,
+    /// No key that the configuration names has signed it: `SignatureValidationFailed`.
+    ImageSignature,
     /// There, but it cannot be read: `ImageInspectError`.
     ImageInspect,
     /// A volume could not be set up: event `FailedMount`.
