@@ -432,10 +432,16 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             },
             notes: notes.map(|(name, value)| (name.to_owned(), value)).into(),
         };
-        let volume = |name: &str| prepared.volumes.get(name).map(|path| path.display().to_string());
+        let parts = self.node.volumes.bind_parts(&order.key, &order.mounts, &prepared.volumes);
+        let parts = parts.map_err(|why| (FailureReason::Config, why))?;
+        let place = |mount: &pods::Mount| {
+            let index = order.mounts.iter().position(|other| other == mount)?;
+            let place = parts.get(&index).or_else(|| prepared.volumes.get(&mount.volume));
+            place.map(|path| path.display().to_string())
+        };
         let config = |image: &kedge_platform::workloads::UserFiles| {
             let user = users::resolve(&order.image.config.user, &image.passwd, &image.group)?;
-            spec::config(order, &user, &prepared.shared, &machine, &volume)
+            spec::config(order, &user, &prepared.shared, &machine, &place)
         };
         self.workloads.create_container(&container, &config).map_err(|error| match error {
             WorkloadError::Refused(why) => (FailureReason::Config, why),
@@ -457,6 +463,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     fn remove(&mut self, key: &ContainerKey) -> Result<(), Failed> {
         let id = id_of(key);
         self.workloads.remove_container(&id).map_err(other)?;
+        self.node.volumes.unbind_parts(key).map_err(other)?;
         self.starting.remove(&id);
         self.stopping.remove(&id);
         if let Some(prepared) = self.prepared.get(&key.pod) {

@@ -93,7 +93,12 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
         argv: vec!["/web".into()],
         env: Vec::new(),
         working_dir: String::new(),
-        mounts: vec![pods::Mount { volume: "data".into(), path: "/data".into(), read_only: false }],
+        mounts: vec![pods::Mount {
+            volume: "data".into(),
+            path: "/data".into(),
+            read_only: false,
+            sub_path: String::new(),
+        }],
         resources: Resources::default(),
         qos: QosClass::BestEffort,
         stop_signal: "SIGUSR1".into(),

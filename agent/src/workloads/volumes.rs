@@ -2,19 +2,23 @@
 //!
 //! Always holds: what is a secret, or asked to be in memory, is on a tmpfs; a volume that exists keeps its content when the pod is
 //! prepared again, but for the files that the API gives. Removal never leaves the pod's own directory, and follows no link.
-//! Leaves to others: which volumes a container mounts where (core), updates of files while a pod runs.
+//! Leaves to others: which volumes a container mounts where (core), replacing files (`projection`).
 
-use kedge_core::pods::{PodUid, Volume, VolumeFile, VolumeSource};
+mod projection;
+
+use kedge_core::pods::{ContainerKey, Mount, PodUid, Volume, VolumeSource};
 use kedge_platform::trees::{self, Removal};
-use kedge_platform::workloads::{mount_memory, unmount};
+use kedge_platform::workloads::{bind_below, mount_memory, unmount};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-/// What a tmpfs for files of the API holds at most: a Secret has 1 MiB of data, and some names.
-const FILES_BYTES: u64 = 4 * 1024 * 1024;
+/// What a tmpfs for files of the API holds at most: all of a pod's (16 MiB), old and new while they are replaced, and their names.
+const FILES_BYTES: u64 = 40 * 1024 * 1024;
+/// Below a pod's directory in memory: parts of volumes that its containers mount. No volume has this name.
+const PARTS: &str = ".parts";
 
 /// Where volumes are kept.
 #[derive(Debug, Clone)]
@@ -59,16 +63,62 @@ impl Places {
                 mount_memory(&path, memory_of(*size_limit, most_memory), 0o777)?;
                 Ok(path)
             }
-            VolumeSource::Files { files, secret } => {
-                let path = directory(&at(if *secret { &self.memory } else { &self.disk }), 0o755)?;
-                if *secret {
+            VolumeSource::Files { files, memory } => {
+                let path = directory(&at(if *memory { &self.memory } else { &self.disk }), 0o755)?;
+                if *memory {
                     mount_memory(&path, FILES_BYTES, 0o755)?;
                 }
-                files.iter().try_for_each(|file| write(&path, file))?;
+                projection::replace(&path, files)?;
                 Ok(path)
             }
             VolumeSource::HostPath { path, kind } => host_path(Path::new(path), kind),
         }
+    }
+
+    /// Where the mounts of a run of a container are that have a part of a volume only, by their place in the list; `volumes` as made.
+    ///
+    /// # Errors
+    /// One cannot be bound: which, and why, in upstream's words.
+    pub fn bind_parts(
+        &self,
+        key: &ContainerKey,
+        mounts: &[Mount],
+        volumes: &BTreeMap<String, PathBuf>,
+    ) -> Result<BTreeMap<usize, PathBuf>, String> {
+        let mut bound = BTreeMap::new();
+        let parts = self.parts_of(key);
+        for (index, mount) in mounts.iter().enumerate().filter(|(_, mount)| !mount.sub_path.is_empty()) {
+            let Some(volume) = volumes.get(&mount.volume) else { continue };
+            let target = parts.join(index.to_string());
+            let done = directory(&parts, 0o700)
+                // an earlier try to create it
+                .and_then(|_| unmount(&target))
+                .and_then(|()| trees::remove(&target))
+                .and_then(|()| bind_below(volume, Path::new(&mount.sub_path), &target));
+            done.map_err(|error| {
+                format!(
+                    "failed to prepare subPath for volumeMount {:?} of container {:?}: {:?}: {error}",
+                    mount.volume, key.container, mount.sub_path
+                )
+            })?;
+            bound.insert(index, target);
+        }
+        Ok(bound)
+    }
+
+    /// Gives up what was bound for a run of a container.
+    ///
+    /// # Errors
+    /// Something is left: which, and why.
+    pub fn unbind_parts(&self, key: &ContainerKey) -> Result<(), String> {
+        let parts = self.parts_of(key);
+        drop_parts(&parts)
+            .map_err(|error| format!("unmount parts of volumes in {}: {error}", parts.display()))
+    }
+
+    fn parts_of(&self, key: &ContainerKey) -> PathBuf {
+        let run = format!("{}-{}", key.container, key.attempt);
+        self.memory.join(key.pod.as_str()).join(PARTS).join(run)
     }
 
     /// Removes a pod's volumes, but for the host's own paths; those on the disk by `removal`, which is for [`Places::disk`].
@@ -78,6 +128,10 @@ impl Places {
     pub fn remove(&self, pod: &PodUid, removal: &mut Removal) -> Result<(), String> {
         let failed = |path: &Path, error: io::Error| format!("remove volumes in {}: {error}", path.display());
         let memory = self.memory.join(pod.as_str());
+        for container in names(&memory.join(PARTS)) {
+            let parts = memory.join(PARTS).join(container);
+            drop_parts(&parts).map_err(|error| failed(&parts, error))?;
+        }
         for entry in fs::read_dir(&memory).into_iter().flatten().flatten() {
             unmount(&entry.path()).map_err(|error| failed(&entry.path(), error))?;
         }
@@ -92,30 +146,21 @@ fn memory_of(size_limit: Option<u64>, most: u64) -> u64 {
     size_limit.filter(|bytes| *bytes > 0).map_or(most, |bytes| bytes.min(most))
 }
 
+fn drop_parts(parts: &Path) -> io::Result<()> {
+    names(parts).iter().try_for_each(|part| unmount(&parts.join(part)))?;
+    trees::remove(parts)
+}
+
+fn names(directory: &Path) -> Vec<std::ffi::OsString> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
+}
+
 fn directory(path: &Path, mode: u32) -> io::Result<PathBuf> {
     if !path.is_dir() {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         fs::set_permissions(path, Permissions::from_mode(mode))?;
     }
     Ok(path.to_owned())
-}
-
-/// Replaces the file in one step; the names come from the API.
-fn write(root: &Path, file: &VolumeFile) -> io::Result<()> {
-    let relative = Path::new(&file.path);
-    let is_inside = relative.components().all(|part| matches!(part, Component::Normal(_)));
-    let (Some(name), true) = (relative.file_name(), is_inside) else {
-        return Err(io::Error::other(format!("{:?} leaves the volume", file.path)));
-    };
-    let parent = relative.parent().map(|parent| root.join(parent)).unwrap_or_else(|| root.to_owned());
-    DirBuilder::new().recursive(true).mode(0o755).create(&parent)?;
-    let temporary = parent.join(".kedge-new");
-    let _ = fs::remove_file(&temporary);
-    let mut written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    written.write_all(&file.content)?;
-    // not by the mode above, which the umask narrows
-    written.set_permissions(Permissions::from_mode(file.mode & 0o777))?;
-    fs::rename(&temporary, parent.join(name))
 }
 
 /// A path of the host, made or checked as its type says.
@@ -159,6 +204,7 @@ fn host_path(path: &Path, kind: &str) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_core::pods::VolumeFile;
     use kedge_rig::Scratch;
 
     const MEMORY: u64 = 1 << 20;
@@ -178,7 +224,7 @@ mod tests {
         let pod = PodUid::new("u").unwrap();
         let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };
         let make = |content: &str| {
-            let files = VolumeSource::Files { files: vec![file("a/b.conf", content)], secret: false };
+            let files = VolumeSource::Files { files: vec![file("a/b.conf", content)], memory: false };
             places.make(&pod, &[volume("data", empty.clone()), volume("config", files)], MEMORY).unwrap()
         };
         let made = make("one");
@@ -211,7 +257,7 @@ mod tests {
         let places = Places { disk: scratch.join("disk"), memory: scratch.join("memory") };
         let pod = PodUid::new("u").unwrap();
         for path in ["../x", "/x", "a/../../x", "", "."] {
-            let files = VolumeSource::Files { files: vec![file(path, "")], secret: false };
+            let files = VolumeSource::Files { files: vec![file(path, "")], memory: false };
             assert!(places.make(&pod, &[volume("v", files)], MEMORY).is_err(), "{path:?}");
         }
         let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };

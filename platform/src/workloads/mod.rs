@@ -40,7 +40,7 @@ pub use pause::pause;
 pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
 pub use probe::{Board, probe};
 pub use records::{ContainerExit, LogOrder};
-pub use rootfs::{UserFiles, mount_memory, unmount};
+pub use rootfs::{UserFiles, bind_below, mount_memory, unmount};
 pub use shim::shim;
 
 /// Longest name of a pod's UID or a container: both become file names, and parts of crun's.

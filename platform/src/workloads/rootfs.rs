@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{
     DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
@@ -16,9 +17,9 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::ResolveFlag;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::stat::{Mode, SFlag, mknod};
+use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
 
 use super::WorkloadError;
 use crate::linux::{find_file, read_up_to, reopen};
@@ -231,6 +232,60 @@ pub fn mount_memory(place: &Path, limit_bytes: u64, mode: u32) -> io::Result<()>
     Ok(mount(Some("tmpfs"), place, Some("tmpfs"), flags, Some(options.as_str()))?)
 }
 
+/// Binds what lies at `below` in a volume to `target`, an empty directory of our own that exists, or a file if it is one. What is
+/// missing on the way is made as directories like the volume's. Containers write to the volume meanwhile: no link may lead out of
+/// it, and what is bound is what was found, whatever lies there afterwards.
+///
+/// # Errors
+/// A link leads out of the volume, something on the way is no directory, or the kernel refused.
+pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> {
+    let root = fs::OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(volume)?;
+    let found = match open_below(&root, below) {
+        Err(Errno::ENOENT) => make_below(&root, below)?,
+        found => found?,
+    };
+    match found.metadata()?.is_dir() {
+        true => make_plain_directory(target, 0o700)?,
+        false => {
+            drop(fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(target)?)
+        }
+    }
+    let source = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let none = None::<&str>;
+    Ok(mount(Some(source.as_str()), target, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?)
+}
+
+fn open_below(root: &File, path: &Path) -> nix::Result<File> {
+    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
+    openat2(root, path, how).map(File::from)
+}
+
+/// Directories are made by their parent's descriptor and opened without following a link, so one that takes their place is an error.
+fn make_below(root: &File, path: &Path) -> io::Result<File> {
+    let mode = root.metadata()?.permissions().mode() & 0o7777;
+    let (mut walked, mut parent) = (PathBuf::new(), root.try_clone()?);
+    for part in path.components() {
+        walked.push(part);
+        parent = match open_below(root, &walked) {
+            Ok(found) => found,
+            Err(Errno::ENOENT) => {
+                match mkdirat(&parent, part.as_os_str(), Mode::S_IRWXU) {
+                    Err(Errno::EEXIST) | Ok(()) => {}
+                    Err(error) => return Err(error.into()),
+                }
+                let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+                let made = File::from(openat(&parent, part.as_os_str(), flags, Mode::empty())?);
+                // not by the mode above, which the umask narrows
+                made.set_permissions(fs::Permissions::from_mode(mode))?;
+                made
+            }
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(parent)
+}
+
 /// The user files as the container will see them. An image without them is fine.
 pub(super) fn user_files(root: &Path) -> Result<UserFiles, WorkloadError> {
     let root_fd = File::open(root).map_err(super::on("open", root))?;
@@ -265,6 +320,40 @@ mod tests {
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         path
+    }
+
+    #[test]
+    fn path_below_a_volume_never_leaves_it() {
+        let place = place("below");
+        let volume = place.join("volume");
+        fs::create_dir_all(volume.join("inside")).unwrap();
+        fs::create_dir_all(place.join("outside")).unwrap();
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o2771)).unwrap();
+        let link = |target: &str, name: &str| {
+            std::os::unix::fs::symlink(target, volume.join(name)).unwrap();
+        };
+        link("../outside", "up");
+        link(place.join("outside").to_str().unwrap(), "absolute");
+        link("inside", "within");
+        link("nowhere", "dangling");
+        link("/proc/self/fd/0", "magic");
+        let root = File::open(&volume).unwrap();
+        let made = |path: &str| match open_below(&root, Path::new(path)) {
+            Err(Errno::ENOENT) => make_below(&root, Path::new(path)),
+            found => found.map_err(io::Error::from),
+        };
+        for path in ["up", "up/x", "absolute", "absolute/x", "dangling", "dangling/x", "magic", "../outside"]
+        {
+            assert!(made(path).is_err(), "{path}");
+        }
+        assert!(fs::read_dir(place.join("outside")).unwrap().next().is_none(), "nothing was made outside");
+        for path in ["within", "within/x/y", "a/b"] {
+            assert!(made(path).unwrap().metadata().unwrap().is_dir(), "{path}");
+        }
+        assert!(volume.join("inside/x/y").is_dir());
+        let mode = fs::metadata(volume.join("a/b")).unwrap().mode() & 0o7777;
+        assert_eq!(mode, 0o2771, "as the volume");
+        fs::remove_dir_all(place).unwrap();
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! escapes, unknown references stay as they are); values from objects are not expanded. Leaves to others: the user, `HOSTNAME`
 //! and `PATH` of a container that has none (the runtime).
 
-use crate::pods::event::{ImageConfig, ObjectKind, ObjectName};
+use crate::pods::event::{ImageConfig, Mount, NodeFacts, ObjectKind, ObjectName};
+use crate::pods::fields;
 use crate::pods::objects::{Data, Found, Objects};
-use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod};
+use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod, VolumeMount};
+use crate::pods::volumes::{has_way_up, plain_path};
 use std::collections::BTreeMap;
 
 /// Longest word of a command, or variable with its name: Linux' `MAX_ARG_STRLEN` without the NUL, beyond which nothing can be
@@ -29,8 +31,7 @@ pub(crate) enum EnvProblem {
 pub(crate) struct Sources<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) objects: &'a Objects,
-    pub(crate) node_name: &'a str,
-    pub(crate) host_ip: &'a str,
+    pub(crate) node: &'a NodeFacts,
     pub(crate) pod_ips: &'a [String],
 }
 
@@ -89,6 +90,60 @@ pub(crate) fn argv(
     Ok(argv)
 }
 
+/// The mounts of a container, with `subPathExpr` expanded. Files of the API are read only whatever the mount says, as upstream.
+pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec<Mount>, EnvProblem> {
+    let volumes = &sources.pod.spec.volumes;
+    let has_files =
+        |name: &str| volumes.iter().any(|volume| volume.name == *name && volume.file_sources().is_some());
+    let mut known = None;
+    let mut mounts = vec![];
+    for mount in &container.volume_mounts {
+        let VolumeMount { name, mount_path, sub_path_expr, .. } = mount;
+        let sub_path = if sub_path_expr.is_empty() {
+            mount.sub_path.clone()
+        } else {
+            let known = match &mut known {
+                Some(known) => known,
+                none => none.insert(own_variables(container, sources)?.into_iter().collect()),
+            };
+            expanded_path(sub_path_expr, known)?
+        };
+        mounts.push(Mount {
+            volume: name.clone(),
+            path: mount_path.clone(),
+            read_only: mount.read_only || has_files(name),
+            sub_path: plain_path(&sub_path),
+        });
+    }
+    Ok(mounts)
+}
+
+/// Unlike elsewhere an unknown name is an error: the directory would have another pod's name, or none.
+fn expanded_path(expression: &str, known: &BTreeMap<String, String>) -> Result<String, EnvProblem> {
+    let mut unknown = None;
+    let path = expand_with(expression, |name| {
+        let value = known.get(name);
+        if value.is_none() {
+            unknown.get_or_insert_with(|| name.to_owned());
+        }
+        value.map(String::as_str)
+    });
+    if let Some(name) = unknown {
+        return Err(EnvProblem::Config(format!("missing value for {:?}", kedge_api::excerpt(&name))));
+    }
+    let path = path.ok_or_else(|| too_long("subPathExpr"))?;
+    let shown = kedge_api::excerpt(&path);
+    if path.starts_with('/') {
+        return Err(EnvProblem::Config(format!("error subPath `{shown}` must not be an absolute path")));
+    }
+    if has_way_up(&path) || path.contains('\0') {
+        return Err(EnvProblem::Config(format!(
+            "unable to provision SubPath `{shown}`: must not contain '..'"
+        )));
+    }
+    Ok(path)
+}
+
 fn too_long(what: &str) -> EnvProblem {
     EnvProblem::Config(format!("{what} is longer than {LONGEST_TEXT} bytes"))
 }
@@ -125,7 +180,7 @@ fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(St
                 let value = expand(&variable.value, &defined.known);
                 Some(value.ok_or_else(|| too_long(&shown(&variable.name)))?)
             }
-            Some(source) => value_from(source, sources)?,
+            Some(source) => value_from(source, container, sources)?,
         };
         if let Some(value) = value {
             defined.add(variable.name.clone(), value)?;
@@ -180,13 +235,30 @@ fn text(value: &[u8]) -> Result<String, EnvProblem> {
     text.map_err(|_| EnvProblem::Config("a value for a variable is not UTF-8".into()))
 }
 
-fn value_from(source: &EnvSource, sources: &Sources<'_>) -> Result<Option<String>, EnvProblem> {
+fn value_from(
+    source: &EnvSource,
+    container: &Container,
+    sources: &Sources<'_>,
+) -> Result<Option<String>, EnvProblem> {
+    let Sources { pod, node, pod_ips, .. } = sources;
     match source {
         EnvSource { config_map_key_ref: Some(selector), .. } => {
             key_of(ObjectKind::ConfigMap, selector, sources)
         }
         EnvSource { secret_key_ref: Some(selector), .. } => key_of(ObjectKind::Secret, selector, sources),
-        EnvSource { field_ref: Some(field), .. } => field_of(&field.field_path, sources).map(Some),
+        EnvSource { field_ref: Some(field), .. } => {
+            let value = fields::of_variable(&field.field_path, pod, node, pod_ips);
+            value.map(Some).map_err(EnvProblem::Config)
+        }
+        EnvSource { resource_field_ref: Some(selector), .. } => {
+            let named = &selector.container_name;
+            let of = pod.spec.all_containers().find(|other| other.name == *named);
+            let of = if named.is_empty() { Some(container) } else { of };
+            let of = of.ok_or_else(|| {
+                EnvProblem::Config(format!("container {} not found in pod", kedge_api::excerpt(named)))
+            })?;
+            fields::of_resource(selector, of, node).map(Some).map_err(EnvProblem::Config)
+        }
         _ => Err(EnvProblem::Config("valueFrom has no source".into())),
     }
 }
@@ -230,34 +302,12 @@ fn data_of<'a>(
     }
 }
 
-fn field_of(path: &str, sources: &Sources<'_>) -> Result<String, EnvProblem> {
-    let pod = sources.pod;
-    let keyed = |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']");
-    let of = |map: &BTreeMap<String, String>, key: &str| map.get(key).cloned().unwrap_or_default();
-    Ok(match path {
-        "metadata.name" => pod.name.clone(),
-        "metadata.namespace" => pod.namespace.clone(),
-        "metadata.uid" => pod.uid.as_str().to_owned(),
-        "spec.nodeName" => sources.node_name.to_owned(),
-        "spec.serviceAccountName" => pod.spec.service_account_name.clone(),
-        "status.hostIP" | "status.hostIPs" => sources.host_ip.to_owned(),
-        "status.podIP" => sources.pod_ips.first().cloned().unwrap_or_default(),
-        "status.podIPs" => sources.pod_ips.join(","),
-        _ => match (keyed("metadata.labels"), keyed("metadata.annotations")) {
-            (Some(key), _) => of(&pod.labels, key),
-            (None, Some(key)) => of(&pod.annotations, key),
-            (None, None) => {
-                return Err(EnvProblem::Config(format!(
-                    "unsupported fieldPath: {}",
-                    kedge_api::excerpt(path)
-                )));
-            }
-        },
-    })
-}
-
 /// `$(NAME)` of a known name becomes its value, `$$` one `$`; anything else stays. None: longer than `LONGEST_TEXT`.
 fn expand(input: &str, known: &BTreeMap<String, String>) -> Option<String> {
+    expand_with(input, |name| known.get(name).map(String::as_str))
+}
+
+fn expand_with<'a>(input: &str, mut known: impl FnMut(&str) -> Option<&'a str>) -> Option<String> {
     let mut output = String::new();
     let mut rest = input;
     // looked for once: each `$(` of a text without it would search the rest of the text again
@@ -278,7 +328,7 @@ fn expand(input: &str, known: &BTreeMap<String, String>) -> Option<String> {
         let reference = opened.and_then(|after| after.split_once(')'));
         match reference {
             Some((name, after)) => {
-                match known.get(name) {
+                match known(name) {
                     Some(value) => output.push_str(value),
                     None => output.push_str(&format!("$({name})")),
                 }
@@ -304,7 +354,8 @@ mod tests {
     fn pod(container: Value) -> Pod {
         Pod::read(&json!({
             "metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {"app": "x"}},
-            "spec": {"containers": [container]}
+            "spec": {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "f", "downwardAPI": {}}],
+                "containers": [container]}
         }))
         .unwrap()
     }
@@ -331,8 +382,13 @@ mod tests {
     fn with<T>(container: Value, run: impl FnOnce(&Container, &Sources<'_>) -> T) -> T {
         let (pod, objects) = (pod(container), objects());
         let ips = ["10.0.0.2".to_owned()];
-        let sources =
-            Sources { pod: &pod, objects: &objects, node_name: "edge", host_ip: "10.0.0.1", pod_ips: &ips };
+        let node = NodeFacts {
+            name: "edge".into(),
+            addresses: vec!["10.0.0.1".into()],
+            cpu_milli: 4000,
+            ..NodeFacts::default()
+        };
+        let sources = Sources { pod: &pod, objects: &objects, node: &node, pod_ips: &ips };
         run(&pod.spec.containers[0], &sources)
     }
 
@@ -419,6 +475,7 @@ mod tests {
         assert_eq!(value(json!({"fieldRef": {"fieldPath": "metadata.labels['app']"}})), "x");
         assert_eq!(value(json!({"fieldRef": {"fieldPath": "spec.nodeName"}})), "edge");
         assert_eq!(value(json!({"fieldRef": {"fieldPath": "status.podIP"}})), "10.0.0.2");
+        assert_eq!(value(json!({"resourceFieldRef": {"resource": "limits.cpu"}})), "4");
         let error = |source: Value| match from(source) {
             Err(EnvProblem::Config(why)) => why,
             other => panic!("{other:?}"),
@@ -435,6 +492,34 @@ mod tests {
         assert_eq!(from(optional).unwrap().len(), 2, "the image's alone");
         let unread = from(json!({"configMapKeyRef": {"name": "unread", "key": "k", "optional": true}}));
         assert_eq!(unread, Err(EnvProblem::Awaited), "unknown is not missing");
+    }
+
+    #[test]
+    fn sub_path_is_expanded_and_stays_inside() {
+        let of = |mount: Value| {
+            let container = json!({"name": "a", "env": [{"name": "A", "value": "x/y"}, {"name": "UP", "value": ".."},
+                {"name": "ROOT", "value": "/"}], "volumeMounts": [mount]});
+            with(container, mounts).map(|mut mounts| mounts.pop().unwrap())
+        };
+        let check = |given: &str, expect: Result<&str, &str>| {
+            let found = of(json!({"name": "v", "mountPath": "/m", "subPathExpr": given}));
+            match (found, expect) {
+                (Ok(mount), Ok(expect)) => assert_eq!(mount.sub_path, expect, "{given}"),
+                (Err(EnvProblem::Config(why)), Err(expect)) => {
+                    assert!(why.contains(expect), "{given}: {why}")
+                }
+                (found, _) => panic!("{given}: {found:?}"),
+            }
+        };
+        check("$(A)/z", Ok("x/y/z"));
+        check("./$(A)//", Ok("x/y"));
+        check("$$(A)", Ok("$(A)"));
+        check("$(B)", Err("missing value for \"B\""));
+        check("$(UP)/z", Err("must not contain '..'"));
+        check("$(ROOT)etc", Err("absolute"));
+        let plain = of(json!({"name": "v", "mountPath": "/m", "subPath": "$(A)"})).unwrap();
+        assert!(plain.sub_path == "$(A)" && !plain.read_only, "{plain:?}");
+        assert!(of(json!({"name": "f", "mountPath": "/m"})).unwrap().read_only, "files of the API");
     }
 
     #[test]

@@ -431,14 +431,14 @@ pub enum VolumeSource {
     /// A path of the host; `kind` as upstream: empty, `DirectoryOrCreate`, `Directory`, `FileOrCreate`, `File`, `Socket`,
     /// `CharDevice`, `BlockDevice`.
     HostPath { path: String, kind: String },
-    /// These files, read only, in a tmpfs if they are `secret`.
-    Files { files: Vec<VolumeFile>, secret: bool },
+    /// These files and no others, read only and replaced all at once; in a tmpfs if `memory`.
+    Files { files: Vec<VolumeFile>, memory: bool },
 }
 
-/// A file of a ConfigMap's or a Secret's volume.
+/// A file that the API gives: of a ConfigMap, a Secret, or about the pod itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeFile {
-    /// Relative, without `..`.
+    /// Relative, without `..`; its first part does not begin with `..`.
     pub path: String,
     pub mode: u32,
     pub content: Vec<u8>,
@@ -474,6 +474,9 @@ pub struct Mount {
     /// Absolute, in the container.
     pub path: String,
     pub read_only: bool,
+    /// What of the volume: relative, without `..`; made as a directory if it is not there. No link of the volume may lead out of
+    /// it. Empty: all.
+    pub sub_path: String,
 }
 
 /// Requests and limits, None where none was given.

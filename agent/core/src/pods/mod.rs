@@ -12,6 +12,7 @@ mod backoff;
 mod ending;
 mod environment;
 mod event;
+mod fields;
 mod life;
 mod objects;
 mod record;

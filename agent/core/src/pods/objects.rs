@@ -8,7 +8,7 @@
 use crate::config::digest::Digest;
 use crate::event::Now;
 use crate::pods::event::{DesiredFile, ObjectKind, ObjectName, ObjectRead, PodAction};
-use crate::pods::spec::{Pod, PodSpec};
+use crate::pods::spec::{FileSource, Pod, PodSpec};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
@@ -318,11 +318,10 @@ pub(crate) fn needed_by(pod: &Pod) -> BTreeSet<ObjectName> {
         }
     };
     for volume in volumes {
-        if let Some(source) = &volume.config_map {
-            add(ObjectKind::ConfigMap, &source.name);
-        }
-        if let Some(source) = &volume.secret {
-            add(ObjectKind::Secret, &source.name);
+        for source in volume.file_sources().into_iter().flatten() {
+            if let FileSource::Object(kind, object) = source {
+                add(kind, &object.name);
+            }
         }
     }
     for secret in image_pull_secrets {

@@ -3,7 +3,7 @@
 //! Always holds: names that become file names or map keys are checked here, and only here; what could not be read is an error with
 //! the path of the field. Leaves to others: which fields are served (`table`), what they mean.
 
-use crate::pods::event::{PodRef, PodUid, PullPolicy};
+use crate::pods::event::{ObjectKind, PodRef, PodUid, PullPolicy};
 use kedge_api::{Timestamp, names};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -275,12 +275,24 @@ pub(crate) struct EnvSource {
     pub(crate) config_map_key_ref: Option<KeySelector>,
     pub(crate) secret_key_ref: Option<KeySelector>,
     pub(crate) field_ref: Option<FieldRef>,
+    pub(crate) resource_field_ref: Option<ResourceFieldRef>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct FieldRef {
     pub(crate) field_path: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ResourceFieldRef {
+    /// Empty for a variable: its own container.
+    pub(crate) container_name: String,
+    /// Such as `limits.cpu`.
+    pub(crate) resource: String,
+    /// A quantity; null: 1.
+    pub(crate) divisor: Value,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -330,6 +342,8 @@ pub(crate) struct VolumeMount {
     pub(crate) name: String,
     pub(crate) mount_path: String,
     pub(crate) read_only: bool,
+    pub(crate) sub_path: String,
+    pub(crate) sub_path_expr: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -340,6 +354,89 @@ pub(crate) struct VolumeSpec {
     pub(crate) host_path: Option<HostPath>,
     pub(crate) config_map: Option<ObjectVolume>,
     pub(crate) secret: Option<ObjectVolume>,
+    #[serde(rename = "downwardAPI")]
+    pub(crate) downward_api: Option<DownwardVolume>,
+    pub(crate) projected: Option<ProjectedVolume>,
+}
+
+/// One source of a volume's files.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum FileSource<'a> {
+    Object(ObjectKind, &'a ObjectVolume),
+    Downward(&'a [DownwardFile]),
+}
+
+impl VolumeSpec {
+    /// Where its files come from; None: it is no volume of files.
+    pub(crate) fn file_sources(&self) -> Option<Vec<FileSource<'_>>> {
+        match self {
+            Self { config_map: Some(source), .. } => {
+                Some(vec![FileSource::Object(ObjectKind::ConfigMap, source)])
+            }
+            Self { secret: Some(source), .. } => Some(vec![FileSource::Object(ObjectKind::Secret, source)]),
+            Self { downward_api: Some(volume), .. } => Some(vec![FileSource::Downward(&volume.items)]),
+            Self { projected: Some(volume), .. } => {
+                Some(volume.sources.iter().filter_map(Projection::source).collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// `defaultMode` of a volume of files.
+    pub(crate) fn default_mode(&self) -> Option<u32> {
+        let object = self.config_map.as_ref().or(self.secret.as_ref());
+        let object = object.and_then(|source| source.default_mode);
+        let downward = self.downward_api.as_ref().and_then(|volume| volume.default_mode);
+        object.or(downward).or(self.projected.as_ref().and_then(|volume| volume.default_mode))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct DownwardVolume {
+    pub(crate) items: Vec<DownwardFile>,
+    pub(crate) default_mode: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct DownwardFile {
+    pub(crate) path: String,
+    pub(crate) field_ref: Option<FieldRef>,
+    pub(crate) resource_field_ref: Option<ResourceFieldRef>,
+    pub(crate) mode: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ProjectedVolume {
+    pub(crate) sources: Vec<Projection>,
+    pub(crate) default_mode: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Projection {
+    pub(crate) config_map: Option<ObjectVolume>,
+    pub(crate) secret: Option<ObjectVolume>,
+    #[serde(rename = "downwardAPI")]
+    pub(crate) downward_api: Option<DownwardVolume>,
+}
+
+impl Projection {
+    pub(crate) fn count(&self) -> usize {
+        let sources = [self.config_map.is_some(), self.secret.is_some(), self.downward_api.is_some()];
+        sources.into_iter().filter(|is_given| *is_given).count()
+    }
+
+    fn source(&self) -> Option<FileSource<'_>> {
+        match self {
+            Self { config_map: Some(source), .. } => Some(FileSource::Object(ObjectKind::ConfigMap, source)),
+            Self { secret: Some(source), .. } => Some(FileSource::Object(ObjectKind::Secret, source)),
+            Self { downward_api: Some(volume), .. } => Some(FileSource::Downward(&volume.items)),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -357,7 +454,7 @@ pub(crate) struct HostPath {
     pub(crate) kind: String,
 }
 
-/// A ConfigMap's or a Secret's volume.
+/// A ConfigMap's or a Secret's volume, or its part of a projected one.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ObjectVolume {

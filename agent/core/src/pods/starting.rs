@@ -179,7 +179,7 @@ impl Life {
         if !Self::are_objects_settled(pod, ctx) {
             return false;
         }
-        let volumes = match volumes::volumes(pod, ctx.objects) {
+        let volumes = match volumes::volumes(pod, ctx.objects, node) {
             Ok(volumes) => volumes,
             Err(VolumeProblem::Awaited) => return false,
             Err(VolumeProblem::Failed(why)) => {
@@ -379,19 +379,15 @@ impl Life {
         if !Self::are_objects_settled(pod, ctx) {
             return;
         }
-        let host_ip = ctx.node.and_then(|node| node.addresses.first()).cloned().unwrap_or_default();
-        let own_ip =
-            if pod.spec.host_network { vec![host_ip.clone()] } else { self.network.addresses.clone() };
-        let sources = Sources {
-            pod,
-            objects: ctx.objects,
-            node_name: ctx.node.map_or("", |node| node.name.as_str()),
-            host_ip: &host_ip,
-            pod_ips: &own_ip,
-        };
-        let made = environment::variables(spec, &image.config, &sources)
-            .and_then(|env| Ok((env, environment::argv(spec, &image.config, &sources)?)));
-        let (env, argv) = match made {
+        let Some(node) = ctx.node else { return };
+        let host_ip = &node.addresses[..node.addresses.len().min(1)];
+        let pod_ips = if pod.spec.host_network { host_ip } else { &self.network.addresses };
+        let sources = Sources { pod, objects: ctx.objects, node, pod_ips };
+        let made = environment::variables(spec, &image.config, &sources).and_then(|env| {
+            let argv = environment::argv(spec, &image.config, &sources)?;
+            Ok((env, argv, environment::mounts(spec, &sources)?))
+        });
+        let (env, argv, mounts) = match made {
             Ok(made) => made,
             Err(EnvProblem::Awaited) => return,
             Err(EnvProblem::Config(why)) => {
@@ -424,7 +420,7 @@ impl Life {
             } else {
                 spec.working_dir.clone()
             },
-            mounts: volumes::mounts(spec, &pod.spec),
+            mounts,
             resources: resources::of_container(spec),
             qos: resources::qos_class(&pod.spec),
             stop_signal: if image.config.stop_signal.is_empty() {

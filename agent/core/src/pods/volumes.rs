@@ -1,17 +1,20 @@
-//! The volumes of a pod as the runtime makes them: paths checked, files of ConfigMaps and Secrets chosen.
+//! The volumes of a pod as the runtime makes them: paths checked, files of ConfigMaps, Secrets and the pod's own fields chosen.
 //!
 //! Always holds: a file's path is relative and never leaves its volume; what an optional source lacks is left out, anything else
-//! that is missing is an error in upstream's words. The files are those of the moment in which the pod was prepared: a later edit
-//! of a ConfigMap or Secret does not reach them. Leaves to others: mounting (the runtime), reading objects (`objects`).
+//! that is missing is an error in upstream's words. Leaves to others: mounting and replacing files (the runtime), reading objects
+//! (`objects`), what a field holds (`fields`).
 
-use crate::pods::event::{Mount, ObjectKind, ObjectName, Volume, VolumeFile, VolumeSource};
+use crate::pods::event::{NodeFacts, ObjectKind, ObjectName, Volume, VolumeFile, VolumeSource};
+use crate::pods::fields;
 use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::resources::quantity;
-use crate::pods::spec::{Container, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeSpec};
-use std::collections::BTreeSet;
+use crate::pods::spec::{
+    DownwardFile, FileSource, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeMount, VolumeSpec,
+};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Most bytes of files in one pod's volumes, copied from ConfigMaps and Secrets: one object may be named by many items and volumes.
-const MOST_FILE_BYTES: usize = 16 * 1024 * 1024;
+/// Most bytes of files in one pod's volumes: one object may be named by many items and volumes.
+pub(crate) const MOST_FILE_BYTES: usize = 16 * 1024 * 1024;
 /// What a file costs beside its content.
 const FILE_BYTES: usize = 256;
 /// `defaultMode` of a volume that has none: upstream's.
@@ -34,6 +37,8 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
             volume.host_path.is_some(),
             volume.config_map.is_some(),
             volume.secret.is_some(),
+            volume.downward_api.is_some(),
+            volume.projected.is_some(),
         ];
         let count = sources.into_iter().filter(|is_given| *is_given).count();
         if count != 1 {
@@ -54,129 +59,209 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
                 return Some(format!("volume {:?}: emptyDir.sizeLimit is no quantity", volume.name));
             }
         }
-        let objects = volume.config_map.iter().chain(&volume.secret);
-        if let Some(item) = objects.flat_map(|source| &source.items).find(|item| !is_inside(&item.path)) {
-            let path = kedge_api::excerpt(&item.path);
+        if let Some(path) = volume.file_sources().into_iter().flatten().find_map(path_outside) {
+            let path = kedge_api::excerpt(path);
             return Some(format!("volume {:?}: the path {path:?} leaves the volume", volume.name));
+        }
+        let projections = volume.projected.iter().flat_map(|projected| &projected.sources);
+        if projections.clone().any(|projection| projection.count() != 1) {
+            return Some(format!("volume {:?}: each of its sources is expected to be one", volume.name));
         }
     }
     let names: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     spec.all_containers().find_map(|container| {
         let known = |name: &str| names.contains(name);
         let mut mounts = container.volume_mounts.iter();
-        let wrong = mounts.find(|mount| !known(&mount.name) || !is_absolute(&mount.mount_path))?;
+        let is_below = |mount: &VolumeMount| {
+            let path = &mount.sub_path;
+            let is_one = path.is_empty() || mount.sub_path_expr.is_empty();
+            is_one && !path.starts_with('/') && !path.contains('\0') && !has_way_up(path)
+        };
+        let wrong = mounts
+            .find(|mount| !known(&mount.name) || !is_absolute(&mount.mount_path) || !is_below(mount))?;
         let path = kedge_api::excerpt(&wrong.mount_path);
-        Some(format!(
-            "container {}: the mount of {:?} at {path:?} names no volume or no absolute path",
-            container.name, wrong.name
-        ))
+        let why = match is_below(wrong) {
+            true => "names no volume or no absolute path",
+            false => "has a subPath that is not relative, has .., or stands beside subPathExpr",
+        };
+        Some(format!("container {}: the mount of {:?} at {path:?} {why}", container.name, wrong.name))
     })
+}
+
+/// A path that a source asks for and may not have.
+fn path_outside(source: FileSource<'_>) -> Option<&str> {
+    let paths: Vec<&String> = match source {
+        FileSource::Object(_, object) => object.items.iter().map(|item| &item.path).collect(),
+        FileSource::Downward(items) => items.iter().map(|item| &item.path).collect(),
+    };
+    paths.into_iter().map(String::as_str).find(|path| !is_inside(path))
 }
 
 fn is_absolute(path: &str) -> bool {
     path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..")
 }
 
-/// Whether a relative path stays inside.
+pub(crate) fn has_way_up(path: &str) -> bool {
+    path.split('/').any(|part| part == "..")
+}
+
+/// The same without parts that say nothing.
+pub(crate) fn plain_path(path: &str) -> String {
+    path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/")
+}
+
+/// Whether a relative path stays inside, and is none of those by which a volume's files are replaced: `..data`.
 fn is_inside(path: &str) -> bool {
-    !path.starts_with('/')
+    !path.starts_with("..")
         && !path.contains('\0')
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
 /// All volumes of a pod.
-pub(crate) fn volumes(pod: &Pod, objects: &Objects) -> Result<Vec<Volume>, VolumeProblem> {
-    let mut left = MOST_FILE_BYTES;
-    pod.spec.volumes.iter().map(|volume| made(pod, volume, objects, &mut left)).collect()
+pub(crate) fn volumes(pod: &Pod, objects: &Objects, node: &NodeFacts) -> Result<Vec<Volume>, VolumeProblem> {
+    let mut maker = Maker { pod, objects, node, left: MOST_FILE_BYTES };
+    pod.spec.volumes.iter().map(|volume| maker.volume(volume)).collect()
 }
 
-/// `left`: bytes of files that the pod may still have.
-fn made(
-    pod: &Pod,
-    volume: &VolumeSpec,
-    objects: &Objects,
-    left: &mut usize,
-) -> Result<Volume, VolumeProblem> {
-    let source = match volume {
-        VolumeSpec { empty_dir: Some(dir), .. } => VolumeSource::EmptyDir {
-            memory: dir.medium == "Memory",
-            size_limit: dir.size_limit.as_ref().and_then(quantity).map(|limit| limit.units().unsigned_abs()),
-        },
-        VolumeSpec { host_path: Some(host), .. } => {
-            VolumeSource::HostPath { path: host.path.clone(), kind: host.kind.clone() }
-        }
-        VolumeSpec { config_map: Some(source), .. } => {
-            files(pod, volume, ObjectKind::ConfigMap, source, objects, left)?
-        }
-        VolumeSpec { secret: Some(source), .. } => {
-            files(pod, volume, ObjectKind::Secret, source, objects, left)?
-        }
-        _ => return Err(VolumeProblem::Failed(format!("volume {:?} has no source", volume.name))),
-    };
-    Ok(Volume { name: volume.name.clone(), source })
+struct Maker<'a> {
+    pod: &'a Pod,
+    objects: &'a Objects,
+    node: &'a NodeFacts,
+    /// Bytes of files that the pod may still have.
+    left: usize,
 }
 
-fn files(
-    pod: &Pod,
-    volume: &VolumeSpec,
-    kind: ObjectKind,
-    source: &ObjectVolume,
-    objects: &Objects,
-    left: &mut usize,
-) -> Result<VolumeSource, VolumeProblem> {
-    let failed = |why: String| {
-        VolumeProblem::Failed(format!("MountVolume.SetUp failed for volume {:?} : {why}", volume.name))
-    };
-    let name = ObjectName { kind, namespace: pod.namespace.clone(), name: source.name.clone() };
-    let is_secret = kind == ObjectKind::Secret;
-    let empty = Data::new();
-    let data = match objects.find(&name) {
-        _ if kedge_api::names::subdomain_complaint(&source.name).is_some() => {
-            return Err(failed(format!("{:?} is no name of an object", kedge_api::excerpt(&source.name))));
-        }
-        Found::Data(data) => data,
-        Found::Missing(_) if source.optional => &empty,
-        Found::Missing(why) => return Err(failed(why)),
-        Found::Awaited => return Err(VolumeProblem::Awaited),
-    };
-    let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
-    let mut file = |path: &str, mode: u32, content: &Vec<u8>| {
-        let bytes = FILE_BYTES + path.len() + content.len();
-        *left = left.checked_sub(bytes).ok_or_else(|| {
-            failed(format!("the files of the pod's volumes are more than {MOST_FILE_BYTES} bytes"))
-        })?;
-        Ok(VolumeFile { path: path.to_owned(), mode: mode & 0o777, content: content.clone() })
-    };
-    if source.items.is_empty() {
-        let files = data.iter().filter(|(key, _)| is_inside(key));
-        let files: Result<_, _> = files.map(|(key, content)| file(key, mode, content)).collect();
-        return Ok(VolumeSource::Files { files: files?, secret: is_secret });
+/// Why a source gives no files.
+enum Lack {
+    Awaited,
+    Failed(String),
+}
+
+impl Maker<'_> {
+    fn volume(&mut self, volume: &VolumeSpec) -> Result<Volume, VolumeProblem> {
+        let source = match volume {
+            VolumeSpec { empty_dir: Some(dir), .. } => VolumeSource::EmptyDir {
+                memory: dir.medium == "Memory",
+                size_limit: dir
+                    .size_limit
+                    .as_ref()
+                    .and_then(quantity)
+                    .map(|limit| limit.units().unsigned_abs()),
+            },
+            VolumeSpec { host_path: Some(host), .. } => {
+                VolumeSource::HostPath { path: host.path.clone(), kind: host.kind.clone() }
+            }
+            _ => self.files(volume).map_err(|lack| match lack {
+                Lack::Awaited => VolumeProblem::Awaited,
+                Lack::Failed(why) => {
+                    let name = &volume.name;
+                    VolumeProblem::Failed(format!("MountVolume.SetUp failed for volume {name:?} : {why}"))
+                }
+            })?,
+        };
+        Ok(Volume { name: volume.name.clone(), source })
     }
-    let mut chosen = vec![];
-    for KeyToPath { key, path, mode: own } in &source.items {
-        match data.get(key) {
-            Some(content) => chosen.push(file(path, own.unwrap_or(mode), content)?),
-            None if source.optional => {}
-            None => {
-                let kind = if is_secret { "secret" } else { "config" };
-                return Err(failed(format!("references non-existent {kind} key: {key}")));
+
+    fn files(&mut self, volume: &VolumeSpec) -> Result<VolumeSource, Lack> {
+        let sources = volume.file_sources().ok_or_else(|| Lack::Failed("it has no source".into()))?;
+        let mode = volume.default_mode().unwrap_or(DEFAULT_MODE);
+        // of two sources that give a file the later one counts
+        let mut files = BTreeMap::new();
+        for source in sources {
+            match source {
+                FileSource::Object(kind, object) => self.of_object(kind, object, mode, &mut files)?,
+                FileSource::Downward(items) => self.of_pod(items, mode, &mut files)?,
             }
         }
+        let above = |path: &'_ str| -> Vec<String> {
+            path.match_indices('/').map(|(at, _)| path[..at].to_owned()).collect()
+        };
+        let mut directories = files.keys().flat_map(|path: &String| above(path));
+        if let Some(both) = directories.find(|above| files.contains_key(above)) {
+            return Err(Lack::Failed(format!("{both:?} is a file and a directory")));
+        }
+        Ok(VolumeSource::Files { files: files.into_values().collect(), memory: volume.config_map.is_none() })
     }
-    Ok(VolumeSource::Files { files: chosen, secret: is_secret })
-}
 
-/// The mounts of a container. Files of objects are read only whatever the mount says, as upstream.
-pub(crate) fn mounts(container: &Container, spec: &PodSpec) -> Vec<Mount> {
-    let files = spec.volumes.iter().filter(|volume| volume.config_map.is_some() || volume.secret.is_some());
-    let files: BTreeSet<&str> = files.map(|volume| volume.name.as_str()).collect();
-    let is_files = |name: &str| files.contains(name);
-    let mounts = container.volume_mounts.iter().map(|mount| Mount {
-        volume: mount.name.clone(),
-        path: mount.mount_path.clone(),
-        read_only: mount.read_only || is_files(&mount.name),
-    });
-    mounts.collect()
+    fn of_object(
+        &mut self,
+        kind: ObjectKind,
+        source: &ObjectVolume,
+        mode: u32,
+        files: &mut BTreeMap<String, VolumeFile>,
+    ) -> Result<(), Lack> {
+        if kedge_api::names::subdomain_complaint(&source.name).is_some() {
+            let name = kedge_api::excerpt(&source.name);
+            return Err(Lack::Failed(format!("{name:?} is no name of an object")));
+        }
+        let name = ObjectName { kind, namespace: self.pod.namespace.clone(), name: source.name.clone() };
+        let empty = Data::new();
+        let objects = self.objects;
+        let data = match objects.find(&name) {
+            Found::Data(data) => data,
+            Found::Missing(_) if source.optional => &empty,
+            Found::Missing(why) => return Err(Lack::Failed(why)),
+            Found::Awaited => return Err(Lack::Awaited),
+        };
+        if source.items.is_empty() {
+            let mut all = data.iter().filter(|(key, _)| is_inside(key));
+            return all.try_for_each(|(key, content)| self.add(key, mode, content.clone(), files));
+        }
+        for KeyToPath { key, path, mode: own } in &source.items {
+            match data.get(key) {
+                Some(content) => self.add(path, own.unwrap_or(mode), content.clone(), files)?,
+                None if source.optional => {}
+                None => {
+                    let kind = if kind == ObjectKind::Secret { "secret" } else { "config" };
+                    return Err(Lack::Failed(format!("references non-existent {kind} key: {key}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn of_pod(
+        &mut self,
+        items: &[DownwardFile],
+        mode: u32,
+        files: &mut BTreeMap<String, VolumeFile>,
+    ) -> Result<(), Lack> {
+        for item in items {
+            let content = self.field(item).map_err(Lack::Failed)?;
+            self.add(&item.path, item.mode.unwrap_or(mode), content.into_bytes(), files)?;
+        }
+        Ok(())
+    }
+
+    fn field(&self, item: &DownwardFile) -> Result<String, String> {
+        match (&item.field_ref, &item.resource_field_ref) {
+            (Some(field), _) => fields::of_file(&field.field_path, self.pod),
+            (None, Some(selector)) => {
+                let name = &selector.container_name;
+                let container = self.pod.spec.all_containers().find(|container| container.name == *name);
+                let container = container
+                    .ok_or_else(|| format!("container {} not found in pod", kedge_api::excerpt(name)))?;
+                fields::of_resource(selector, container, self.node)
+            }
+            (None, None) => Err(format!("{} has neither fieldRef nor resourceFieldRef", item.path)),
+        }
+    }
+
+    fn add(
+        &mut self,
+        path: &str,
+        mode: u32,
+        content: Vec<u8>,
+        files: &mut BTreeMap<String, VolumeFile>,
+    ) -> Result<(), Lack> {
+        let bytes = FILE_BYTES + path.len() + content.len();
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            Lack::Failed(format!("the files of the pod's volumes are more than {MOST_FILE_BYTES} bytes"))
+        })?;
+        let file = VolumeFile { path: path.to_owned(), mode: mode & 0o777, content };
+        files.insert(path.to_owned(), file);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -189,7 +274,7 @@ mod tests {
 
     fn pod(volume: Value, mount: &str) -> Pod {
         Pod::read(&json!({
-            "metadata": {"name": "p", "namespace": "d", "uid": "u"},
+            "metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {"app": "x"}},
             "spec": {"volumes": [volume],
                 "containers": [{"name": "a", "volumeMounts": [{"name": "v", "mountPath": mount}]}]}
         }))
@@ -206,7 +291,8 @@ mod tests {
                 objects.answered(now, &name, read.clone(), &mut vec![]);
             }
         }
-        volumes(&pod(volume, "/m"), &objects).map(|mut volumes| volumes.pop().unwrap().source)
+        let node = NodeFacts { cpu_milli: 2500, ..NodeFacts::default() };
+        volumes(&pod(volume, "/m"), &objects, &node).map(|mut volumes| volumes.pop().unwrap().source)
     }
 
     fn found() -> Option<ObjectRead> {
@@ -234,18 +320,18 @@ mod tests {
         let file =
             |path: &str, mode, content: &str| VolumeFile { path: path.into(), mode, content: content.into() };
         let all = made(json!({"name": "v", "secret": {"secretName": "o", "defaultMode": 256}}), found());
-        let files = vec![file("..c", 0o400, "3"), file("a", 0o400, "1"), file("b", 0o400, "2")];
-        assert_eq!(all, Ok(VolumeSource::Files { files, secret: true }));
+        let files = vec![file("a", 0o400, "1"), file("b", 0o400, "2")];
+        assert_eq!(all, Ok(VolumeSource::Files { files, memory: true }));
         let some = json!({"name": "v", "secret": {"secretName": "o",
             "items": [{"key": "b", "path": "x/y", "mode": 0o600}]}});
         let files = vec![file("x/y", 0o600, "2")];
-        assert_eq!(made(some, found()), Ok(VolumeSource::Files { files, secret: true }));
+        assert_eq!(made(some, found()), Ok(VolumeSource::Files { files, memory: true }));
     }
 
     #[test]
     fn missing_source_fails_unless_optional() {
         let map = |optional: bool| json!({"name": "v", "configMap": {"name": "o", "optional": optional}});
-        let none = VolumeSource::Files { files: vec![], secret: false };
+        let none = VolumeSource::Files { files: vec![], memory: false };
         assert_eq!(made(map(true), Some(ObjectRead::Missing)), Ok(none));
         assert_eq!(made(map(true), None), Err(VolumeProblem::Awaited), "unknown is not missing");
         let failed = made(map(false), Some(ObjectRead::Missing));
@@ -257,16 +343,67 @@ mod tests {
     }
 
     #[test]
+    fn projected_volume_joins_its_sources() {
+        let file =
+            |path: &str, mode, content: &str| VolumeFile { path: path.into(), mode, content: content.into() };
+        let volume =
+            |sources: Value| json!({"name": "v", "projected": {"defaultMode": 0o440, "sources": sources}});
+        let downward = json!({"downwardAPI": {"items": [
+            {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}, "mode": 0o600},
+            {"path": "cpu", "resourceFieldRef": {"containerName": "a", "resource": "limits.cpu", "divisor": "1m"}}]}});
+        let map = json!({"configMap": {"name": "o", "items": [{"key": "a", "path": "x/a"}, {"key": "a", "path": "cpu"}]}});
+        let secret = json!({"secret": {"name": "o", "items": [{"key": "b", "path": "x/b"}]}});
+        let files = vec![
+            file("cpu", 0o440, "2500"),
+            file("labels", 0o600, "app=\"x\""),
+            file("x/a", 0o440, "MQ=="),
+            file("x/b", 0o440, "2"),
+        ];
+        let all = made(volume(json!([map, secret, downward])), found());
+        assert_eq!(all, Ok(VolumeSource::Files { files, memory: true }));
+        let failed = |sources: Value| match made(volume(sources), found()) {
+            Err(VolumeProblem::Failed(why)) => why,
+            other => panic!("{:?}", other.map(|_| ())),
+        };
+        let below = json!({"secret": {"name": "o", "items": [{"key": "b", "path": "cpu/b"}]}});
+        assert!(failed(json!([below, downward])).contains("\"cpu\" is a file and a directory"));
+        let unknown =
+            json!([{"downwardAPI": {"items": [{"path": "p", "fieldRef": {"fieldPath": "status.podIP"}}]}}]);
+        assert!(failed(unknown).contains("unsupported fieldPath"));
+        let unread = json!({"secret": {"name": "unread"}});
+        assert_eq!(made(volume(json!([downward, unread])), found()), Err(VolumeProblem::Awaited));
+    }
+
+    #[test]
     fn paths_that_leave_their_place_are_refused() {
         let good = |volume: Value, mount: &str| complaint(&pod(volume, mount).spec).is_none();
         assert!(good(json!({"name": "v", "emptyDir": {}}), "/m"));
         for mount in ["", "m", "/m/../x", "/m\0"] {
             assert!(!good(json!({"name": "v", "emptyDir": {}}), mount), "{mount:?}");
         }
-        for path in ["", "/a", "../a", "a/../b", "a//b", "./a", "a\0"] {
+        for path in ["", "/a", "../a", "a/../b", "a//b", "./a", "a\0", "..data", "..x/a"] {
             let volume =
                 json!({"name": "v", "configMap": {"name": "o", "items": [{"key": "k", "path": path}]}});
             assert!(!good(volume, "/m"), "{path:?}");
+            let item = json!({"path": path, "fieldRef": {"fieldPath": "metadata.name"}});
+            let source = json!({"downwardAPI": {"items": [item]}});
+            assert!(!good(json!({"name": "v", "projected": {"sources": [source]}}), "/m"), "{path:?}");
+        }
+        assert!(!good(json!({"name": "v", "projected": {"sources": [{}]}}), "/m"), "a source of nothing");
+        let below = |mount: Value| {
+            let pod = json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": {
+                "volumes": [{"name": "v", "emptyDir": {}}], "containers": [{"name": "a", "volumeMounts": [mount]}]}});
+            complaint(&Pod::read(&pod).unwrap().spec).is_none()
+        };
+        for (path, expression, is_good) in [
+            ("a/b", "", true),
+            ("/a", "", false),
+            ("a/../b", "", false),
+            ("a\0", "", false),
+            ("a", "b", false),
+        ] {
+            let mount = json!({"name": "v", "mountPath": "/m", "subPath": path, "subPathExpr": expression});
+            assert_eq!(below(mount), is_good, "{path:?}");
         }
         for path in ["", "a", "/a/../b"] {
             assert!(!good(json!({"name": "v", "hostPath": {"path": path}}), "/m"), "{path:?}");

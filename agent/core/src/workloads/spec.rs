@@ -7,7 +7,7 @@
 
 use super::groups::{self, PERIOD};
 use super::users::User;
-use crate::pods::ContainerOrder;
+use crate::pods::{ContainerOrder, Mount};
 use serde_json::{Value, json};
 
 /// What the pod's containers share, and where it is; None: the machine's.
@@ -77,7 +77,7 @@ const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys",
 /// For a program that is named without a directory, and whose image sets no PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The bytes of `config.json`; `volume` is where a volume of the pod is on the machine.
+/// The bytes of `config.json`; `place` is where on the machine a mount's volume is, or the part of it that is mounted.
 ///
 /// # Errors
 /// The order names a volume that the pod does not have.
@@ -86,11 +86,11 @@ pub fn config(
     user: &User,
     shared: &Shared,
     machine: &Machine,
-    volume: &dyn Fn(&str) -> Option<String>,
+    place: &dyn Fn(&Mount) -> Option<String>,
 ) -> Result<Vec<u8>, String> {
     let mut mounts = own_mounts(shared);
     for mount in &container.mounts {
-        let source = volume(&mount.volume).ok_or_else(|| {
+        let source = place(mount).ok_or_else(|| {
             format!("container {}: the pod has no volume {:?}", container.key.container, mount.volume)
         })?;
         let mode = if mount.read_only { "ro" } else { "rw" };
@@ -199,7 +199,7 @@ fn resources(container: &ContainerOrder, machine: &Machine) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::{ContainerKey, Image, Mount, PodUid, QosClass, Resources};
+    use crate::pods::{ContainerKey, Image, PodUid, QosClass, Resources};
 
     fn container() -> ContainerOrder {
         ContainerOrder {
@@ -211,7 +211,12 @@ mod tests {
             argv: vec!["/bin/web".into(), "-v".into()],
             env: vec![("A".into(), "1=2".into())],
             working_dir: String::new(),
-            mounts: vec![Mount { volume: "data".into(), path: "/data".into(), read_only: true }],
+            mounts: vec![Mount {
+                volume: "data".into(),
+                path: "/data".into(),
+                read_only: true,
+                sub_path: String::new(),
+            }],
             resources: Resources { memory_limit_bytes: Some(1 << 20), ..Resources::default() },
             qos: QosClass::Burstable,
             stop_signal: "SIGTERM".into(),
@@ -235,8 +240,8 @@ mod tests {
     fn made(container: &ContainerOrder, shared: &Shared, unified: bool) -> Value {
         let machine =
             Machine { pods_group: "/kedgepods".into(), has_unified_groups: unified, memory_bytes: 1 << 30 };
-        let volume = |name: &str| (name == "data").then(|| "/var/data".to_owned());
-        let bytes = config(container, &User::default(), shared, &machine, &volume).unwrap();
+        let place = |mount: &Mount| (mount.volume == "data").then(|| "/var/data".to_owned());
+        let bytes = config(container, &User::default(), shared, &machine, &place).unwrap();
         serde_json::from_slice(&bytes).unwrap()
     }
 
