@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -606,4 +607,235 @@ fn watches_that_bring_nothing_are_opened_ever_more_rarely() {
         assert!((2..=6).contains(&watches), "{watches} watches of {path} in {RENEWALS} renewals");
     }
     scripted.agent.stop();
+}
+
+/// Another Kubernetes, whose answers have the sizes of a real one's (1.36.2, recorded: a renewal's answer in protobuf has 353 bytes of
+/// head and 449 of body, a status patch's 334 of head). The record of who set which field is most of an object's metadata.
+struct Elsewhere {
+    version: u64,
+    /// The node's status, to which nobody has set anything yet.
+    node: Value,
+    /// The Lease has its record of managers.
+    has_managers: bool,
+    /// To the watch of the Node, if it takes metadata alone.
+    watch: Option<Sender<String>>,
+    /// Bytes of each answer to a renewal, a status patch, and of each event of the watch, by name.
+    sent: Vec<(&'static str, usize)>,
+}
+
+/// Bytes of a Lease's metadata in protobuf: name, namespace, UID, version, time of creation, owner.
+const LEASE_BYTES: usize = 198;
+/// And of its record of managers: kedge's, and that of its creation.
+const LEASE_MANAGERS_BYTES: usize = 251;
+
+/// An answer with the head that a real server gives.
+fn real_answer(media: &str, body: &[u8]) -> Vec<u8> {
+    let id = "0e2b6c1e-5a5c-4a36-a2c7-6f0a6a3d1b55";
+    let mut answer = format!(
+        "HTTP/1.1 200 OK\r\nAudit-Id: {id}\r\nCache-Control: no-cache, private\r\nContent-Type: {media}\r\n\
+         X-Kubernetes-Pf-Flowschema-Uid: {id}\r\nX-Kubernetes-Pf-Prioritylevel-Uid: {id}\r\n\
+         Date: Mon, 23 Nov 2026 12:00:00 GMT\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    answer.extend_from_slice(body);
+    answer
+}
+
+/// What a real server records of a kedge node: its own fields, its status, and what the controllers set.
+fn real_managers() -> Value {
+    let each = |names: &[&str]| {
+        let fields = names.iter().map(|name| (format!("f:{name}"), json!({})));
+        Value::Object(fields.collect())
+    };
+    let resources = ["cpu", "ephemeral-storage", "memory", "pods"];
+    let condition = ["lastHeartbeatTime", "lastTransitionTime", "message", "reason", "status", "type"];
+    let conditions = ["ConfigOK", "DiskPressure", "MemoryPressure", "PIDPressure", "Ready"].map(|name| {
+        let mut fields = each(&condition);
+        fields["."] = json!({});
+        (format!("k:{{\"type\":\"{name}\"}}"), fields)
+    });
+    let info = [
+        "architecture",
+        "bootID",
+        "containerRuntimeVersion",
+        "kernelVersion",
+        "kubeletVersion",
+        "machineID",
+        "operatingSystem",
+        "osImage",
+        "systemUUID",
+    ];
+    let address =
+        |name: &str| (format!("k:{{\"type\":\"{name}\"}}"), json!({".": {}, "f:address": {}, "f:type": {}}));
+    let entry = |manager: &str, fields: Value| {
+        json!({
+            "manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-11-23T12:00:00Z",
+            "fieldsType": "FieldsV1", "fieldsV1": fields,
+        })
+    };
+    let mut status = entry(
+        "kedge",
+        json!({"f:status": {
+            "f:addresses": Value::Object([address("Hostname"), address("InternalIP")].into_iter().collect()),
+            "f:allocatable": each(&resources),
+            "f:capacity": each(&resources),
+            "f:conditions": Value::Object(conditions.into_iter().collect()),
+            "f:nodeInfo": each(&info),
+        }}),
+    );
+    status["subresource"] = json!("status");
+    json!([
+        entry(
+            "kedge",
+            json!({"f:metadata": {
+                "f:annotations": {".": {}, "f:kedge.dev/config-status": {}},
+                "f:labels": {".": {}, "f:kubernetes.io/arch": {}, "f:kubernetes.io/hostname": {}, "f:kubernetes.io/os": {}},
+            }})
+        ),
+        entry(
+            "kube-controller-manager",
+            json!({"f:metadata": {
+                "f:annotations": {"f:node.alpha.kubernetes.io/ttl": {}},
+                "f:labels": {"f:beta.kubernetes.io/arch": {}, "f:beta.kubernetes.io/os": {}},
+            }})
+        ),
+        status,
+    ])
+}
+
+impl Elsewhere {
+    fn new() -> Self {
+        let metadata = json!({
+            "name": NODE, "uid": "3d3a4b1f-6b6c-4c1e-8a43-5d2f6f4a7c11", "resourceVersion": "100",
+            "creationTimestamp": "2026-11-23T12:00:00Z",
+            "labels": {
+                "beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+                "kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux",
+            },
+            "annotations": {"kedge.dev/config-status": "{}", "node.alpha.kubernetes.io/ttl": "0"},
+            "managedFields": real_managers(),
+        });
+        let node =
+            json!({"kind": "Node", "apiVersion": "v1", "metadata": metadata, "spec": {}, "status": {}});
+        Self { version: 100, node, has_managers: true, watch: None, sent: Vec::new() }
+    }
+
+    fn sends(&mut self, what: &'static str, bytes: Vec<u8>) -> Reply {
+        self.sent.push((what, bytes.len()));
+        Reply::Raw(bytes)
+    }
+
+    fn sent(&self, what: &str) -> Vec<usize> {
+        self.sent.iter().filter(|(sent, _)| *sent == what).map(|(_, bytes)| *bytes).collect()
+    }
+
+    /// A patch of the Node, which the watch shows.
+    fn patched(&mut self, what: &'static str) -> Reply {
+        self.version += 1;
+        self.node["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let metadata = json!({
+            "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": self.node["metadata"],
+        });
+        let event = format!("{}\n", json!({"type": "MODIFIED", "object": metadata}));
+        if let Some(watch) = &self.watch {
+            self.sent.push(("event", format!("{:x}\r\n{event}\r\n", event.len()).len()));
+            let _ = watch.send(event);
+        }
+        self.sends(what, real_answer("application/json", metadata.to_string().as_bytes()))
+    }
+
+    fn answer(&mut self, heard: &Heard) -> Reply {
+        let (path, query) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
+        let takes_metadata =
+            heard.header("accept").is_some_and(|accept| accept.contains("PartialObjectMetadata"));
+        match (heard.method.as_str(), path) {
+            ("GET", "/version") => Reply::ok(r#"{"gitVersion":"v1.36.2"}"#),
+            ("GET", NODES) if query.contains("watch=true") && takes_metadata => {
+                let (shown, show): (Sender<String>, Receiver<String>) = channel();
+                self.watch = Some(shown);
+                Reply::Chunks(Box::new(move |body| {
+                    while let Ok(event) = show.recv() {
+                        body.send(&event);
+                    }
+                }))
+            }
+            ("GET", NODES) if query.contains("watch=true") => {
+                Reply::Chunks(Box::new(|body| body.wait_for_end()))
+            }
+            ("GET", NODES) => {
+                let metadata = json!({"resourceVersion": self.version.to_string()});
+                Reply::ok(
+                    &json!({"kind": "NodeList", "metadata": metadata, "items": [self.node]}).to_string(),
+                )
+            }
+            ("PATCH", path) if path.contains("/leases/") => {
+                self.has_managers &= !heard.body.contains(r#""managedFields":[{}]"#);
+                let managers = if self.has_managers { LEASE_MANAGERS_BYTES } else { 0 };
+                let answer =
+                    real_answer("application/vnd.kubernetes.protobuf", &vec![0; LEASE_BYTES + managers]);
+                self.sends("renewal", answer)
+            }
+            ("PATCH", path) if path.ends_with("/status") => {
+                let patch: Value = serde_json::from_str(&heard.body).unwrap();
+                // what it sends whole is new; the rest is kept as it is
+                self.node["status"] = json!({"sent": patch["status"]});
+                self.patched("status")
+            }
+            ("PATCH", _) => self.patched("annotation"),
+            _ => Reply::Answer(201, "{}".to_owned()),
+        }
+    }
+}
+
+/// Bytes of a request as it came.
+fn bytes_of(heard: &Heard) -> usize {
+    format!("{} {} HTTP/1.1\r\n{}\r\n\r\n", heard.method, heard.path, heard.headers).len() + heard.body.len()
+}
+
+/// Every 10 s, stretched by up to 4 %.
+const RENEWALS_A_DAY: f64 = 8640.0 / 1.02;
+const STATUSES_A_DAY: f64 = 288.0;
+/// A record of TLS 1.3 has 22 bytes more than what it carries.
+const RECORD: usize = 22;
+/// Of each status's connection, which a real server closes before the next: 1.5 kB up and 0.8 down, recorded.
+const RESUMED_HANDSHAKE: usize = 2_300;
+/// On the watch of the Node each minute, of metadata: recorded of the ConfigMap's, 133, and 24 for the longer kind.
+const BOOKMARK: usize = 157 + RECORD;
+
+#[test]
+fn idle_day_on_another_kubernetes_fits_its_budget() {
+    let authority = Authority::new("ca");
+    let state = Arc::new(Mutex::new(Elsewhere::new()));
+    let shared = state.clone();
+    let server = Server::start(&authority, move |heard| shared.lock().unwrap().answer(heard));
+    let Bench { folder: directory, .. } = Bench::new(&authority, server.address);
+    let mut agent = Agent::in_directory(directory);
+    let fields = "nodeLeaseDurationSeconds: 10\nnodeStatusReportFrequency: 10s\n";
+    let base = format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{fields}");
+    agent.base = Some(agent.directory.write("base.yaml", base));
+    agent.start();
+    wait_until("the watch of metadata", PATIENCE, || state.lock().unwrap().watch.is_some());
+    let settled = state.lock().unwrap().sent("status").len();
+    let count = |what: &str| state.lock().unwrap().sent(what).len();
+    wait_until("three reports", PATIENCE, || count("status") >= settled + 3 && count("renewal") >= 8);
+    let heard = server.counts.heard();
+    agent.stop();
+
+    let state = state.lock().unwrap();
+    let last = |is_one: &dyn Fn(&Heard) -> bool| {
+        bytes_of(heard.iter().rev().find(|heard| heard.method == "PATCH" && is_one(heard)).unwrap())
+    };
+    let down = |what: &str| *state.sent(what).last().unwrap();
+    let renewal = last(&|heard| heard.path.contains("/leases/")) + down("renewal");
+    let status = last(&|heard| heard.path.ends_with("/status")) + down("status") + down("event");
+    println!("bytes of a renewal: {renewal}, of a status with the event of it: {status}");
+    let lists = heard.iter().filter(|heard| heard.path.starts_with(&format!("{NODES}?field"))).count();
+    assert!(lists <= 2, "{lists} lists of the Node: it knows what it changed");
+    assert!(!state.has_managers && renewal <= 1_180, "a renewal of {renewal} bytes");
+    let day = RENEWALS_A_DAY * (renewal + 2 * RECORD) as f64
+        + STATUSES_A_DAY * (status + 3 * RECORD + RESUMED_HANDSHAKE) as f64
+        + 1440.0 * BOOKMARK as f64;
+    println!("bytes of an idle day: {:.2} MB", day / 1e6);
+    assert!(day <= 11.5e6, "{day} bytes of an idle day");
 }

@@ -31,6 +31,8 @@ pub use node::{
 pub use text::{excerpt, excerpt_of, percent_decoded, percent_encoded};
 pub use time::{EARLIEST_NOW, Timestamp, TimestampError};
 
+/// Kind of an object that is shown by its metadata alone.
+pub const METADATA_KIND: &str = "PartialObjectMetadata";
 /// The annotation that carries `spec.configSource` where the API server drops that field (every server but our hub).
 pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
 /// The annotation that mirrors `status.config` where the API server drops that field.

@@ -560,20 +560,19 @@ impl Hub {
                 done
             }
             Request::PatchLabels(body) | Request::PatchNode(body) => {
-                let done = self.patch(name, &node, Part::Main, |node| {
+                self.patch(name, &node, Part::Main, |node| {
                     patch::merge::apply(node, body.clone());
                     Ok(())
-                });
-                // our hub is asked for no answer, others for one of metadata
-                if done.is_ok() && self.flavour == Flavour::Kubernetes {
-                    let metadata = self.node_named(name).map(|node| node["metadata"].clone());
-                    return Answer::Accepted(Some(json!({"metadata": metadata})));
-                }
-                done
+                })
             }
-            Request::PostEvent(event) => self.post(event),
+            Request::PostEvent(event) => return answer(self.post(event)),
             Request::Pods { .. } => unreachable!("{}", crate::node::NO_RUNTIME),
         };
+        // our hub is asked for no answer, others for one of metadata
+        if done.is_ok() && self.flavour == Flavour::Kubernetes {
+            let metadata = self.node_named(name).map(|node| node["metadata"].clone());
+            return Answer::Accepted(Some(json!({"metadata": metadata})));
+        }
         answer(done)
     }
 

@@ -314,12 +314,12 @@ impl Node {
             Action::WatchNode(order) => {
                 assert!(order.round > process.node_round, "a round twice");
                 process.node_round = order.round;
-                process.node_watch = Some(Watch::new(&NODE, "", &self.name, order.lists_only));
+                process.node_watch = Some(Watch::new(&NODE, "", &self.name, &order));
             }
             Action::WatchConfigMap { namespace, name, order } => {
                 assert!(order.round > process.map_round, "a round twice");
                 process.map_round = order.round;
-                process.map_watch = Some(Watch::new(&CONFIG_MAP, &namespace, &name, order.lists_only));
+                process.map_watch = Some(Watch::new(&CONFIG_MAP, &namespace, &name, &order));
                 process.watched = Some((namespace, name));
             }
             Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),

@@ -5,10 +5,12 @@
 //! means (`node`), lists and versions (`hub`).
 
 use crate::hub::Hub;
+use kedge_api::METADATA_KIND;
+use kedge_core::WatchOrder;
 use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::Event;
 use kedge_hub_core::state::Sink;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -41,6 +43,8 @@ impl Feed {
 enum State {
     /// A list is due.
     Listing,
+    /// It goes on after this version.
+    Resuming(u64),
     /// Everything up to this version was shown.
     Open { feed: Feed, version: u64 },
 }
@@ -52,6 +56,7 @@ pub(crate) struct Watch {
     name: String,
     state: State,
     lists_only: bool,
+    metadata_only: bool,
 }
 
 /// The object as a list or an event shows it; null: it is not there.
@@ -65,14 +70,19 @@ pub(crate) struct News {
 }
 
 impl Watch {
-    pub(crate) fn new(kind: &'static Kind, namespace: &str, name: &str, lists_only: bool) -> Self {
+    pub(crate) fn new(kind: &'static Kind, namespace: &str, name: &str, order: &WatchOrder) -> Self {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        Self { kind, namespace, name, state: State::Listing, lists_only }
+        let WatchOrder { lists_only, metadata_only, .. } = *order;
+        // a list in place of the rest misses nothing either
+        let after = order.after.as_ref().filter(|_| metadata_only).and_then(|after| after.parse().ok());
+        let state = after.map_or(State::Listing, State::Resuming);
+        Self { kind, namespace, name, state, lists_only, metadata_only }
     }
 
     /// Another watch of the same object, which has shown nothing yet.
     pub(crate) fn anew(&self) -> Self {
-        Self::new(self.kind, &self.namespace, &self.name, self.lists_only)
+        let (namespace, name) = (self.namespace.clone(), self.name.clone());
+        Self { namespace, name, state: State::Listing, ..*self }
     }
 
     pub(crate) fn list_again(&mut self) {
@@ -90,7 +100,7 @@ impl Watch {
 
     pub(crate) fn has_news(&self) -> bool {
         match &self.state {
-            State::Listing => true,
+            State::Listing | State::Resuming(_) => true,
             State::Open { feed, .. } => feed.is_dropped() || !feed.waiting().is_empty(),
         }
     }
@@ -103,11 +113,16 @@ impl Watch {
                     self.open(hub, version);
                     return Some(News { object, is_list: true, version, is_last: self.lists_only });
                 }
+                State::Resuming(version) => {
+                    let version = *version;
+                    self.open(hub, version);
+                }
                 State::Open { feed, version } => {
                     let event = feed.waiting().pop_front();
                     if let Some(event) = event {
                         *version = event.revision;
                         let object = event.new.as_ref().map_or(Value::Null, |object| object.value());
+                        let object = if self.metadata_only { metadata_of(&object) } else { object };
                         return Some(News { object, is_list: false, version: *version, is_last: false });
                     }
                     if !feed.is_dropped() {
@@ -129,6 +144,14 @@ impl Watch {
     }
 }
 
+/// What a watch of metadata shows of an object.
+fn metadata_of(object: &Value) -> Value {
+    match object {
+        Value::Null => Value::Null,
+        object => json!({"kind": METADATA_KIND, "metadata": object["metadata"]}),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,7 +161,7 @@ mod tests {
     fn listed() -> (Hub, Watch) {
         let mut hub = Hub::new(Flavour::Kedge);
         hub.push("a", "first");
-        let mut watch = Watch::new(&CONFIG_MAP, NAMESPACE, "a", false);
+        let mut watch = Watch::new(&CONFIG_MAP, NAMESPACE, "a", &WatchOrder::default());
         assert!(watch.next(&mut hub).is_some_and(|news| news.is_list));
         assert!(watch.next(&mut hub).is_none());
         (hub, watch)

@@ -382,10 +382,11 @@ impl Actors {
             Collection::Node => {
                 let is_read = matches!(shown, Shown::All(_));
                 let Some(news) = self.node.shown(shown, turn) else { return };
-                if news == (NodeNews::Seen { is_another: true }) {
+                if matches!(news, NodeNews::Seen { is_another: true, .. }) {
                     self.config.relist();
                 }
-                self.heartbeat.node(self.node.node(), turn);
+                let is_whole = matches!(news, NodeNews::Seen { is_whole: true, .. });
+                self.heartbeat.node(self.node.node(), is_whole, turn);
                 if let Some(pods) = &mut self.pods {
                     pods.node(self.node.node(), is_read, turn);
                 }
@@ -527,9 +528,13 @@ impl Actors {
         match key {
             RequestKey::Version => {
                 let version = if let Answer::Accepted(version) = answer { version.as_ref() } else { None };
-                self.is_hub = Some(version.is_some_and(is_hub_version));
+                let is_hub = version.is_some_and(is_hub_version);
+                self.is_hub = Some(is_hub);
+                self.heartbeat.lease.server_is(is_hub);
+                self.node.server_is(is_hub, turn);
             }
             RequestKey::PatchStatus => {
+                self.node.changed_by_us(answer);
                 self.config.configuration.contact(turn.now);
                 if self.heartbeat.lease.last_renewed.is_none() {
                     let what = format!("the status of Node {} accepted", turn.options.node_name);
@@ -538,6 +543,7 @@ impl Actors {
                 self.heartbeat.status_accepted(self.config.config(), turn);
             }
             RequestKey::Register | RequestKey::PatchLabels | RequestKey::PatchNode => {
+                self.node.changed_by_us(answer);
                 self.node.settled(key, answer, turn);
             }
             RequestKey::PostEvent => self.events.posted(answer, turn),

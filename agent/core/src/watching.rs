@@ -62,7 +62,7 @@ impl Watched {
 }
 
 /// One round of a watch, as it is ordered.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WatchOrder {
     /// Which round: its end carries it.
     pub round: u64,
@@ -74,6 +74,8 @@ pub struct WatchOrder {
     pub list_deadline: Duration,
     /// The round ends with its list, and leaves no connection open.
     pub lists_only: bool,
+    /// What the watch shows needs no more than metadata, as a `PartialObjectMetadata`. A list shows whole objects all the same.
+    pub metadata_only: bool,
 }
 
 /// How a round ended.
@@ -128,6 +130,7 @@ enum State {
 pub(crate) struct Watching {
     object: Watched,
     lists_only: bool,
+    metadata_only: bool,
     state: State,
     round: u64,
     /// Everything up to this revision was shown; None: the list is under way, or the server does not count so.
@@ -152,6 +155,7 @@ impl Watching {
         Self {
             object,
             lists_only,
+            metadata_only: false,
             state: State::Off,
             round: 0,
             position: None,
@@ -182,6 +186,19 @@ impl Watching {
         self.order(held)
     }
 
+    /// From now on, and until another server is asked, its watches show metadata alone. Returns the round that goes on where the watch
+    /// under way has come to, if there is one.
+    pub(crate) fn narrow(&mut self) -> Option<WatchOrder> {
+        if self.lists_only
+            || std::mem::replace(&mut self.metadata_only, true)
+            || self.state != State::UnderWay
+        {
+            return None;
+        }
+        self.resume = self.position.map(|position| position.to_string());
+        Some(self.order(None))
+    }
+
     /// Nothing is watched any more.
     pub(crate) fn stop(&mut self) {
         self.forget();
@@ -208,8 +225,8 @@ impl Watching {
         (self.position, self.awaited) = (None, None);
         self.named_before = self.latest.filter(|_| after.is_none());
         self.elsewhere = self.elsewhere.filter(|_| after.is_some());
-        let (list_deadline, lists_only) = (self.list_deadline(), self.lists_only);
-        WatchOrder { round: self.round, after, held, list_deadline, lists_only }
+        let Self { round, lists_only, metadata_only, .. } = *self;
+        WatchOrder { round, after, held, list_deadline: self.list_deadline(), lists_only, metadata_only }
     }
 
     /// The round has shown everything up to this version. Returns it, if the round counts and the server counts so.

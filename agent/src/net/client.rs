@@ -560,12 +560,13 @@ impl Client {
     pub(crate) fn open_stream(
         &self,
         path_and_query: &str,
+        accept: Option<&'static str>,
         limits: StreamLimits,
     ) -> Result<StreamedBody, NetError> {
         let (access, asked) = self.access(&http::Method::GET, path_and_query)?;
         let key = outcomes::watch_key(self.0.name, path_and_query);
         let (api, url) = (&self.0.api, &access.url);
-        match self.open_body(&access, path_and_query, asked, limits) {
+        match self.open_body(&access, path_and_query, accept, asked, limits) {
             Ok((reader, asked, date_unix_secs)) => {
                 let open = api.outcomes.opened(url, key.clone());
                 let (api, server, cancel) = (Arc::clone(api), url.clone(), self.0.cancel.clone());
@@ -584,10 +585,11 @@ impl Client {
         &self,
         access: &Access,
         path_and_query: &str,
+        accept: Option<&'static str>,
         asked: String,
         limits: StreamLimits,
     ) -> Result<(ureq::BodyReader<'static>, String, Option<u64>), NetError> {
-        let request = Request::get(path_and_query, limits.open);
+        let request = Request { accept, ..Request::get(path_and_query, limits.open) };
         let at_once = Limits { global: None, open: Some(limits.open), idle: Some(limits.idle) };
         let mut outcome = self.send(access, &request, &asked, at_once);
         if outcome.as_ref().is_err_and(|failure| failure.is_dead_connection) && !self.0.cancel.is_cancelled()

@@ -44,6 +44,9 @@ const READ_BYTES: usize = 4 * 1024;
 /// `Accept` for a list of metadata only.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
+/// `Accept` for a watch of metadata only, from a server that has this form; from another, of whole objects.
+const METADATA_WATCH: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+
 /// A list as it was at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listed {
@@ -216,10 +219,34 @@ pub fn watch(
     params: &str,
     from: WatchFrom,
     limits: WatchLimits,
+    on_event: impl FnMut(WatchEvent) -> ControlFlow<()>,
+) -> WatchEnd {
+    watch_as(client, path, params, from, None, limits, on_event)
+}
+
+/// As [`watch()`], of the objects' metadata alone, where the server has that form: such an object is a `PartialObjectMetadata`.
+pub fn watch_metadata(
+    client: &Client,
+    path: &str,
+    params: &str,
+    from: WatchFrom,
+    limits: WatchLimits,
+    on_event: impl FnMut(WatchEvent) -> ControlFlow<()>,
+) -> WatchEnd {
+    watch_as(client, path, params, from, Some(METADATA_WATCH), limits, on_event)
+}
+
+fn watch_as(
+    client: &Client,
+    path: &str,
+    params: &str,
+    from: WatchFrom,
+    accept: Option<&'static str>,
+    limits: WatchLimits,
     mut on_event: impl FnMut(WatchEvent) -> ControlFlow<()>,
 ) -> WatchEnd {
     let mut position = Position { from: from.clone(), is_resumable: matches!(from, WatchFrom::Version(_)) };
-    let outcome = watch_once(client, path, params, &mut position, limits, &mut on_event);
+    let outcome = watch_once(client, path, params, &mut position, accept, limits, &mut on_event);
     let resume = position.resume();
     match outcome {
         Ok(()) => WatchEnd::Ended { resume },
@@ -281,12 +308,13 @@ fn watch_once(
     path: &str,
     params: &str,
     position: &mut Position,
+    accept: Option<&'static str>,
     limits: WatchLimits,
     on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>,
 ) -> Result<(), Stop> {
     let query = joined(&["watch=true&allowWatchBookmarks=true", params, &position.param()]);
     let stream_limits = StreamLimits { open: limits.open, idle: limits.idle };
-    let body = client.open_stream(&format!("{path}?{query}"), stream_limits)?;
+    let body = client.open_stream(&format!("{path}?{query}"), accept, stream_limits)?;
     deliver(on_event, WatchEvent::Opened { date_unix_secs: body.date_unix_secs })?;
     let mut lines = Lines { body, limits, bytes: Vec::new(), scanned: 0 };
     while let Some(end) = lines.next_end(on_event)? {

@@ -244,7 +244,12 @@ impl ApiServer {
         let node = format!("/api/v1/nodes/{}", self.node_name);
         let deadline = REQUEST_DEADLINE;
         let wants_object = match request {
-            Request::Version | Request::PatchNode(_) => true,
+            // which version of the Node it made; our hub, which is asked for no answer, does not say
+            Request::Version
+            | Request::Register(_)
+            | Request::PatchStatus(_)
+            | Request::PatchLabels(_)
+            | Request::PatchNode(_) => true,
             Request::Pods { ask, .. } => matches!(**ask, PodAsk::Read(_) | PodAsk::Create { .. }),
             _ => false,
         };

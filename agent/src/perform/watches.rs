@@ -184,8 +184,11 @@ impl<'a> Target<'a> {
         self.listing(Listing::Objects(objects))
     }
 
+    /// A Node that is shown by its metadata alone says so, and is handed on as that.
     fn changed(&self, mut object: Value, is_deleted: bool) -> Event {
-        self.complete(&mut object);
+        if *self.of != Collection::Node || object["kind"] != api::METADATA_KIND {
+            self.complete(&mut object);
+        }
         Event::Changed { of: self.of.clone(), object, is_deleted }
     }
 
@@ -231,7 +234,7 @@ impl Listener<'_> {
             self.has_come_to(order.round, from, false);
             return WatchEnd::default();
         }
-        self.watch_from(order.round, from)
+        self.watch_from(order, from)
     }
 
     fn has_come_to(&self, round: u64, version: String, is_change: bool) {
@@ -284,7 +287,8 @@ impl Listener<'_> {
         Ok((self.target.listed(listed.items), listed.resource_version))
     }
 
-    fn watch_from(&self, round: u64, from: String) -> WatchEnd {
+    fn watch_from(&self, order: &WatchOrder, from: String) -> WatchEnd {
+        let round = order.round;
         let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
         let loaded = self.client.api().refresh();
         let mut opened = None;
@@ -292,7 +296,7 @@ impl Listener<'_> {
         self.token.idle_for(limits.longest_silence());
         let position = WatchFrom::Version(from.clone());
         let (path, params) = (self.target.path.as_str(), self.target.params.as_str());
-        let end = watch::watch(self.client, path, params, position, limits, |happened| {
+        let on_event = |happened| {
             self.token.busy();
             self.server.faults.point(self.client.name());
             if self.client.api().refresh() != loaded {
@@ -327,7 +331,11 @@ impl Listener<'_> {
             }
             self.token.idle_for(limits.longest_silence());
             ControlFlow::Continue(())
-        });
+        };
+        let end = match order.metadata_only {
+            true => watch::watch_metadata(self.client, path, params, position, limits, on_event),
+            false => watch::watch(self.client, path, params, position, limits, on_event),
+        };
         self.token.busy();
         let lived = opened.map_or(Duration::ZERO, |at: Instant| at.elapsed().max(Duration::from_millis(1)));
         let end = match end {

@@ -5,7 +5,7 @@
 
 use crate::{A, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
 use kedge_api::CONFIG_STATUS_ANNOTATION;
-use kedge_core::{Action, Answer, Event, Request, RequestKey};
+use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKey};
 use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World, node_event};
 use serde_json::{Value, json};
@@ -537,6 +537,98 @@ fn status_that_waits_leaves_behind_a_newer_mirror() {
     });
     // until there is an answer, one asks for all
     assert_eq!(keys.collect::<Vec<RequestKey>>(), [RequestKey::PatchNode]);
+}
+
+fn node_rounds(world: &World) -> usize {
+    world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::WatchNode(_)))).count()
+}
+
+#[track_caller]
+fn check_is_ready(world: &mut World) {
+    assert_eq!(world.hub.condition("Ready").expect("there")["status"], "Unknown");
+    world.run_for(MINUTE);
+    for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
+        assert_ne!(world.hub.condition(kind).expect("there")["status"], "Unknown", "{kind}");
+    }
+}
+
+#[test]
+fn lost_node_elsewhere_is_ready_again() {
+    let mut world = settled(Flavour::Kubernetes);
+    for _ in 0..3 {
+        world.hub.mark_unknown();
+        check_is_ready(&mut world);
+    }
+}
+
+#[test]
+fn lost_node_is_ready_again_whatever_was_on_its_way() {
+    for flavour in [Flavour::Kedge, Flavour::Kubernetes] {
+        for watch_is_first in [false, true] {
+            // marked as lost while a status is on its way
+            let mut world = settled(flavour);
+            world.handle(Event::DiskStalled(true));
+            world.hub.mark_unknown();
+            if watch_is_first {
+                world.do_watch_node();
+            }
+            world.do_request(None);
+            check_is_ready(&mut world);
+            // and read whole while one is that was composed before
+            world.hub.mark_unknown();
+            world.do_watch_node();
+            world.handle(Event::DiskStalled(false));
+            world.do_watch_node();
+            world.do_request(None);
+            world.run_for(MINUTE);
+            assert_eq!(world.hub.condition("Ready").expect("there")["status"], "True");
+        }
+    }
+}
+
+#[test]
+fn own_changes_elsewhere_lead_to_no_list() {
+    let mut world = settled(Flavour::Kubernetes);
+    world.seen.clear();
+    for stalled in [true, false, true, false] {
+        world.handle(Event::DiskStalled(stalled));
+        world.run_for(HOUR);
+    }
+    assert!(asked(&world, RequestKey::PatchStatus) > 40);
+    assert_eq!(node_rounds(&world), 0, "it knows what it changed");
+    // what somebody else changes is read, once
+    world.hub.edit_node(|node| node["metadata"]["labels"]["site"] = json!("north"));
+    world.run_for(HOUR);
+    assert_eq!(node_rounds(&world), 1);
+}
+
+#[test]
+fn node_that_is_stamped_each_second_is_read_rarely() {
+    let mut world = settled(Flavour::Kubernetes);
+    world.seen.clear();
+    for stamp in 0..600 {
+        world.hub.edit_node(|node| node["metadata"]["annotations"]["stamp"] = json!(stamp.to_string()));
+        world.run_for(SECOND);
+    }
+    assert!((20..=21).contains(&node_rounds(&world)), "{}", node_rounds(&world));
+}
+
+#[test]
+fn record_of_managers_is_dropped_from_a_lease_elsewhere() {
+    // with the patch that finds it missing, and again once it was created
+    for (flavour, expect) in [(Flavour::Kedge, 0), (Flavour::Kubernetes, 2)] {
+        let mut world = World::with(flavour);
+        world.start();
+        world.run_for(HOUR);
+        let drops = |seen: &&Seen| match seen {
+            Seen::Asked(Action::Renew { request: LeaseRequest::Patch(body), .. }) => {
+                body["metadata"]["managedFields"] == json!([{}])
+            }
+            _ => false,
+        };
+        assert_eq!(world.seen.iter().filter(drops).count(), expect, "{flavour:?}");
+        assert!(world.report().lease.renewals > 300);
+    }
 }
 
 #[test]

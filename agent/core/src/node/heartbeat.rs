@@ -53,10 +53,11 @@ impl Heartbeat {
         }
     }
 
-    /// The Node as last seen; None if it does not exist. The Lease of a new one is claimed at once.
-    pub(crate) fn node(&mut self, node: Option<&api::Node>, turn: &mut Turn) {
+    /// The Node as last seen; None if it does not exist. `is_whole`: with its status. The Lease of a new one is claimed at once.
+    pub(crate) fn node(&mut self, node: Option<&api::Node>, is_whole: bool, turn: &mut Turn) {
         match node {
-            Some(node) => self.status.node_seen(node),
+            Some(node) if is_whole => self.status.node_seen(node),
+            Some(_) => {}
             None => self.status.node_gone(),
         }
         if self.lease.node(node.map(|node| node.metadata.uid.as_str()), turn.now) {
@@ -121,7 +122,7 @@ impl Heartbeat {
         turn.offer(RequestKey::PatchStatus, |now| {
             let mut patch = status.patch(now, config_ok);
             if let Some(config) = config.filter(|_| status.facts().is_some()) {
-                add_config_status(&mut patch, config, status.believed());
+                add_config_status(&mut patch, config, status.believed(), status.reads());
             }
             *offered = patch;
             offered.as_ref().map(|patch| Request::PatchStatus(patch.body.clone()))
@@ -210,6 +211,7 @@ fn add_config_status(
     patch: &mut Option<StatusPatch>,
     status: &api::NodeConfigStatus,
     believed: Option<&api::NodeStatus>,
+    reads: u64,
 ) {
     let there = believed.and_then(|believed| believed.config.clone()).unwrap_or_default();
     if there == *status {
@@ -227,8 +229,12 @@ fn add_config_status(
     set("lastKnownGood", there.last_known_good != status.last_known_good, json!(status.last_known_good));
     let error = if status.error.is_empty() { Value::Null } else { json!(status.error) };
     set("error", there.error != status.error, error);
-    let patch =
-        patch.get_or_insert_with(|| StatusPatch { body: json!({"status": {}}), result, changed: true });
+    let patch = patch.get_or_insert_with(|| StatusPatch {
+        body: json!({"status": {}}),
+        result,
+        reads,
+        changed: true,
+    });
     patch.body["status"]["config"] = Value::Object(fields);
     patch.result.config = Some(status.clone());
     patch.changed = true;

@@ -1,7 +1,8 @@
 //! The Lease: when it is renewed and with what.
 //!
 //! Always holds: renewing depends on nothing but the Node's existence, not on its status and not on the configuration's
-//! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can.
+//! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can, and no wish for a
+//! smaller answer costs a Lease that is refused for it.
 
 use crate::event::{Answer, LeaseRequest, Now};
 use crate::outbox::{Terms, Verdict};
@@ -24,6 +25,14 @@ const SHORTEST_REQUEST: Duration = Duration::from_secs(4);
 /// Shortest pause after a failure, whatever the period: each try is a new connection.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// What the last request was.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Asked {
+    Renew,
+    Patch { drops_managers: bool },
+    Create,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct LeaseKeeper {
     name: String,
@@ -36,6 +45,10 @@ pub(crate) struct LeaseKeeper {
     repaired: bool,
     /// UID of the Node for which the last request was.
     asked_for: String,
+    asked: Asked,
+    /// The server keeps a record of who set which field, and sends it with each answer: two thirds of it. A Lease that is this node's
+    /// alone needs none. Our hub is asked for no answer at all.
+    drops_managers: bool,
     due: Duration,
     pub(crate) renewed: u64,
     pub(crate) last_renewed: Option<Duration>,
@@ -51,6 +64,8 @@ impl LeaseKeeper {
             missing: false,
             repaired: false,
             asked_for: String::new(),
+            asked: Asked::Renew,
+            drops_managers: false,
             due: now.mono,
             renewed: 0,
             last_renewed: None,
@@ -88,7 +103,14 @@ impl LeaseKeeper {
     /// Another server: its Node is not known yet, and no Lease there is ours.
     pub(crate) fn server_changed(&mut self, now: Now) {
         self.node(None, now);
-        (self.missing, self.repaired) = (false, false);
+        (self.missing, self.repaired, self.drops_managers) = (false, false, false);
+    }
+
+    /// The server has said what it is. On another than our hub the next renewal drops the record of managers.
+    pub(crate) fn server_is(&mut self, is_hub: bool) {
+        if self.drops_managers == is_hub {
+            (self.drops_managers, self.claimed) = (!is_hub, false);
+        }
     }
 
     /// The request that is due, if one is. Not while another is in flight.
@@ -99,6 +121,7 @@ impl LeaseKeeper {
         self.due = now.mono + self.period();
         let renew_time = now.wall.rfc3339_micros();
         if self.claimed && !self.missing {
+            self.asked = Asked::Renew;
             return Some(LeaseRequest::Renew(renew_time));
         }
         let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": uid}]);
@@ -107,6 +130,8 @@ impl LeaseKeeper {
             "leaseDurationSeconds": self.duration_secs,
             "renewTime": renew_time,
         });
+        let drops_managers = self.drops_managers;
+        self.asked = if self.missing { Asked::Create } else { Asked::Patch { drops_managers } };
         Some(if self.missing {
             LeaseRequest::Create(json!({
                 "apiVersion": "coordination.k8s.io/v1",
@@ -119,7 +144,12 @@ impl LeaseKeeper {
                 "spec": spec,
             }))
         } else {
-            LeaseRequest::Patch(json!({"metadata": {"ownerReferences": owner}, "spec": spec}))
+            let mut metadata = json!({"ownerReferences": owner});
+            if drops_managers {
+                // to upstream's servers one empty entry means: forget them all. An update brings none back, only another apply does
+                metadata["managedFields"] = json!([{}]);
+            }
+            LeaseRequest::Patch(json!({"metadata": metadata, "spec": spec}))
         })
     }
 
@@ -132,8 +162,14 @@ impl LeaseKeeper {
     pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> Verdict {
         match answer {
             Answer::Accepted(_) => {
+                let is_complete = match self.asked {
+                    Asked::Renew => self.claimed,
+                    Asked::Patch { drops_managers } => drops_managers == self.drops_managers,
+                    Asked::Create => !self.drops_managers,
+                };
                 // a Node re-created meanwhile, or on another server, does not own the Lease of this answer
-                (self.claimed, self.missing) = (self.node_uid.as_ref() == Some(&self.asked_for), false);
+                let is_owned = self.node_uid.as_ref() == Some(&self.asked_for);
+                (self.claimed, self.missing) = (is_owned && is_complete, false);
                 self.repaired = false;
                 self.renewed += 1;
                 self.last_renewed = Some(now.mono);
@@ -152,6 +188,12 @@ impl LeaseKeeper {
                 Verdict::Again
             }
             Answer::Refused { .. } | Answer::Failed(_) => {
+                let refused =
+                    answer.refusal().filter(|(status, _)| !matches!(status, 401 | 404 | 409 | 429 | 503));
+                if refused.is_some() && self.asked == (Asked::Patch { drops_managers: true }) {
+                    // the Lease counts, not its size
+                    self.drops_managers = false;
+                }
                 // the namespace, the node's right or the Lease may be missing: start again with a patch
                 (self.missing, self.repaired) = (false, false);
                 self.due = now.mono;
@@ -249,6 +291,52 @@ mod tests {
         assert_eq!(keeper.poll(at(9_999)), None);
         let second = keeper.poll(at(10_400)).unwrap();
         assert_eq!(second, LeaseRequest::Renew("2025-11-21T01:35:58.000000Z".into()));
+    }
+
+    /// The next request, which is accepted, and whether it drops the record of managers.
+    fn accepted(keeper: &mut LeaseKeeper, jitter: &mut Jitter) -> (LeaseRequest, bool) {
+        let now = Now { mono: keeper.next_deadline().expect("the Node is known"), ..at(0) };
+        let request = keeper.poll(now).expect("it is due");
+        keeper.answered(now, &Answer::Accepted(None), jitter);
+        let drops = match &request {
+            LeaseRequest::Patch(body) => body["metadata"]["managedFields"] == json!([{}]),
+            _ => false,
+        };
+        (request, drops)
+    }
+
+    #[test]
+    fn record_of_managers_is_dropped_once_elsewhere() {
+        let (mut keeper, mut jitter) = keeper();
+        assert!(!accepted(&mut keeper, &mut jitter).1, "the server has not said what it is");
+        keeper.server_is(false);
+        assert!(accepted(&mut keeper, &mut jitter).1);
+        assert!(matches!(accepted(&mut keeper, &mut jitter).0, LeaseRequest::Renew(_)));
+        // a new Lease has the record of its creation
+        let now = Now { mono: keeper.next_deadline().expect("the Node is known"), ..at(0) };
+        keeper.poll(now);
+        keeper.answered(now, &refused(404), &mut jitter);
+        assert!(matches!(accepted(&mut keeper, &mut jitter).0, LeaseRequest::Create(_)));
+        assert!(accepted(&mut keeper, &mut jitter).1);
+        assert!(matches!(accepted(&mut keeper, &mut jitter).0, LeaseRequest::Renew(_)));
+        // another server, which is our hub
+        keeper.server_changed(now);
+        keeper.node(Some("uid-1"), now);
+        keeper.server_is(true);
+        assert!(!accepted(&mut keeper, &mut jitter).1);
+    }
+
+    #[test]
+    fn server_that_keeps_its_record_loses_no_lease() {
+        for status in [400, 403, 422, 500] {
+            let (mut keeper, mut jitter) = keeper();
+            keeper.server_is(false);
+            assert!(matches!(keeper.poll(at(0)), Some(LeaseRequest::Patch(_))));
+            assert_eq!(keeper.answered(at(1), &refused(status), &mut jitter), Verdict::Failed);
+            let (request, drops) = accepted(&mut keeper, &mut jitter);
+            assert!(matches!(request, LeaseRequest::Patch(_)) && !drops, "{status}");
+            assert!(matches!(accepted(&mut keeper, &mut jitter).0, LeaseRequest::Renew(_)), "{status}");
+        }
     }
 
     #[test]

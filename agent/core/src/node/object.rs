@@ -2,7 +2,9 @@
 //! mirrors `status.config` on servers that drop the field.
 //!
 //! Always holds: only a Node of the own name counts; labels of others stay; before the Node was read, or while it cannot be,
-//! nothing is concluded from its absence. Leaves to others: its status and its Lease (`heartbeat`), the config source that it
+//! nothing is concluded from its absence. Our hub keeps the node's own reports out of its watch. On other servers the watch shows
+//! metadata alone: each version that no request of ours made may be a change of the status, which the node lifecycle makes of a
+//! node that it takes for lost, so the Node is read whole again. Leaves to others: its status and its Lease (`heartbeat`), the config source that it
 //! names (`config`).
 
 use crate::event::HostFacts;
@@ -15,6 +17,7 @@ use crate::turn::{Order, Turn};
 use crate::watching::Watched;
 use kedge_api::{self as api, excerpt};
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// The annotation that stands for `status.config`.
@@ -28,11 +31,58 @@ struct Mirror {
 /// What was learned about the Node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum NodeNews {
-    /// It is there; `is_another` than the one that was seen before.
+    /// It is there: another than the one that was seen before, and with its status, or not.
     Seen {
         is_another: bool,
+        is_whole: bool,
     },
     Gone,
+}
+
+/// The requests that change the Node.
+const CHANGES: [RequestKey; 4] =
+    [RequestKey::Register, RequestKey::PatchStatus, RequestKey::PatchLabels, RequestKey::PatchNode];
+
+/// How many versions are remembered: of each request the last, and what a watch may lag behind.
+const MOST_VERSIONS: usize = 8;
+
+/// Which versions of the Node were made by whom, where only its metadata is watched.
+#[derive(Debug, Clone, Default)]
+struct Versions {
+    /// Those that requests of ours made, as the server answered: the latest.
+    ours: VecDeque<String>,
+    /// Those that the watch has shown, and that may be of a request under way.
+    open: Vec<String>,
+    /// Somebody else changed the Node: it is to be read whole.
+    is_changed: bool,
+}
+
+impl Versions {
+    fn made(&mut self, version: &str) {
+        self.open.retain(|open| open != version);
+        self.ours.truncate(MOST_VERSIONS - 1);
+        self.ours.push_front(version.to_owned());
+    }
+
+    fn shown(&mut self, version: &str) {
+        let is_ours = self.ours.iter().any(|ours| ours == version);
+        if !is_ours {
+            self.is_changed |= self.open.len() == MOST_VERSIONS || version.is_empty();
+            self.open.truncate(MOST_VERSIONS - 1);
+            self.open.push(version.to_owned());
+        }
+    }
+
+    /// No request is under way that may have made one of them.
+    fn no_more_answers(&mut self) {
+        self.is_changed |= !std::mem::take(&mut self.open).is_empty();
+    }
+
+    /// The Node was read whole.
+    fn read(&mut self) {
+        self.open.clear();
+        self.is_changed = false;
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -44,6 +94,9 @@ pub(crate) struct NodeObject {
     seen_uid: String,
     /// It is not looked for again before this.
     next_relist: Duration,
+    versions: Versions,
+    /// Nor, if somebody else changed it, read again before this.
+    next_read: Duration,
     /// The server answered with another node's Node: logged once.
     wrong_node_logged: bool,
     /// `status.config` as it was last put into the outbox, for a server that is not our hub.
@@ -63,6 +116,8 @@ impl NodeObject {
             is_missing: false,
             seen_uid: String::new(),
             next_relist: turn.now.mono,
+            versions: Versions::default(),
+            next_read: turn.now.mono,
             wrong_node_logged: false,
             mirror: None,
         }
@@ -81,9 +136,17 @@ impl NodeObject {
 
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
         (self.node, self.is_missing, self.mirror) = (None, false, None);
-        self.next_relist = turn.now.mono;
+        (self.next_relist, self.next_read) = (turn.now.mono, turn.now.mono);
+        self.versions = Versions::default();
         let order = self.reflector.list_another(&turn.options.node_name, None);
         turn.act(Action::WatchNode(order));
+    }
+
+    /// The server has said what it is. One that is not our hub would show each report of ours whole, 5 kB each 5 minutes.
+    pub(crate) fn server_is(&mut self, is_hub: bool, turn: &mut Turn) {
+        if !is_hub && let Some(order) = self.reflector.watching.narrow() {
+            turn.act(Action::WatchNode(order));
+        }
     }
 
     // ------------------------------------------------------------------------------------------ what is shown
@@ -91,10 +154,13 @@ impl NodeObject {
     /// None: nothing that counts.
     pub(crate) fn shown(&mut self, shown: Shown, turn: &mut Turn) -> Option<NodeNews> {
         match shown {
-            Shown::All(mut objects) => match objects.pop() {
-                Some(object) => self.seen(object, turn),
-                None => Some(self.gone()),
-            },
+            Shown::All(mut objects) => {
+                self.versions.read();
+                match objects.pop() {
+                    Some(object) => self.seen(object, turn),
+                    None => Some(self.gone()),
+                }
+            }
             Shown::One(object) => self.seen(object, turn),
             Shown::Gone(_) => Some(self.gone()),
             Shown::Replaced(_) | Shown::Unchanged(_) | Shown::TooMuch { .. } => None,
@@ -103,6 +169,7 @@ impl NodeObject {
 
     fn seen(&mut self, object: Value, turn: &mut Turn) -> Option<NodeNews> {
         let expected = &turn.options.node_name;
+        let is_whole = object["kind"] != api::METADATA_KIND;
         let node = match serde_json::from_value::<api::Node>(object) {
             Ok(node) if node.metadata.name == *expected => Box::new(node),
             Ok(node) => {
@@ -121,6 +188,9 @@ impl NodeObject {
                 return None;
             }
         };
+        if !is_whole {
+            return self.seen_metadata(node.metadata, turn);
+        }
         let is_another = !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid;
         self.seen_uid.clone_from(&node.metadata.uid);
         self.is_missing = false;
@@ -130,11 +200,25 @@ impl NodeObject {
         }
         self.node = Some(node);
         self.note_overwritten_mirror(turn);
-        Some(NodeNews::Seen { is_another })
+        Some(NodeNews::Seen { is_another, is_whole: true })
+    }
+
+    /// What a watch of metadata shows. Of another Node than the one that is known, it counts once it was read whole.
+    fn seen_metadata(&mut self, metadata: api::ObjectMeta, turn: &mut Turn) -> Option<NodeNews> {
+        self.is_missing = false;
+        let Some(node) = self.node.as_mut().filter(|node| node.metadata.uid == metadata.uid) else {
+            self.versions.is_changed = true;
+            return None;
+        };
+        self.versions.shown(&metadata.resource_version);
+        node.metadata = metadata;
+        self.note_overwritten_mirror(turn);
+        Some(NodeNews::Seen { is_another: false, is_whole: false })
     }
 
     fn gone(&mut self) -> NodeNews {
         (self.node, self.is_missing, self.mirror) = (None, true, None);
+        self.versions = Versions::default();
         NodeNews::Gone
     }
 
@@ -150,13 +234,23 @@ impl NodeObject {
     }
 
     pub(crate) fn poll_watch(&mut self, turn: &mut Turn) {
+        if !CHANGES.iter().any(|key| turn.outbox.is_in_flight(key)) {
+            self.versions.no_more_answers();
+        }
+        if self.versions.is_changed && turn.now.mono >= self.next_read {
+            self.versions.read();
+            // a controller that stamps the Node each second must not have it read as often
+            self.next_read = turn.now.mono + LONGEST_WAIT;
+            return self.list(turn);
+        }
         if let Some(order) = self.reflector.watching.poll(turn.now, None) {
             turn.act(Action::WatchNode(order));
         }
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        self.reflector.watching.next_deadline()
+        let read = self.versions.is_changed.then_some(self.next_read);
+        self.reflector.watching.next_deadline().into_iter().chain(read).min()
     }
 
     // ------------------------------------------------------------------------------------------ requests
@@ -217,9 +311,16 @@ impl NodeObject {
         self.reflector.watching.changed_by_us(turn.now);
         if key == RequestKey::PatchNode {
             if let Some(mirror) = self.mirror.as_mut().filter(|mirror| mirror.version.is_none()) {
-                mirror.version = version_of(answer);
+                mirror.version = version_of(answer).and_then(|version| version.parse().ok());
             }
             self.note_overwritten_mirror(turn);
+        }
+    }
+
+    /// A request of ours has changed the Node.
+    pub(crate) fn changed_by_us(&mut self, answer: &Answer) {
+        if let Some(version) = version_of(answer) {
+            self.versions.made(version);
         }
     }
 
@@ -244,7 +345,7 @@ impl NodeObject {
 }
 
 /// The version of the object that a server answered with.
-fn version_of(answer: &Answer) -> Option<u64> {
+fn version_of(answer: &Answer) -> Option<&str> {
     let Answer::Accepted(Some(object)) = answer else { return None };
-    object["metadata"]["resourceVersion"].as_str()?.parse().ok()
+    object["metadata"]["resourceVersion"].as_str()
 }

@@ -66,6 +66,8 @@ pub(crate) struct StatusKeeper {
     disk_stalled: bool,
     /// What the API server is believed to have.
     believed: Option<NodeStatus>,
+    /// How often the Node was read.
+    reads: u64,
     /// When this process decided on its configuration: the heartbeat time of `ConfigOK`.
     started: Timestamp,
     next_report: Option<Duration>,
@@ -76,6 +78,8 @@ pub(crate) struct StatusKeeper {
 pub(crate) struct StatusPatch {
     pub(crate) body: Value,
     pub(crate) result: NodeStatus,
+    /// What was read of the Node before.
+    pub(crate) reads: u64,
     /// Something changed; without it this is the report that is due anyway.
     pub(crate) changed: bool,
 }
@@ -125,9 +129,15 @@ impl StatusKeeper {
         self.believed.as_ref()
     }
 
+    /// How often the Node was read.
+    pub(crate) fn reads(&self) -> u64 {
+        self.reads
+    }
+
     /// The Node was read.
     pub(crate) fn node_seen(&mut self, node: &Node) {
         self.believed = Some(node.status.clone());
+        self.reads += 1;
     }
 
     /// The Node is gone.
@@ -144,7 +154,11 @@ impl StatusKeeper {
         frequency: Duration,
         jitter: &mut Jitter,
     ) {
-        self.believed = Some(patch.result);
+        // What was read meanwhile counts, whether it is from before the patch or after: it may show what somebody else wrote, such as
+        // that the node is lost. What it lacks of the patch is sent again.
+        if patch.reads == self.reads {
+            self.believed = Some(patch.result);
+        }
         let half = frequency / 2;
         let wait = if patch.changed { half + jitter.within(half) } else { frequency };
         self.next_report = Some(now.mono + wait);
@@ -194,7 +208,7 @@ impl StatusKeeper {
         }
         result.capacity.extend(host.capacity.clone());
         result.allocatable.extend(host.allocatable.clone());
-        Some(StatusPatch { body: json!({"status": status}), result, changed })
+        Some(StatusPatch { body: json!({"status": status}), result, reads: self.reads, changed })
     }
 
     /// The conditions to send, each with whether it changed.
