@@ -1,5 +1,5 @@
 //! What a board can do, as small traits: durable files, clocks, the supervisor's watchdog, how the previous run
-//! ended, facts about the host, the slots of a disk image, and containers (`workloads`). `linux` is the real board, `fake` (feature `fake`) behaves the same in memory and
+//! ended, facts about the host, slots and state partition of a disk image, and containers (`workloads`). `linux` is the real board, `fake` (feature `fake`) behaves the same in memory and
 //! fails on request.
 //!
 //! What always holds: every root (`/proc`, `/sys`, the data directory) is a parameter; nothing read from the machine
@@ -18,6 +18,7 @@ pub mod images;
 pub mod linux;
 pub mod replace;
 pub mod slots;
+pub mod state;
 pub mod supervisor;
 pub mod trees;
 pub mod watchdog;

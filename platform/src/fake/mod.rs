@@ -11,6 +11,7 @@ mod clocks;
 mod disk;
 mod random;
 mod slots;
+mod state;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ pub use clocks::FakeClocks;
 pub use disk::{FakeDisk, Loss, Losses, Operation, SECTOR_BYTES};
 pub use random::Random;
 pub use slots::{FakeSlots, FakeTarget};
+pub use state::{FakeState, Medium, Torn, Var};
 
 /// The real protocol over a fake disk, for one run of a program.
 pub fn files(disk: &FakeDisk) -> Arc<DurableFiles<FakeDisk>> {

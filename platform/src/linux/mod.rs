@@ -13,6 +13,7 @@ mod host;
 mod memory;
 mod program;
 pub mod slots;
+pub mod state;
 mod supervisor;
 
 use std::fs::{File, OpenOptions};

@@ -22,7 +22,7 @@ use super::Roots;
 use crate::slots::{Cure, LIST, Slots, digest_of};
 
 /// The kernel counts a disk in these units, whatever its own.
-const SECTOR_BYTES: u64 = 512;
+pub(super) const SECTOR_BYTES: u64 = 512;
 
 /// The disk that holds what is mounted on this path, as a folder of sysfs.
 ///
