@@ -69,6 +69,10 @@ pub enum Command {
     SlotBless,
     /// On a disk image: the slots.
     SlotStatus,
+    /// On a disk image: whether the disk with this name holds the root.
+    SlotHoldsRoot(String),
+    /// On a disk image, before systemd: open the state partition.
+    StateOpen,
     /// On a disk image: install the identity that was handed over.
     Provision,
     /// Print a version.
@@ -375,6 +379,11 @@ impl Raw {
             }
             ["slot", "bless"] => Command::SlotBless,
             ["slot", "status"] => Command::SlotStatus,
+            ["slot", "holds-root", disk] => Command::SlotHoldsRoot((*disk).to_owned()),
+            ["slot", "holds-root"] => {
+                return Err(UsageError("slot holds-root needs the name of a disk".into()));
+            }
+            ["state", "open"] => Command::StateOpen,
             ["provision"] => Command::Provision,
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
         })
@@ -614,6 +623,8 @@ Commands:
                      tries it at the next boot, with --reboot now
   slot status        on a disk image: the slot that runs, and the boot loader's list
   slot bless         on a disk image, for systemd-bless-boot.service: this boot is good
+  slot holds-root    on a disk image, for udev: exit code 0 if the root is on the disk with the name that follows (sda)
+  state open         on a disk image, before systemd: check, repair or make the state partition, and mount it on /var
   provision          on a disk image, for kedge-provision.service: install the identity that was handed over
   version            print the version
 

@@ -1,7 +1,7 @@
 //! The agent on each node, as a library so that tests can drive its parts.
 //!
 //! `run` is the main loop around core; `perform` performs what core decides; `net` speaks to the API server,
-//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor` and `slot`; `workloads`
+//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor`, `slot`, `state` and `provision`; `workloads`
 //! performs what is ordered of containers.
 
 pub mod cli;
@@ -20,5 +20,6 @@ pub mod provision;
 pub mod run;
 pub mod service;
 pub mod slot;
+pub mod state;
 mod status;
 pub mod workloads;

@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{cli, doctor, images, provision, run, slot};
+use kedge::{cli, doctor, images, provision, run, slot, state};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -44,6 +44,8 @@ fn main() -> ExitCode {
             apart(slot::admission::status);
             Ok(())
         }
+        Command::SlotHoldsRoot(disk) => apart(|| slot::holds_root(&disk)),
+        Command::StateOpen => apart(state::open),
         Command::Provision => {
             apart(provision::provision);
             Ok(())

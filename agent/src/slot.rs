@@ -17,7 +17,7 @@ use crate::flags::Places;
 use crate::local::client;
 use kedge_core::slot::{self, CommandLine, Trial, Verdict, Work, Works};
 use kedge_platform::Clocks;
-use kedge_platform::linux::{LinuxClocks, Roots};
+use kedge_platform::linux::{LinuxClocks, Roots, slots};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,6 +65,19 @@ pub fn health(places: &Places) -> Result<(), CommandError> {
             Some(Verdict::Bad(text)) => return Err(CommandError::new(text)),
             None => thread::sleep(LOOK_EVERY),
         }
+    }
+}
+
+/// `kedge slot holds-root DISK`, for udev: other disks that are plugged in may have partitions with our labels.
+///
+/// # Errors
+/// The root is on another disk, or on none.
+pub fn holds_root(disk: &str) -> Result<(), CommandError> {
+    let found = slots::disk_of(&Roots::default().sys, Path::new("/"));
+    let found = found.map_err(|error| CommandError::new(format_args!("the root is on no disk: {error}")))?;
+    match found.file_name().is_some_and(|name| name == disk) {
+        true => Ok(()),
+        false => Err(CommandError::new(format_args!("the root is on {}, not on {disk}", found.display()))),
     }
 }
 
