@@ -31,6 +31,7 @@ Usage:
   kedge-hub serve [FLAGS]
   kedge-hub node-kubeconfig NAME [--data-dir DIR] [--advertise HOST[:PORT]]
   kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
+  kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
   kedge-hub backup FILE [--data-dir DIR]
   kedge-hub restore FILE [--data-dir DIR]
 
@@ -41,6 +42,7 @@ Commands:
                    the next two
   node revoke      refuse all credentials of the node NAME from now on, end its connections, sign it no certificate
   node readmit     let the node NAME return with new credentials; those of before stay refused
+  rollout          print how the update of the DaemonSet NAME goes on each node, and why; the hub must be running
   backup           copy everything, including the authority's key, into a new FILE; the hub may be running
   restore          replace the directory's state with a backup; the hub must be stopped
 
@@ -53,9 +55,12 @@ Flags:
   --node-monitor-grace-period DURATION
                             silence after which a node's Ready becomes Unknown, at least 50s [50s]
   --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
-  --output FORMAT           of the node commands: table or json [table]
+  --output FORMAT           of node and rollout: table or json [table]
   --reason TEXT             of node revoke: why, for others to read
   --same-credentials        of node readmit: the old credentials are good again; only if nobody else can have them
+  -n, --namespace NAME      of rollout: the namespace of the DaemonSet [default]
+  --watch                   of rollout: print again at each change, until the update is complete (status 0), stopped or
+                            followed by another one (status 1)
   -h, --help                this text
   -V, --version             the version
 
@@ -70,6 +75,8 @@ pub enum Command {
     NodeKubeconfig(NodeKubeconfig),
     /// List, revoke or readmit nodes.
     Node(NodeCommand),
+    /// Show how an update goes.
+    Rollout(RolloutCommand),
     /// Copy everything into a new file.
     Backup(Copy),
     /// Replace the store by a copy.
@@ -115,6 +122,20 @@ pub struct NodeCommand {
     /// Print JSON.
     pub json: bool,
     pub act: NodeAct,
+}
+
+/// Options of `rollout`.
+#[derive(Debug, PartialEq)]
+pub struct RolloutCommand {
+    /// The directory of the running hub.
+    pub data_dir: PathBuf,
+    pub namespace: String,
+    /// The DaemonSet.
+    pub name: String,
+    /// Print again at each change, until the end.
+    pub watch: bool,
+    /// Print JSON.
+    pub json: bool,
 }
 
 /// What `node` does.
@@ -169,12 +190,13 @@ impl fmt::Display for FlagError {
             FlagError::Value { flag, found, expected } => {
                 write!(formatter, "{flag} is {found:?}, expected {expected}")
             }
-            FlagError::Command(None) => formatter
-                .write_str("no command given, expected serve, node-kubeconfig, node, backup or restore"),
+            FlagError::Command(None) => formatter.write_str(
+                "no command given, expected serve, node-kubeconfig, node, rollout, backup or restore",
+            ),
             FlagError::Command(Some(found)) => {
                 write!(
                     formatter,
-                    "unknown command {found:?}, expected serve, node-kubeconfig, node, backup or restore"
+                    "unknown command {found:?}, expected serve, node-kubeconfig, node, rollout, backup or restore"
                 )
             }
             FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
@@ -196,6 +218,8 @@ struct Raw {
     output: Option<String>,
     reason: Option<String>,
     same_credentials: bool,
+    namespace: Option<String>,
+    watch: bool,
     words: Vec<String>,
 }
 
@@ -223,6 +247,8 @@ where
             Long("log-level") => raw.log_level = Some(text(&mut parser)?),
             Long("output") => raw.output = Some(text(&mut parser)?),
             Long("reason") => raw.reason = Some(text(&mut parser)?),
+            Short('n') | Long("namespace") => raw.namespace = Some(text(&mut parser)?),
+            Long("watch") => raw.watch = true,
             Long("same-credentials") => raw.same_credentials = true,
             Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
             other => return Err(FlagError::Syntax(other.unexpected())),
@@ -232,6 +258,7 @@ where
         Some("serve") => serve(raw),
         Some("node-kubeconfig") => node_kubeconfig(raw),
         Some("node") => node(raw),
+        Some("rollout") => rollout(raw),
         Some("backup") => copy("backup", raw).map(Command::Backup),
         Some("restore") => copy("restore", raw).map(Command::Restore),
         Some("help") => Ok(Command::Help),
@@ -274,16 +301,44 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
     }
 }
 
-/// Refuses flags that only `node` takes.
+/// Refuses flags that only `node` and `rollout` take.
 fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
-    refuse(
-        command,
-        &[
-            ("--output", raw.output.is_some()),
-            ("--reason", raw.reason.is_some()),
-            ("--same-credentials", raw.same_credentials),
-        ],
-    )
+    refuse(command, &[("--output", raw.output.is_some())])?;
+    refuse(command, &of_node(raw))?;
+    refuse(command, &of_rollout(raw))
+}
+
+fn of_node(raw: &Raw) -> [(&'static str, bool); 2] {
+    [("--reason", raw.reason.is_some()), ("--same-credentials", raw.same_credentials)]
+}
+
+fn of_rollout(raw: &Raw) -> [(&'static str, bool); 2] {
+    [("--namespace", raw.namespace.is_some()), ("--watch", raw.watch)]
+}
+
+/// Whether JSON is asked for.
+fn is_json(output: Option<&str>) -> Result<bool, FlagError> {
+    match output {
+        None | Some("table") => Ok(false),
+        Some("json") => Ok(true),
+        Some(other) => Err(value("--output", other, "table or json")),
+    }
+}
+
+fn rollout(raw: Raw) -> Result<Command, FlagError> {
+    unused(&raw, "rollout")?;
+    refuse("rollout", &[("--advertise", !raw.advertise.is_empty())])?;
+    refuse("rollout", &of_node(&raw))?;
+    let namespace = raw.namespace.as_deref().unwrap_or("default").to_owned();
+    if !is_dns_subdomain(&namespace) {
+        return Err(value("--namespace", &namespace, "the name of a namespace"));
+    }
+    let name = match raw.words.as_slice() {
+        [_, name] if is_dns_subdomain(name) => name.clone(),
+        words => return Err(value("rollout", &words[1..].join(" "), "the name of one DaemonSet")),
+    };
+    let (watch, json) = (raw.watch, is_json(raw.output.as_deref())?);
+    Ok(Command::Rollout(RolloutCommand { data_dir: data_dir(raw.data_dir)?, namespace, name, watch, json }))
 }
 
 fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), FlagError> {
@@ -296,11 +351,8 @@ fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), F
 fn node(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "node")?;
     refuse("node", &[("--advertise", !raw.advertise.is_empty())])?;
-    let json = match raw.output.as_deref() {
-        None | Some("table") => false,
-        Some("json") => true,
-        Some(other) => return Err(value("--output", other, "table or json")),
-    };
+    refuse("node", &of_rollout(&raw))?;
+    let json = is_json(raw.output.as_deref())?;
     let (reason, same_credentials) = (raw.reason, raw.same_credentials);
     let no_reason = [("--reason", reason.is_some())];
     let no_same = [("--same-credentials", same_credentials)];
@@ -530,6 +582,28 @@ mod tests {
         for command in ["serve", "backup f", "restore f", "node-kubeconfig a"] {
             refused(&format!("{command} --output json"), "--output has no meaning for");
             refused(&format!("{command} --same-credentials"), "--same-credentials has no meaning for");
+        }
+    }
+
+    #[test]
+    fn rollout_takes_one_set_and_its_namespace() {
+        let rollout = |line: &str| match words(line) {
+            Ok(Command::Rollout(command)) => command,
+            other => panic!("{line}: {other:?}"),
+        };
+        let found = rollout("rollout agent");
+        assert_eq!((found.namespace.as_str(), found.watch, found.json), ("default", false, false));
+        let found = rollout("rollout agent -n edge --watch --output json");
+        assert_eq!((found.namespace.as_str(), found.watch, found.json), ("edge", true, true));
+        for line in ["rollout", "rollout a b", "rollout A", "rollout ds/agent"] {
+            refused(line, "expected the name of one DaemonSet");
+        }
+        refused("rollout a -n A", "--namespace is \"A\"");
+        refused("rollout a --reason x", "--reason has no meaning for rollout");
+        refused("rollout a --listen x", "--listen has no meaning for rollout");
+        for command in ["serve", "node list", "backup f", "node-kubeconfig a"] {
+            refused(&format!("{command} --watch"), "--watch has no meaning for");
+            refused(&format!("{command} -n x"), "--namespace has no meaning for");
         }
     }
 

@@ -12,13 +12,14 @@
 //! | `guard` | which loops make progress; systemd's watchdog |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
-//! | `node_command` | `kedge-hub node`: asks the running hub |
+//! | `node_command`, `rollout_command` | `kedge-hub node` and `rollout`: ask the running hub (`asking`) |
 //! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
 //! | `bucket` | rates, for `server` and `audit` |
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
 pub mod addresses;
+mod asking;
 mod audit;
 mod bucket;
 pub mod capacity;
@@ -34,6 +35,7 @@ pub mod node_command;
 pub mod pki;
 pub mod probe;
 pub mod requests;
+pub mod rollout_command;
 pub mod server;
 pub mod store;
 

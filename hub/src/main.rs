@@ -16,7 +16,7 @@ use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
-use kedge_hub::{Hub, addresses, controllers, guard, logging, node_command, server};
+use kedge_hub::{Hub, addresses, controllers, guard, logging, node_command, rollout_command, server};
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
 use time::OffsetDateTime;
@@ -49,11 +49,8 @@ fn run(command: Command) -> Result<(), String> {
         Command::Help => print(flags::HELP),
         Command::Version => print(&format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))),
         Command::NodeKubeconfig(options) => node_kubeconfig(&options),
-        Command::Node(command) => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| format!("cannot start the runtime: {error}"))?;
-            print(&runtime.block_on(node_command::run(&command))?)
-        }
+        Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
+        Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
         Command::Backup(options) => {
             let content = backup::backup(&options.data_dir, &options.file).map_err(text)?;
             print(&format!("{}: {} objects\n", options.file.display(), content.objects))
@@ -80,6 +77,12 @@ fn run(command: Command) -> Result<(), String> {
                 .block_on(serve(options, capacity))
         }
     }
+}
+
+/// For commands that ask the running hub.
+fn small_runtime() -> Result<tokio::runtime::Runtime, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| format!("cannot start the runtime: {error}"))
 }
 
 fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {

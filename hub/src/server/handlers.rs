@@ -27,10 +27,11 @@ use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
 use kedge_hub_core::continue_token::ContinueToken;
+use kedge_hub_core::controllers::daemon_sets;
 use kedge_hub_core::decode::{self, FieldValidation};
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity::{self, Attributes, Identity};
-use kedge_hub_core::kinds::{self, Kind};
+use kedge_hub_core::kinds::{self, DAEMON_SET, Kind};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::patch::body::Patch;
 use kedge_hub_core::requests::{Answer, Part, Place, WriteOptions, check_place};
@@ -247,6 +248,11 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         Route::Health(check) => health::health(context, &check),
         Route::Metrics => Ok(health::metrics(context.server)),
         Route::Nodes => Ok(node_access::list(context)),
+        Route::Rollout { namespace, name } => {
+            let found = daemon_sets::view(&*context.server.hub, &namespace, &name);
+            let found = found.ok_or_else(|| ApiError::not_found(&DAEMON_SET, &name))?;
+            Ok(respond::json(200, &found))
+        }
         Route::OpenIdConfiguration => tokens::configuration(context),
         Route::OpenIdKeys => tokens::keys(context),
         Route::Target(_)

@@ -54,6 +54,8 @@ pub(super) enum Route {
     Nodes,
     /// `/kedge/nodes/NAME/revoke` and `readmit`.
     NodeAccess { node: String, verb: AccessVerb },
+    /// `/kedge/rollouts/NAMESPACE/NAME`: how the update of a DaemonSet goes.
+    Rollout { namespace: String, name: String },
     /// Nothing is served there.
     Unknown,
 }
@@ -131,6 +133,9 @@ pub(super) fn parse(path: &str) -> Route {
         [".well-known", "openid-configuration"] => Route::OpenIdConfiguration,
         ["openid", "v1", "jwks"] => Route::OpenIdKeys,
         ["kedge", "nodes"] => Route::Nodes,
+        ["kedge", "rollouts", namespace, name] => {
+            Route::Rollout { namespace: (*namespace).to_owned(), name: (*name).to_owned() }
+        }
         ["kedge", "nodes", node, "revoke"] => node_access(node, AccessVerb::Revoke),
         ["kedge", "nodes", node, "readmit"] => node_access(node, AccessVerb::Readmit),
         _ => Route::Unknown,
@@ -254,6 +259,8 @@ mod tests {
         check("/kedge/nodes/a/revoke", "NodeAccess { node: \"a\", verb: Revoke }");
         check("/kedge/nodes/a/readmit", "NodeAccess { node: \"a\", verb: Readmit }");
         check("/kedge/nodes/a", "Unknown");
+        check("/kedge/rollouts/n/d", "Rollout { namespace: \"n\", name: \"d\" }");
+        check("/kedge/rollouts/d", "Unknown");
         check("/", "Index");
         check("", "Index");
         check("/api", "CoreVersions");

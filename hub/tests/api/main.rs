@@ -15,6 +15,7 @@ mod lifecycles;
 mod objects;
 mod refusals;
 mod revocation;
+mod rollouts;
 #[path = "../server/mod.rs"]
 mod server;
 mod stolen;

@@ -51,6 +51,16 @@ impl Revision {
         }
     }
 
+    /// Why its rollout is stopped, in this generation of the template.
+    pub(super) fn stopped_in(&self, generation: &str) -> Option<&str> {
+        self.record.stopped_in(generation)
+    }
+
+    /// Nodes that are not canaries do not get it yet.
+    pub(super) fn waits_for_canaries(&self) -> bool {
+        self.complete.is_none() && !self.record.has_soaked()
+    }
+
     pub(super) fn is_of(&self, template: &Value) -> bool {
         self.data == meaning(template)
     }
@@ -72,6 +82,12 @@ pub(super) struct Current {
     pub(super) hash: String,
 }
 
+impl From<&Revision> for Current {
+    fn from(revision: &Revision) -> Current {
+        Current { name: revision.name.clone(), hash: revision.hash.clone() }
+    }
+}
+
 /// Compares the template with the revisions. `live`: the hashes that pods have.
 pub(super) fn step(template: &Value, revisions: &[Revision], limit: i64, live: &BTreeSet<String>) -> Step {
     let (mut same, mut old): (Vec<&Revision>, Vec<&Revision>) =
@@ -84,7 +100,7 @@ pub(super) fn step(template: &Value, revisions: &[Revision], limit: i64, live: &
     let spare = old.len().saturating_sub(limit);
     let removable = old.iter().filter(|revision| !live.contains(&revision.hash));
     Step::Keep {
-        current: Current { name: current.name.clone(), hash: current.hash.clone() },
+        current: (*current).into(),
         renumber: (current.number <= highest).then(|| highest.saturating_add(1)),
         doubles: doubles.iter().map(|double| double.name.clone()).collect(),
         surplus: removable.take(spare).map(|revision| revision.name.clone()).collect(),

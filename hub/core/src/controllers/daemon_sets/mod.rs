@@ -10,6 +10,7 @@
 mod history;
 mod rollout;
 mod update;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub(super) use history::short;
 use history::{Current, Revision, Step};
 use rollout::{Failures, Judge, Settings, Verdict, Watch};
 use update::{Plan, Pod, Proven, Readiness, Strategy, Wanted};
+pub use view::view;
 
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];
 static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &EVENT];
@@ -242,7 +244,7 @@ impl DaemonSets {
         let mut live: BTreeSet<String> = set.pods.values().map(|(_, pod, _)| pod.hash.clone()).collect();
         let revisions: Vec<Revision> =
             revisions.iter().map(|revision| Revision::read(&revision.value())).collect();
-        let proven = look.proven(&revisions, &live);
+        let proven = proven(&look.value, &revisions, &live);
         live.extend(proven.iter().map(|proven| proven.hash.clone()));
         let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
         match history::step(&look.value["spec"]["template"], &revisions, limit, &live) {
@@ -253,7 +255,7 @@ impl DaemonSets {
                 let Some(revision) = revisions.iter().find(|one| one.name == current.name) else {
                     return tasks;
                 };
-                let wanted = look.wanted(current, proven);
+                let wanted = wanted(&look.value, current, proven);
                 set.note_readiness(now.running);
                 let pods: Vec<&Pod> = set.pods.values().map(|(_, pod, _)| pod).collect();
                 let heres = update::gather(&wanted, &nodes, &pods);
@@ -509,19 +511,6 @@ impl Look<'_> {
         )
     }
 
-    /// The revision of which the rollout was last seen complete, but for the current one; while there is none, the newest that a pod has.
-    fn proven(&self, revisions: &[Revision], live: &BTreeSet<String>) -> Option<Proven> {
-        let others = || revisions.iter().filter(|revision| !revision.is_of(&self.value["spec"]["template"]));
-        let complete =
-            others().filter(|one| one.complete.is_some()).max_by_key(|one| (one.complete, one.number));
-        let newest = || others().filter(|one| live.contains(&one.hash)).max_by_key(|one| one.number);
-        let found = complete.or_else(newest)?;
-        let mut spec = found.data["spec"].clone();
-        placing::tolerate(&mut spec);
-        let (name, hash, template) = (found.name.clone(), found.hash.clone(), found.data.clone());
-        Some(Proven { name, hash, template, spec, was_complete: found.complete.is_some() })
-    }
-
     /// Writes down what a look at the rollout found, and reports it.
     fn remember(&self, set: &mut Set, current: &Revision, verdict: &Verdict) -> Vec<Task<Purpose>> {
         let mut tasks = Vec::new();
@@ -579,32 +568,6 @@ impl Look<'_> {
             tasks.push(self.event("Warning", "RolledBack", &message));
         }
         tasks
-    }
-
-    fn wanted(&self, current: Current, proven: Option<Proven>) -> Wanted {
-        let spec = &self.value["spec"];
-        let mut pod_spec = spec["template"]["spec"].clone();
-        placing::tolerate(&mut pod_spec);
-        let annotation = |key: &str| text(&self.value, &["metadata", "annotations", key]);
-        let rolling = &spec["updateStrategy"]["rollingUpdate"];
-        let is_rolling = text(spec, &["updateStrategy", "type"]) == "RollingUpdate";
-        let rolls = is_rolling && annotation(PAUSED) != "true";
-        Wanted {
-            name: self.at.1.clone(),
-            spec: pod_spec,
-            hash: current.hash,
-            generation: annotation(TEMPLATE_GENERATION).to_owned(),
-            min_ready: Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0)),
-            strategy: match rolls {
-                true => Strategy::Rolling {
-                    unavailable: rolling["maxUnavailable"].clone(),
-                    surge: rolling["maxSurge"].clone(),
-                },
-                false => Strategy::OnDelete,
-            },
-            is_rolling,
-            proven,
-        }
     }
 
     /// The tasks of a plan; returns when to look again.
@@ -775,4 +738,43 @@ fn place_of(object: &Object) -> (String, String) {
 fn controller(value: &Value) -> Option<&str> {
     let owners = value["metadata"]["ownerReferences"].as_array()?;
     owners.iter().find(|owner| owner["controller"] == true).map(|owner| text(owner, &["uid"]))
+}
+
+/// The revision of which the rollout was last seen complete, but for the current one; while there is none, the newest that a pod has.
+fn proven(set: &Value, revisions: &[Revision], live: &BTreeSet<String>) -> Option<Proven> {
+    let others = || revisions.iter().filter(|revision| !revision.is_of(&set["spec"]["template"]));
+    let complete = others().filter(|one| one.complete.is_some()).max_by_key(|one| (one.complete, one.number));
+    let newest = || others().filter(|one| live.contains(&one.hash)).max_by_key(|one| one.number);
+    let found = complete.or_else(newest)?;
+    let mut spec = found.data["spec"].clone();
+    placing::tolerate(&mut spec);
+    let (name, hash, template) = (found.name.clone(), found.hash.clone(), found.data.clone());
+    Some(Proven { name, hash, template, spec, was_complete: found.complete.is_some() })
+}
+
+/// What a set asks of its pods.
+fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
+    let spec = &set["spec"];
+    let mut pod_spec = spec["template"]["spec"].clone();
+    placing::tolerate(&mut pod_spec);
+    let annotation = |key: &str| text(set, &["metadata", "annotations", key]);
+    let rolling = &spec["updateStrategy"]["rollingUpdate"];
+    let is_rolling = text(spec, &["updateStrategy", "type"]) == "RollingUpdate";
+    let rolls = is_rolling && annotation(PAUSED) != "true";
+    Wanted {
+        name: text(set, &["metadata", "name"]).to_owned(),
+        spec: pod_spec,
+        hash: current.hash,
+        generation: annotation(TEMPLATE_GENERATION).to_owned(),
+        min_ready: Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0)),
+        strategy: match rolls {
+            true => Strategy::Rolling {
+                unavailable: rolling["maxUnavailable"].clone(),
+                surge: rolling["maxSurge"].clone(),
+            },
+            false => Strategy::OnDelete,
+        },
+        is_rolling,
+        proven,
+    }
 }

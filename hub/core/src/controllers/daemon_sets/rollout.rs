@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::super::placing::Node;
 use super::history::Revision;
 use super::update::{Here, Pod, Readiness, Strategy, Wanted, share};
 use crate::selector::Labels;
@@ -235,6 +236,14 @@ impl Settings {
         }
     }
 
+    pub(super) fn has_canaries(&self) -> bool {
+        !matches!(self.canary, Canary::Off)
+    }
+
+    pub(super) fn is_canary(&self, node: &Node) -> bool {
+        matches!(&self.canary, Canary::Nodes(nodes, _) if nodes.select(|key| node.label(key)))
+    }
+
     /// Most nodes that may fail; `None`: any number.
     fn most(&self, desired: usize, strategy: &Strategy) -> Option<usize> {
         match &self.limit {
@@ -303,6 +312,14 @@ impl Record {
             limit: of("limit"),
             forgiven: value["forgiven"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0),
         }
+    }
+
+    pub(super) fn stopped_in(&self, generation: &str) -> Option<&str> {
+        self.stopped.as_deref().filter(|_| self.generation == generation)
+    }
+
+    pub(super) fn has_soaked(&self) -> bool {
+        self.soaked
     }
 
     /// The annotation; `None`: nothing is worth remembering.
@@ -523,12 +540,12 @@ impl Judge<'_> {
 
     /// Holds what is not a canary until all canaries were available for long enough.
     fn hold_for_canaries(&self, failed: &BTreeMap<String, Why>, verdict: &mut Verdict) -> Hold {
-        let (nodes, soak) = match &self.settings.canary {
+        let soak = match &self.settings.canary {
             Canary::Off => return Hold::Nothing,
             Canary::Unreadable => return Hold::All,
-            Canary::Nodes(nodes, soak) => (nodes, soak),
+            Canary::Nodes(_, soak) => soak,
         };
-        let is_canary = |here: &&Here<'_>| here.placed.runs && nodes.select(|key| here.node.label(key));
+        let is_canary = |here: &&Here<'_>| here.placed.runs && self.settings.is_canary(here.node);
         let canaries: Vec<&Here<'_>> = self.heres.iter().filter(is_canary).collect();
         let mut present = canaries.iter().filter(|here| !here.is_set_aside).peekable();
         if present.peek().is_none() {

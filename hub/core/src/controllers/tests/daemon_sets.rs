@@ -828,6 +828,70 @@ fn canaries_that_fail_are_rolled_back() {
     assert_eq!(hub.with_image("i:1"), 5, "{:?}", hub.running());
 }
 
+impl Hub {
+    /// State and message of the rollout, and a line for each node.
+    fn viewed(&self) -> (String, String, Vec<String>) {
+        let view = crate::controllers::daemon_sets::view(&self.index, "n", "d").unwrap();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let line = |node: &Value| {
+            format!(
+                "{} {} {} {}",
+                text(&node["node"]),
+                node["revision"],
+                text(&node["state"]),
+                text(&node["why"])
+            )
+        };
+        let lines = view["nodes"].as_array().unwrap().iter().map(line).collect();
+        (text(&view["state"]), text(&view["message"]), lines)
+    }
+}
+
+#[test]
+fn view_names_what_each_node_does_and_why() {
+    let (mut hub, mut controller) = rolled_out(4, budget(2));
+    assert_eq!(hub.viewed().0, "complete");
+    hub.annotate("kedge.dev/max-failures", "0");
+    hub.mark("node-3", "Unknown");
+    hub.change_image("bad");
+    let (state, _, lines) = hub.viewed();
+    assert_eq!((state.as_str(), lines.len()), ("under way", 0), "its revision is not made yet");
+    hub.run_at(&mut controller, 0);
+    let (state, _, lines) = hub.viewed();
+    assert_eq!(state, "under way");
+    assert_eq!(lines[0], "node-0 1 waits the old pod ends");
+    assert_eq!(lines[3], "node-3 1 waits the node is lost: set aside until it returns");
+    hub.agents_act();
+    hub.run_at(&mut controller, 1);
+    assert_eq!(hub.viewed().2[1], "node-1 2 starts its node has not taken it up");
+    hub.agents_meet(|node, image| match node {
+        "node-0" if bad(image) => Fate::Crashes,
+        "node-1" => Fate::Hangs,
+        _ => Fate::Runs,
+    });
+    hub.run_at(&mut controller, 2);
+    let (state, message, lines) = hub.viewed();
+    assert_eq!(state, "stopped");
+    assert!(message.contains("node-0 (crash loop)"), "{message}");
+    let expect = [
+        "node-0 2 failed container : CrashLoopBackOff",
+        "node-1 2 starts not ready",
+        "node-2 1 waits the old pod runs, the update is stopped",
+        "node-3 1 waits the node is lost: set aside until it returns",
+    ];
+    assert_eq!(lines, expect);
+    let (mut hub, mut controller) = with_canaries(&[CANARY]);
+    hub.change_image("i:2");
+    hub.turns(&mut controller, 0..10, |_, _| Fate::Runs);
+    let (state, _, lines) = hub.viewed();
+    assert_eq!(state, "waiting for canaries");
+    assert_eq!(
+        (lines[0].as_str(), lines[4].as_str()),
+        ("node-0 1 waits the old pod runs, waits for the canaries", "node-4 2 runs ")
+    );
+    assert!(crate::controllers::daemon_sets::view(&hub.index, "n", "other").is_none());
+}
+
 /// Upstream #123232: each bad update ended one more healthy pod.
 #[test]
 fn run_of_bad_updates_takes_one_node_at_most() {
