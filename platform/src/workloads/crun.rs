@@ -34,14 +34,15 @@ impl CrunOrder {
     }
 
     fn command(&self, bundle: &Path) -> Command {
+        let mut command = self.without_log(bundle);
+        command.arg("--log").arg(bundle.join(LOG));
+        command
+    }
+
+    fn without_log(&self, bundle: &Path) -> Command {
         let mut command = Command::new(&self.program);
         // the one manager that works on both kinds of trees, and needs no D-Bus
-        command
-            .arg("--cgroup-manager=cgroupfs")
-            .arg("--root")
-            .arg(&self.root)
-            .arg("--log")
-            .arg(bundle.join(LOG));
+        command.arg("--cgroup-manager=cgroupfs").arg("--root").arg(&self.root);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir(bundle);
         process::with_plain_environment(&mut command);
         command
@@ -60,6 +61,13 @@ impl CrunOrder {
     pub(super) fn start(&self, bundle: &Path, id: &ContainerId) -> Command {
         let mut command = self.command(bundle);
         command.arg("start").arg(name_of(id));
+        command
+    }
+
+    /// `crun exec`, whose errors go where the program's do: several may run at once, and a bundle has one log.
+    pub(super) fn exec(&self, bundle: &Path, id: &ContainerId, process: &str, pid_file: &Path) -> Command {
+        let mut command = self.without_log(bundle);
+        command.args(["exec", "--process", process, "--pid-file"]).arg(pid_file).arg(name_of(id));
         command
     }
 

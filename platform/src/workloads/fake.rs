@@ -343,6 +343,15 @@ impl Workloads for FakeWorkloads {
     fn notes(&self, id: &ContainerId) -> Notes {
         self.machine().containers.get(id).map(|container| container.order.notes.clone()).unwrap_or_default()
     }
+
+    fn note(&mut self, id: &ContainerId, name: &str, text: &str) -> Result<(), WorkloadError> {
+        let mut machine = self.machine();
+        let container = machine.containers.get_mut(id);
+        let container =
+            container.ok_or_else(|| WorkloadError::refused(format_args!("container {id} does not exist")))?;
+        container.order.notes.insert(name.to_owned(), text.to_owned());
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,8 @@ use super::places::{self, Places};
 use super::probe::{Board, probe};
 use super::process::{self, ProcessFd};
 use super::records::{
-    ContainerExit, CrunOrder, EXIT, ORDER, Order, Records, SHIM, STATE, ShimRecord, StateRecord, VERSION,
+    ContainerExit, CrunOrder, EXIT, NOTES, NotesRecord, ORDER, Order, Records, SHIM, STATE, ShimRecord,
+    StateRecord, VERSION,
 };
 use super::rootfs::{self, make_directory};
 use super::{
@@ -218,7 +219,10 @@ impl LinuxWorkloads {
         let bundle = self.places.bundle(id);
         match Records::of(&bundle).read::<Order>(ORDER) {
             Ok(None) => return self.remove_rest(id, None),
-            Ok(Some(order)) => drop(self.track(id, order.group, order.notes)),
+            Ok(Some(order)) => {
+                let notes = order.notes.into_iter().chain(later_notes(&bundle).notes).collect();
+                self.track(id, order.group, notes);
+            }
             Err(error) => {
                 log::warn!("container {id} is ended: {error}");
                 let group = self.group_of_foreign(id);
@@ -798,6 +802,21 @@ impl Workloads for LinuxWorkloads {
     fn notes(&self, id: &ContainerId) -> Notes {
         self.containers.get(id).map(|container| container.notes.clone()).unwrap_or_default()
     }
+
+    fn note(&mut self, id: &ContainerId, name: &str, text: &str) -> Result<(), WorkloadError> {
+        let container = self.container(id)?;
+        let mut record = later_notes(&container.bundle);
+        record.notes.insert(name.to_owned(), text.to_owned());
+        container.records().write(NOTES, &record)?;
+        container.notes.insert(name.to_owned(), text.to_owned());
+        Ok(())
+    }
+}
+
+/// What was noted after the container was made. Notes that cannot be read are as if nothing had been noted.
+fn later_notes(bundle: &Path) -> NotesRecord {
+    let found = Records::of(bundle).read::<NotesRecord>(NOTES).ok().flatten();
+    found.unwrap_or(NotesRecord { version: VERSION, notes: Notes::new() })
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 
 pub mod cgroups;
 mod crun;
+mod exec;
 #[cfg(any(test, feature = "fake"))]
 mod fake;
 mod linux;
@@ -33,6 +34,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use cgroups::{Cgroups, GroupLimits};
+pub use exec::{Exec, ExecEnd};
 #[cfg(any(test, feature = "fake"))]
 pub use fake::{FakeContainer, FakeFault, FakeWorkloads};
 pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
@@ -314,8 +316,14 @@ pub trait Workloads: Send {
     /// The pods that have something here.
     fn pods(&self) -> Vec<PodFound>;
 
-    /// The notes of a container that exists; empty if they cannot be read.
+    /// The notes of a container that exists, those of `note` too; empty if they cannot be read.
     fn notes(&self, id: &ContainerId) -> Notes;
+
+    /// Notes something with a container that exists, in place of what that name had.
+    ///
+    /// # Errors
+    /// It could not be written; what was noted before stays.
+    fn note(&mut self, id: &ContainerId, name: &str, text: &str) -> Result<(), WorkloadError>;
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //!     RUN/pods/UID/{net,uts,ipc}      its namespaces, bound to files
 //!     RUN/pods/UID/{shm,files}        its /dev/shm, and small files
 //!     RUN/pods/UID/pause.json         the process that holds its PID namespace
-//!     RUN/pods/UID/c/NAME-ATTEMPT/    the bundle: config.json, order.json, rootfs, lock; by its shim: shim.json, state.json, exit.json
+//!     RUN/pods/UID/c/NAME-ATTEMPT/    the bundle: config.json, order.json, notes.json, rootfs, lock; by its shim: shim.json, state.json, exit.json
 //!     DATA/UID/NAME-ATTEMPT/          what the container writes into its root file system
 //!     DATA/.gone-N/                   what is being removed
 

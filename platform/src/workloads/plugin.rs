@@ -163,14 +163,14 @@ impl Plugin<'_> {
                 let why = format!("not done after {} s", self.limit.as_secs_f32());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
-            wait(process.as_ref(), [&answer, &errors], left)?;
+            wait(process.as_ref(), &[&answer, &errors], left)?;
         }
     }
 }
 
 /// Waits until there is something to read, or the process has ended.
-fn wait(process: Option<&ProcessFd>, heard: [&Heard; 2], left: Duration) -> io::Result<()> {
-    let open = heard.into_iter().filter_map(|heard| heard.pipe.as_ref().map(|pipe| pipe.as_fd()));
+pub(super) fn wait(process: Option<&ProcessFd>, heard: &[&Heard], left: Duration) -> io::Result<()> {
+    let open = heard.iter().filter_map(|heard| heard.pipe.as_ref().map(|pipe| pipe.as_fd()));
     let fds = open.chain(process.map(|process| process.as_fd()));
     let mut awaited: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
@@ -181,22 +181,22 @@ fn wait(process: Option<&ProcessFd>, heard: [&Heard; 2], left: Duration) -> io::
 }
 
 /// An output that is being read.
-struct Heard {
+pub(super) struct Heard {
     /// None: it has ended.
     pipe: Option<PipeReader>,
     most: usize,
-    kept: Vec<u8>,
+    pub(super) kept: Vec<u8>,
     is_too_long: bool,
 }
 
 impl Heard {
-    fn new(pipe: PipeReader, most: usize) -> io::Result<Self> {
+    pub(super) fn new(pipe: PipeReader, most: usize) -> io::Result<Self> {
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Self { pipe: Some(pipe), most, kept: Vec::new(), is_too_long: false })
     }
 
     /// Takes what is there, a bounded part of it: who writes without end must not keep us from the clock.
-    fn read(&mut self) -> io::Result<()> {
+    pub(super) fn read(&mut self) -> io::Result<()> {
         let mut buffer = [0; 4096];
         for _ in 0..64 {
             let Some(pipe) = &mut self.pipe else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! What agent and shim tell each other, in files of the container's bundle: `order.json` by the agent; `shim.json`, `state.json` and
+//! What agent and shim tell each other, in files of the container's bundle: `order.json` and `notes.json` by the agent; `shim.json`, `state.json` and
 //! `exit.json` by the shim.
 //!
 //! What always holds: a record is whole or not there. Each has a version: agent and shim may be of different releases, because a
@@ -24,6 +24,7 @@ pub(super) const ORDER: &str = "order.json";
 pub(super) const SHIM: &str = "shim.json";
 pub(super) const STATE: &str = "state.json";
 pub(super) const EXIT: &str = "exit.json";
+pub(super) const NOTES: &str = "notes.json";
 
 /// The version that this release writes and reads.
 pub(super) const VERSION: u32 = 1;
@@ -87,6 +88,13 @@ pub(super) struct StateRecord {
     pub(super) process: ProcessName,
     /// Microseconds since 1970.
     pub(super) started_at: i64,
+}
+
+/// What the agent noted of a container after it was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NotesRecord {
+    pub(super) version: u32,
+    pub(super) notes: Notes,
 }
 
 /// How a container ended.

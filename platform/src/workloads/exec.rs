@@ -1,0 +1,188 @@
+//! Programs that are run beside a container's first process, by `crun exec`.
+//!
+//! What always holds: the program has all that the first process was given (user, environment, directory, capabilities, control
+//! group, namespaces). It has a limited time: what takes longer is killed with what it started, unless that made a
+//! session of its own. Its output is kept
+//! up to a limit, and the rest is read and dropped, so that it never waits for us. An error means that it did not run.
+//!
+//! Leaves to others: what is run, and what its end means; how many at once.
+
+use std::fs::{self, File};
+use std::io::{self, Seek as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{Pid, getpgid, getpgrp};
+use serde_json::{Value, json};
+
+use super::places::Places;
+use super::plugin::{Heard, wait};
+use super::process::{self, ProcessFd};
+use super::records::{CrunOrder, shortened};
+use super::{ContainerId, Settings, WorkloadError, on};
+
+/// How long crun may take beyond the limit to start a program that is to be killed.
+const AFTER_KILL: Duration = Duration::from_secs(2);
+/// Between two looks whether it has.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A program to be run in a container.
+#[derive(Debug)]
+pub struct Exec<'a> {
+    /// Where.
+    pub id: &'a ContainerId,
+    /// Program and arguments.
+    pub command: &'a [String],
+    /// How long it may take.
+    pub limit: Duration,
+    /// How much of its output is kept, both streams together.
+    pub output_bytes: usize,
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExecEnd {
+    /// By itself.
+    Ended {
+        /// 128 and the signal if a signal ended it.
+        code: i32,
+        /// The begin of what it wrote.
+        output: Vec<u8>,
+    },
+    /// It was killed, because its time was over.
+    TimedOut,
+}
+
+impl Exec<'_> {
+    /// Runs it to its end. Blocks, on a thread that lives as long: with it the program's connection to us ends.
+    ///
+    /// # Errors
+    /// It did not run: there is no such program, or no such container, or that ends.
+    pub fn run(&self, settings: &Settings) -> Result<ExecEnd, WorkloadError> {
+        self.id.check()?;
+        let places = Places { run: settings.run.clone(), data: settings.data.clone() };
+        let crun = CrunOrder {
+            program: settings.crun.program.clone(),
+            root: places.crun(),
+            limit_ms: u64::try_from(settings.crun.limit.as_millis()).unwrap_or(u64::MAX),
+        };
+        let bundle = places.bundle(self.id);
+        let pid_file = PidFile::in_bundle(&bundle);
+        let process = self.process(&bundle).map_err(on("read the process of", &bundle))?;
+        let failed = |error| WorkloadError::failed(format_args!("run a program in {}", self.id), error);
+        let (status, output) = self.run_by(&crun, &bundle, &process, &pid_file).map_err(failed)?;
+        let Some(status) = status else { return Ok(ExecEnd::TimedOut) };
+        if !status.success() && pid_file.read().is_none() {
+            let said = shortened(&String::from_utf8_lossy(&output));
+            return Err(failed(io::Error::other(format!("crun exec ended with {status}: {said}"))));
+        }
+        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
+        Ok(ExecEnd::Ended { code, output })
+    }
+
+    /// The container's own process, but for its command.
+    fn process(&self, bundle: &Path) -> io::Result<File> {
+        let config: Value = serde_json::from_slice(&fs::read(bundle.join("config.json"))?)?;
+        let mut process = config["process"].clone();
+        process["args"] = json!(self.command);
+        process["terminal"] = json!(false);
+        let mut file = File::from(memfd_create(c"process", MFdFlags::MFD_CLOEXEC)?);
+        file.write_all(process.to_string().as_bytes())?;
+        file.rewind()?;
+        Ok(file)
+    }
+
+    /// None: its time was over.
+    fn run_by(
+        &self,
+        crun: &CrunOrder,
+        bundle: &Path,
+        order: &File,
+        pid_file: &PidFile,
+    ) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
+        let (output, to_output) = io::pipe()?;
+        let fd = order.as_raw_fd();
+        let mut command = crun.exec(bundle, self.id, &format!("/proc/self/fd/{fd}"), &pid_file.0);
+        command.stdout(to_output.try_clone()?).stderr(to_output);
+        process::handing_on(&mut command, fd);
+        let mut child = process::bound_to_parent(&mut command).spawn()?;
+        // it has the writing ends of the pipe
+        drop(command);
+        let heard = self.hear(&child, Heard::new(output, self.output_bytes)?);
+        let Ok(Some(kept)) = heard else {
+            kill(&mut child, pid_file)?;
+            return heard.map(|_| (None, Vec::new()));
+        };
+        Ok((Some(child.wait()?), kept))
+    }
+
+    /// Reads until crun has ended; None: it has not within the limit.
+    fn hear(&self, child: &Child, mut output: Heard) -> io::Result<Option<Vec<u8>>> {
+        let process = ProcessFd::open(child.id().cast_signed())?;
+        let end = process::after(Instant::now(), self.limit);
+        loop {
+            let has_ended = process.as_ref().is_none_or(|process| process.wait(Duration::ZERO));
+            output.read()?;
+            if has_ended {
+                return Ok(Some(output.kept));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            wait(process.as_ref(), &[&output], left)?;
+        }
+    }
+}
+
+/// Kills the program with what it started, which are in a process group of theirs, or still in crun's.
+fn kill(child: &mut Child, pid_file: &PidFile) -> io::Result<()> {
+    let end = Instant::now() + AFTER_KILL;
+    let crun = child.id().cast_signed();
+    // one that is being started has no ID yet
+    while pid_file.read().is_none() && child.try_wait()?.is_none() && Instant::now() < end {
+        std::thread::sleep(LOOK);
+    }
+    // crun has not been waited for, so nobody else has its ID, nor that of its child while it runs
+    if let Some(pid) = pid_file.read()
+        && let Some(program) = ProcessFd::open(pid)?
+        && child.try_wait()?.is_none()
+    {
+        if let Ok(group) = getpgid(Some(Pid::from_raw(pid))).map(Pid::as_raw)
+            && group != crun
+            && group != getpgrp().as_raw()
+        {
+            process::kill_group(group);
+        }
+        program.signal(libc::SIGKILL)?;
+    }
+    process::kill_group(crun);
+    child.wait().map(drop)
+}
+
+/// Where crun writes the program's ID, once it runs.
+struct PidFile(PathBuf);
+
+impl PidFile {
+    fn in_bundle(bundle: &Path) -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self(bundle.join(format!("exec-{}-{number}.pid", std::process::id())))
+    }
+
+    fn read(&self) -> Option<i32> {
+        fs::read_to_string(&self.0).ok()?.trim().parse().ok().filter(|pid| *pid > 1)
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
