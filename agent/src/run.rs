@@ -55,6 +55,9 @@ const DISK_REST: Duration = Duration::from_secs(2);
 /// How long the end of a run looks for a signal whose handler ran just before signals were blocked: one turn of the runtime.
 const LAST_SIGNAL: Duration = Duration::from_millis(1);
 
+/// Stack of a thread that waits for a probe's program, or looks a name up for one: glibc loads its name service modules on it.
+const PROGRAM_STACK_BYTES: usize = 256 * 1024;
+
 /// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
 const EXIT_CONFIG: u8 = 78;
 
@@ -111,6 +114,7 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
     logging::start().map_err(|error| AgentError::System("start the log", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_stack_size(PROGRAM_STACK_BYTES)
         .build()
         .map_err(|error| AgentError::System("start the runtime", error))?;
     let ran = Agent::start(options, faults).and_then(|agent| runtime.block_on(agent.run()));
@@ -122,6 +126,8 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
         supervisor.stopping();
         logging::flush();
     }
+    // a probe's program may take long to end, and ends with this process
+    runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 

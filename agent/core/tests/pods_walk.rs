@@ -42,6 +42,7 @@ struct Runtime {
     containers: BTreeMap<ContainerKey, Observation>,
     images: BTreeSet<String>,
     logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    health: BTreeMap<ContainerKey, Health>,
     queue: Vec<PodAction>,
     /// Every key that was created, and what the pod was named.
     used: BTreeMap<ContainerKey, (String, String)>,
@@ -116,6 +117,10 @@ struct World {
     api: Api,
     wishes: Wishes,
     files: BTreeMap<String, String>,
+    /// Failures in a row that this agent was told of each probe.
+    failures: BTreeMap<ProbeKey, u32>,
+    /// When something other than a probe was last ordered.
+    busy: Duration,
     /// Faults on.
     is_rough: bool,
     trace: VecDeque<String>,
@@ -158,6 +163,8 @@ impl World {
             api,
             wishes: Wishes::default(),
             files: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            busy: Duration::ZERO,
             is_rough: true,
             trace: VecDeque::new(),
         };
@@ -201,7 +208,13 @@ impl World {
             let text = format!("       <- {action:?}");
             self.note(text.chars().take(1200).collect());
         }
+        if !matches!(action, PodAction::RunProbe(_) | PodAction::RecordEvent(_)) {
+            self.busy = self.now;
+        }
         match &action {
+            PodAction::RunProbe(_) => {
+                self.must(!self.wishes.held, "invariant: while pods are held nothing is probed");
+            }
             PodAction::CreateContainer(order) => self.judge_create(order),
             PodAction::StartContainer(key) => self.judge_start(key),
             PodAction::StopContainer { container, .. } => self.judge_stop(&container.clone()),
@@ -265,8 +278,10 @@ impl World {
         let uid = key.pod.as_str();
         let is_wished = self.wishes.ended.contains(uid) || self.wishes.edited.contains(uid);
         let is_sidecar = key.container == "side";
+        let mut failures = self.failures.iter().filter(|(probe, _)| probe.container == *key);
+        let has_failed = failures.any(|(probe, count)| probe.kind != ProbeKind::Readiness && *count >= 3);
         self.must(
-            is_wished || is_sidecar || self.wishes.released,
+            is_wished || is_sidecar || has_failed || self.wishes.released,
             "invariant: no container is stopped that nobody asked to stop",
         );
     }
@@ -319,6 +334,7 @@ impl World {
             }
             PodAction::RemoveContainer(key) if fails => failure(Command::RemoveContainer(key)),
             PodAction::RemoveContainer(key) => {
+                self.runtime.health.remove(&key);
                 let run = self.runtime.containers.remove(&key);
                 let state = run.map(|run| run.state);
                 self.must(
@@ -337,6 +353,26 @@ impl World {
                     self.runtime.used.retain(|key, _| key.pod != pod);
                 }
                 PodEvent::PodRemoved { pod }
+            }
+            PodAction::RunProbe(order) => {
+                let outcome = match self.random.below(if self.is_rough { 8 } else { 1 }) {
+                    0..=3 => ProbeOutcome::Passed,
+                    4 => ProbeOutcome::Errored("fault".into()),
+                    _ => ProbeOutcome::Failed("fault".into()),
+                };
+                let count = self.failures.entry(order.key.clone()).or_default();
+                match outcome {
+                    ProbeOutcome::Failed(_) => *count += 1,
+                    ProbeOutcome::Passed => *count = 0,
+                    _ => {}
+                }
+                PodEvent::Probed { probe: order.key, outcome }
+            }
+            PodAction::NoteHealth { container, health } => {
+                if self.runtime.containers.contains_key(&container) {
+                    self.runtime.health.insert(container, health);
+                }
+                return;
             }
             other => panic!("{other:?} is no command"),
         };
@@ -395,6 +431,7 @@ impl World {
             pods: self.runtime.pods.values().cloned().collect(),
             containers: self.runtime.containers.values().cloned().collect(),
             logs: self.runtime.logs.clone(),
+            health: self.runtime.health.clone(),
         }
     }
 
@@ -443,6 +480,7 @@ impl World {
 
     fn start_agent(&mut self) {
         self.core = Pods::new(NODE);
+        self.failures.clear();
         self.api.watch = None;
         self.api.requests.clear();
         let is_held = self.wishes.held;
@@ -500,6 +538,7 @@ impl World {
         self.note("== the power is cut".into());
         self.runtime.queue.clear();
         self.runtime.containers.clear();
+        self.runtime.health.clear();
         self.runtime.pods.clear();
         self.lose_writes();
         let done = std::mem::take(&mut self.wishes.done).into_iter();
@@ -568,7 +607,10 @@ impl World {
         self.api.made += 1;
         let port = json!([{"containerPort": 80, "hostPort": 80}]);
         let from = json!({"configMapKeyRef": {"name": "m", "key": "k"}});
-        let spec = match self.random.below(10) {
+        let probe = || json!({"tcpSocket": {"port": 80}, "periodSeconds": 5, "timeoutSeconds": 5});
+        let spec = match self.random.below(12) {
+            10 | 11 => json!({"containers": [{"name": "main", "image": "x:1", "livenessProbe": probe(),
+                "readinessProbe": probe(), "startupProbe": probe()}]}),
             9 => {
                 json!({"containers": [{"name": "main", "image": "x:1", "env": [{"name": "K", "valueFrom": from}]}]})
             }
@@ -934,6 +976,8 @@ impl World {
                 self.perform_request();
             } else if self.api.is_online && self.api.watch.as_ref().is_none_or(|watch| !watch.is_empty()) {
                 self.hear();
+            } else if self.now > self.busy + Duration::from_secs(900) {
+                return;
             } else if let Some(deadline) = self.core.next_deadline() {
                 if !self.api.is_online && deadline > self.now + Duration::from_secs(900) {
                     return;
@@ -1047,6 +1091,7 @@ impl World {
             }
             for told in status["containerStatuses"].as_array().into_iter().flatten() {
                 if told["state"]["running"].is_object() {
+                    self.must(told["ready"] == true, &format!("invariant: {uid} is ready: {told}"));
                     let id = told["containerID"].as_str().unwrap().strip_prefix("kedge://").unwrap();
                     let runs = self
                         .runtime
@@ -1310,7 +1355,7 @@ fn run_that_was_made_by_a_killed_agent_is_started() {
         image_name: "x:1".into(),
         image_reference: String::new(),
     };
-    let inventory = Inventory { pods: vec![found], containers: vec![run], logs: BTreeMap::new() };
+    let inventory = Inventory { pods: vec![found], containers: vec![run], ..Inventory::default() };
     let actions = told(&mut core, 2, PodEvent::Inventory(inventory));
     assert!(actions.contains(&PodAction::StartContainer(key)), "not made again as a restart: {actions:?}");
 }

@@ -13,6 +13,7 @@ mod watches;
 use crate::faults::Faults;
 use crate::net::transport::WallClock;
 use crate::net::watch;
+use crate::workloads::probes::Probes;
 use containers::{ContainerParts, Containers};
 use disk::{DiskHealth, DiskLoop, DiskOrder};
 use kedge_core::kubelet::Config;
@@ -64,6 +65,7 @@ pub(crate) struct Loops {
 struct PodLoops {
     watch: Arc<LatestRound>,
     parts: ContainerParts,
+    probes: Probes,
     /// None: no configuration is in use yet.
     containers: Option<Containers>,
 }
@@ -124,7 +126,10 @@ impl Loops {
         };
         let (node, config_map) = (watch("watch-node")?, watch("watch-configmap")?);
         let pods = match containers {
-            Some(parts) => Some(PodLoops { watch: watch("watch-pods")?, parts, containers: None }),
+            Some(parts) => {
+                let probes = Probes::new(parts.settings.clone(), parts.events.clone());
+                Some(PodLoops { watch: watch("watch-pods")?, parts, probes, containers: None })
+            }
             None => None,
         };
         Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node, pods, server, health })
@@ -144,6 +149,11 @@ impl Loops {
             PodAction::SaveDesired { file, content } => self.disk(DiskOrder::SaveDesired(file, content)),
             PodAction::ReadDesired => self.disk(DiskOrder::ReadDesired),
             PodAction::ReadStaticPods(path) => self.disk(DiskOrder::ReadStaticPods(path)),
+            PodAction::RunProbe(order) => {
+                if let Some(pods) = &self.pods {
+                    pods.probes.run(*order);
+                }
+            }
             action => {
                 if let Some(containers) = self.containers() {
                     containers.order(action);

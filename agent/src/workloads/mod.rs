@@ -6,12 +6,13 @@
 //! (core), images (`Layers`), running plugins (`network`).
 
 pub mod network;
+pub(crate) mod probes;
 pub mod signals;
 pub mod volumes;
 
 use kedge_api::Timestamp;
 use kedge_core::pods::{
-    self, Command, ContainerKey, Failure, FailureReason, Inventory, PodAction, PodEvent, PodNetwork,
+    self, Command, ContainerKey, Failure, FailureReason, Health, Inventory, PodAction, PodEvent, PodNetwork,
     PodSandbox, PodUid,
 };
 use kedge_core::workloads::cni::{Attachment, Verb};
@@ -40,6 +41,8 @@ const NETWORK: &str = "network";
 const IMAGE: &str = "image";
 const IMAGE_NAME: &str = "imageName";
 const STOP_SIGNAL: &str = "stopSignal";
+/// A `Health`.
+const HEALTH: &str = "health";
 
 /// Most directories of logs that an inventory looks at.
 const LOG_ENTRIES: usize = 10_000;
@@ -179,12 +182,30 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             });
         }
         let observed = self.workloads.observe(Duration::ZERO);
+        inventory.health = observed.iter().filter_map(|it| self.health_of(&it.id)).collect();
         inventory.containers = observed.into_iter().filter_map(|it| self.found(it)).collect();
         PodEvent::Inventory(inventory)
     }
 
+    /// What an earlier agent knew of a run.
+    fn health_of(&self, id: &ContainerId) -> Option<(ContainerKey, Health)> {
+        let health = serde_json::from_str(self.workloads.notes(id).get(HEALTH)?).ok()?;
+        Some((key_of(id)?, health))
+    }
+
+    fn note_health(&mut self, key: &ContainerKey, health: Health) {
+        let text = serde_json::to_string(&health).unwrap_or_default();
+        if let Err(error) = self.workloads.note(&id_of(key), HEALTH, &text) {
+            log::warn!("the next agent will probe container {key} anew: {error}");
+        }
+    }
+
     /// Performs an order of the runtime; None: it is another performer's. Most answers are observed later.
     pub fn perform(&mut self, action: &PodAction) -> Option<Vec<PodEvent>> {
+        if let PodAction::NoteHealth { container, health } = action {
+            self.note_health(container, *health);
+            return Some(Vec::new());
+        }
         let (command, done) = match action {
             PodAction::PreparePod(sandbox) => {
                 (Command::PreparePod(sandbox.uid.clone()), self.prepare(sandbox))

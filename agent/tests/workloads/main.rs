@@ -11,6 +11,7 @@ mod ends;
 mod faults;
 mod network;
 mod pods;
+mod probes;
 mod setup;
 mod sharing;
 mod static_pods;

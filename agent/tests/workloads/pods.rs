@@ -51,7 +51,7 @@ impl Setup {
     }
 
     /// A hub, and a node with a runtime and that image.
-    fn new() -> Self {
+    pub(crate) fn with_runtime() -> Self {
         let mut setup = Self::before_the_agent();
         setup.cluster.agent_mut(NODE).start().unwrap();
         setup.shows("a node that takes pods", || {
@@ -139,7 +139,7 @@ fn manifest() -> String {
 #[test]
 fn pod_lives_from_kubectl_apply_to_delete() {
     isolated_network("pods::pod_lives_from_kubectl_apply_to_delete", || {
-        let setup = Setup::new();
+        let setup = Setup::with_runtime();
         let kubectl = setup.cluster.kubectl();
         kubectl.feed(&["apply", "-f", "-"], &manifest()).unwrap();
         setup.shows("the pod Running", || setup.runs_with(0));

@@ -15,6 +15,7 @@ use crate::event::Level;
 pub use crate::event::PodNetworks;
 pub use crate::images::ImageConfig;
 use crate::images::collect::{Collected, Thresholds};
+use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -88,6 +89,8 @@ pub enum PodEvent {
     PodRemoved { pod: PodUid },
     /// The answer to `RemoveContainer`.
     ContainerRemoved(ContainerKey),
+    /// The answer to `RunProbe`.
+    Probed { probe: ProbeKey, outcome: ProbeOutcome },
     /// `PullImage` found that the image must be fetched and began. No answer yet.
     ImagePulling { pod: PodUid, container: String },
     /// The answer to `PullImage`: every layer of it is unpacked, durable and vouched for.
@@ -157,6 +160,12 @@ pub enum PodAction {
         /// The pod is finished, but its object is not deleted yet.
         keep_logs: bool,
     },
+    /// Run a probe of a container once. Answered by `Probed`, once its timeout is over at the latest; before it begins it may wait
+    /// for a place among others.
+    RunProbe(Box<ProbeOrder>),
+    /// Remember this of a run for the next agent, until the run is removed or the machine boots; it comes back by
+    /// `Inventory::health`. No answer.
+    NoteHealth { container: ContainerKey, health: Health },
     /// Write this durably, mode 0600, or remove it durably (None). Writes of one file are performed in order. Answered by
     /// `DesiredSaved`.
     SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
@@ -231,6 +240,8 @@ pub struct Inventory {
     pub containers: Vec<Observation>,
     /// The highest attempt that has a log, by pod and container, also of earlier boots.
     pub logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    /// What `NoteHealth` noted of runs that are not removed.
+    pub health: BTreeMap<ContainerKey, Health>,
 }
 
 /// A pod that the runtime has, as `PodSandbox` described it.

@@ -12,6 +12,7 @@ use crate::pods::event::{
     PodAction, PodNetwork, PodNews, PodUid,
 };
 use crate::pods::objects::Objects;
+use crate::pods::probes::{Health, ProbeNews, Probes};
 use crate::pods::reporting::{InApi, Saved};
 use crate::pods::spec::{Container, Pod, RestartPolicy};
 use crate::pods::status::{Terminated, restarts_after};
@@ -170,15 +171,12 @@ pub(crate) struct ContainerLife {
     pub(crate) create: Retry,
     /// Stopping and removing.
     pub(crate) cleaning: Retry,
+    pub(crate) probes: Probes,
 }
 
 impl ContainerLife {
     pub(crate) fn is_live(&self) -> bool {
         self.run.as_ref().is_some_and(Run::is_live) || self.older.values().any(|is_live| *is_live)
-    }
-
-    pub(crate) fn is_running(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| matches!(run.state, ContainerState::Running { .. }))
     }
 
     /// Whether the runtime still has something of it, or is at it.
@@ -224,6 +222,9 @@ pub(crate) struct Life {
     pub(crate) is_dirty: bool,
     /// Look again then.
     pub(crate) wake: Option<Duration>,
+    /// A probe is due then.
+    pub(crate) probe_wake: Option<Duration>,
+    pub(crate) probe_news: ProbeNews,
 }
 
 /// What a decision about one pod may look at, and what it does.
@@ -261,6 +262,8 @@ impl Life {
             announced: String::new(),
             is_dirty: true,
             wake: None,
+            probe_wake: None,
+            probe_news: ProbeNews::default(),
         }
     }
 
@@ -335,6 +338,13 @@ impl Life {
             Some("Created") => self.announce_of(name, false, "Created", "Container created".into(), actions),
             Some("Started") => self.announce_of(name, false, "Started", "Container started".into(), actions),
             _ => {}
+        }
+    }
+
+    /// A start of the agent found this run: what was known of its health is believed until the next verdict.
+    pub(crate) fn adopt_health(&mut self, key: &ContainerKey, known: &BTreeMap<ContainerKey, Health>) {
+        if let Some(container) = self.containers.get_mut(&key.container) {
+            container.probes.adopt(key.attempt, known.get(key).copied().unwrap_or_default());
         }
     }
 

@@ -15,6 +15,7 @@ mod event;
 mod fields;
 mod life;
 mod objects;
+mod probes;
 mod record;
 mod reporting;
 mod resources;
@@ -32,6 +33,8 @@ pub use event::{
     PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, Volume,
     VolumeFile, VolumeSource,
 };
+
+pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 
 use crate::config::digest::Digest;
 use crate::event::{Answer, Level, Now};
@@ -197,7 +200,8 @@ impl Pods {
     pub fn next_deadline(&self) -> Option<Duration> {
         let is_ready = self.is_ready();
         let lives = self.lives.values().filter(|_| is_ready);
-        let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { life.wake });
+        let wake = |life: &Life| life.wake.into_iter().chain(life.probe_wake).min();
+        let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { wake(life) });
         lives.chain(self.mirror_wake).chain(self.desired_wake).chain(self.list_wake).min()
     }
 
@@ -223,6 +227,11 @@ impl Pods {
             }
             PodEvent::Failed { command, failure } => {
                 self.with(command.pod(), |life| life.failed(now, &command, &failure, actions));
+            }
+            PodEvent::Probed { probe, outcome } => {
+                if let Some(life) = self.lives.get_mut(&probe.container.pod) {
+                    life.probed(now, &probe, &outcome, actions);
+                }
             }
             PodEvent::Tick | PodEvent::StaticPodsUnchanged | PodEvent::ImagesCollected(_) => {}
             PodEvent::Node(facts) => self.node(*facts),
@@ -403,7 +412,9 @@ impl Pods {
         }
         for observation in &inventory.containers {
             // an Event about what another process did would say it twice
-            self.life_of(&observation.container.pod).observed(now, observation, &mut silent);
+            let life = self.life_of(&observation.container.pod);
+            life.observed(now, observation, &mut silent);
+            life.adopt_health(&observation.container, &inventory.health);
         }
         let prepared: BTreeSet<&PodUid> = inventory.pods.iter().map(|found| &found.uid).collect();
         for life in self.lives.values_mut() {
@@ -795,6 +806,10 @@ impl Pods {
             return;
         }
         self.take_logs(now);
+        let may_run = self.is_held == Some(false);
+        for life in self.lives.values_mut().filter(|life| life.probe_wake.is_some_and(|at| at <= now.mono)) {
+            life.see_to_probes(now, self.node.as_ref(), may_run, actions);
+        }
         for _ in 0..MOST_ROUNDS {
             self.settle_mirrors(now, actions);
             let due: Vec<PodUid> = self.due(now).collect();
@@ -884,6 +899,7 @@ impl Pods {
             life.admit(&mut ctx);
         }
         life.save(&mut ctx);
+        life.see_to_probes(now, ctx.node, !is_held, ctx.actions);
         if !is_held {
             if life.is_over() {
                 life.go_down(&mut ctx);

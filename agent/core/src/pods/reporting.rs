@@ -424,6 +424,7 @@ impl Life {
             image_id: run.map(|run| run.image_reference.clone()).unwrap_or_default(),
             container_id: run.map(id).unwrap_or_default(),
             restart_count: attempt.max(container.floor),
+            health: container.health(spec),
             state,
             last,
         }

@@ -4,6 +4,7 @@
 //! the path of the field. Leaves to others: which fields are served (`table`), what they mean.
 
 use crate::pods::event::{ObjectKind, PodRef, PodUid, PullPolicy};
+use crate::pods::probes::spec::Probe;
 use kedge_api::{Timestamp, names};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -92,6 +93,8 @@ impl Pod {
             container.env_from = vec![];
             container.ports = vec![];
             container.volume_mounts = vec![];
+            (container.liveness_probe, container.readiness_probe, container.startup_probe) =
+                (None, None, None);
         }
     }
 
@@ -155,6 +158,7 @@ pub(crate) struct PodSpec {
     pub(crate) host_aliases: Vec<HostAlias>,
     pub(crate) image_pull_secrets: Vec<LocalName>,
     pub(crate) node_selector: BTreeMap<String, String>,
+    pub(crate) readiness_gates: Vec<ReadinessGate>,
 }
 
 impl PodSpec {
@@ -186,6 +190,12 @@ impl PodSpec {
                 return Err(format!("container {name} has {parts} {what}, expected at most {MOST_PARTS}"));
             }
         }
+        for container in self.all_containers() {
+            let is_init = self.init_containers.iter().any(|init| init.name == container.name);
+            if let Some(why) = container.complaint_about_probes(is_init && !container.is_sidecar()) {
+                return Err(why);
+            }
+        }
         if !self.hostname.is_empty() && names::label_complaint(&self.hostname).is_some() {
             let hostname = kedge_api::excerpt(&self.hostname);
             return Err(format!("spec.hostname is {hostname:?}, expected a label"));
@@ -213,6 +223,13 @@ pub(crate) enum RestartPolicy {
     Never,
 }
 
+/// A condition that others set, without which the pod is not ready.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ReadinessGate {
+    pub(crate) condition_type: String,
+}
+
 /// `v1.Container`.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -230,6 +247,9 @@ pub(crate) struct Container {
     pub(crate) volume_mounts: Vec<VolumeMount>,
     /// `Always` on an init container: a sidecar.
     pub(crate) restart_policy: Option<String>,
+    pub(crate) liveness_probe: Option<Probe>,
+    pub(crate) readiness_probe: Option<Probe>,
+    pub(crate) startup_probe: Option<Probe>,
 }
 
 impl Container {
@@ -321,6 +341,7 @@ pub(crate) struct LocalName {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Port {
+    pub(crate) name: String,
     pub(crate) container_port: u16,
     pub(crate) host_port: u16,
     #[serde(rename = "hostIP")]

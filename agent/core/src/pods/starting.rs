@@ -257,9 +257,10 @@ impl Life {
         for spec in &pod.spec.init_containers {
             let container = self.containers.entry(spec.name.clone()).or_default();
             if spec.is_sidecar() {
-                let is_running = container.is_running();
+                // as upstream: the next one begins once its startup probe has passed
+                let has_started = container.health(spec).is_started;
                 self.ensure(pod, spec, Restart::Sidecar, ctx);
-                if !is_initialized && !is_running {
+                if !is_initialized && !has_started {
                     return;
                 }
             } else if !is_initialized && !container.has_succeeded() {
@@ -291,6 +292,8 @@ impl Life {
                     self.replace(&spec.name, true);
                     let message = format!("Container {} definition changed, will be restarted", spec.name);
                     self.stop(&spec.name, self.own_grace(), message, ctx);
+                } else if let Some((grace, message)) = self.failed_probe(pod, spec) {
+                    self.stop(&spec.name, grace, message, ctx);
                 } else {
                     // an edit was taken back while the stop failed
                     self.replace(&spec.name, false);

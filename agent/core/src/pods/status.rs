@@ -5,7 +5,8 @@
 //! has only what changed. Leaves to others: what containers do (`life`), when it is sent.
 
 use crate::pods::event::{Exit, PodRef};
-use crate::pods::spec::{Container, PodSpec, RestartPolicy};
+use crate::pods::probes::Health;
+use crate::pods::spec::{Container, PodSpec, ReadinessGate, RestartPolicy};
 use kedge_api::Timestamp;
 use serde_json::{Map, Value, json};
 
@@ -103,6 +104,8 @@ pub(crate) struct ContainerView {
     pub(crate) image_id: String,
     pub(crate) container_id: String,
     pub(crate) restart_count: u32,
+    /// Of a run that runs.
+    pub(crate) health: Health,
     pub(crate) state: Shown,
     pub(crate) last: Option<Terminated>,
 }
@@ -112,13 +115,17 @@ impl ContainerView {
         matches!(self.state, Shown::Running { .. })
     }
 
-    /// Until probes are served, what runs is ready; an init container is when it has completed.
+    /// Its probes say so; of an init container, that it has completed.
     fn is_ready(&self, spec: &Container, is_init: bool) -> bool {
         match &self.state {
             Shown::Terminated(end) => is_init && !spec.is_sidecar() && end.exit_code == 0,
-            Shown::Running { .. } => !is_init || spec.is_sidecar(),
+            Shown::Running { .. } => self.health.is_ready && (!is_init || spec.is_sidecar()),
             Shown::Waiting { .. } => false,
         }
+    }
+
+    fn has_started(&self) -> bool {
+        self.is_running() && self.health.is_started
     }
 
     fn json(&self, spec: &Container, is_init: bool) -> Value {
@@ -135,7 +142,7 @@ impl ContainerView {
         let last = self.last.as_ref().map_or(json!({}), |end| json!({"terminated": end.json()}));
         let mut json = json!({
             "name": self.name, "image": self.image, "imageID": self.image_id, "state": state, "lastState": last,
-            "restartCount": self.restart_count, "ready": self.is_ready(spec, is_init), "started": self.is_running(),
+            "restartCount": self.restart_count, "ready": self.is_ready(spec, is_init), "started": self.has_started(),
         });
         if !self.container_id.is_empty() {
             json["containerID"] = json!(self.container_id);
@@ -296,7 +303,7 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
     let all = [
         ("PodReadyToStartContainers", prepared),
         ("Initialized", initialized),
-        ("Ready", ready.clone()),
+        ("Ready", with_gates(situation.spec, &ready, old)),
         ("ContainersReady", ready),
         ("PodScheduled", good),
     ];
@@ -326,7 +333,11 @@ fn initialized(situation: &Situation<'_>, phase: &str) -> Judged {
     }
     let has_started = situation.main.iter().any(|view| view.is_running() || end_of(view).is_some());
     let pairs = situation.init.iter().zip(&situation.spec.init_containers);
-    let incomplete = pairs.filter(|(view, spec)| !view.is_ready(spec, true));
+    let is_complete = |view: &ContainerView, spec: &Container| match spec.is_sidecar() {
+        true => view.has_started(),
+        false => view.is_ready(spec, true),
+    };
+    let incomplete = pairs.filter(|(view, spec)| !is_complete(view, spec));
     let incomplete: Vec<&str> = incomplete.map(|(view, _)| view.name.as_str()).collect();
     if incomplete.is_empty() || has_started {
         return (true, "", String::new());
@@ -350,6 +361,30 @@ fn containers_ready(situation: &Situation<'_>, phase: &str) -> Judged {
         return (true, "", String::new());
     }
     (false, "ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" ")))
+}
+
+/// Whether the pod is ready: its containers are, and the conditions that its readiness gates name are true. Upstream's words.
+fn with_gates(spec: &PodSpec, containers: &Judged, old: &Value) -> Judged {
+    if !containers.0 {
+        return containers.clone();
+    }
+    let known = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let complaint = |gate: &ReadinessGate| {
+        let kind = &gate.condition_type;
+        match known.iter().find(|condition| condition["type"] == **kind) {
+            None => Some(format!("corresponding condition of pod readiness gate {kind:?} does not exist.")),
+            Some(condition) if condition["status"] == "True" => None,
+            Some(condition) => {
+                let status = condition["status"].as_str().unwrap_or_default();
+                Some(format!("the status of pod readiness gate {kind:?} is not \"True\", but {status}"))
+            }
+        }
+    };
+    let complaints: Vec<String> = spec.readiness_gates.iter().filter_map(complaint).collect();
+    if complaints.is_empty() {
+        return containers.clone();
+    }
+    (false, "ReadinessGatesNotReady", complaints.join(", "))
 }
 
 /// Fields of a status that a patch of this agent may remove.
@@ -450,6 +485,7 @@ mod tests {
             image_id: String::new(),
             container_id: String::new(),
             restart_count: 0,
+            health: Health { is_started: true, is_ready: true },
             state,
             last: last.map(ended),
         }

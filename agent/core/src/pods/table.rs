@@ -23,7 +23,6 @@ pub(crate) enum Treatment {
 
 use Treatment::{Below, Ignored, Only, Refused, Served};
 
-const PROBES: &str = "probes are not served yet";
 const SECURITY: &str = "security contexts are not served yet";
 const SCHEDULER: &str = "the scheduler's: the pod is bound already";
 const STORAGE: &str = "no storage drivers: use emptyDir, hostPath, configMap or secret";
@@ -52,10 +51,10 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].image", Served),
     ("containers[].imagePullPolicy", Served),
     ("containers[].lifecycle", Refused("hooks are not served yet")),
-    ("containers[].livenessProbe", Refused(PROBES)),
+    ("containers[].livenessProbe", Served),
     ("containers[].name", Served),
     ("containers[].ports", Served),
-    ("containers[].readinessProbe", Refused(PROBES)),
+    ("containers[].readinessProbe", Served),
     ("containers[].resizePolicy", Ignored("pods are not resized in place")),
     ("containers[].resources", Below),
     ("containers[].resources.claims", Refused(CLAIMS)),
@@ -67,7 +66,7 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ),
     ("containers[].restartPolicyRules", Refused("restart rules are not served")),
     ("containers[].securityContext", Refused(SECURITY)),
-    ("containers[].startupProbe", Refused(PROBES)),
+    ("containers[].startupProbe", Served),
     ("containers[].stdin", Refused(ATTACH)),
     ("containers[].stdinOnce", Refused(ATTACH)),
     ("containers[].terminationMessagePath", Ignored("messages are not read yet")),
@@ -111,7 +110,7 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("preemptionPolicy", Ignored(SCHEDULER)),
     ("priority", Ignored("eviction is not served yet")),
     ("priorityClassName", Ignored("the API server resolves it to a priority")),
-    ("readinessGates", Refused("readiness gates are not served yet")),
+    ("readinessGates", Served),
     ("resourceClaims", Refused(CLAIMS)),
     ("resources", Refused("resources of a pod as a whole are not served")),
     ("restartPolicy", Served),

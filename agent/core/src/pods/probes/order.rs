@@ -1,0 +1,92 @@
+//! What a probe is ordered to do, and what it found: the contract with its performer.
+//!
+//! Always holds: an order is complete, with address and port; the performer needs nothing of the pod. Leaves to others: when a probe
+//! runs and what its result means (`probes`), performing it (the crate `kedge`).
+
+use crate::pods::event::ContainerKey;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The three probes of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProbeKind {
+    Startup,
+    Liveness,
+    Readiness,
+}
+
+impl ProbeKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Startup, Self::Liveness, Self::Readiness];
+
+    /// As Events name it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Startup => "Startup",
+            Self::Liveness => "Liveness",
+            Self::Readiness => "Readiness",
+        }
+    }
+}
+
+/// One probe of one run.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProbeKey {
+    pub container: ContainerKey,
+    pub kind: ProbeKind,
+}
+
+/// A probe to be run once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbeOrder {
+    pub key: ProbeKey,
+    pub check: Check,
+    /// From when it begins; what takes longer has failed.
+    pub timeout: Duration,
+}
+
+/// What a probe or a hook does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Check {
+    /// Runs a program in the container, as its first process was run.
+    Exec { command: Vec<String> },
+    /// Sends a GET request. No certificate is verified.
+    Http(HttpCheck),
+    /// Opens a connection.
+    Tcp { host: String, port: u16 },
+    /// Calls `grpc.health.v1.Health/Check`, without TLS.
+    Grpc { host: String, port: u16, service: String },
+}
+
+/// A GET request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpCheck {
+    pub is_https: bool,
+    pub host: String,
+    pub port: u16,
+    /// With its query; begins with `/`.
+    pub path: String,
+    /// A value holds no control characters.
+    pub headers: Vec<(String, String)>,
+}
+
+/// What a run of a probe found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProbeOutcome {
+    Passed,
+    /// It passed, but for something that somebody should know.
+    Warned(String),
+    Failed(String),
+    /// It could not be run. That says nothing about the container, and does not count.
+    Errored(String),
+}
+
+/// What is known of the health of a run, and remembered for the next agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Health {
+    /// Its startup probe has passed.
+    pub is_started: bool,
+    /// Its readiness probe has passed, and has not failed since.
+    pub is_ready: bool,
+}

@@ -1,0 +1,150 @@
+//! Runs probes: programs in containers, GET requests, connections, health calls.
+//!
+//! Always holds: each order is answered, within its timeout once it has begun; a probe that hangs holds up none of another pod, nor
+//! more than a few of its own; what waits for the network costs a task and no thread. Nothing here waits on the main thread for
+//! longer than the kernel takes to answer. Leaves to others: when a probe runs and what its result means (core).
+
+mod grpc;
+mod http;
+mod places;
+mod stream;
+
+use crate::workloads::id_of;
+use kedge_core::Event;
+use kedge_core::pods::{Check, ContainerKey, PodEvent, ProbeOrder, ProbeOutcome};
+use kedge_platform::workloads::{Exec, ExecEnd, Settings};
+use places::{Lane, Places};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use stream::Stream;
+use tokio::sync::mpsc::Sender;
+use tokio::time::{Instant, timeout_at};
+
+/// How much of an output or a body is kept: upstream's limit.
+const OUTPUT_BYTES: usize = 10 * 1024;
+
+/// The performer of probes. Belongs to the thread of a tokio runtime.
+#[derive(Clone)]
+pub(crate) struct Probes(Arc<Shared>);
+
+struct Shared {
+    settings: Settings,
+    events: Sender<Event>,
+    places: Mutex<Places<ProbeOrder>>,
+    tls: OnceLock<Arc<rustls::ClientConfig>>,
+}
+
+impl Probes {
+    pub(crate) fn new(settings: Settings, events: Sender<Event>) -> Self {
+        let (places, tls) = (Mutex::default(), OnceLock::new());
+        Self(Arc::new(Shared { settings, events, places, tls }))
+    }
+
+    /// Begins, as soon as there is a place. Waits for nothing.
+    pub(crate) fn run(&self, order: ProbeOrder) {
+        let begun = self.places().take(lane_of(&order), order.key.container.pod.clone(), order);
+        if let Some(order) = begun {
+            self.begin(order);
+        }
+    }
+
+    fn begin(&self, order: ProbeOrder) {
+        let probes = self.clone();
+        tokio::spawn(async move {
+            let outcome = probes.outcome(&order).await;
+            let event = PodEvent::Probed { probe: order.key.clone(), outcome };
+            // the place goes first: what hears of the result may order the next run
+            let next = probes.places().give_back(lane_of(&order), &order.key.container.pod);
+            if let Some(next) = next {
+                probes.begin(next);
+            }
+            let _ = probes.0.events.send(Event::Pods(Box::new(event))).await;
+        });
+    }
+
+    fn places(&self) -> std::sync::MutexGuard<'_, Places<ProbeOrder>> {
+        self.0.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn outcome(&self, order: &ProbeOrder) -> ProbeOutcome {
+        let end = Instant::now() + order.timeout;
+        match &order.check {
+            Check::Exec { command } => {
+                let done = self.exec(&order.key.container, command, order.timeout).await;
+                of_exec(command, order.timeout, done)
+            }
+            Check::Http(check) => http::probe(check, end, &|| self.tls()).await,
+            Check::Tcp { host, port } => match timeout_at(end, Stream::connect(host, *port)).await {
+                Ok(Ok(_)) => ProbeOutcome::Passed,
+                Ok(Err(why)) => ProbeOutcome::Failed(why),
+                Err(_) => {
+                    ProbeOutcome::Failed(format!("dial tcp {}: i/o timeout", stream::shown(host, *port)))
+                }
+            },
+            Check::Grpc { host, port, service } => {
+                match timeout_at(end, grpc::check(host, *port, service)).await {
+                    Ok(outcome) => outcome,
+                    Err(_) => ProbeOutcome::Failed(format!(
+                        "timeout: health rpc to {:?} did not complete within {}",
+                        stream::shown(host, *port),
+                        seconds(order.timeout)
+                    )),
+                }
+            }
+        }
+    }
+
+    async fn exec(
+        &self,
+        container: &ContainerKey,
+        command: &[String],
+        limit: Duration,
+    ) -> Result<ExecEnd, String> {
+        let (id, command) = (id_of(container), command.to_vec());
+        let settings = self.0.settings.clone();
+        let run = move || {
+            let exec = Exec { id: &id, command: &command, limit, output_bytes: OUTPUT_BYTES };
+            exec.run(&settings).map_err(|error| error.to_string())
+        };
+        // it forks, and may wait for a disk: not on this thread
+        let done = tokio::task::spawn_blocking(run).await;
+        done.unwrap_or_else(|error| Err(format!("the thread of the program ended: {error}")))
+    }
+
+    /// Made once: it loads what TLS needs.
+    fn tls(&self) -> Result<Arc<rustls::ClientConfig>, String> {
+        if let Some(tls) = self.0.tls.get() {
+            return Ok(tls.clone());
+        }
+        let made = stream::unverified_tls().map_err(|error| format!("no TLS: {error}"))?;
+        Ok(self.0.tls.get_or_init(|| made).clone())
+    }
+}
+
+fn lane_of(order: &ProbeOrder) -> Lane {
+    match order.check {
+        Check::Exec { .. } => Lane::Program,
+        Check::Http(_) | Check::Tcp { .. } | Check::Grpc { .. } => Lane::Network,
+    }
+}
+
+fn of_exec(command: &[String], limit: Duration, done: Result<ExecEnd, String>) -> ProbeOutcome {
+    match done {
+        Ok(ExecEnd::Ended { code: 0, .. }) => ProbeOutcome::Passed,
+        Ok(ExecEnd::Ended { output, .. }) => {
+            ProbeOutcome::Failed(String::from_utf8_lossy(&output).into_owned())
+        }
+        Ok(ExecEnd::TimedOut) => {
+            let command = kedge_api::excerpt_of(&command.join(" "), 200);
+            ProbeOutcome::Failed(format!("command {command:?} timed out after {}", seconds(limit)))
+        }
+        Err(why) => ProbeOutcome::Errored(why),
+    }
+}
+
+fn seconds(limit: Duration) -> String {
+    format!("{}s", limit.as_secs_f32())
+}
+
+#[cfg(test)]
+mod tests;

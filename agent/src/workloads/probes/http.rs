@@ -1,0 +1,311 @@
+//! GET requests of probes, as upstream sends and judges them.
+//!
+//! Always holds: a status from 200 to 399 passes; a redirect to another host is not followed, and passes with a warning; a header
+//! of the spec takes the place of the one that would be sent; head and body are read up to a limit. Leaves to others: the
+//! connection (`stream`).
+
+use super::OUTPUT_BYTES;
+use super::stream::{Stream, shown, worded};
+use kedge_core::pods::{HttpCheck, ProbeOutcome};
+use std::sync::Arc;
+use tokio::time::{Instant, timeout_at};
+
+/// Most redirects that are followed: Go's.
+const REDIRECTS: usize = 10;
+/// Longest head of an answer, and most headers in it.
+const HEAD_BYTES: usize = 64 * 1024;
+const HEADERS: usize = 100;
+/// Answers before the one that counts (100 Continue, 103 Early Hints).
+const INTERIM_ANSWERS: usize = 5;
+
+/// Gives TLS when it is needed.
+type Tls<'a> = &'a (dyn Fn() -> Result<Arc<rustls::ClientConfig>, String> + Sync);
+
+/// Where a request goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Target {
+    is_https: bool,
+    host: String,
+    port: u16,
+    path: String,
+}
+
+impl Target {
+    fn authority(&self) -> String {
+        shown(&self.host, self.port)
+    }
+
+    fn url(&self) -> String {
+        let scheme = if self.is_https { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.authority(), self.path)
+    }
+
+    /// Where a `Location` leads from here; None: to nothing that HTTP reaches.
+    fn redirected(&self, location: &str) -> Option<Self> {
+        let (is_https, rest) = match location.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
+            Some((scheme, _)) if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) => return None,
+            _ => match location.strip_prefix("//") {
+                Some(rest) => (self.is_https, rest),
+                None => return Some(Self { path: self.relative(location), ..self.clone() }),
+            },
+        };
+        let at = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(at);
+        let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let default = if is_https { 443 } else { 80 };
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
+            _ => (authority, default),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Some(Self { is_https, host, port, path: sendable(path) })
+    }
+
+    fn relative(&self, location: &str) -> String {
+        if location.starts_with('/') {
+            return sendable(location);
+        }
+        let path = self.path.split('?').next().unwrap_or_default();
+        let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
+        sendable(&format!("{directory}/{location}"))
+    }
+}
+
+/// A path as a request line takes it: absolute, without fragment, other than ASCII escaped.
+fn sendable(path: &str) -> String {
+    let path = path.split('#').next().unwrap_or_default();
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    let mut sendable = slash.to_owned();
+    for byte in path.bytes() {
+        match byte {
+            b'!'..=b'~' => sendable.push(char::from(byte)),
+            _ => sendable.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    sendable
+}
+
+/// The head of an answer, and the begin of its body.
+struct Answer {
+    status: u16,
+    location: Option<String>,
+    body: Vec<u8>,
+}
+
+/// Asks, and judges the answer. Begun before `end`, it ends then.
+pub(super) async fn probe(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> ProbeOutcome {
+    match get(check, end, tls).await {
+        Err(why) => ProbeOutcome::Failed(why),
+        Ok(Answer { status: 200..=299, .. }) => ProbeOutcome::Passed,
+        Ok(Answer { status: 300..=399, body, .. }) => ProbeOutcome::Warned(format!(
+            "Probe terminated redirects, Response body: {}",
+            String::from_utf8_lossy(&body)
+        )),
+        Ok(Answer { status, .. }) => {
+            ProbeOutcome::Failed(format!("HTTP probe failed with statuscode: {status}"))
+        }
+    }
+}
+
+/// The last answer; the error has upstream's words.
+async fn get(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> Result<Answer, String> {
+    let mut target = Target {
+        is_https: check.is_https,
+        host: check.host.clone(),
+        port: check.port,
+        path: sendable(&check.path),
+    };
+    for _ in 0..=REDIRECTS {
+        let url = target.url();
+        let asked = timeout_at(end, ask(&target, &check.headers, end, tls)).await;
+        let answer = asked
+            .unwrap_or_else(|_| {
+                Err("context deadline exceeded (Client.Timeout exceeded while awaiting headers)".into())
+            })
+            .map_err(|why| format!("Get {url:?}: {why}"))?;
+        let next = match (answer.status, &answer.location) {
+            (301 | 302 | 303 | 307 | 308, Some(location)) => target.redirected(location),
+            _ => None,
+        };
+        match next {
+            Some(next) if next.host.eq_ignore_ascii_case(&check.host) => target = next,
+            _ => return Ok(answer),
+        }
+    }
+    Err(format!("Get {:?}: stopped after {REDIRECTS} redirects", target.url()))
+}
+
+async fn ask(
+    target: &Target,
+    headers: &[(String, String)],
+    end: Instant,
+    tls: Tls<'_>,
+) -> Result<Answer, String> {
+    let mut stream = Stream::connect(&target.host, target.port).await?;
+    if target.is_https {
+        stream = stream.with_tls(&target.host, tls()?)?;
+    }
+    let said = |error: std::io::Error| worded(&error);
+    stream.write_all(&request(target, headers)).await.map_err(said)?;
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    for _ in 0..INTERIM_ANSWERS {
+        let head = loop {
+            if let Some(head) = head_of(&bytes)? {
+                break head;
+            }
+            if bytes.len() > HEAD_BYTES {
+                return Err(format!("the head of the answer is longer than {HEAD_BYTES} bytes"));
+            }
+            match stream.read(&mut buffer).await.map_err(said)? {
+                0 => return Err("EOF".into()),
+                length => bytes.extend_from_slice(&buffer[..length]),
+            }
+        };
+        bytes.drain(..head.length);
+        if (100..=199).contains(&head.status) {
+            continue;
+        }
+        // what the status says counts, also where the body does not come to an end
+        let _ = timeout_at(end, read_body(&mut stream, &head, &mut bytes)).await;
+        bytes.truncate(OUTPUT_BYTES);
+        return Ok(Answer { status: head.status, location: head.location, body: bytes });
+    }
+    Err(format!("the server answered with {INTERIM_ANSWERS} interim answers"))
+}
+
+/// Reads so far that the server is not cut off over a short answer.
+async fn read_body(stream: &mut Stream, head: &Head, body: &mut Vec<u8>) {
+    let mut buffer = [0; 4096];
+    while body.len() < OUTPUT_BYTES && !head.is_whole(body) {
+        match stream.read(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(length) => body.extend_from_slice(&buffer[..length]),
+        }
+    }
+}
+
+fn request(target: &Target, headers: &[(String, String)]) -> Vec<u8> {
+    let given = |name: &str| headers.iter().any(|(given, _)| given.eq_ignore_ascii_case(name));
+    let (major, minor) = kedge_api::KUBERNETES_VERSION;
+    let defaults = [
+        ("Host", target.authority()),
+        ("User-Agent", format!("kube-probe/{major}.{minor}")),
+        ("Accept", "*/*".to_owned()),
+    ];
+    let mut text = format!("GET {} HTTP/1.1\r\n", target.path);
+    for (name, value) in defaults.iter().filter(|(name, _)| !given(name)) {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    // as upstream: an empty one is how a manifest leaves a header out
+    let kept = headers.iter().filter(|(name, value)| {
+        let may_be_absent = ["Accept", "User-Agent"].iter().any(|other| name.eq_ignore_ascii_case(other));
+        let is_left_out = value.is_empty() && may_be_absent;
+        !(is_left_out || name.eq_ignore_ascii_case("connection"))
+    });
+    for (name, value) in kept {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    text.push_str("Connection: close\r\n\r\n");
+    text.into_bytes()
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Head {
+    length: usize,
+    status: u16,
+    location: Option<String>,
+    content_length: Option<usize>,
+    is_chunked: bool,
+}
+
+impl Head {
+    fn is_whole(&self, body: &[u8]) -> bool {
+        let has_none = matches!(self.status, 204 | 304);
+        let has_all = self.content_length.is_some_and(|length| body.len() >= length);
+        has_none || has_all || (self.is_chunked && body.ends_with(b"0\r\n\r\n"))
+    }
+}
+
+/// None: it has not ended.
+fn head_of(bytes: &[u8]) -> Result<Option<Head>, String> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let parsed = response.parse(bytes).map_err(|error| format!("malformed HTTP response: {error}"))?;
+    let httparse::Status::Complete(length) = parsed else { return Ok(None) };
+    let value = |name: &str| {
+        let header = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
+        header.map(|header| String::from_utf8_lossy(header.value).trim().to_owned())
+    };
+    Ok(Some(Head {
+        length,
+        status: response.code.unwrap_or(0),
+        location: value("location"),
+        content_length: value("content-length").and_then(|length| length.parse().ok()),
+        is_chunked: value("transfer-encoding").is_some_and(|it| it.to_ascii_lowercase().ends_with("chunked")),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(path: &str) -> Target {
+        Target { is_https: false, host: "10.0.0.9".into(), port: 8080, path: path.into() }
+    }
+
+    #[test]
+    fn redirects_resolve_as_urls() {
+        let at = |location: &str| target("/a/b?c").redirected(location).map(|target| target.url());
+        for (location, expect) in [
+            ("/x", "http://10.0.0.9:8080/x"),
+            ("x#f", "http://10.0.0.9:8080/a/x"),
+            ("//other/x", "http://other:80/x"),
+            ("https://other", "https://other:443/"),
+            ("http://u:p@other:81?q", "http://other:81/?q"),
+            ("https://[::1]:5/é", "https://[::1]:5/%C3%A9"),
+            ("https://[::1]/", "https://[::1]:443/"),
+            ("/x?to=http://other/", "http://10.0.0.9:8080/x?to=http://other/"),
+        ] {
+            assert_eq!(at(location).as_deref(), Some(expect), "{location}");
+        }
+        for nowhere in ["ftp://x/", "http://x:99999/"] {
+            assert_eq!(at(nowhere), None, "{nowhere}");
+        }
+    }
+
+    #[test]
+    fn headers_of_the_spec_take_the_place_of_defaults() {
+        let text = |headers: &[(&str, &str)]| {
+            let headers: Vec<(String, String)> =
+                headers.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            String::from_utf8(request(&target("/"), &headers)).unwrap()
+        };
+        let (major, minor) = kedge_api::KUBERNETES_VERSION;
+        assert_eq!(
+            text(&[("X", "1"), ("X", "2")]),
+            format!(
+                "GET / HTTP/1.1\r\nHost: 10.0.0.9:8080\r\nUser-Agent: kube-probe/{major}.{minor}\r\nAccept: */*\r\nX: 1\r\nX: 2\r\nConnection: close\r\n\r\n"
+            )
+        );
+        assert_eq!(
+            text(&[("host", "h"), ("Accept", ""), ("user-agent", ""), ("Connection", "keep-alive")]),
+            "GET / HTTP/1.1\r\nhost: h\r\nConnection: close\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn head_is_read_once_it_is_whole() {
+        let text = b"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Length: 3\r\n\r\nabc";
+        let begin = text.len() - 3;
+        assert_eq!(head_of(&text[..begin - 1]), Ok(None));
+        let head = head_of(text).unwrap().unwrap();
+        assert_eq!((head.status, head.location.as_deref(), head.length), (302, Some("/x"), begin));
+        assert!(head.is_whole(&text[begin..]) && !head.is_whole(b"ab"));
+        assert!(head_of(b"SSH-2.0-x\r\n").is_err());
+        let chunked = head_of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap().unwrap();
+        assert!(chunked.is_whole(b"1\r\na\r\n0\r\n\r\n") && !chunked.is_whole(b"1\r\na\r\n"));
+    }
+}

@@ -1,0 +1,143 @@
+//! A connection to a pod, with or without TLS, on the runtime of the main thread.
+//!
+//! Always holds: no certificate is verified, as upstream's probes verify none: what is asked is whether something answers, and
+//! nothing secret is sent. Leaves timeouts to the caller.
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
+use std::io::{self, Read as _, Write as _};
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// A connection.
+pub(super) struct Stream {
+    socket: TcpStream,
+    tls: Option<Box<ClientConnection>>,
+}
+
+/// `host:port`, as a URL has it.
+pub(super) fn shown(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// An error as Go words it: lower case, without the number.
+pub(super) fn worded(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+impl Stream {
+    /// The error has upstream's words.
+    pub(super) async fn connect(host: &str, port: u16) -> Result<Self, String> {
+        let socket = TcpStream::connect((host, port)).await;
+        let socket =
+            socket.map_err(|error| format!("dial tcp {}: connect: {}", shown(host, port), worded(&error)))?;
+        let _ = socket.set_nodelay(true);
+        Ok(Self { socket, tls: None })
+    }
+
+    /// Speaks TLS from here on.
+    pub(super) fn with_tls(mut self, host: &str, config: Arc<ClientConfig>) -> Result<Self, String> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
+        let tls = ClientConnection::new(config, name).map_err(|error| error.to_string())?;
+        self.tls = Some(Box::new(tls));
+        Ok(self)
+    }
+
+    pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(tls) = &mut self.tls else { return self.socket.write_all(bytes).await };
+        tls.writer().write_all(bytes)?;
+        self.flush().await
+    }
+
+    /// Sends what TLS has to send.
+    async fn flush(&mut self) -> io::Result<()> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        while tls.wants_write() {
+            let mut bytes = Vec::new();
+            tls.write_tls(&mut bytes)?;
+            self.socket.write_all(&bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// 0: the other side has ended.
+    pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.tls.is_none() {
+            return self.socket.read(buffer).await;
+        }
+        loop {
+            self.flush().await?;
+            let Some(tls) = &mut self.tls else { return Ok(0) };
+            match tls.reader().read(buffer) {
+                // one that ends without saying so in TLS has ended all the same
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+            let mut records = [0; 4096];
+            let length = self.socket.read(&mut records).await?;
+            // of none TLS learns that the other side has ended
+            let mut received = &records[..length];
+            loop {
+                tls.read_tls(&mut received)?;
+                tls.process_new_packets().map_err(io::Error::other)?;
+                if received.is_empty() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// TLS that takes any certificate.
+pub(super) fn unverified_tls() -> Result<Arc<ClientConfig>, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+    let verifier = Arc::new(Any(provider));
+    Ok(Arc::new(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth()))
+}
+
+#[derive(Debug)]
+struct Any(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Any {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,131 @@
+//! Programs beside a container's own, and probes from `kubectl apply` to a restart.
+
+use crate::pods::{NODE, Setup, pids};
+use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, kill, processes, wanted};
+use kedge_platform::workloads::{ContainerId, Exec, ExecEnd};
+use kedge_rig::scratch::wait_until;
+use serde_json::{Value, json};
+use std::fs;
+use std::time::Duration;
+
+fn run(machine: &Machine, id: &ContainerId, script: &str, limit: Duration) -> Result<ExecEnd, String> {
+    let command = ["/bin/sh", "-c", script].map(String::from);
+    let exec = Exec { id, command: &command, limit, output_bytes: 100 };
+    exec.run(&machine.settings).map_err(|error| error.to_string())
+}
+
+#[test]
+fn program_runs_as_the_container_does() {
+    isolated("probes::program_runs_as_the_container_does", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut order = wanted("a", "exec sleep 1000");
+        order.user = "web";
+        runtime.run(&order);
+        let a = id("a", 0);
+        let ended = |code, output: &str| Ok(ExecEnd::Ended { code, output: output.into() });
+        let own = "id -u; readlink /proc/1/exe; echo why >&2; exit 3";
+        assert_eq!(run(&machine, &a, own, LIMIT), ended(3, "100\n/bin/busybox\nwhy\n"));
+        assert_eq!(run(&machine, &a, "kill -9 $$", LIMIT), ended(137, ""));
+        let long = run(&machine, &a, "seq 100000", LIMIT);
+        assert!(matches!(&long, Ok(ExecEnd::Ended { code: 0, output }) if output.len() == 100), "{long:?}");
+
+        // what could not be run says nothing about the container
+        let missing = Exec { id: &a, command: &["/bin/none".to_owned()], limit: LIMIT, output_bytes: 100 };
+        let error = missing.run(&machine.settings).unwrap_err().to_string();
+        assert!(error.contains("crun exec ended with") && error.contains("none"), "{error}");
+        assert!(run(&machine, &id("b", 0), "true", LIMIT).is_err());
+
+        // what takes too long goes with what it started
+        let hung = run(&machine, &a, "sleep 77001 & sleep 77002", Duration::from_millis(500));
+        assert_eq!(hung, Ok(ExecEnd::TimedOut));
+        let is_left = |process: &String| process.contains("7700");
+        wait_until("the end of its processes", LIMIT, || !processes("sleep").iter().any(is_left));
+
+        // one that goes on in the background is not waited for
+        assert_eq!(run(&machine, &a, "sleep 77003 & exit 0", LIMIT), ended(0, ""));
+        let files = fs::read_dir(runtime.bundle(&a)).unwrap().flatten();
+        let left = files.filter(|file| file.file_name().to_string_lossy().starts_with("exec-"));
+        assert_eq!(left.count(), 0, "no file of a program that ended");
+    });
+}
+
+/// The pod's only container, as its status has it, and its condition `Ready`.
+fn shown(setup: &Setup) -> (Value, Value) {
+    let status = setup.cluster.kubectl().json(&["get", "pod", "web"]).unwrap_or_default()["status"].take();
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let ready = conditions.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default();
+    (status["containerStatuses"][0].clone(), ready)
+}
+
+fn has_event(setup: &Setup, text: &str) -> bool {
+    setup.cluster.kubectl().run(&["get", "events"]).is_ok_and(|events| events.contains(text))
+}
+
+/// A file in the container.
+fn inside(path: &str) -> String {
+    let pid = pids().first().copied().unwrap_or_default();
+    format!("/proc/{pid}/root{path}")
+}
+
+#[test]
+fn probes_decide_on_readiness_and_restarts() {
+    isolated_network("probes::probes_decide_on_readiness_and_restarts", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        let script = "echo ok >/tmp/live; /bin/busybox httpd -p 127.0.0.1:18080 -h /tmp; exec sleep 86321";
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [{
+                "name": "main", "image": "web:1", "command": ["/bin/sh", "-c", script],
+                "ports": [{"name": "health", "containerPort": 18080}],
+                "startupProbe": {"tcpSocket": {"host": "127.0.0.1", "port": "health"}, "periodSeconds": 1},
+                "livenessProbe": {"httpGet": {"host": "127.0.0.1", "port": "health", "path": "/live"},
+                    "periodSeconds": 1, "failureThreshold": 2},
+                "readinessProbe": {"exec": {"command": ["cat", "/tmp/ready"]}, "periodSeconds": 1, "timeoutSeconds": 30}}]}});
+        kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+        setup.shows("a container that has started, and is not ready", || {
+            let (container, ready) = shown(&setup);
+            container["started"] == true && container["ready"] == false && ready["status"] == "False"
+        });
+        fs::write(inside("/tmp/ready"), "").unwrap();
+        setup.shows("a pod that is ready", || {
+            let (container, ready) = shown(&setup);
+            container["ready"] == true && ready["status"] == "True"
+        });
+        assert!(has_event(&setup, "Readiness probe failed: cat: can't open '/tmp/ready'"));
+
+        // another agent: it was ready, and is
+        let since = shown(&setup).1["lastTransitionTime"].clone();
+        let agent = setup.cluster.agent(NODE);
+        let before = agent.babysitter().state();
+        kill(before.pid.unwrap().into());
+        agent
+            .babysitter()
+            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
+            .unwrap();
+        setup.shows("the pod adopted", || {
+            let pods = agent.kedge_json(&["pods"]).unwrap_or_default();
+            pods["pods"][0]["containers"][0]["state"] == "Running"
+        });
+        assert_eq!(shown(&setup).1["lastTransitionTime"], since);
+        fs::remove_file(inside("/tmp/ready")).unwrap();
+        setup.shows("another agent that probes", || shown(&setup).1["status"] == "False");
+        fs::write(inside("/tmp/ready"), "").unwrap();
+        setup.shows("a pod that is ready again", || shown(&setup).1["status"] == "True");
+        assert_ne!(shown(&setup).1["lastTransitionTime"], since);
+
+        fs::remove_file(inside("/tmp/live")).unwrap();
+        setup.shows("another run", || {
+            let (container, _) = shown(&setup);
+            container["restartCount"] == 1 && container["started"] == true && container["ready"] == false
+        });
+        for text in [
+            "Liveness probe failed: HTTP probe failed with statuscode: 404",
+            "Container main failed liveness probe, will be restarted",
+        ] {
+            setup.shows(text, || has_event(&setup, text));
+        }
+        kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+        assert_eq!(pids(), [0; 0]);
+    });
+}
