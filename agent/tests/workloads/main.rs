@@ -9,6 +9,7 @@
 mod adoption;
 mod ends;
 mod faults;
+mod killed_agents;
 mod network;
 mod pods;
 mod probes;

@@ -53,16 +53,21 @@ impl Setup {
     /// A hub, and a node with a runtime and that image.
     pub(crate) fn with_runtime() -> Self {
         let mut setup = Self::before_the_agent();
-        setup.cluster.agent_mut(NODE).start().unwrap();
-        setup.shows("a node that takes pods", || {
-            let node = setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
-            node["status"]["allocatable"]["pods"] == "110"
-        });
+        setup.await_pods();
         setup.shows("the taint of a node without a pod network", || {
             let taints = setup.cluster.kubectl().run(&["get", "node", NODE, "-o", "jsonpath={.spec.taints}"]);
             taints.is_ok_and(|taints| taints.contains("node.kubernetes.io/network-unavailable"))
         });
         setup
+    }
+
+    /// Starts the agent, and returns when its node takes pods.
+    pub(crate) fn await_pods(&mut self) {
+        self.cluster.agent_mut(NODE).start().unwrap();
+        self.shows("a node that takes pods", || {
+            let node = self.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
+            node["status"]["allocatable"]["pods"] == "110"
+        });
     }
 
     #[track_caller]
