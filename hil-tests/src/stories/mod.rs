@@ -6,6 +6,7 @@
 mod chance;
 mod config;
 mod ends;
+mod pods;
 mod power;
 mod slot_cuts;
 mod slots;
@@ -146,6 +147,20 @@ pub(crate) const STORIES: &[Story] = &[
         false,
         Needs::Slots,
         slots::refused,
+    ),
+    story(
+        "pods",
+        "a pod from an image on the disk: limits, an agent that is killed, a power cut without a network, a reset",
+        true,
+        Needs::Nothing,
+        pods::live,
+    ),
+    story(
+        "pods-update",
+        "a pod runs again after an update into the other slot",
+        false,
+        Needs::Slots,
+        pods::updated,
     ),
     story(
         "power-cuts",
