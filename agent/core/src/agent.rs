@@ -477,6 +477,9 @@ impl Actors {
         if matches!(answer, Answer::Accepted(_)) {
             turn.log_all(self.contact.accepted(turn.now, &format!("Lease {lease} renewed")));
             self.config.configuration.renewed(turn.now);
+            if let (Some(pods), Some(latest)) = (&mut self.pods, latest) {
+                pods.named(latest, turn);
+            }
             return self.read_what_is_named(latest, turn);
         }
         let failures = turn.outbox.failures(&RequestKey::Renew);

@@ -231,7 +231,8 @@ impl World {
             PodAction::PatchPodStatus { .. }
             | PodAction::DeletePod(_)
             | PodAction::CreateMirrorPod { .. }
-            | PodAction::ReadObject(_) => self.api.requests.push_back(action),
+            | PodAction::ReadObject(_)
+            | PodAction::RequestToken(_) => self.api.requests.push_back(action),
             PodAction::RecordEvent(_) | PodAction::WarnOfNode { .. } | PodAction::Log(..) => {}
             command => self.runtime.queue.push(command),
         }
@@ -309,6 +310,11 @@ impl World {
                     Some(network) => PodEvent::PodPrepared { pod: pod.uid, network },
                     None => failure(Command::PreparePod(pod.uid)),
                 }
+            }
+            PodAction::UpdateVolumes { pod, .. } if fails => failure(Command::UpdateVolumes(pod)),
+            PodAction::UpdateVolumes { pod, .. } => {
+                self.must(self.runtime.pods.contains_key(&pod), "invariant: volumes of a pod that is there");
+                PodEvent::VolumesUpdated { pod }
             }
             PodAction::PullImage(order) if fails => {
                 failure(Command::PullImage { pod: order.pod, container: order.container })

@@ -250,7 +250,9 @@ impl ApiServer {
             | Request::PatchStatus(_)
             | Request::PatchLabels(_)
             | Request::PatchNode(_) => true,
-            Request::Pods { ask, .. } => matches!(**ask, PodAsk::Read(_) | PodAsk::Create { .. }),
+            Request::Pods { ask, .. } => {
+                matches!(**ask, PodAsk::Read(_) | PodAsk::Create { .. } | PodAsk::CreateToken { .. })
+            }
             _ => false,
         };
         let http = match request {
@@ -316,6 +318,10 @@ fn of_pods(ask: &PodAsk, deadline: Duration) -> HttpRequest {
                 ObjectKind::Secret => "secrets",
             };
             HttpRequest::get(named(namespace, plural, name), deadline)
+        }
+        PodAsk::CreateToken { namespace, account, body } => {
+            let path = format!("{}/token", named(namespace, "serviceaccounts", account));
+            HttpRequest::post(path, json_bytes(body), deadline)
         }
         PodAsk::PostEvent { namespace, body } => {
             HttpRequest::post(namespaced(namespace, "events"), json_bytes(body), deadline)

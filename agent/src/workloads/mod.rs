@@ -210,6 +210,9 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             PodAction::PreparePod(sandbox) => {
                 (Command::PreparePod(sandbox.uid.clone()), self.prepare(sandbox))
             }
+            PodAction::UpdateVolumes { pod, volumes } => {
+                (Command::UpdateVolumes(pod.clone()), self.update(pod, volumes))
+            }
             PodAction::CreateContainer(order) => {
                 (Command::CreateContainer(order.key.clone()), self.create(order).map(|()| None))
             }
@@ -332,6 +335,16 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let volumes = volumes.map_err(|why| (FailureReason::Volume, why))?;
         let order = self.order(sandbox, &volumes, attachment);
         self.take_up(&order).map_err(other)
+    }
+
+    /// Replaces files while the pod's containers read them.
+    fn update(&self, pod: &PodUid, volumes: &[pods::Volume]) -> Done {
+        if !self.prepared.contains_key(pod) {
+            return Err(other(format!("pod {pod} is not prepared")));
+        }
+        let made = self.node.volumes.make(pod, volumes, self.node.allocatable_memory_bytes);
+        made.map_err(|why| (FailureReason::Volume, why))?;
+        Ok(Some(PodEvent::VolumesUpdated { pod: pod.clone() }))
     }
 
     /// How the pod is attached, or was to be.

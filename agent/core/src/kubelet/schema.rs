@@ -345,7 +345,12 @@ pub static FIELDS: &[Field] = &[
     // a container's shim rotates its log as it writes
     no_effect("containerLogMaxWorkers", from(1)).took(I32),
     no_effect("containerLogMonitorInterval", Kind::Duration),
-    with_pods("configMapAndSecretChangeDetectionStrategy", Kind::Text),
+    bounded(
+        "configMapAndSecretChangeDetectionStrategy",
+        Kind::OneOf(&["", "Get", "Cache", "Watch"]),
+        Default::Text("Watch"),
+        "Get, Cache or Watch; empty is Watch as upstream",
+    ),
     with_pods("volumeStatsAggPeriod", Kind::Duration),
     with_pods("shutdownGracePeriod", Kind::Duration),
     with_pods("shutdownGracePeriodCriticalPods", Kind::Duration),

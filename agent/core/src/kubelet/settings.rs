@@ -83,6 +83,8 @@ pub struct PodSettings {
     pub file_check_frequency: Duration,
     /// `podPidsLimit`; `None`: not set.
     pub pids_limit: Option<i64>,
+    /// `configMapAndSecretChangeDetectionStrategy: Get`.
+    pub rereads_each_minute: bool,
     /// `containerLogMaxSize`, bytes.
     pub log_max_bytes: u64,
     /// `containerLogMaxFiles`.
@@ -359,6 +361,7 @@ impl<'a> Reader<'a> {
             static_path: Some(self.text("staticPodPath")).filter(|path| !path.is_empty()),
             file_check_frequency: frequency.max(MOST_FREQUENT_FILE_CHECK),
             pids_limit: Some(self.integer("podPidsLimit")).filter(|limit| *limit > 0),
+            rereads_each_minute: self.text("configMapAndSecretChangeDetectionStrategy") == "Get",
             log_max_bytes: self.log_bytes(),
             log_max_files: self.integer("containerLogMaxFiles"),
         }

@@ -13,7 +13,8 @@ use crate::node::events::event_name;
 use crate::node::registration;
 use crate::node::status::allocatable;
 use crate::pods::event::{
-    NodeFacts, ObjectName, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRef, PodRequest,
+    NodeFacts, ObjectName, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRef, PodRequest, TokenName,
+    TokenRead,
 };
 use crate::pods::{PodReport, Pods};
 use crate::reflector::{Bounds, Reflector, Shown};
@@ -36,6 +37,15 @@ const NEWS_SLOTS: u8 = 1;
 const PENDING_NEWS: usize = 64;
 /// Writes of the desired set under way: fewer than the disk's loop holds, so that it never makes core wait.
 const WRITES_AT_ONCE: usize = 4;
+/// What pods refer to is read no more often than this, however often renewals name changes: a rollout is many, and each reading costs
+/// all objects.
+const REREAD_AT_MOST: Duration = Duration::from_secs(20);
+/// And this often under `Get`: the time after which a copy is old for the kubelet.
+const REREAD_UNDER_GET: Duration = Duration::from_secs(60);
+/// And this often where renewals name no changes: ten objects of 2 kB are some 4 MB a day.
+const REREAD_EVERY: Duration = Duration::from_secs(10 * 60);
+/// And this often whatever they name, as what is watched (`watching`).
+const REREAD_AT_LEAST: Duration = Duration::from_secs(60 * 60);
 /// On a Node: its orphaned pods end.
 const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
 
@@ -44,6 +54,7 @@ const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
 enum Purpose {
     Work(PodRequest),
     Read(ObjectName),
+    Token(TokenName),
     News,
 }
 
@@ -121,6 +132,7 @@ pub(crate) struct PodsActor {
     /// When they are read again; None: they are being read, or there are none.
     static_wake: Option<Duration>,
     collecting: Collecting,
+    rereading: Rereading,
     /// Events about the node.
     pub(crate) notices: Vec<Notice>,
     /// How the server last refused a status or a deletion, so that it is logged once.
@@ -148,6 +160,7 @@ impl PodsActor {
             static_files: settings.static_path.clone().map(|path| (path, settings.file_check_frequency)),
             static_wake: None,
             collecting: Collecting::new(config.images.collection),
+            rereading: Rereading::new(settings.rereads_each_minute, turn.now.mono),
             notices: Vec::new(),
             refusal: None,
         };
@@ -259,7 +272,13 @@ impl PodsActor {
         turn.act(Action::WatchPods(order));
     }
 
+    /// A renewal's answer named the latest change that concerns the node.
+    pub(crate) fn named(&mut self, latest: u64, turn: &Turn) {
+        self.rereading.named(latest, turn.now.mono);
+    }
+
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
+        self.rereading = Rereading::new(self.rereading.is_each_minute, turn.now.mono);
         (self.node_uid, self.unconfirmed) = (None, None);
         self.reflector.stop();
         turn.act(Action::EndPodsWatch);
@@ -286,6 +305,7 @@ impl PodsActor {
                 self.take(PodEvent::Answered { request, answer }, turn);
             }
             Purpose::Read(name) => self.take(PodEvent::ObjectRead { name, read: read_of(answer) }, turn),
+            Purpose::Token(name) => self.take(PodEvent::TokenRead { read: token_of(answer), name }, turn),
             Purpose::News => {}
         }
     }
@@ -320,6 +340,14 @@ impl PodsActor {
             PodAction::ReadObject(name) => {
                 let body = PodAsk::Read(name.clone());
                 self.reads.waiting.push_back(Ask { purpose: Purpose::Read(name), body });
+            }
+            PodAction::RequestToken(name) => {
+                let body = PodAsk::CreateToken {
+                    namespace: name.pod.namespace.clone(),
+                    account: name.account.clone(),
+                    body: token_request(&name),
+                };
+                self.reads.waiting.push_back(Ask { purpose: Purpose::Token(name), body });
             }
             PodAction::RecordEvent(news) => self.announce(&news, turn),
             PodAction::WarnOfNode { reason, message } => {
@@ -395,6 +423,9 @@ impl PodsActor {
         if self.pods.next_deadline().is_some_and(|due| due <= turn.now.mono) {
             self.take(PodEvent::Tick, turn);
         }
+        if self.node_uid.is_some() && self.rereading.is_due(turn) {
+            self.take(PodEvent::ObjectsAreOld, turn);
+        }
         if self.static_wake.take_if(|due| *due <= turn.now.mono).is_some() {
             self.read_static_files(turn);
         }
@@ -441,11 +472,56 @@ impl PodsActor {
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let collection = self.collecting.next_deadline().filter(|_| self.needed_images.is_some());
         let watch = self.reflector.watching.next_deadline();
-        [self.pods.next_deadline(), watch, self.static_wake, collection].into_iter().flatten().min()
+        let rereading = self.node_uid.as_ref().map(|_| self.rereading.due);
+        let all = [self.pods.next_deadline(), watch, self.static_wake, collection, rereading];
+        all.into_iter().flatten().min()
     }
 
     pub(crate) fn report(&self) -> Vec<PodReport> {
         self.pods.report()
+    }
+}
+
+/// When what pods refer to is read again. No watch of each object: that would be a connection for each.
+#[derive(Debug, Clone)]
+struct Rereading {
+    /// `configMapAndSecretChangeDetectionStrategy: Get`.
+    is_each_minute: bool,
+    due: Duration,
+    last: Duration,
+    /// What was named last.
+    named: Option<u64>,
+}
+
+impl Rereading {
+    fn new(is_each_minute: bool, now: Duration) -> Self {
+        let mut rereading = Self { is_each_minute, due: now, last: now, named: None };
+        rereading.due += rereading.period();
+        rereading
+    }
+
+    fn period(&self) -> Duration {
+        match (self.is_each_minute, self.named) {
+            (true, _) => REREAD_UNDER_GET,
+            (false, Some(_)) => REREAD_AT_LEAST,
+            (false, None) => REREAD_EVERY,
+        }
+    }
+
+    /// Once for many changes: what is named may as well be a pod.
+    fn named(&mut self, latest: u64, now: Duration) {
+        if self.named.replace(latest) != Some(latest) {
+            self.due = self.due.min(now.max(self.last + REREAD_AT_MOST));
+        }
+    }
+
+    fn is_due(&mut self, turn: &mut Turn) -> bool {
+        let now = turn.now.mono;
+        if now < self.due {
+            return false;
+        }
+        (self.last, self.due) = (now, now + turn.jitter.stretch(self.period(), 0.25));
+        true
     }
 }
 
@@ -468,6 +544,26 @@ fn read_of(answer: Answer) -> ObjectRead {
         Answer::Refused { status: 404, .. } => ObjectRead::Missing,
         Answer::Refused { status: 403, .. } => ObjectRead::Refused(answer.to_string()),
         Answer::Refused { .. } | Answer::Failed(_) => ObjectRead::Failed(answer.to_string()),
+    }
+}
+
+fn token_request(name: &TokenName) -> Value {
+    let audiences: Vec<&String> =
+        Some(&name.audience).filter(|audience| !audience.is_empty()).into_iter().collect();
+    json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
+        "spec": {"audiences": audiences, "expirationSeconds": name.expiration_secs,
+            "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": name.pod.name, "uid": name.pod.uid}},
+    })
+}
+
+fn token_of(answer: Answer) -> TokenRead {
+    let Answer::Accepted(Some(object)) = &answer else { return TokenRead::Failed(answer.to_string()) };
+    match (object["status"]["token"].as_str(), object["spec"]["expirationSeconds"].as_u64()) {
+        (Some(token), Some(secs)) if !token.is_empty() => {
+            TokenRead::Issued { token: token.to_owned(), life: Duration::from_secs(secs) }
+        }
+        _ => TokenRead::Failed("the answer has no token".into()),
     }
 }
 
@@ -613,6 +709,45 @@ mod tests {
         assert_eq!(reads_of_files(&bench.at(1061, |_, _| {})), ["/srv/pods"]);
         let (mut without, first) = Bench::under("staticPodPath: ''\n");
         assert!(reads_of_files(&first).is_empty() && reads_of_files(&without.at(1000, |_, _| {})).is_empty());
+    }
+
+    #[test]
+    fn objects_are_read_again_when_one_may_have_changed() {
+        let at = Duration::from_secs;
+        let options = Options {
+            node_name: "edge".into(),
+            version: "0".into(),
+            local: LocalLayers::default(),
+            dynamic_config: false,
+            node_labels: Default::default(),
+            boot_id: String::new(),
+            previous_run: PreviousRun::default(),
+            seed: 1,
+        };
+        let reads = |rereading: &mut Rereading, secs: u64| {
+            let now = Now { mono: at(secs), wall: Timestamp::default() };
+            let (mut jitter, mut actions) = (Jitter::new(1), vec![]);
+            let (options, outbox) = (&options, &mut Outbox::new(LIMITS));
+            rereading.is_due(&mut Turn { now, options, jitter: &mut jitter, outbox, actions: &mut actions })
+        };
+        let mut without = Rereading::new(false, at(0));
+        assert!(!reads(&mut without, 599) && reads(&mut without, 600) && !reads(&mut without, 1199));
+        assert!((at(1200)..=at(1350)).contains(&without.due), "{:?}", without.due);
+        let mut named = Rereading::new(false, at(0));
+        named.named(7, at(100));
+        assert!(reads(&mut named, 100));
+        named.named(7, at(110));
+        assert!(!reads(&mut named, 3699), "nothing moved");
+        assert!((at(3700)..=at(4600)).contains(&named.due), "{:?}", named.due);
+        named.named(8, at(120));
+        named.named(9, at(130));
+        assert!(!reads(&mut named, 119) && reads(&mut named, 130), "once for both");
+        named.named(10, at(131));
+        assert!(!reads(&mut named, 149) && reads(&mut named, 150), "not too often");
+        let mut each = Rereading::new(true, at(0));
+        assert!(
+            !reads(&mut each, 59) && reads(&mut each, 60) && !reads(&mut each, 119) && reads(&mut each, 135)
+        );
     }
 
     #[test]

@@ -85,6 +85,8 @@ pub enum PodEvent {
     Observed(Observation),
     /// The answer to `PreparePod`.
     PodPrepared { pod: PodUid, network: PodNetwork },
+    /// The answer to `UpdateVolumes`.
+    VolumesUpdated { pod: PodUid },
     /// The answer to `RemovePod`.
     PodRemoved { pod: PodUid },
     /// The answer to `RemoveContainer`.
@@ -115,6 +117,10 @@ pub enum PodEvent {
     PodGone(Value),
     /// The answer to `ReadObject`.
     ObjectRead { name: ObjectName, read: ObjectRead },
+    /// The answer to `RequestToken`.
+    TokenRead { name: TokenName, read: TokenRead },
+    /// What pods refer to may have changed: it is read again.
+    ObjectsAreOld,
     /// The answer to `ReadStaticPods`: every file in `staticPodPath`, with its content or why it cannot be read; sorted by path.
     /// `Err`: the directory could not be read, and its pods go on.
     StaticPods(Result<Vec<StaticFile>, String>),
@@ -134,6 +140,9 @@ pub enum PodEvent {
 pub enum PodAction {
     /// Directories, volumes, cgroup, namespaces and network of a pod; what is there already stays. Answered by `PodPrepared`.
     PreparePod(Box<PodSandbox>),
+    /// Replace the files of these volumes of a pod that is prepared, each volume's at once; what is so already is not written. It may
+    /// be given while commands of the pod's containers are under way. Answered by `VolumesUpdated`.
+    UpdateVolumes { pod: PodUid, volumes: Vec<Volume> },
     /// See that the image is there, by its policy. Answered by `ImageReady`.
     PullImage(Box<ImageOrder>),
     /// Remove images that no pod needs, by these thresholds. Answered by `ImagesCollected`.
@@ -177,6 +186,8 @@ pub enum PodAction {
     ListPods,
     /// GET a ConfigMap or a Secret. Answered by `ObjectRead`.
     ReadObject(ObjectName),
+    /// POST a TokenRequest. Answered by `TokenRead`.
+    RequestToken(TokenName),
     /// Strategic-merge-patch `status` of a pod. `patch` has the UID in `metadata.uid`, so that it meets no namesake.
     PatchPodStatus { pod: PodRef, patch: Value },
     /// DELETE with grace period 0 and this UID as precondition: the node's last word on a pod.
@@ -309,6 +320,7 @@ pub struct PodNetwork {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Command {
     PreparePod(PodUid),
+    UpdateVolumes(PodUid),
     PullImage { pod: PodUid, container: String },
     CreateContainer(ContainerKey),
     StartContainer(ContainerKey),
@@ -564,6 +576,38 @@ pub enum ObjectRead {
     Failed(String),
 }
 
+/// A token of a pod's service account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenName {
+    /// That it is bound to; its namespace is the account's.
+    pub pod: PodRef,
+    pub account: String,
+    /// Empty: the API server's own.
+    pub audience: String,
+    pub expiration_secs: u64,
+}
+
+/// What asking for a token gave.
+#[derive(Clone, PartialEq, Eq)]
+pub enum TokenRead {
+    Issued {
+        token: String,
+        life: Duration,
+    },
+    /// Refused, or no answer: why.
+    Failed(String),
+}
+
+impl fmt::Debug for TokenRead {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Issued { life, .. } => write!(f, "Issued for {life:?}"),
+            Self::Failed(why) => write!(f, "Failed({why:?})"),
+        }
+    }
+}
+
 /// A file of `staticPodPath`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaticFile {
@@ -600,6 +644,8 @@ pub enum PodAsk {
     Create { namespace: String, body: Value },
     /// Read a ConfigMap or a Secret.
     Read(ObjectName),
+    /// Create a token: a TokenRequest for this account.
+    CreateToken { namespace: String, account: String, body: Value },
     /// Create an Event about a pod.
     PostEvent { namespace: String, body: Value },
 }
@@ -608,9 +654,10 @@ impl PodAsk {
     /// Its body, but for that of a deletion, which follows from it.
     pub(crate) fn body(&self) -> Option<&Value> {
         match self {
-            Self::PatchStatus { body, .. } | Self::Create { body, .. } | Self::PostEvent { body, .. } => {
-                Some(body)
-            }
+            Self::PatchStatus { body, .. }
+            | Self::Create { body, .. }
+            | Self::CreateToken { body, .. }
+            | Self::PostEvent { body, .. } => Some(body),
             Self::Delete(_) | Self::Read(_) => None,
         }
     }

@@ -16,6 +16,8 @@ use crate::pods::probes::{Health, ProbeNews, Probes};
 use crate::pods::reporting::{InApi, Saved};
 use crate::pods::spec::{Container, Pod, RestartPolicy};
 use crate::pods::status::{Terminated, restarts_after};
+use crate::pods::tokens::Tokens;
+use crate::pods::updating::Files;
 use kedge_api::Timestamp;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -210,6 +212,8 @@ pub(crate) struct Life {
     pub(crate) sandbox_retry: Retry,
     pub(crate) swept: Swept,
     pub(crate) network: PodNetwork,
+    pub(crate) files: Files,
+    pub(crate) tokens: Tokens,
     pub(crate) containers: BTreeMap<String, ContainerLife>,
     /// How containers ended that are not started again.
     pub(crate) results: BTreeMap<String, Exit>,
@@ -255,6 +259,8 @@ impl Life {
             sandbox_retry: Retry::default(),
             swept: Swept::No,
             network: PodNetwork::default(),
+            files: Files::default(),
+            tokens: Tokens::default(),
             containers: BTreeMap::new(),
             results: BTreeMap::new(),
             saved: Saved::default(),
@@ -391,6 +397,7 @@ impl Life {
         self.is_dirty = true;
         match command {
             Command::PreparePod(_) => self.prepare_failed(now, failure, actions),
+            Command::UpdateVolumes(_) => self.update_failed(now, failure, actions),
             Command::RemovePod(_) => {
                 self.sandbox = Sandbox::Half;
                 self.sandbox_retry.failed(now.mono);

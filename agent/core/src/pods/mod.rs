@@ -24,14 +24,16 @@ mod starting;
 mod static_pods;
 mod status;
 mod table;
+mod tokens;
+mod updating;
 mod volumes;
 
 pub use event::{
     Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit, Failure,
     FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts, ObjectKind,
     ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork, PodNetworks,
-    PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, Volume,
-    VolumeFile, VolumeSource,
+    PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, TokenName,
+    TokenRead, Volume, VolumeFile, VolumeSource,
 };
 
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
@@ -216,6 +218,13 @@ impl Pods {
             PodEvent::Inventory(inventory) => self.inventory(now, inventory),
             PodEvent::Observed(observation) => self.observed(now, &observation, actions),
             PodEvent::PodPrepared { pod, network } => self.with(&pod, |life| life.prepared(network)),
+            PodEvent::VolumesUpdated { pod } => self.with(&pod, |life| life.files.updated()),
+            PodEvent::TokenRead { name, read } => {
+                if let Some(uid) = tokens::uid_of(&name) {
+                    self.with(&uid, |life| life.token_answered(now, &name, read));
+                }
+            }
+            PodEvent::ObjectsAreOld => self.read_objects_again(now, actions),
             PodEvent::PodRemoved { pod } => self.with(&pod, Life::removed),
             PodEvent::ContainerRemoved(key) => self.with(&key.pod, |life| life.container_removed(&key)),
             PodEvent::ImagePulling { pod, container } => self.with(&pod, |life| {
@@ -242,8 +251,8 @@ impl Pods {
             PodEvent::StaticPods(files) => self.static_pods(now, files, actions),
             PodEvent::ObjectRead { name, read } => {
                 let present = self.node_uid.as_ref().and_then(|uid| self.objects.get_mut(uid));
-                if let Some(objects) = present {
-                    objects.answered(now, &name, read, actions);
+                if present.is_some_and(|objects| objects.answered(now, &name, read, actions)) {
+                    self.object_changed(&name);
                 }
                 self.touch_all();
             }
@@ -279,6 +288,25 @@ impl Pods {
         // the end of what nobody knows is no news
         if self.lives.contains_key(uid) || !has_ended {
             self.life_of(uid).observed(now, observation, actions);
+        }
+    }
+
+    /// Volumes may have files of it.
+    fn object_changed(&mut self, name: &ObjectName) {
+        for life in self.lives.values_mut() {
+            let refers = life.pod.as_ref().is_some_and(|pod| objects::needed_by(pod).contains(name));
+            life.files.is_stale |= refers;
+        }
+    }
+
+    /// Reads what pods of the present API server refer to.
+    fn read_objects_again(&mut self, now: Now, actions: &mut Vec<PodAction>) {
+        let Some(node_uid) = self.node_uid.as_ref().filter(|_| self.has_desired) else { return };
+        let bound = self.lives.values().filter(|life| life.node_uid() == node_uid && !life.is_over());
+        let needed: BTreeSet<ObjectName> =
+            bound.filter_map(|life| life.pod.as_ref()).flat_map(|pod| objects::needed_by(pod)).collect();
+        if let Some(objects) = self.objects.get_mut(node_uid) {
+            needed.iter().for_each(|name| objects.read_again(now, name, actions));
         }
     }
 
@@ -419,6 +447,8 @@ impl Pods {
         let prepared: BTreeSet<&PodUid> = inventory.pods.iter().map(|found| &found.uid).collect();
         for life in self.lives.values_mut() {
             life.forget_unseen(now, &seen, prepared.contains(&life.uid.clone()));
+            // an earlier agent may have been killed before it updated them
+            life.files.is_stale = true;
             life.is_dirty = true;
         }
         self.logs = inventory.logs;
@@ -1024,7 +1054,10 @@ impl Command {
     #[must_use]
     pub fn pod(&self) -> &PodUid {
         match self {
-            Self::PreparePod(pod) | Self::RemovePod(pod) | Self::PullImage { pod, .. } => pod,
+            Self::PreparePod(pod)
+            | Self::UpdateVolumes(pod)
+            | Self::RemovePod(pod)
+            | Self::PullImage { pod, .. } => pod,
             Self::CreateContainer(key)
             | Self::StartContainer(key)
             | Self::StopContainer(key)
@@ -1045,6 +1078,8 @@ impl Life {
         self.name.clone_from(&pod.name);
         let is_new_spec = self.pod.as_ref().is_none_or(|known| known.raw_spec != pod.raw_spec);
         self.saved.is_stale |= is_new_spec;
+        let is_known = |known: &Rc<Pod>| known.labels == pod.labels && known.annotations == pod.annotations;
+        self.files.is_stale |= is_new_spec || self.api.is_none() || !self.pod.as_ref().is_some_and(is_known);
         let reference = pod.reference();
         let deletion = pod.deletion;
         self.pod = Some(Rc::new(pod));

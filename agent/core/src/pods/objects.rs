@@ -41,6 +41,8 @@ struct Object {
     data: Option<Data>,
     /// The API server answered that the object does not exist, or does not show it: why.
     missing: Option<String>,
+    /// The API server said that it never changes.
+    is_immutable: bool,
     is_reading: bool,
     /// Reads of this name that were sent for pods of another Node and are not answered: their answers say nothing.
     foreign: u32,
@@ -132,7 +134,17 @@ impl Objects {
         let object = self.known.entry(name.clone()).or_default();
         let is_old = object.read_at.is_none_or(|at| now.mono >= at + FRESH);
         let is_due = now.mono >= object.next_read;
+        let is_old = is_old && !object.is_immutable;
         if !object.is_reading && object.foreign == 0 && is_due && (is_old || object.missing.is_some()) {
+            object.is_reading = true;
+            actions.push(PodAction::ReadObject(name.clone()));
+        }
+    }
+
+    /// Reads one that is known, however old its copy is; not one that cannot change.
+    pub(crate) fn read_again(&mut self, now: Now, name: &ObjectName, actions: &mut Vec<PodAction>) {
+        let Some(object) = self.known.get_mut(name) else { return };
+        if object.foreign == 0 && !object.is_reading && !object.is_immutable && now.mono >= object.next_read {
             object.is_reading = true;
             actions.push(PodAction::ReadObject(name.clone()));
         }
@@ -250,6 +262,7 @@ impl Object {
         found: &Value,
         actions: &mut Vec<PodAction>,
     ) -> bool {
+        self.is_immutable = found["immutable"] == true;
         let data = data_of(name.kind, found);
         let may_lie_on_disk = found["metadata"]["annotations"][OFFLINE_ANNOTATION] != "never";
         let is_news = self.missing.take().is_some() || self.data.as_ref() != Some(&data);
@@ -371,6 +384,20 @@ mod tests {
     fn found(annotations: &Value, version: &str) -> ObjectRead {
         ObjectRead::Found(json!({"metadata": {"annotations": annotations, "resourceVersion": version},
             "data": {"key": "aGk="}}))
+    }
+
+    #[test]
+    fn immutable_object_is_never_read_again() {
+        for (is_immutable, reads) in [(false, 1), (true, 0)] {
+            let mut objects = Objects::default();
+            objects.want(at(0), &secret(), &mut vec![]);
+            let object = json!({"metadata": {}, "data": {"key": "aGk="}, "immutable": is_immutable});
+            read(&mut objects, 1, ObjectRead::Found(object));
+            let mut actions = vec![];
+            objects.read_again(at(2), &secret(), &mut actions);
+            objects.want(at(7200), &secret(), &mut actions);
+            assert_eq!(actions.len(), reads, "{is_immutable}");
+        }
     }
 
     #[test]

@@ -385,6 +385,7 @@ pub(crate) struct VolumeSpec {
 pub(crate) enum FileSource<'a> {
     Object(ObjectKind, &'a ObjectVolume),
     Downward(&'a [DownwardFile]),
+    Token(&'a TokenSource),
 }
 
 impl VolumeSpec {
@@ -442,11 +443,25 @@ pub(crate) struct Projection {
     pub(crate) secret: Option<ObjectVolume>,
     #[serde(rename = "downwardAPI")]
     pub(crate) downward_api: Option<DownwardVolume>,
+    pub(crate) service_account_token: Option<TokenSource>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct TokenSource {
+    pub(crate) audience: String,
+    pub(crate) expiration_seconds: Option<u64>,
+    pub(crate) path: String,
 }
 
 impl Projection {
     pub(crate) fn count(&self) -> usize {
-        let sources = [self.config_map.is_some(), self.secret.is_some(), self.downward_api.is_some()];
+        let sources = [
+            self.config_map.is_some(),
+            self.secret.is_some(),
+            self.downward_api.is_some(),
+            self.service_account_token.is_some(),
+        ];
         sources.into_iter().filter(|is_given| *is_given).count()
     }
 
@@ -455,6 +470,7 @@ impl Projection {
             Self { config_map: Some(source), .. } => Some(FileSource::Object(ObjectKind::ConfigMap, source)),
             Self { secret: Some(source), .. } => Some(FileSource::Object(ObjectKind::Secret, source)),
             Self { downward_api: Some(volume), .. } => Some(FileSource::Downward(&volume.items)),
+            Self { service_account_token: Some(token), .. } => Some(FileSource::Token(token)),
             _ => None,
         }
     }

@@ -51,7 +51,9 @@ impl Life {
             return;
         }
         self.see_to_objects(&pod, ctx);
+        self.see_to_tokens(&pod, ctx);
         if self.prepare(&pod, ctx) {
+            self.update_files(&pod, ctx);
             self.start_containers(&pod, ctx);
         }
     }
@@ -150,7 +152,7 @@ impl Life {
         }
     }
 
-    fn are_objects_settled(pod: &Pod, ctx: &Context<'_>) -> bool {
+    pub(crate) fn are_objects_settled(pod: &Pod, ctx: &Context<'_>) -> bool {
         objects::needed_by(pod).iter().all(|name| ctx.objects.is_settled(name))
     }
 
@@ -179,7 +181,7 @@ impl Life {
         if !Self::are_objects_settled(pod, ctx) {
             return false;
         }
-        let volumes = match volumes::volumes(pod, ctx.objects, node) {
+        let volumes = match volumes::volumes(pod, ctx.objects, &self.tokens, node) {
             Ok(volumes) => volumes,
             Err(VolumeProblem::Awaited) => return false,
             Err(VolumeProblem::Failed(why)) => {
@@ -197,6 +199,7 @@ impl Life {
             self.announce(true, "MissingClusterDNS", message, ctx.actions);
         }
         self.sandbox = Sandbox::Preparing;
+        self.files.made(&volumes);
         self.swept = Swept::No;
         let sandbox = self.sandbox_of(pod, volumes);
         ctx.actions.push(PodAction::PreparePod(Box::new(sandbox)));

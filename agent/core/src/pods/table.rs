@@ -34,7 +34,7 @@ const CLAIMS: &str = "no dynamic resource allocation";
 pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("activeDeadlineSeconds", Refused("deadlines are not served yet")),
     ("affinity", Ignored(SCHEDULER)),
-    ("automountServiceAccountToken", Ignored("the API server mounts tokens by a volume, which is refused")),
+    ("automountServiceAccountToken", Ignored("the API server adds the volume")),
     ("containers", Below),
     ("containers[].args", Served),
     ("containers[].command", Served),
@@ -160,10 +160,7 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("volumes[].projected.sources[].downwardAPI", Served),
     ("volumes[].projected.sources[].podCertificate", Refused("certificates of pods are not served")),
     ("volumes[].projected.sources[].secret", Served),
-    (
-        "volumes[].projected.sources[].serviceAccountToken",
-        Refused("tokens are not served yet; automountServiceAccountToken: false leaves the pod's own out"),
-    ),
+    ("volumes[].projected.sources[].serviceAccountToken", Served),
     ("volumes[].quobyte", Refused(STORAGE)),
     ("volumes[].rbd", Refused(STORAGE)),
     ("volumes[].scaleIO", Refused(STORAGE)),

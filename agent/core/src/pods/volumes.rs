@@ -11,6 +11,7 @@ use crate::pods::resources::quantity;
 use crate::pods::spec::{
     DownwardFile, FileSource, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeMount, VolumeSpec,
 };
+use crate::pods::tokens::{FoundToken, Tokens};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most bytes of files in one pod's volumes: one object may be named by many items and volumes.
@@ -93,6 +94,7 @@ fn path_outside(source: FileSource<'_>) -> Option<&str> {
     let paths: Vec<&String> = match source {
         FileSource::Object(_, object) => object.items.iter().map(|item| &item.path).collect(),
         FileSource::Downward(items) => items.iter().map(|item| &item.path).collect(),
+        FileSource::Token(token) => vec![&token.path],
     };
     paths.into_iter().map(String::as_str).find(|path| !is_inside(path))
 }
@@ -118,14 +120,32 @@ fn is_inside(path: &str) -> bool {
 }
 
 /// All volumes of a pod.
-pub(crate) fn volumes(pod: &Pod, objects: &Objects, node: &NodeFacts) -> Result<Vec<Volume>, VolumeProblem> {
-    let mut maker = Maker { pod, objects, node, left: MOST_FILE_BYTES };
+pub(crate) fn volumes(
+    pod: &Pod,
+    objects: &Objects,
+    tokens: &Tokens,
+    node: &NodeFacts,
+) -> Result<Vec<Volume>, VolumeProblem> {
+    let mut maker = Maker { pod, objects, tokens, node, left: MOST_FILE_BYTES };
     pod.spec.volumes.iter().map(|volume| maker.volume(volume)).collect()
+}
+
+/// Those with files of the API, each by itself.
+pub(crate) fn file_volumes(
+    pod: &Pod,
+    objects: &Objects,
+    tokens: &Tokens,
+    node: &NodeFacts,
+) -> Vec<Result<Volume, VolumeProblem>> {
+    let mut maker = Maker { pod, objects, tokens, node, left: MOST_FILE_BYTES };
+    let volumes = pod.spec.volumes.iter().filter(|volume| volume.file_sources().is_some());
+    volumes.map(|volume| maker.volume(volume)).collect()
 }
 
 struct Maker<'a> {
     pod: &'a Pod,
     objects: &'a Objects,
+    tokens: &'a Tokens,
     node: &'a NodeFacts,
     /// Bytes of files that the pod may still have.
     left: usize,
@@ -171,6 +191,18 @@ impl Maker<'_> {
             match source {
                 FileSource::Object(kind, object) => self.of_object(kind, object, mode, &mut files)?,
                 FileSource::Downward(items) => self.of_pod(items, mode, &mut files)?,
+                FileSource::Token(source) => {
+                    let tokens = self.tokens;
+                    let token = match tokens.find(source) {
+                        _ if self.pod.spec.service_account_name.is_empty() => {
+                            return Err(Lack::Failed("the pod has no service account".into()));
+                        }
+                        FoundToken::Is(token) => token.as_bytes().to_vec(),
+                        FoundToken::Missing(why) => return Err(Lack::Failed(why.to_owned())),
+                        FoundToken::Awaited => return Err(Lack::Awaited),
+                    };
+                    self.add(&source.path, mode, token, &mut files)?;
+                }
             }
         }
         let above = |path: &'_ str| -> Vec<String> {
@@ -292,7 +324,8 @@ mod tests {
             }
         }
         let node = NodeFacts { cpu_milli: 2500, ..NodeFacts::default() };
-        volumes(&pod(volume, "/m"), &objects, &node).map(|mut volumes| volumes.pop().unwrap().source)
+        volumes(&pod(volume, "/m"), &objects, &Tokens::default(), &node)
+            .map(|mut volumes| volumes.pop().unwrap().source)
     }
 
     fn found() -> Option<ObjectRead> {

@@ -1,0 +1,154 @@
+//! The tokens of service accounts in a pod's volumes: asked for, renewed, kept.
+//!
+//! Always holds: a token is bound to its pod, kept in memory only, and renewed after four fifths of its life or a day, some earlier
+//! so that a fleet does not ask at once; one that cannot be renewed stays as it is. Nothing here reads a wall clock: a life is
+//! counted from the answer. Leaves to others: files (`volumes`), requests (`actor`).
+
+use crate::config::digest::Digest;
+use crate::event::Now;
+use crate::pods::backoff::Retry;
+use crate::pods::event::{PodAction, PodUid, TokenName, TokenRead};
+use crate::pods::life::{Context, Life};
+use crate::pods::spec::{FileSource, Pod, TokenSource};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// `expirationSeconds` of a source that has none: upstream's.
+const DEFAULT_SECS: u64 = 3600;
+/// The longest life that is asked for: upstream's limit, and no time overflows with it.
+const LONGEST_SECS: u64 = 1 << 32;
+/// A token is renewed at this age at the latest, as upstream.
+const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
+/// An answer that names a shorter life is not believed: it would be asked for without end.
+const SHORTEST_LIFE: Duration = Duration::from_secs(60);
+
+/// The tokens of one pod, by audience and life asked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tokens(BTreeMap<(String, u64), Token>);
+
+#[derive(Debug, Clone, Default)]
+struct Token {
+    content: Option<String>,
+    /// When it is asked for again.
+    due: Duration,
+    is_asked_for: bool,
+    retry: Retry,
+    /// Why there is none.
+    missing: Option<String>,
+}
+
+/// A pod's need of a token.
+pub(crate) enum FoundToken<'a> {
+    Is(&'a str),
+    Missing(&'a str),
+    Awaited,
+}
+
+fn key_of(source: &TokenSource) -> (String, u64) {
+    (source.audience.clone(), source.expiration_seconds.unwrap_or(DEFAULT_SECS).min(LONGEST_SECS))
+}
+
+fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
+    let sources = pod.spec.volumes.iter().flat_map(|volume| volume.file_sources().into_iter().flatten());
+    sources.filter_map(|source| match source {
+        FileSource::Token(token) => Some(token),
+        _ => None,
+    })
+}
+
+impl Tokens {
+    pub(crate) fn find(&self, source: &TokenSource) -> FoundToken<'_> {
+        match self.0.get(&key_of(source)) {
+            Some(Token { content: Some(content), .. }) => FoundToken::Is(content),
+            Some(Token { missing: Some(why), .. }) => FoundToken::Missing(why),
+            _ => FoundToken::Awaited,
+        }
+    }
+
+    /// Takes an answer; true if what is known changed.
+    pub(crate) fn answered(&mut self, now: Now, name: &TokenName, read: TokenRead) -> bool {
+        let key = (name.audience.clone(), name.expiration_secs);
+        let Some(token) = self.0.get_mut(&key) else { return false };
+        token.is_asked_for = false;
+        let why = match read {
+            TokenRead::Issued { token: content, life } => {
+                token.retry.succeeded();
+                token.missing = None;
+                let asked = Duration::from_secs(name.expiration_secs);
+                token.due = now.mono + use_of(life.min(asked), &name.pod.uid);
+                token.content = Some(content);
+                return true;
+            }
+            TokenRead::Failed(why) => format!("failed to fetch token: {why}"),
+        };
+        token.retry.failed(now.mono);
+        let is_news = token.content.is_none() && token.missing.as_ref() != Some(&why);
+        token.missing = Some(why);
+        is_news
+    }
+}
+
+/// How long a token is used: up to a tenth shorter, by the pod's UID.
+fn use_of(life: Duration, uid: &str) -> Duration {
+    let longest = (life.max(SHORTEST_LIFE) * 4 / 5).min(LONGEST_USE);
+    let share = Digest::of(uid.as_bytes()).to_string();
+    let share = u32::from_str_radix(share.get(..2).unwrap_or_default(), 16).unwrap_or(0);
+    longest - longest * share / 2560
+}
+
+impl Life {
+    /// Asks for the tokens that are missing or due.
+    pub(crate) fn see_to_tokens(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
+        // another API server knows neither the pod nor its account
+        let Some(api) = self.api.as_ref().filter(|api| ctx.can_read && !api.is_deleted) else { return };
+        let mut wake = None;
+        for source in sources(pod) {
+            let (audience, expiration_secs) = key_of(source);
+            let token = self.tokens.0.entry((audience.clone(), expiration_secs)).or_default();
+            if token.is_asked_for {
+                continue;
+            }
+            let due = token.due.max(token.retry.due());
+            if ctx.now.mono < due {
+                wake = Some(wake.map_or(due, |wake: Duration| wake.min(due)));
+                continue;
+            }
+            token.is_asked_for = true;
+            let account = pod.spec.service_account_name.clone();
+            let pod = api.reference.clone();
+            let name = TokenName { pod, account, audience, expiration_secs };
+            ctx.actions.push(PodAction::RequestToken(name));
+        }
+        if let Some(at) = wake {
+            self.wake_at(at);
+        }
+    }
+
+    pub(crate) fn token_answered(&mut self, now: Now, name: &TokenName, read: TokenRead) {
+        self.files.is_stale |= self.tokens.answered(now, name, read);
+    }
+}
+
+/// The pod that a token is for.
+pub(crate) fn uid_of(name: &TokenName) -> Option<PodUid> {
+    PodUid::new(&name.pod.uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_is_renewed_after_four_fifths_or_a_day() {
+        for (secs, from, to) in
+            [(600, 432, 480), (3600, 2592, 2880), (365 * 86_400, 77_760, 86_400), (0, 43, 48)]
+        {
+            for uid in ["a", "b", "c", "d"] {
+                let used = use_of(Duration::from_secs(secs), uid).as_secs();
+                assert!((from..=to).contains(&used), "{secs}: {used}");
+            }
+        }
+        let hour = Duration::from_secs(3600);
+        assert_ne!(use_of(hour, "a"), use_of(hour, "b"), "not all pods at once");
+    }
+}
