@@ -7,7 +7,7 @@ try: ; @.ci/try ## a hub and three nodes on this machine: good configs, bad ones
 test: ; @.ci/test ## everything within 30 minutes: lint, all tests, the programs, booted images (ONLY="lint agent" these parts, FULL=1 all there is)
 lint: ; @.ci/lint ## format, clippy, shell scripts, dependencies, unit files, recipes
 mutants: ; @.ci/mutants $(ARGS) ## changes in the decisions that no test notices; hours (ARGS=agent/core/src/config/judge.rs for one file)
-bench: ; @.ci/bench ## what the agent and the hub cost: one table with the goal beside each figure, a quarter of an hour
+bench: ; @.ci/bench ## what the agent and the hub cost: one table with the goal beside each figure, half an hour, as root
 fuzz: ; @.ci/fuzz ## a minute of libFuzzer on everything a server, a client or a disk can hand a node or the hub (FUZZ_SECONDS=3600 an hour each)
 sim: ; @.ci/sim ## simulation runs of a node, as many as fit into 45 seconds (SEEDS=5000000 for that many, FIRST=n from there on)
 soak: ; @.ci/soak ## an hour of operation under bad links and hub outages: what grew, which node fell silent (SOAK_MINUTES=25)

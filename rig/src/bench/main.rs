@@ -11,6 +11,7 @@ mod load;
 mod memory;
 mod nodes;
 mod page;
+mod pods;
 mod push;
 mod relay;
 mod setup;
@@ -37,6 +38,7 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   life    durable writes of a configuration, from adoption to promotion, and while its metadata is edited
   cost    instructions and allocations per renewal (under valgrind)
   idle    memory, threads, calls, bytes and writes of a settled node (N seconds, 600 by default, and 5 minutes more)
+  pods    containers: memory with 0, 1, 10 and 50, times from order to process, writes (as root; N seconds of --idle-secs)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
   nodes   what a node costs a hub with 100, 1,000 and as many real nodes as it has connections for
@@ -44,7 +46,8 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 9] = ["size", "start", "push", "life", "cost", "idle", "hub", "fleet", "nodes"];
+const SECTIONS: [&str; 10] =
+    ["size", "start", "push", "life", "cost", "idle", "pods", "hub", "fleet", "nodes"];
 
 struct Options {
     idle: Duration,
@@ -152,6 +155,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "life" => push::writes(),
         "cost" => cost::measure(),
         "idle" => idle::measure(options.idle),
+        "pods" => pods::measure(options.idle),
         "fleet" => fleet::measure(),
         "nodes" => nodes::measure(options.nodes),
         _ => load::measure(),

@@ -29,7 +29,7 @@ const TRIAL_SECS: u64 = 24;
 const WRITES_ALLOWED: [(&str, usize); 4] =
     [("checkpoints/", 1), ("current", 1), ("startups.json", 7), ("last-known-good", 1)];
 pub(crate) const MERGE: &str = "content-type: application/merge-patch+json\r\n";
-const JSON: &str = "content-type: application/json\r\n";
+pub(crate) const JSON: &str = "content-type: application/json\r\n";
 pub(crate) const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 fn payload(verbosity: usize, trial_secs: u64) -> Value {

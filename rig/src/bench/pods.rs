@@ -1,0 +1,395 @@
+//! Containers of one node: memory, times from an order to a process, bytes to flash.
+//!
+//! Always holds: real crun, real shims, the pods' own process namespaces, an image that is there; times run from the request of this
+//! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun and busybox (static); what it starts
+//! has control groups and mounts of its own, and all of it is gone at the end. Left to others: networks of pods, pulls.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use kedge_platform::linux::Roots;
+use kedge_platform::workloads::{Cgroups, Crun, probe, unmount};
+use kedge_rig::agent::{Agent, AgentOptions, RIG_DROP_IN_FILE};
+use kedge_rig::error::RigError;
+use kedge_rig::process::Process;
+use kedge_rig::programs;
+use kedge_rig::scratch::poll;
+use kedge_rig::table::{Figure, Goal, quantile};
+use serde_json::{Value, json};
+
+use crate::push::JSON;
+use crate::setup::{Helper, LIMIT, PLAIN, Setup, Watched, io, is_named, pid};
+use crate::trace;
+
+const NODE: &str = "pods";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const IMAGE: &str = "bench:1";
+/// How long the node is left alone before memory is read.
+const SETTLE: Duration = Duration::from_secs(30);
+/// How often what takes milliseconds is repeated.
+const TRIES: u32 = 10;
+/// strace has taken hold of all threads by then.
+const ATTACH: Duration = Duration::from_secs(2);
+/// What a container's process sleeps, with the number of its pod: by that it is known in `/proc`.
+const SLEEP_SECS: u32 = 800_000;
+
+/// What a node with so many pods may have: 3 MiB, and 0.1 for each.
+fn pss_goal(pods: u32) -> Goal {
+    Goal::AtMost(3072.0 + 102.4 * f64::from(pods))
+}
+
+struct Bench {
+    setup: Setup,
+    pods: Watched,
+    agent: Agent,
+    cgroups: Cgroups,
+    group: String,
+}
+
+/// See the module; `window` is how long writes of the idle node are counted.
+pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
+    let mut bench = Bench::start()?;
+    let measured = bench.figures(window);
+    let cleared = bench.clear();
+    let figures = measured?;
+    cleared.map(|()| figures)
+}
+
+impl Bench {
+    fn start() -> Result<Bench, RigError> {
+        let crun = found("crun")?;
+        let board = probe(&Roots::default(), &Crun { program: crun.clone(), ..Crun::default() });
+        if let Some(why) = board.obstacle() {
+            return Err(missing("a machine that can run containers", why));
+        }
+        let setup = Setup::open("bench-pods")?;
+        let group = format!("/kedge-bench-{}", std::process::id());
+        let program = match std::env::var_os("KEDGE_STATIC_AGENT") {
+            Some(program) => program.into(),
+            None => programs::built("kedge")?,
+        };
+        let options = AgentOptions {
+            crun: Some(crun),
+            flags: vec!["--cgroup-root".into(), group.clone().into()],
+            ..AgentOptions::new(&program)
+        };
+        let dir = setup.scratch.path().join(NODE);
+        let mut agent = Agent::prepare(&dir, NODE, &setup.hub.node_kubeconfig(NODE)?, options)?;
+        let logs = format!("{PLAIN}podLogsDir: {}\n", dir.join("logs").display());
+        agent.write_drop_in(RIG_DROP_IN_FILE, &logs)?;
+        let layout = layout(&setup.scratch.path().join("layout"))?;
+        let import = ["images", "import", &layout.display().to_string(), "--name", IMAGE];
+        let (status, _, said) = agent.kedge(&import)?;
+        if status != 0 {
+            return Err(RigError::Failed { command: import.join(" "), status: status.to_string(), said });
+        }
+        let nodes = setup.watch("/api/v1/nodes")?;
+        agent.start()?;
+        let takes_pods =
+            |node: &Value| is_named(node, NODE) && node["status"]["allocatable"]["pods"] == "110";
+        nodes.wait("the node to take pods", LIMIT, takes_pods)?;
+        let pods = setup.watch(PODS)?;
+        Ok(Bench { setup, pods, agent, cgroups: board.cgroups, group })
+    }
+
+    fn figures(&mut self, window: Duration) -> Result<Vec<Figure>, RigError> {
+        let mut figures = vec![self.memory(0)?];
+        let (mut begins, mut replaced) = (Vec::new(), Vec::new());
+        for _ in 0..TRIES {
+            begins.push(self.run(1..2)?);
+            replaced.push(self.replace(1)?);
+            self.remove(1..2)?;
+        }
+        let median = |values: &[f64]| quantile(values, 0.5);
+        let tries = |values: &[f64]| format!("median of {TRIES}, worst {:.0} ms", quantile(values, 1.0));
+        figures.push(
+            Figure::new(
+                "pods: bound to running, hostNetwork",
+                median(&begins),
+                "ms",
+                format!("POST with nodeName to ready on a watch, local image; {}", tries(&begins)),
+            )
+            .with_goal(Goal::AtMost(150.0)),
+        );
+        figures.push(
+            Figure::new(
+                "pods: killed process to the next one",
+                median(&replaced),
+                "ms",
+                format!("SIGKILL to a new process in /proc; a kubelet: 650; {}", tries(&replaced)),
+            )
+            .with_goal(Goal::AtMost(100.0)),
+        );
+        self.run(1..2)?;
+        figures.push(self.memory(1)?);
+        self.remove(1..2)?;
+        let ten = self.run(1..11)?;
+        figures.push(
+            Figure::new("pods: ten pods to all running", ten / 1000.0, "s", "kubelet and containerd: 3.2")
+                .with_goal(Goal::AtMost(1.5)),
+        );
+        figures.push(self.memory(10)?);
+        figures.push(self.idle_writes(window)?);
+        figures.push(self.bytes_of_starts(11..16)?);
+        self.run(16..51)?;
+        figures.push(self.memory(50)?);
+        figures.extend(self.shims()?);
+        Ok(figures)
+    }
+
+    /// Brings pods of these numbers to run; how many milliseconds that takes.
+    fn run(&mut self, numbers: std::ops::Range<u32>) -> Result<f64, RigError> {
+        self.pods.forget();
+        // one of before has been idle for too long
+        let mut hub = self.setup.connect()?;
+        let begun = Instant::now();
+        for number in numbers.clone() {
+            hub.accepted("POST", PODS, JSON, &pod(number)).map_err(io("create a pod"))?;
+        }
+        let mut left: Vec<String> = numbers.map(name).collect();
+        let (at, _) = self.pods.wait("pods to run", LIMIT, |object| {
+            let status = &object["status"];
+            if status["phase"] == "Running" && status["containerStatuses"][0]["ready"] == true {
+                left.retain(|name| !is_named(object, name));
+            }
+            left.is_empty()
+        })?;
+        Ok(milliseconds(begun, at))
+    }
+
+    fn remove(&mut self, numbers: std::ops::Range<u32>) -> Result<(), RigError> {
+        let mut hub = self.setup.connect()?;
+        for number in numbers {
+            let path = format!("{PODS}/{}", name(number));
+            hub.accepted("DELETE", &path, "", &Value::Null).map_err(io("delete a pod"))?;
+            let gone = poll(LIMIT, || {
+                let answer = hub.request("GET", &path, "", &[]).ok()?;
+                (answer.status == 404).then_some(())
+            });
+            gone.ok_or_else(|| missing(&format!("{path} to be gone"), "it is still there"))?;
+        }
+        Ok(())
+    }
+
+    /// Kills the process of a pod; milliseconds until there is another one.
+    fn replace(&self, number: u32) -> Result<f64, RigError> {
+        let killed = process_of(number).ok_or_else(|| missing("a process of the pod", "none"))?;
+        let begun = Instant::now();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(killed), nix::sys::signal::Signal::SIGKILL)
+            .map_err(|errno| io("kill a container")(errno.into()))?;
+        while begun.elapsed() < LIMIT {
+            if process_of(number).is_some_and(|pid| pid != killed) {
+                return Ok(milliseconds(begun, Instant::now()));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(missing("another process of the pod", "none"))
+    }
+
+    fn memory(&self, pods: u32) -> Result<Figure, RigError> {
+        std::thread::sleep(SETTLE);
+        let memory = Process::new(pid(&self.agent)?).memory()?;
+        let how = format!(
+            "smaps_rollup, {} s after; RSS {:.0} KiB, private {:.0} KiB; shims share its text",
+            SETTLE.as_secs(),
+            memory.rss,
+            memory.private
+        );
+        let name = format!("pods: PSS of an agent with {pods}");
+        Ok(Figure::new(&name, memory.pss, "KiB", how).with_goal(pss_goal(pods)))
+    }
+
+    /// What a shim has.
+    fn shims(&self) -> Result<Vec<Figure>, RigError> {
+        let memory = self.shim_pids().into_iter().map(|pid| Process::new(pid).memory());
+        let memory: Vec<_> = memory.collect::<Result<_, _>>()?;
+        if memory.is_empty() {
+            return Err(missing("shims", "none"));
+        }
+        let count = memory.len();
+        let of = |part: fn(&kedge_rig::process::Memory) -> f64| {
+            quantile(&memory.iter().map(part).collect::<Vec<_>>(), 0.5)
+        };
+        let private = Figure::new(
+            "pods: private memory of a shim",
+            of(|memory| memory.private),
+            "KiB",
+            format!("median of {count}"),
+        );
+        Ok(vec![
+            private.with_goal(Goal::AtMost(512.0)),
+            Figure::new("pods: PSS of a shim", of(|memory| memory.pss), "KiB", format!("median of {count}")),
+        ])
+    }
+
+    fn shim_pids(&self) -> Vec<i32> {
+        let run = self.agent.run_dir().display().to_string();
+        pids(|line| line.contains("\0shim\0") && line.contains(&run))
+    }
+
+    /// What is written to the disk while pods only run. Logs are not in it; these pods write none.
+    fn idle_writes(&self, window: Duration) -> Result<Figure, RigError> {
+        let mut traced = self.shim_pids();
+        traced.push(pid(&self.agent)?);
+        let writes = self.traced("idle", &traced, || {
+            std::thread::sleep(window);
+            Ok(())
+        })?;
+        let how = format!(
+            "strace of the agent and {} shims for {} s: every call that can change its root directory",
+            traced.len() - 1,
+            window.as_secs()
+        );
+        let per_hour = writes.changes as f64 * 3600.0 / window.as_secs_f64();
+        Ok(Figure::new("pods: file writes of ten, idle hour", per_hour, "", how)
+            .with_goal(Goal::Exactly(0.0)))
+    }
+
+    fn bytes_of_starts(&mut self, numbers: std::ops::Range<u32>) -> Result<Figure, RigError> {
+        let count = f64::from(numbers.end - numbers.start);
+        let prefix = self.prefix("starts");
+        let strace = strace(&prefix, &[pid(&self.agent)?])?;
+        self.run(numbers)?;
+        std::thread::sleep(ATTACH);
+        strace.stop()?;
+        let writes = self.below_root(&prefix)?;
+        let how = format!(
+            "strace of the agent and all it starts, {count} pods: {:.1} flushes and {:.1} files each; not what a directory takes",
+            writes.syncs as f64 / count,
+            writes.renamed.len() as f64 / count
+        );
+        Ok(Figure::new("pods: bytes to disk per start", writes.bytes as f64 / count, "B", how))
+    }
+
+    fn prefix(&self, name: &str) -> PathBuf {
+        self.setup.scratch.path().join(format!("{name}.strace"))
+    }
+
+    fn traced(
+        &self,
+        name: &str,
+        pids: &[i32],
+        during: impl FnOnce() -> Result<(), RigError>,
+    ) -> Result<trace::Trace, RigError> {
+        let prefix = self.prefix(name);
+        let strace = strace(&prefix, pids)?;
+        let done = during();
+        strace.stop()?;
+        done?;
+        self.below_root(&prefix)
+    }
+
+    /// What was done below the agent's root directory: the rest is on tmpfs on a device.
+    fn below_root(&self, prefix: &Path) -> Result<trace::Trace, RigError> {
+        let root = self.agent.root_dir().display().to_string();
+        let text = trace::collect(prefix)?;
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains(&root)).collect();
+        Ok(trace::read(&lines.join("\n"), &[]))
+    }
+
+    fn clear(&mut self) -> Result<(), RigError> {
+        let stopped = self.agent.stop();
+        let group = Path::new(&self.group);
+        self.cgroups.kill_all(&self.group).map_err(RigError::io("end what runs in the group", group))?;
+        let mounts = Path::new("/proc/self/mounts");
+        let text = fs::read_to_string(mounts).map_err(RigError::io("read", mounts))?;
+        let places = text.lines().rev().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
+        for place in places.filter(|place| place.starts_with(self.setup.scratch.path())) {
+            unmount(place).map_err(RigError::io("unmount", place))?;
+        }
+        self.cgroups.remove(&self.group).map_err(RigError::io("remove the group", group))?;
+        stopped
+    }
+}
+
+fn strace(prefix: &Path, pids: &[i32]) -> Result<Helper, RigError> {
+    let prefix = prefix.display().to_string();
+    let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
+    let mut words = vec!["-f", "-ff", "-ttt", "-y", "-e", trace::CALLS, "-o", &prefix];
+    pids.iter().for_each(|pid| words.extend(["-p", pid]));
+    let helper = Helper::start("strace", &words)?;
+    std::thread::sleep(ATTACH);
+    Ok(helper)
+}
+
+fn milliseconds(begun: Instant, at: Instant) -> f64 {
+    at.saturating_duration_since(begun).as_secs_f64() * 1000.0
+}
+
+fn name(number: u32) -> String {
+    format!("bench-{number}")
+}
+
+fn pod(number: u32) -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name(number)}, "spec": {
+        "nodeName": NODE, "hostNetwork": true, "automountServiceAccountToken": false,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "main", "image": IMAGE,
+            "command": ["/bin/busybox", "sleep", (SLEEP_SECS + number).to_string()]}]}})
+}
+
+fn process_of(number: u32) -> Option<i32> {
+    let line = format!("/bin/busybox\0sleep\0{}\0", SLEEP_SECS + number);
+    pids(|found| found == line).pop()
+}
+
+/// Processes by their command line.
+fn pids(is_one: impl Fn(&str) -> bool) -> Vec<i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let line = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    pids.filter(|pid| is_one(&String::from_utf8_lossy(&line(pid)))).collect()
+}
+
+fn missing(awaited: &str, found: &str) -> RigError {
+    RigError::TimedOut { awaited: awaited.to_owned(), found: found.to_owned() }
+}
+
+/// A program by its name, in `$PATH`.
+fn found(name: &str) -> Result<PathBuf, RigError> {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&places).map(|place| place.join(name)).find(|path| path.is_file());
+    found.ok_or_else(|| missing(&format!("{name} in $PATH"), "none"))
+}
+
+/// An OCI layout whose image has busybox.
+fn layout(at: &Path) -> Result<PathBuf, RigError> {
+    let (bin, blobs) = (at.join("image/bin"), at.join("blobs/sha256"));
+    for directory in [&bin, &blobs] {
+        fs::create_dir_all(directory).map_err(RigError::io("create directory", directory))?;
+    }
+    let busybox = found("busybox")?;
+    fs::copy(&busybox, bin.join("busybox")).map_err(RigError::io("copy", &busybox))?;
+    let archive = at.join("layer.tar");
+    let tar = Command::new("tar").arg("-C").arg(at.join("image")).arg("-cf").arg(&archive).arg(".").status();
+    tar.map_err(io("run tar"))?;
+    let layer = blob(&blobs, &fs::read(&archive).map_err(RigError::io("read", &archive))?, "layer.v1.tar")?;
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let config = json!({"architecture": architecture, "os": "linux", "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}});
+    let config = blob(&blobs, config.to_string().as_bytes(), "config.v1+json")?;
+    let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+    let manifest = blob(&blobs, manifest.to_string().as_bytes(), "manifest.v1+json")?;
+    let index = at.join("index.json");
+    let text = json!({"schemaVersion": 2, "manifests": [manifest]}).to_string();
+    fs::write(&index, text).map_err(RigError::io("write", &index))?;
+    Ok(at.to_owned())
+}
+
+/// Writes a blob; how a document names it.
+fn blob(blobs: &Path, bytes: &[u8], media: &str) -> Result<Value, RigError> {
+    let fresh = blobs.join("new");
+    fs::write(&fresh, bytes).map_err(RigError::io("write", &fresh))?;
+    let output = Command::new("sha256sum").arg(&fresh).output().map_err(io("run sha256sum"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let hex = text.split_whitespace().next().unwrap_or_default();
+    fs::rename(&fresh, blobs.join(hex)).map_err(RigError::io("rename", &fresh))?;
+    Ok(json!({"mediaType": format!("application/vnd.oci.image.{media}"), "digest": format!("sha256:{hex}"),
+        "size": bytes.len()}))
+}
