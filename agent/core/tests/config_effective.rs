@@ -195,7 +195,7 @@ maxPods: 0
 systemReserved: {cpu: 1500m, memory: 200Mi, ephemeral-storage: 1Gi, pid: '1000'}
 kubeReserved: {cpu: '0.1'}
 evictionHard: {memory.available: 5%, nodefs.available: 1Gi, nodefs.inodesFree: 0%, pid.available: 10%}
-evictionPressureTransitionPeriod: 0
+evictionPressureTransitionPeriod: 1ms
 ",
     );
     let config = found.config;
@@ -220,10 +220,41 @@ evictionPressureTransitionPeriod: 0
     assert_eq!(config.eviction_hard.nodefs_available, Threshold::Amount(1 << 30));
     assert_eq!(config.eviction_hard.nodefs_inodes_free, Threshold::Off);
     assert_eq!(config.eviction_hard.pid_available, Threshold::Share(100_000));
-    assert_eq!(config.eviction_pressure_transition_period, Duration::ZERO);
+    assert_eq!(config.eviction_pressure_transition_period, Duration::from_millis(1));
     assert_eq!(found.without_effect, [""; 0]);
     assert_eq!(found.object["configTrialDuration"], "1h10m0s");
-    assert_eq!(found.object["evictionPressureTransitionPeriod"], "0s");
+    assert_eq!(found.object["evictionPressureTransitionPeriod"], "1ms");
+}
+
+/// The durations of which upstream's defaulting reads zero as "not set", and those of which zero is a value.
+#[test]
+fn zero_of_a_duration_is_what_upstream_makes_of_it() {
+    let rows = [
+        ("nodeStatusUpdateFrequency", "10s"),
+        ("nodeStatusReportFrequency", "5m0s"),
+        ("evictionPressureTransitionPeriod", "5m0s"),
+        ("fileCheckFrequency", "20s"),
+        ("imageMinimumGCAge", "2m0s"),
+        ("configTrialDuration", "0s"),
+        ("imageMaximumGCAge", "0s"),
+    ];
+    for (field, expect) in rows {
+        for zero in ["0s", "0", "'0'", "0h0m0s"] {
+            let found = local(&format!("{field}: {zero}"));
+            assert_eq!(found.object[field], expect, "{field}: {zero}");
+            let lower = format!("{field}: 1m");
+            let drop_in = format!("{field}: {zero}");
+            let found = effective(&layers(&lower, &[&drop_in]), None).unwrap();
+            assert_eq!(found.object[field], expect, "{field}: {zero} over 1m");
+            let found = effective(&layers("", &[]), Some(&payload(&drop_in))).unwrap();
+            assert_eq!(found.object[field], expect, "{field}: {zero}, pushed");
+        }
+    }
+    let found = local("nodeLeaseDurationSeconds: 0\nmaxPods: 0");
+    assert_eq!((found.config.node_lease_duration_secs, found.config.max_pods), (40, 0));
+    // as if it were not set, so the other one counts for both
+    let found = local("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 0s");
+    assert_eq!(found.config.node_status_report_frequency, Duration::from_secs(20));
 }
 
 /// The rows of what a drop-in may write, one field each.
@@ -381,9 +412,9 @@ shutdownGracePeriodByPodPriority:
     assert_eq!(object["shutdownGracePeriodByPodPriority"], json!(periods));
 }
 
-/// What kubeadm writes, zeros included: those that mean "the default" there are values here.
+/// What kubeadm writes, with the zeros that mean "the default".
 #[test]
-fn kubeadm_file_is_accepted_but_for_zero_frequencies() {
+fn kubeadm_file_is_accepted_with_its_zeros() {
     let fields = "address: 0.0.0.0
 authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 0s, enabled: true}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}
 authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}}
@@ -402,6 +433,8 @@ imageMaximumGCAge: 0s
 imageMinimumGCAge: 0s
 logging: {flushFrequency: 0, options: {json: {infoBufferSize: \"0\"}, text: {infoBufferSize: \"0\"}}, verbosity: 0}
 memorySwap: {}
+nodeStatusReportFrequency: 0s
+nodeStatusUpdateFrequency: 0s
 resolvConf: /run/systemd/resolve/resolv.conf
 rotateCertificates: true
 runtimeRequestTimeout: 0s
@@ -414,15 +447,10 @@ volumeStatsAggPeriod: 0s
 ";
     let found = local(fields);
     assert_eq!(found.object["memorySwap"], json!({}));
-    assert_eq!(found.config.eviction_pressure_transition_period, Duration::ZERO);
-    check_error(
-        &layers(&format!("{fields}nodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\n"), &[]),
-        ErrorKind::Validate,
-        &[
-            "config file /etc/kedge/config.yaml: nodeStatusReportFrequency is \"0s\", expected 10s to 5m0s (line 30)",
-            "config file /etc/kedge/config.yaml: nodeStatusUpdateFrequency is \"0s\", expected 1s to 5m0s (line 31)",
-        ],
-    );
+    let config = found.config;
+    assert_eq!(config.eviction_pressure_transition_period, Duration::from_secs(300));
+    assert_eq!(config.node_status_report_frequency, Duration::from_secs(300));
+    assert_eq!(config.node_status_update_frequency, Duration::from_secs(10));
 }
 
 #[test]
@@ -520,14 +548,14 @@ fn invalid_value_names_the_layer_that_wrote_it() {
     check("crashLoopThreshold: -1", &["crashLoopThreshold is -1, expected 0 to 10 (line 3)"]);
     check("configTrialDuration: -1s", &["configTrialDuration is \"-1s\", expected 0s to 168h0m0s (line 3)"]);
     check(
-        "nodeStatusUpdateFrequency: 0s",
-        &["nodeStatusUpdateFrequency is \"0s\", expected 1s to 5m0s (line 3)"],
+        "nodeStatusUpdateFrequency: 1ns",
+        &["nodeStatusUpdateFrequency is \"1ns\", expected 1s to 5m0s (line 3)"],
     );
     check(
         "nodeStatusReportFrequency: -5m",
         &["nodeStatusReportFrequency is \"-5m0s\", expected 10s to 5m0s (line 3)"],
     );
-    check("nodeLeaseDurationSeconds: 0", &["nodeLeaseDurationSeconds is 0, expected 4 to 160 (line 3)"]);
+    check("nodeLeaseDurationSeconds: -1", &["nodeLeaseDurationSeconds is -1, expected 4 to 160 (line 3)"]);
     check("logging: {verbosity: 11}", &["logging.verbosity is 11, expected 0 to 10 (line 3)"]);
     check("healthzPort: 65536", &["healthzPort is 65536, expected 0 to 65535 (line 3)"]);
     check(
@@ -682,8 +710,8 @@ fn local_value_that_no_release_took_is_refused() {
     for fields in [
         "configTrialDuration: -1s",
         "nodeStatusUpdateFrequency: 999ms",
-        "nodeStatusReportFrequency: 0s",
-        "nodeLeaseDurationSeconds: 0",
+        "nodeStatusReportFrequency: 999ms",
+        "nodeLeaseDurationSeconds: -1",
         "crashLoopThreshold: 11",
         "maxPods: -1",
         "maxPods: 2147483648",

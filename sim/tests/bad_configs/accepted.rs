@@ -45,6 +45,10 @@ fn extreme_values_lose_no_node() {
     check_fields("status every five minutes", "nodeStatusUpdateFrequency: 5m");
     check_fields("reports every five minutes", "nodeStatusReportFrequency: 5m");
     check_fields("reports every ten seconds", "nodeStatusReportFrequency: 10s");
+    check_fields(
+        "zeros that stand for defaults",
+        "nodeStatusUpdateFrequency: 0s\nnodeStatusReportFrequency: 0s\nnodeLeaseDurationSeconds: 0",
+    );
     check_fields("a trial of a week", "configTrialDuration: 168h");
     check_fields("no trial", "configTrialDuration: 0s\ncrashLoopThreshold: 0");
     check_fields("room for no pods", "maxPods: 0");

@@ -1,7 +1,7 @@
 //! Layers and their merge: `defaults < base < drop-ins in byte order < flags`, RFC 7386 on what each layer wrote.
 //!
 //! Always holds: objects merge by key, lists are taken whole, null removes, the later layer wins; defaults are no layer
-//! but fill what is left, once, at the end, so a zero that a layer wrote stays a zero. Each leaf remembers who wrote
+//! but fill what is left, once, at the end, when a zero has replaced what lies below it. Each leaf remembers who wrote
 //! it. Merging is associative: drop-ins merged among themselves and put on a base give what one after the other gives
 //! (a plain RFC 7386 patch cannot say "remove this object, then set one key of it"; [`Node::Object`] can).
 //! Left to others: reading directories, and what the fields mean.

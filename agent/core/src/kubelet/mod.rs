@@ -98,6 +98,7 @@ fn effective_as(
     stack.add_overrides(layers);
     let (mut object, mut provenance) = stack.resolve()?;
     make_path_absolute(&mut object, &provenance);
+    schema::unset_zeros(&mut object);
     report_as_often_as_computed(&mut object, &mut provenance);
     schema::apply_defaults(&mut object, &mut |path| provenance.set_default(path));
     schema::normalize(&mut object);

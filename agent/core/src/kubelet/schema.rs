@@ -109,6 +109,8 @@ pub struct Field {
     pub default: Default,
     /// Why no value beyond its bounds is taken; empty if its type is the only bound.
     pub why: &'static str,
+    /// Zero stands for the default, as upstream's defaulting has it. Files that kubeadm writes are full of such zeros.
+    pub zero_is_default: bool,
     /// What the first release took, if that was more: this machine's own files may still have it.
     took: Option<Kind>,
 }
@@ -116,6 +118,11 @@ pub struct Field {
 impl Field {
     const fn took(mut self, kind: Kind) -> Self {
         self.took = Some(kind);
+        self
+    }
+
+    const fn zero_is_default(mut self) -> Self {
+        self.zero_is_default = true;
         self
     }
 
@@ -141,20 +148,22 @@ impl Kind {
 }
 
 const fn honoured(name: &'static str, kind: Kind, default: Default) -> Field {
-    Field { name, kind, effect: Effect::Honoured, default, why: "", took: None }
+    Field { name, kind, effect: Effect::Honoured, default, why: "", zero_is_default: false, took: None }
 }
 
 /// A field with bounds of its own, and their reason.
 const fn bounded(name: &'static str, kind: Kind, default: Default, why: &'static str) -> Field {
-    Field { name, kind, effect: Effect::Honoured, default, why, took: None }
+    Field { name, kind, effect: Effect::Honoured, default, why, zero_is_default: false, took: None }
 }
 
 const fn with_pods(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, effect: Effect::WithPods, default: Default::None, why: "", took: None }
+    let (effect, default) = (Effect::WithPods, Default::None);
+    Field { name, kind, effect, default, why: "", zero_is_default: false, took: None }
 }
 
 const fn no_effect(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, effect: Effect::NoEffect, default: Default::None, why: "", took: None }
+    let (effect, default) = (Effect::NoEffect, Default::None);
+    Field { name, kind, effect, default, why: "", zero_is_default: false, took: None }
 }
 
 const SECOND: i64 = 1_000_000_000;
@@ -218,6 +227,7 @@ pub static FIELDS: &[Field] = &[
         Default::Text("10s"),
         "shorter keeps a small board busy; longer leaves a full disk and an edit of bad-configs.json unnoticed",
     )
+    .zero_is_default()
     .took(at_least(SECOND)),
     // follows nodeStatusUpdateFrequency when only that one is set: see `settings`
     bounded(
@@ -226,6 +236,7 @@ pub static FIELDS: &[Field] = &[
         Default::Text("5m0s"),
         "shorter is traffic without news; after 5 minutes pods of a node that is not heard of are evicted",
     )
+    .zero_is_default()
     .took(at_least(SECOND)),
     bounded(
         "nodeLeaseDurationSeconds",
@@ -233,6 +244,7 @@ pub static FIELDS: &[Field] = &[
         Default::Int(40),
         "renewed every 1 to 40 s: a control plane gives a node up after 50 s, and a slow link answers no faster",
     )
+    .zero_is_default()
     .took(from(1)),
     no_effect("nodeStatusMaxImages", from(-1)).took(I32),
     honoured("registerNode", Kind::Bool, Default::Bool(true)),
@@ -269,6 +281,7 @@ pub static FIELDS: &[Field] = &[
         Default::Text("5m0s"),
         "longer and one moment of pressure keeps pods away for good",
     )
+    .zero_is_default()
     .took(at_least(0)),
     with_pods("evictionSoft", MAP_OF_TEXT),
     with_pods("evictionSoftGracePeriod", MAP_OF_TEXT),
@@ -303,8 +316,9 @@ pub static FIELDS: &[Field] = &[
         "fileCheckFrequency",
         Kind::DurationIn { low: 0, high: HOUR },
         Default::Text("20s"),
-        "0s is 20s as upstream, and less than 1s is 1s, for each look reads all files; longer leaves an edit unnoticed",
+        "less than 1s is 1s, for each look reads all files; longer leaves an edit unnoticed",
     )
+    .zero_is_default()
     .took(Kind::Duration),
     with_pods("httpCheckFrequency", Kind::Duration),
     honoured("clusterDomain", Kind::Text, Default::None),
@@ -369,7 +383,8 @@ pub static FIELDS: &[Field] = &[
     .took(I32),
     with_pods("imagePullCredentialsVerificationPolicy", Kind::Text),
     with_pods("preloadedImagesVerificationAllowlist", LIST_OF_TEXT),
-    bounded("imageMinimumGCAge", at_least(0), Default::Text("2m0s"), "not negative; 0s is 2m0s as upstream")
+    bounded("imageMinimumGCAge", at_least(0), Default::Text("2m0s"), "not negative")
+        .zero_is_default()
         .took(Kind::Duration),
     bounded(
         "imageMaximumGCAge",
@@ -877,6 +892,18 @@ fn collect_leaves(fields: &'static [Field], path: &mut String, found: &mut Vec<(
         }
         path.truncate(length);
     }
+}
+
+/// Takes the zeros that stand for a default out of a configuration that all layers have written.
+pub(super) fn unset_zeros(object: &mut serde_json::Map<String, Value>) {
+    let is_zero = |value: &Value| match value {
+        Value::Number(number) => number.as_i64() == Some(0),
+        Value::String(text) => duration::parse(text) == Some(0),
+        _ => false,
+    };
+    let stands_for_default =
+        |name: &str| FIELDS.iter().any(|field| field.zero_is_default && field.name == name);
+    object.retain(|name, value| !(is_zero(value) && stands_for_default(name)));
 }
 
 /// Puts the defaults into a configuration that all layers have written, and names each field it set.

@@ -26,10 +26,6 @@ const LOGS_EXPECTED: &str = "a normalized absolute path of ASCII characters such
 /// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows by it.
 pub const MAX_TAINTS: usize = 100;
 
-/// `fileCheckFrequency` of 0.
-const FILE_CHECK_FREQUENCY: Duration = Duration::from_secs(20);
-/// `imageMinimumGCAge` of 0.
-const IMAGE_MINIMUM_AGE: Duration = Duration::from_secs(120);
 /// `registryBurst` of 0.
 const REGISTRY_BURST: u32 = 10;
 /// `maxParallelImagePulls` where `serializeImagePulls` is false and nothing else is said; upstream has no limit then.
@@ -350,13 +346,8 @@ impl<'a> Reader<'a> {
         nanos.map_or(Duration::ZERO, Duration::from_nanos)
     }
 
-    /// A duration of which 0 stands for the default, as upstream's, whose generated files are full of it.
-    fn duration_or(&self, field: &str, default: Duration) -> Duration {
-        Some(self.duration(field)).filter(|duration| !duration.is_zero()).unwrap_or(default)
-    }
-
     fn pods(&self) -> PodSettings {
-        let frequency = self.duration_or("fileCheckFrequency", FILE_CHECK_FREQUENCY);
+        let frequency = self.duration("fileCheckFrequency");
         PodSettings {
             static_path: Some(self.text("staticPodPath")).filter(|path| !path.is_empty()),
             file_check_frequency: frequency.max(MOST_FREQUENT_FILE_CHECK),
@@ -380,7 +371,7 @@ impl<'a> Reader<'a> {
         let burst = Some(self.integer("registryBurst")).filter(|burst| *burst > 0);
         ImageSettings {
             collection: Thresholds {
-                minimum_age: self.duration_or("imageMinimumGCAge", IMAGE_MINIMUM_AGE),
+                minimum_age: self.duration("imageMinimumGCAge"),
                 maximum_age: Some(self.duration("imageMaximumGCAge")).filter(|age| !age.is_zero()),
                 high_percent: self.integer("imageGCHighThresholdPercent"),
                 low_percent: self.integer("imageGCLowThresholdPercent"),
