@@ -7,7 +7,6 @@
 //! Leaves to others: connections and files (`agent/src/images`), unpacking (`platform/src/images`), when a pod needs an image
 //! (`pods`).
 
-pub mod backoff;
 pub mod bad;
 pub mod challenge;
 pub mod collect;
