@@ -1957,6 +1957,40 @@ mod tests {
         Configuration::new(started, facts, now())
     }
 
+    /// Perhaps a mebibyte: of what is pushed while the disk refuses, the latest is kept, once, until the disk has it. To read it anew
+    /// with each try would cost more than it takes.
+    #[test]
+    fn refusing_disk_keeps_one_content_in_memory() {
+        let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() };
+        let mut configuration = local();
+        configuration.node_seen("node-1", RequestedSource::Correct(source), "spec.configSource");
+        let mut kept = Vec::new();
+        let mut time = now();
+        for version in ["1", "2", "3"] {
+            let object = Rc::new(json!({
+                "metadata": {"namespace": "n", "name": "m", "uid": "u-1", "resourceVersion": version},
+                "data": {"kubelet": format!("maxPods: {version}")},
+            }));
+            kept.push(Rc::downgrade(&object));
+            configuration.object_seen("n", "m", Object::Here(object));
+            for _ in 0..3 {
+                time.mono += RETRY_WRITE;
+                let Some(Next::Step(Step::Write(..))) = configuration.next(time) else { panic!("no write") };
+                let refused = Outcome::Done(Err("no space left on device".into()));
+                assert!(configuration.done(time, refused).is_none(), "later");
+            }
+            let counts: Vec<usize> = kept.iter().map(std::rc::Weak::strong_count).collect();
+            assert_eq!(counts.iter().sum::<usize>(), 1, "{counts:?}");
+            assert_eq!(counts.last(), Some(&1), "the latest");
+        }
+        time.mono += RETRY_WRITE;
+        let mut next = configuration.next(time);
+        while let Some(Next::Step(_)) = next {
+            next = configuration.done(time, Outcome::Done(Ok(())));
+        }
+        assert!(matches!(next, Some(Next::Exit(_))), "{next:?}");
+    }
+
     /// Perhaps a mebibyte, on a board with 64 of them.
     #[test]
     fn content_that_cannot_be_assigned_is_not_kept() {
