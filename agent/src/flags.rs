@@ -6,8 +6,10 @@
 
 use crate::images::DEFAULT_PRELOADED;
 use crate::images::command::{ImagesOptions, Task};
+use crate::logs::LogsOptions;
 use crate::service;
-use kedge_api::{labels, names};
+use kedge_api::{Timestamp, labels, names};
+use kedge_core::kubelet::duration;
 use kedge_platform::images::UnpackArguments;
 use kedge_platform::workloads::{Crun, Settings};
 use lexopt::prelude::*;
@@ -16,6 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
 pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
@@ -57,6 +60,8 @@ pub enum Command {
     Pods(Places, Output),
     /// Let orphaned pods end: all, or the one of this namespace and name.
     PodsRelease(Places, Option<String>),
+    /// What a container has written.
+    Logs(Box<LogsOptions>),
     /// Images of this node.
     Images(Box<ImagesOptions>, Output),
     /// `kedge unpack`, which pulls start.
@@ -239,6 +244,9 @@ fn parse_raw(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
                 Err(_) if words.is_empty() => return Ok(Parsed::Answer(Command::Version(Output::Text))),
                 taken => taken?,
             },
+            Short('f') => raw.follow = true,
+            Short('p') => raw.previous = true,
+            Short('c') => raw.take("container", &mut parser)?,
             Short('o') => raw.output = Some(output(&parser.value()?.string()?)?),
             Long(name) => {
                 let name = name.to_owned();
@@ -255,13 +263,16 @@ struct Raw {
     texts: BTreeMap<&'static str, String>,
     dynamic_config: Option<bool>,
     reboots: bool,
+    timestamps: bool,
+    previous: bool,
+    follow: bool,
     output: Option<Output>,
     node_labels: BTreeMap<String, String>,
     config_flags: Vec<(&'static str, Value)>,
 }
 
 /// Flags that take one text.
-const TEXTS: [&str; 16] = [
+const TEXTS: [&str; 21] = [
     "root-dir",
     "dynamic-config-dir",
     "run-dir",
@@ -278,6 +289,11 @@ const TEXTS: [&str; 16] = [
     "crun",
     "cgroup-root",
     "preloaded-images",
+    "container",
+    "tail",
+    "since",
+    "since-time",
+    "limit-bytes",
 ];
 
 /// Flags that say which local config is meant; with one of them the service's are not looked at.
@@ -297,6 +313,9 @@ impl Raw {
         match name {
             "output" => self.output = Some(output(&parser.value()?.string()?)?),
             "reboot" => self.reboots = true,
+            "timestamps" => self.timestamps = boolean(name, parser)?,
+            "previous" => self.previous = boolean(name, parser)?,
+            "follow" => self.follow = boolean(name, parser)?,
             "dynamic-config" => self.dynamic_config = Some(boolean(name, parser)?),
             "register-node" => self.set("register-node", json!({"registerNode": boolean(name, parser)?})),
             "register-with-taints" => {
@@ -367,6 +386,8 @@ impl Raw {
             ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
             ["pause", root] => Command::Pause(PathBuf::from(root)),
             ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
+            ["logs", pod] => Command::Logs(Box::new(self.logs(pod)?)),
+            ["logs", ..] => return Err(UsageError("logs needs one pod, [NAMESPACE/]NAME".into())),
             ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
             ["images"] => Command::Help(HELP_IMAGES),
             ["slot", "health"] => Command::SlotHealth(self.places()),
@@ -386,6 +407,39 @@ impl Raw {
             ["state", "open"] => Command::StateOpen,
             ["provision"] => Command::Provision,
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
+        })
+    }
+
+    fn logs(mut self, pod: &str) -> Result<LogsOptions, UsageError> {
+        let unread = |name: &str, text: &str, expected: &str| {
+            UsageError(format!("--{name} is {text:?}, expected {expected}"))
+        };
+        let whole = |name: &str, text: Option<String>| {
+            let number = text.map(|text| text.parse().map_err(|_| unread(name, &text, "a number from 0 on")));
+            number.transpose()
+        };
+        // as kubectl: all lines
+        let tail = whole("tail", self.text("tail").filter(|text| text != "-1"))?;
+        let limit_bytes = whole("limit-bytes", self.text("limit-bytes"))?;
+        let since = self.text("since").map(|text| {
+            let nanos = duration::parse(&text).and_then(|nanos| u64::try_from(nanos).ok());
+            nanos.map(Duration::from_nanos).ok_or_else(|| unread("since", &text, "a duration such as 1h30m"))
+        });
+        let since_time = self.text("since-time").map(|text| {
+            Timestamp::parse(&text)
+                .map_err(|_| unread("since-time", &text, "a time such as 2026-11-23T04:00:00Z"))
+        });
+        Ok(LogsOptions {
+            pod: pod.to_owned(),
+            container: self.text("container"),
+            tail,
+            since: since.transpose()?,
+            since_time: since_time.transpose()?,
+            limit_bytes,
+            timestamps: self.timestamps,
+            previous: self.previous,
+            follow: self.follow,
+            agent: self.service_agent()?,
         })
     }
 
@@ -591,6 +645,7 @@ fn help_of(words: &[String]) -> &'static str {
         Some("agent") => HELP_AGENT,
         Some("config") => HELP_CONFIG,
         Some("images") => HELP_IMAGES,
+        Some("logs") => HELP_LOGS,
         Some("record-exit") => HELP_RECORD_EXIT,
         _ => HELP,
     }
@@ -615,6 +670,8 @@ Commands:
   pods               list the pods of this node
   pods release [NAMESPACE/NAME]
                      let pods end that another Node left here: all, or one
+  logs [NAMESPACE/]POD
+                     show what a container has written (kedge logs --help), without any server
   images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   shim, pause, unpack  internal: for containers and images (docs/pods.md)
@@ -672,6 +729,22 @@ Places:
 Exit codes: 0 asked to stop, or restarting to use another configuration (which is done in the same process where
 possible); 2 wrong command line; 78 the local configuration is invalid; 1 anything else. A supervisor must restart the
 agent after every exit, also after code 0: under Docker the policy is always or unless-stopped, not on-failure.
+";
+
+const HELP_LOGS: &str = "\
+Usage: kedge logs [NAMESPACE/]POD [FLAGS]
+
+Shows what a container has written, from the files of this node; no API server and no agent need run. Rotated files
+are read, too. The namespace is \"default\" unless it is given.
+
+  -c, --container NAME  which container; needed if the pod has several
+  -f, --follow          go on until the container ends
+  -p, --previous        of the run before the last one
+  --tail N              the last N lines (default -1: all)
+  --since DURATION      not older than 5m, 1h30m
+  --since-time TIME     not older than 2026-11-23T04:00:00Z
+  --limit-bytes N       at most so many bytes
+  --timestamps          when each line was written
 ";
 
 const HELP_CONFIG: &str = "\

@@ -1,7 +1,7 @@
 //! The agent on each node, as a library so that tests can drive its parts.
 //!
 //! `run` is the main loop around core; `perform` performs what core decides; `net` speaks to the API server,
-//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor`, `slot`, `state` and `provision`; `workloads`
+//! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor`, `logs`, `slot`, `state` and `provision`; `workloads`
 //! performs what is ordered of containers.
 
 pub mod cli;
@@ -14,6 +14,7 @@ pub mod images;
 pub mod local;
 mod local_config;
 mod logging;
+pub mod logs;
 pub mod net;
 mod perform;
 pub mod provision;

@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{cli, doctor, images, provision, run, slot, state};
+use kedge::{cli, doctor, images, logs, provision, run, slot, state};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         Command::ConfigReset(places) => apart(|| cli::config_reset(&places)),
         Command::Pods(places, output) => apart(|| cli::pods(&places, output)),
         Command::PodsRelease(places, pod) => apart(|| cli::pods_release(&places, pod.as_deref())),
+        Command::Logs(options) => apart(|| logs::run(&options)),
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),
         Command::Images(options, output) => apart(|| images::command::run(&options, output)),

@@ -166,9 +166,18 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         assert_eq!(pids(), [pid], "it was not restarted");
         assert!(setup.runs_with(0), "{}", setup.pod()["status"]);
 
-        // the container is killed: another takes its place
-        kill(pid);
-        setup.shows("another container", || setup.runs_with(1));
+        // the container is killed: another takes its place, and who follows the log of the first comes to its end
+        let followed = std::thread::scope(|scope| {
+            let followed = scope.spawn(|| agent.kedge(&["logs", "-f", "web"]).unwrap());
+            kill(pid);
+            setup.shows("another container", || setup.runs_with(1));
+            followed.join().unwrap()
+        });
+        assert_eq!(followed, (0, "hello edge\n".to_owned(), String::new()));
+        let (code, previous, _) = agent.kedge(&["logs", "-p", "--timestamps", "default/web"]).unwrap();
+        assert!(code == 0 && previous.ends_with("Z hello edge\n"), "{previous}");
+        let (code, _, why) = agent.kedge(&["logs", "web", "-c", "other"]).unwrap();
+        assert!(code == 1 && why.contains("only of: main"), "{why}");
         let [other] = pids()[..] else { panic!("one process: {:?}", pids()) };
         assert_ne!(other, pid);
         let last = setup.pod()["status"]["containerStatuses"][0]["lastState"]["terminated"].clone();

@@ -1,0 +1,131 @@
+//! What of a log is wanted, and how it is shown.
+//!
+//! Always holds: the bytes of the output are those that the container wrote; a line that was too long for one line of the file is
+//! one again; what is not in the CRI format is shown as it is.
+
+use std::io::{self, Write};
+
+use kedge_api::Timestamp;
+
+/// Time, stream, `F` or `P` (the line goes on in the next one), text.
+struct Line<'a> {
+    time: &'a [u8],
+    is_partial: bool,
+    text: &'a [u8],
+}
+
+impl<'a> Line<'a> {
+    fn read(line: &'a [u8]) -> Option<Line<'a>> {
+        let mut parts = line.splitn(4, |byte| *byte == b' ');
+        let (time, stream, tags) = (parts.next()?, parts.next()?, parts.next()?);
+        if !matches!(stream, b"stdout" | b"stderr") || time.last() != Some(&b'Z') {
+            return None;
+        }
+        // tags may be joined by colons
+        let is_partial = tags.split(|byte| *byte == b':').any(|tag| tag == b"P");
+        Some(Line { time, is_partial, text: parts.next().unwrap_or_default() })
+    }
+}
+
+/// What is shown.
+pub(super) struct Wanted {
+    /// In the form of the log, as far as microseconds: it is compared as text.
+    since: Option<Vec<u8>>,
+    timestamps: bool,
+    /// Bytes that may still be shown.
+    left: Option<u64>,
+    /// The last line goes on.
+    is_within: bool,
+}
+
+impl Wanted {
+    pub(super) fn new(since: Option<Timestamp>, timestamps: bool, limit_bytes: Option<u64>) -> Wanted {
+        let since = since.map(|since| since.rfc3339_micros().trim_end_matches('Z').as_bytes().to_vec());
+        Wanted { since, timestamps, left: limit_bytes, is_within: false }
+    }
+
+    /// As many bytes as were asked for have been shown.
+    pub(super) fn is_enough(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    /// Shows a line of the file, if it is wanted.
+    pub(super) fn write(&mut self, line: &[u8], out: &mut impl Write) -> io::Result<()> {
+        let Some(found) = Line::read(line) else {
+            self.put(line, out)?;
+            return self.put(b"\n", out);
+        };
+        if let Some(since) = &self.since {
+            if found.time < since.as_slice() {
+                return Ok(());
+            }
+            // times only grow
+            self.since = None;
+        }
+        if self.timestamps && !self.is_within {
+            self.put(found.time, out)?;
+            self.put(b" ", out)?;
+        }
+        self.put(found.text, out)?;
+        self.is_within = found.is_partial;
+        if found.is_partial { Ok(()) } else { self.put(b"\n", out) }
+    }
+
+    fn put(&mut self, bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
+        let most = self
+            .left
+            .map_or(bytes.len(), |left| bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
+        if let Some(left) = &mut self.left {
+            *left -= most as u64;
+        }
+        out.write_all(&bytes[..most])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &[&str] = &[
+        "2026-11-23T04:00:00.000000001Z stdout F one",
+        "2026-11-23T04:00:01.500000000Z stderr P two ",
+        "2026-11-23T04:00:01.500000001Z stderr F goes on",
+        "garbage",
+        "2026-11-23T04:00:02.000000000Z stdout F ",
+        "2026-11-23T04:00:03.000000000Z stdout F:x  three",
+    ];
+
+    #[track_caller]
+    fn check(since: Option<&str>, timestamps: bool, limit: Option<u64>, expect: &str) {
+        let since = since.map(|text| Timestamp::parse(text).unwrap());
+        let mut wanted = Wanted::new(since, timestamps, limit);
+        let mut out = Vec::new();
+        for line in LOG {
+            wanted.write(line.as_bytes(), &mut out).unwrap();
+        }
+        assert_eq!(String::from_utf8(out).unwrap(), expect);
+    }
+
+    #[test]
+    fn text_is_what_the_container_wrote() {
+        check(None, false, None, "one\ntwo goes on\ngarbage\n\n three\n");
+    }
+
+    #[test]
+    fn timestamps_stand_before_whole_lines() {
+        let expect = "2026-11-23T04:00:02.000000000Z \n2026-11-23T04:00:03.000000000Z  three\n";
+        check(Some("2026-11-23T04:00:02Z"), true, None, &format!("garbage\n{expect}"));
+    }
+
+    #[test]
+    fn since_is_compared_by_time() {
+        check(Some("2026-11-23T05:00:01+01:00"), false, None, "two goes on\ngarbage\n\n three\n");
+        check(Some("2026-11-23T04:00:03.000001Z"), false, None, "garbage\n");
+    }
+
+    #[test]
+    fn limit_counts_bytes_that_are_shown() {
+        check(None, false, Some(6), "one\ntw");
+        check(None, false, Some(0), "");
+    }
+}

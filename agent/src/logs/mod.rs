@@ -1,0 +1,138 @@
+//! `kedge logs`: what a container has written, from the files of this node, without any server.
+//!
+//! Owns which pod, container and run is meant (`runs`), and what of it is wanted (`lines`). Always holds: it works while no agent
+//! runs; what cannot be read is an error that names the file; a pipe that is closed ends it without a complaint. A running agent is
+//! asked for two things only: where logs are, and whether a container that is followed still runs. Blocks: it is a command.
+
+mod lines;
+mod runs;
+
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kedge_api::Timestamp;
+use kedge_core::kubelet;
+use serde_json::Value;
+
+use crate::cli::CommandError;
+use crate::flags::AgentOptions;
+use crate::local::client;
+use crate::local_config;
+use lines::Wanted;
+use runs::{Log, Run};
+
+/// How often a log that is followed is read again: a person waits, and reading nothing costs one system call.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often the agent is asked whether the container still runs.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// What `kedge logs` was asked for.
+#[derive(Debug)]
+pub struct LogsOptions {
+    pub agent: AgentOptions,
+    /// `[NAMESPACE/]POD`.
+    pub pod: String,
+    /// `--container`.
+    pub container: Option<String>,
+    /// `--tail`: lines at the end.
+    pub tail: Option<u64>,
+    /// `--since`.
+    pub since: Option<Duration>,
+    /// `--since-time`.
+    pub since_time: Option<Timestamp>,
+    /// `--limit-bytes`.
+    pub limit_bytes: Option<u64>,
+    pub timestamps: bool,
+    pub previous: bool,
+    pub follow: bool,
+}
+
+fn failed(error: impl std::fmt::Display) -> CommandError {
+    CommandError::new(error)
+}
+
+/// `kedge logs`.
+///
+/// # Errors
+/// There is no such pod, container or run, or its files cannot be read.
+pub fn run(options: &LogsOptions) -> Result<(), CommandError> {
+    let run = Run::find(&logs_dir(&options.agent)?, options).map_err(failed)?;
+    let since = options.since.and_then(|since| std::time::SystemTime::now().checked_sub(since));
+    let since = since.and_then(|since| since.duration_since(std::time::UNIX_EPOCH).ok());
+    let since = since.and_then(|since| i64::try_from(since.as_micros()).ok()).map(Timestamp::from_micros);
+    let mut wanted = Wanted::new(
+        since.into_iter().chain(options.since_time).max(),
+        options.timestamps,
+        options.limit_bytes,
+    );
+    let mut log = Log::open(&run, options.tail).map_err(failed)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    let mut asked = Instant::now();
+    let mut is_over = false;
+    loop {
+        let written = copy(&mut log, &mut wanted, &mut out).and_then(|()| out.flush());
+        match written {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) => return Err(failed(format_args!("{}: {error}", run.shown()))),
+            Ok(()) if !options.follow || wanted.is_enough() => return Ok(()),
+            Ok(()) => {}
+        }
+        if log.advance().map_err(failed)? {
+            continue;
+        }
+        if is_over {
+            return Ok(());
+        }
+        thread::sleep(LOOK_EVERY);
+        if asked.elapsed() >= ASK_EVERY {
+            asked = Instant::now();
+            // what it wrote last is read once more
+            is_over = run.is_superseded() || has_ended(options, &run);
+        }
+    }
+}
+
+fn copy(log: &mut Log, wanted: &mut Wanted, out: &mut impl Write) -> io::Result<()> {
+    while let Some(line) = log.line()? {
+        wanted.write(line, out)?;
+        if wanted.is_enough() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Where logs are: as the running agent has it, else by the local configuration.
+fn logs_dir(agent: &AgentOptions) -> Result<PathBuf, CommandError> {
+    if let Ok(answer) = client::get(&agent.places.socket(), "/configz")
+        && let Ok(body) = serde_json::from_slice::<Value>(&answer.body)
+        && let Some(directory) = body.pointer("/kubeletconfig/podLogsDir").and_then(Value::as_str)
+    {
+        return Ok(PathBuf::from(directory));
+    }
+    let layers = local_config::read(&agent.local).map_err(failed)?;
+    let effective = kubelet::effective(&layers, None).map_err(failed)?;
+    Ok(PathBuf::from(&effective.config.pod_logs_dir))
+}
+
+/// Whether a running agent shows that the container does not run. Without one it may still run.
+fn has_ended(options: &LogsOptions, run: &Run) -> bool {
+    let Ok(answer) = client::get(&options.agent.places.socket(), "/pods") else { return false };
+    let Ok(body) = serde_json::from_slice::<Value>(&answer.body) else { return false };
+    let Some(pods) = body["pods"].as_array() else { return false };
+    let of_pod = pods.iter().find(|pod| pod["uid"] == run.uid());
+    let containers = of_pod.and_then(|pod| pod["containers"].as_array());
+    let container = containers.into_iter().flatten().find(|one| one["name"] == run.container());
+    container.is_none_or(|container| container["state"] != "Running")
+}
+
+/// For messages.
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn cannot_read(path: &Path, error: &io::Error) -> String {
+    format!("cannot read {}: {error}", path.display())
+}

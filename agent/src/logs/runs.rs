@@ -1,0 +1,367 @@
+//! The files of one run of a container: which pod, container and run is meant, and its lines in order.
+//!
+//! Always holds: lines come in the order in which they were written, each once, also when the files are rotated meanwhile; what was
+//! removed before it was read is reported. The files: `NAMESPACE_POD_UID/CONTAINER/RUN.log`, and `RUN.log.1`, `RUN.log.2`, older
+//! ones, that were written before it.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::{LogsOptions, cannot_read, listed};
+
+/// Longest line that is read at once: what a shim writes at most. Of a longer one the rest counts as another line.
+const LINE_BYTES: u64 = (16 << 10) + 256;
+/// How much is read at a time when lines are counted from the end.
+const BLOCK_BYTES: u64 = 64 << 10;
+/// How often files are opened again because they were rotated meanwhile.
+const TRIES: usize = 10;
+
+/// One run of a container.
+#[derive(Debug)]
+pub(super) struct Run {
+    directory: PathBuf,
+    number: u32,
+    uid: String,
+    container: String,
+}
+
+impl Run {
+    /// The run that is meant.
+    pub(super) fn find(logs: &Path, options: &LogsOptions) -> Result<Run, String> {
+        let (namespace, name) = options.pod.split_once('/').unwrap_or(("default", &options.pod));
+        let prefix = format!("{namespace}_{name}_");
+        let pods = names(logs)?;
+        let of_name = pods.iter().filter(|pod| pod.starts_with(&prefix));
+        // of pods of one name the one that wrote last: another one was there before it
+        let newest = of_name.max_by_key(|pod| (changed(&logs.join(pod)), pod.len()));
+        let Some(pod) = newest else {
+            return Err(format!("no pod {namespace}/{name} has logs below {}", logs.display()));
+        };
+        let pod_directory = logs.join(pod);
+        let containers = names(&pod_directory)?;
+        let container = match (&options.container, containers.as_slice()) {
+            (Some(container), all) if all.contains(container) => container.clone(),
+            (Some(container), all) => {
+                return Err(format!(
+                    "pod {namespace}/{name} has no logs of a container {container:?}, only of: {}",
+                    listed(all)
+                ));
+            }
+            (None, [only]) => only.clone(),
+            (None, all) => {
+                return Err(format!(
+                    "pod {namespace}/{name} has logs of several containers, choose one with -c: {}",
+                    listed(all)
+                ));
+            }
+        };
+        let directory = pod_directory.join(&container);
+        let runs = runs(&directory)?;
+        let number = match (runs.as_slice(), options.previous) {
+            ([.., last], false) => *last,
+            ([.., before, _], true) => *before,
+            (_, true) => {
+                return Err(format!(
+                    "previous terminated container {container:?} in pod {namespace}/{name} not found"
+                ));
+            }
+            (_, false) => {
+                return Err(format!("container {container:?} of pod {namespace}/{name} has no log yet"));
+            }
+        };
+        let uid = pod[prefix.len()..].to_owned();
+        Ok(Run { directory, number, uid, container })
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    pub(super) fn container(&self) -> &str {
+        &self.container
+    }
+
+    pub(super) fn shown(&self) -> String {
+        self.path(0).display().to_string()
+    }
+
+    /// A later run of the container has begun, or its logs were removed.
+    pub(super) fn is_superseded(&self) -> bool {
+        runs(&self.directory).is_ok_and(|runs| runs.last().is_none_or(|last| *last > self.number))
+    }
+
+    /// The file that is written (0), or one that was written before it.
+    fn path(&self, age: u32) -> PathBuf {
+        let ending = if age == 0 { String::new() } else { format!(".{age}") };
+        self.directory.join(format!("{}.log{ending}", self.number))
+    }
+
+    /// All files, the one that is written first, as they are in one moment.
+    fn open(&self) -> Result<Vec<(u64, File)>, String> {
+        for _ in 0..TRIES {
+            let mut files = Vec::new();
+            for age in 0.. {
+                let path = self.path(age);
+                match File::open(&path).and_then(|file| Ok((file.metadata()?.ino(), file))) {
+                    Ok(file) => files.push(file),
+                    Err(error) if error.kind() == ErrorKind::NotFound => break,
+                    Err(error) => return Err(cannot_read(&path, &error)),
+                }
+            }
+            // a rotation moves each to the next name
+            let first = fs::metadata(self.path(0)).map(|found| found.ino()).ok();
+            if first == files.first().map(|(inode, _)| *inode) {
+                return Ok(files);
+            }
+        }
+        Err(format!("{} is rotated all the time", self.shown()))
+    }
+}
+
+fn names(directory: &Path) -> Result<Vec<String>, String> {
+    let failed = |error| cannot_read(directory, &error);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        names.extend(entry.map_err(failed)?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The numbers of its runs, in order.
+fn runs(container: &Path) -> Result<Vec<u32>, String> {
+    let names = names(container)?;
+    let mut runs: Vec<u32> =
+        names.iter().filter_map(|name| name.strip_suffix(".log")?.parse().ok()).collect();
+    runs.sort_unstable();
+    Ok(runs)
+}
+
+/// When one of the pod's containers last began a file.
+fn changed(pod: &Path) -> Option<SystemTime> {
+    let containers = names(pod).ok()?;
+    containers.iter().filter_map(|name| fs::metadata(pod.join(name)).ok()?.modified().ok()).max()
+}
+
+/// The lines of a run.
+pub(super) struct Log<'a> {
+    run: &'a Run,
+    /// What is still to be read, the oldest first; the last one is the file that is written.
+    files: VecDeque<(u64, File)>,
+    reader: Option<(u64, BufReader<File>)>,
+    line: Vec<u8>,
+}
+
+impl<'a> Log<'a> {
+    /// From the beginning, or from the last `tail` lines on.
+    pub(super) fn open(run: &'a Run, tail: Option<u64>) -> Result<Log<'a>, String> {
+        let mut files = VecDeque::new();
+        let mut left = tail;
+        for (inode, mut file) in run.open()? {
+            if left == Some(0) && !files.is_empty() {
+                break;
+            }
+            if let Some(lines) = &mut left {
+                let found = seek_to_tail(&mut file, *lines);
+                *lines -= found.map_err(|error| cannot_read(&run.path(0), &error))?;
+            }
+            files.push_front((inode, file));
+        }
+        Ok(Log { run, files, reader: None, line: Vec::new() })
+    }
+
+    /// The next line, without its end; `None`: no whole line is there now.
+    pub(super) fn line(&mut self) -> io::Result<Option<&[u8]>> {
+        if self.line.ends_with(b"\n") {
+            self.line.clear();
+        }
+        loop {
+            if self.reader.is_none() {
+                let Some((inode, file)) = self.files.pop_front() else { return Ok(None) };
+                self.reader = Some((inode, BufReader::new(file)));
+            }
+            let Some((_, reader)) = &mut self.reader else { return Ok(None) };
+            let room = LINE_BYTES - self.line.len() as u64;
+            reader.by_ref().take(room).read_until(b'\n', &mut self.line)?;
+            if self.line.ends_with(b"\n") {
+                return Ok(Some(&self.line[..self.line.len() - 1]));
+            }
+            if self.line.len() as u64 == LINE_BYTES {
+                self.line.push(b'\n');
+                return Ok(Some(&self.line[..self.line.len() - 1]));
+            }
+            if self.files.is_empty() {
+                return Ok(None);
+            }
+            // a file that is not written any more ends with a whole line
+            self.reader = None;
+            self.line.clear();
+        }
+    }
+
+    /// Goes on with the files that were begun since; false: there are none.
+    pub(super) fn advance(&mut self) -> Result<bool, String> {
+        let current = self.reader.as_ref().map(|(inode, _)| *inode);
+        let is_same = |inode: u64| Some(inode) == current;
+        match fs::metadata(self.run.path(0)) {
+            Ok(found) if is_same(found.ino()) => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(cannot_read(&self.run.path(0), &error)),
+            Ok(_) => {}
+        }
+        let newer: Vec<_> = self.run.open()?;
+        let known = newer.iter().position(|(inode, _)| is_same(*inode));
+        if known.is_none() && current.is_some() {
+            eprintln!("kedge: lines are missing here: the file was rotated away before it was read");
+        }
+        let since = known.unwrap_or(newer.len());
+        self.files = newer.into_iter().take(since).rev().collect();
+        Ok(!self.files.is_empty())
+    }
+}
+
+/// Moves to the begin of the last `lines` lines; returns how many there are, at most that many.
+fn seek_to_tail(file: &mut File, lines: u64) -> io::Result<u64> {
+    let mut end = file.seek(SeekFrom::End(0))?;
+    if lines == 0 {
+        return Ok(0);
+    }
+    let mut found = 0;
+    let mut block = vec![0; BLOCK_BYTES as usize];
+    while end > 0 {
+        let length = end.min(BLOCK_BYTES);
+        let start = end - length;
+        file.seek(SeekFrom::Start(start))?;
+        let block = &mut block[..length as usize];
+        file.read_exact(block)?;
+        for (at, _) in block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
+            // the end of the line before the first one that is wanted
+            if found == lines {
+                file.seek(SeekFrom::Start(start + at as u64 + 1))?;
+                return Ok(found);
+            }
+            found += 1;
+        }
+        end = start;
+    }
+    file.rewind()?;
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+
+    fn run(scratch: &Scratch) -> Run {
+        Run {
+            directory: scratch.path().to_path_buf(),
+            number: 0,
+            uid: "u".to_owned(),
+            container: "c".to_owned(),
+        }
+    }
+
+    fn read(log: &mut Log<'_>) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Some(line) = log.line().unwrap() {
+            lines.push(String::from_utf8(line.to_vec()).unwrap());
+        }
+        lines
+    }
+
+    #[test]
+    fn tail_counts_across_rotated_files() {
+        let scratch = Scratch::new("log-tail").unwrap();
+        scratch.write("0.log.2", "a\nb\n");
+        scratch.write("0.log.1", "c\n");
+        scratch.write("0.log", "d\ne\n");
+        let run = run(&scratch);
+        let all = ["a", "b", "c", "d", "e"];
+        for tail in 0..7 {
+            let found = read(&mut Log::open(&run, Some(tail)).unwrap());
+            assert_eq!(found, all[5_usize.saturating_sub(tail as usize)..], "{tail}");
+        }
+        assert_eq!(read(&mut Log::open(&run, None).unwrap()), all);
+    }
+
+    #[test]
+    fn tail_counts_across_blocks() {
+        let scratch = Scratch::new("log-blocks").unwrap();
+        let lines: Vec<String> = (0..20_000).map(|n| format!("line {n}")).collect();
+        scratch.write("0.log", lines.join("\n") + "\n");
+        let run = run(&scratch);
+        for tail in [1, 5_000, 19_999, 20_000, 30_000] {
+            let found = read(&mut Log::open(&run, Some(tail)).unwrap());
+            assert_eq!(found, lines[20_000_usize.saturating_sub(tail as usize)..], "{tail}");
+        }
+    }
+
+    #[test]
+    fn rotation_while_following_loses_and_repeats_nothing() {
+        let scratch = Scratch::new("log-follow").unwrap();
+        scratch.write("0.log", "a\nb");
+        let run = run(&scratch);
+        let mut log = Log::open(&run, Some(1)).unwrap();
+        assert_eq!(read(&mut log), ["a"], "a line without an end is not whole");
+        assert!(!log.advance().unwrap());
+        let path = |name: &str| scratch.path().join(name);
+        let append = |name: &str, text: &str| {
+            let old = fs::read_to_string(path(name)).unwrap_or_default();
+            // in place: another file has another inode
+            let mut file =
+                fs::OpenOptions::new().write(true).create(true).truncate(false).open(path(name)).unwrap();
+            std::io::Write::write_all(&mut file, (old + text).as_bytes()).unwrap();
+        };
+        append("0.log", "c\n");
+        // rotated twice between two looks
+        fs::rename(path("0.log"), path("0.log.2")).unwrap();
+        scratch.write("0.log.1", "d\n");
+        append("0.log", "e\n");
+        assert_eq!(read(&mut log), ["bc"]);
+        assert!(log.advance().unwrap());
+        assert_eq!(read(&mut log), ["d", "e"]);
+        assert!(!log.advance().unwrap());
+        append("0.log", "f\n");
+        assert_eq!(read(&mut log), ["f"]);
+    }
+
+    #[test]
+    fn pod_container_and_run_are_chosen_or_named() {
+        let scratch = Scratch::new("log-find").unwrap();
+        let write = |name: &str| scratch.write(name, "2026-11-23T04:00:00.000000000Z stdout F x\n");
+        write("default_web_1111/app/0.log");
+        write("default_web_1111/app/2.log");
+        write("default_web_1111/app/10.log");
+        write("default_web_1111/app/10.log.1");
+        write("default_web-2_3333/app/0.log");
+        write("edge_two_4444/app/0.log");
+        write("edge_two_4444/side/0.log");
+        let find = |pod: &str, container: Option<&str>, previous: bool| {
+            let words = ["kedge", "logs", pod];
+            let Ok(crate::flags::Command::Logs(mut options)) =
+                crate::flags::parse(words.map(std::ffi::OsString::from))
+            else {
+                panic!("{pod}")
+            };
+            options.container = container.map(str::to_owned);
+            options.previous = previous;
+            Run::find(scratch.path(), &options).map(|run| (run.uid, run.container, run.number))
+        };
+        assert_eq!(find("web", None, false), Ok(("1111".into(), "app".into(), 10)));
+        assert_eq!(find("default/web", Some("app"), true), Ok(("1111".into(), "app".into(), 2)));
+        assert_eq!(find("edge/two", Some("side"), false), Ok(("4444".into(), "side".into(), 0)));
+        let refused = |pod, container, previous, expect: &str| {
+            let why = find(pod, container, previous).unwrap_err();
+            assert!(why.contains(expect), "{why}");
+        };
+        refused("two", None, false, "no pod default/two has logs");
+        refused("edge/two", None, false, "choose one with -c: app, side");
+        refused("edge/two", Some("x"), false, "only of: app, side");
+        refused("web-2", None, true, "previous terminated container");
+    }
+}
