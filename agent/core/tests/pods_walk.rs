@@ -43,6 +43,8 @@ struct Runtime {
     images: BTreeSet<String>,
     logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
     health: BTreeMap<ContainerKey, Health>,
+    /// What was run of each run.
+    hooks: BTreeSet<(ContainerKey, HookKind)>,
     queue: Vec<PodAction>,
     /// Every key that was created, and what the pod was named.
     used: BTreeMap<ContainerKey, (String, String)>,
@@ -99,6 +101,8 @@ struct Wishes {
     held: bool,
     /// Every pod that the API server had: name, UID, Node.
     born: Vec<(String, String, String)>,
+    /// Runs whose postStart hook failed.
+    failed_hooks: BTreeSet<ContainerKey>,
     /// Pods that want the one port of the host.
     ports: BTreeSet<String>,
     /// Pods whose rejection was judged.
@@ -280,7 +284,8 @@ impl World {
         let is_wished = self.wishes.ended.contains(uid) || self.wishes.edited.contains(uid);
         let is_sidecar = key.container == "side";
         let mut failures = self.failures.iter().filter(|(probe, _)| probe.container == *key);
-        let has_failed = failures.any(|(probe, count)| probe.kind != ProbeKind::Readiness && *count >= 3);
+        let has_failed = failures.any(|(probe, count)| probe.kind != ProbeKind::Readiness && *count >= 3)
+            || self.wishes.failed_hooks.contains(key);
         self.must(
             is_wished || is_sidecar || has_failed || self.wishes.released,
             "invariant: no container is stopped that nobody asked to stop",
@@ -373,6 +378,14 @@ impl World {
                     _ => {}
                 }
                 PodEvent::Probed { probe: order.key, outcome }
+            }
+            PodAction::RunHook(order) => {
+                let done = if fails { Err("fault".into()) } else { Ok(()) };
+                if fails && order.kind == HookKind::PostStart {
+                    self.wishes.failed_hooks.insert(order.container.clone());
+                }
+                self.runtime.hooks.insert((order.container.clone(), order.kind));
+                PodEvent::HookEnded { container: order.container, kind: order.kind, done }
             }
             PodAction::NoteHealth { container, health } => {
                 if self.runtime.containers.contains_key(&container) {
@@ -616,7 +629,9 @@ impl World {
         let probe = || json!({"tcpSocket": {"port": 80}, "periodSeconds": 5, "timeoutSeconds": 5});
         let spec = match self.random.below(12) {
             10 | 11 => json!({"containers": [{"name": "main", "image": "x:1", "livenessProbe": probe(),
-                "readinessProbe": probe(), "startupProbe": probe()}]}),
+                "readinessProbe": probe(), "startupProbe": probe(),
+                "lifecycle": {"postStart": {"exec": {"command": ["x"]}}, "preStop": {"sleep": {"seconds": 1}}}},
+                {"name": "more", "image": "y:1"}]}),
             9 => {
                 json!({"containers": [{"name": "main", "image": "x:1", "env": [{"name": "K", "valueFrom": from}]}]})
             }

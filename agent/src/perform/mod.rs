@@ -154,6 +154,11 @@ impl Loops {
                     pods.probes.run(*order);
                 }
             }
+            PodAction::RunHook(order) => {
+                if let Some(pods) = &self.pods {
+                    pods.probes.run_hook(*order);
+                }
+            }
             action => {
                 if let Some(containers) = self.containers() {
                     containers.order(action);

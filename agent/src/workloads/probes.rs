@@ -1,4 +1,4 @@
-//! Runs probes: programs in containers, GET requests, connections, health calls.
+//! Runs probes and hooks: programs in containers, GET requests, connections, health calls.
 //!
 //! Always holds: each order is answered, within its timeout once it has begun; a probe that hangs holds up none of another pod, nor
 //! more than a few of its own; what waits for the network costs a task and no thread. Nothing here waits on the main thread for
@@ -11,7 +11,7 @@ mod stream;
 
 use crate::workloads::id_of;
 use kedge_core::Event;
-use kedge_core::pods::{Check, ContainerKey, PodEvent, ProbeOrder, ProbeOutcome};
+use kedge_core::pods::{Check, ContainerKey, HookAct, HookOrder, PodEvent, PodUid, ProbeOrder, ProbeOutcome};
 use kedge_platform::workloads::{Exec, ExecEnd, Settings};
 use places::{Lane, Places};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -30,8 +30,32 @@ pub(crate) struct Probes(Arc<Shared>);
 struct Shared {
     settings: Settings,
     events: Sender<Event>,
-    places: Mutex<Places<ProbeOrder>>,
+    places: Mutex<Places<Work>>,
     tls: OnceLock<Arc<rustls::ClientConfig>>,
+}
+
+/// What takes a place.
+enum Work {
+    Probe(ProbeOrder),
+    /// With the end of its time, which began with the order.
+    Hook(HookOrder, Instant),
+}
+
+impl Work {
+    fn pod(&self) -> &PodUid {
+        match self {
+            Self::Probe(order) => &order.key.container.pod,
+            Self::Hook(order, _) => &order.container.pod,
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        match self {
+            Self::Probe(ProbeOrder { check: Check::Exec { .. }, .. }) => Lane::Program,
+            Self::Probe(_) => Lane::Network,
+            Self::Hook(..) => Lane::Hook,
+        }
+    }
 }
 
 impl Probes {
@@ -42,19 +66,37 @@ impl Probes {
 
     /// Begins, as soon as there is a place. Waits for nothing.
     pub(crate) fn run(&self, order: ProbeOrder) {
-        let begun = self.places().take(lane_of(&order), order.key.container.pod.clone(), order);
-        if let Some(order) = begun {
-            self.begin(order);
+        self.put(Work::Probe(order));
+    }
+
+    /// The same of a hook.
+    pub(crate) fn run_hook(&self, order: HookOrder) {
+        let end = Instant::now() + order.timeout;
+        self.put(Work::Hook(order, end));
+    }
+
+    fn put(&self, work: Work) {
+        let begun = self.places().take(work.lane(), work.pod().clone(), work);
+        if let Some(work) = begun {
+            self.begin(work);
         }
     }
 
-    fn begin(&self, order: ProbeOrder) {
+    fn begin(&self, work: Work) {
         let probes = self.clone();
         tokio::spawn(async move {
-            let outcome = probes.outcome(&order).await;
-            let event = PodEvent::Probed { probe: order.key.clone(), outcome };
+            let event = match &work {
+                Work::Probe(order) => {
+                    let outcome = probes.outcome(order).await;
+                    PodEvent::Probed { probe: order.key.clone(), outcome }
+                }
+                Work::Hook(order, end) => {
+                    let done = probes.hook(order, *end).await;
+                    PodEvent::HookEnded { container: order.container.clone(), kind: order.kind, done }
+                }
+            };
             // the place goes first: what hears of the result may order the next run
-            let next = probes.places().give_back(lane_of(&order), &order.key.container.pod);
+            let next = probes.places().give_back(work.lane(), work.pod());
             if let Some(next) = next {
                 probes.begin(next);
             }
@@ -62,7 +104,7 @@ impl Probes {
         });
     }
 
-    fn places(&self) -> std::sync::MutexGuard<'_, Places<ProbeOrder>> {
+    fn places(&self) -> std::sync::MutexGuard<'_, Places<Work>> {
         self.0.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,6 +136,29 @@ impl Probes {
         }
     }
 
+    /// As upstream: a program has to end with code 0, a request to be answered.
+    async fn hook(&self, order: &HookOrder, end: Instant) -> Result<(), String> {
+        let limit = end.saturating_duration_since(Instant::now());
+        if limit.is_zero() {
+            return Err("its time was over before there was a place for it".into());
+        }
+        match &order.act {
+            HookAct::Sleep(time) => {
+                tokio::time::sleep((*time).min(limit)).await;
+                Ok(())
+            }
+            HookAct::Run(Check::Exec { command }) => {
+                let done = self.exec(&order.container, command, limit).await;
+                match of_exec(command, limit, done) {
+                    ProbeOutcome::Passed | ProbeOutcome::Warned(_) => Ok(()),
+                    ProbeOutcome::Failed(why) | ProbeOutcome::Errored(why) => Err(why),
+                }
+            }
+            HookAct::Run(Check::Http(check)) => http::get(check, end, &|| self.tls()).await.map(drop),
+            HookAct::Run(Check::Tcp { .. } | Check::Grpc { .. }) => Err("no hook opens a connection".into()),
+        }
+    }
+
     async fn exec(
         &self,
         container: &ContainerKey,
@@ -118,13 +183,6 @@ impl Probes {
         }
         let made = stream::unverified_tls().map_err(|error| format!("no TLS: {error}"))?;
         Ok(self.0.tls.get_or_init(|| made).clone())
-    }
-}
-
-fn lane_of(order: &ProbeOrder) -> Lane {
-    match order.check {
-        Check::Exec { .. } => Lane::Program,
-        Check::Http(_) | Check::Tcp { .. } | Check::Grpc { .. } => Lane::Network,
     }
 }
 

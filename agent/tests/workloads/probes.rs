@@ -129,3 +129,47 @@ fn probes_decide_on_readiness_and_restarts() {
         assert_eq!(pids(), [0; 0]);
     });
 }
+
+#[test]
+fn hooks_run_after_the_start_and_before_the_stop() {
+    isolated_network("probes::hooks_run_after_the_start_and_before_the_stop", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        let told = setup.cluster.payload_file("told", "").unwrap();
+        let directory = told.parent().unwrap().to_str().unwrap();
+        let told = told.with_extension("");
+        let say =
+            |text: &str| json!({"exec": {"command": ["/bin/sh", "-c", format!("echo {text} >>/told/told")]}});
+        let second =
+            "echo main >>/told/told; trap 'echo signal >>/told/told; exit 0' TERM; sleep 86321 & wait";
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "restartPolicy": "Never",
+            "volumes": [{"name": "told", "hostPath": {"path": directory}}],
+            "containers": [
+                {"name": "first", "image": "web:1", "command": ["sleep", "86321"],
+                    "volumeMounts": [{"name": "told", "mountPath": "/told"}],
+                    "lifecycle": {"postStart": {"exec": {"command": ["/bin/sh", "-c", "sleep 1; echo started >>/told/told"]}}}},
+                {"name": "main", "image": "web:1", "command": ["/bin/sh", "-c", second],
+                    "volumeMounts": [{"name": "told", "mountPath": "/told"}],
+                    "lifecycle": {"preStop": say("stopping")}}]}});
+        kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+        let heard = || fs::read_to_string(&told).unwrap_or_default();
+        setup.shows("the second container, behind the first one's hook", || heard() == "started\nmain\n");
+        setup.shows("a pod that is ready", || shown(&setup).1["status"] == "True");
+        kubectl.run(&["delete", "pod", "web", "--grace-period=5", "--timeout=60s"]).unwrap();
+        assert_eq!(heard(), "started\nmain\nstopping\nsignal\n");
+        assert_eq!(pids(), [0; 0]);
+
+        // one whose hook fails is ended, and says so without the hook's output
+        let mut failing = pod.clone();
+        failing["spec"]["containers"] = json!([{"name": "main", "image": "web:1", "command": ["sleep", "86321"],
+            "lifecycle": {"postStart": {"exec": {"command": ["/bin/sh", "-c", "echo secret; exit 1"]}}}}]);
+        failing["spec"]["terminationGracePeriodSeconds"] = json!(1);
+        kubectl.feed(&["apply", "-f", "-"], &failing.to_string()).unwrap();
+        setup.shows("a pod that failed", || {
+            kubectl.json(&["get", "pod", "web"]).unwrap_or_default()["status"]["phase"] == "Failed"
+        });
+        setup.shows("the Event", || has_event(&setup, "PostStartHook failed"));
+        assert!(!has_event(&setup, "secret"));
+    });
+}

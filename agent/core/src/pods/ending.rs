@@ -51,6 +51,10 @@ impl Life {
             self.stop_any(&name, grace, ctx);
         }
         if main_is_left && grace > LEAST_GRACE {
+            // as upstream: their hooks run with those of the others
+            for name in &last {
+                self.begin_pre_stop(name, grace, &format!("Stopping container {name}"), ctx);
+            }
             if !last.is_empty() {
                 // sidecars that main containers wait for must not outlast the grace
                 let end_of_grace = ctx.now.mono + grace - LEAST_GRACE;
@@ -107,6 +111,11 @@ impl Life {
             None => {}
             // a second of difference is worth no command
             Some(Doing::Stop { kill_at: before, .. }) if kill_at + Duration::from_secs(1) < before => {}
+            Some(Doing::PreStop { attempt, until }) => {
+                container.command = Some(Doing::PreStop { attempt, until: until.min(kill_at) });
+                self.wake_at(kill_at);
+                return;
+            }
             Some(_) => return,
         }
         let is_first = container.command.is_none();
@@ -115,9 +124,16 @@ impl Life {
             self.wake_at(due);
             return;
         }
+        let after_hook = container.grace_after_hook(attempt, now).map(|left| left.max(LEAST_GRACE));
+        if is_first && self.begin_pre_stop(name, grace, &message, ctx) {
+            return;
+        }
+        let Some(container) = self.containers.get_mut(name) else { return };
+        let grace = after_hook.map_or(grace, |left| left.min(grace));
+        let kill_at = now + grace;
         container.command = Some(Doing::Stop { attempt, kill_at });
         let container = ContainerKey { pod: uid, container: name.to_owned(), attempt };
-        if is_first {
+        if is_first && after_hook.is_none() {
             self.announce_of(name, false, "Killing", message, ctx.actions);
         }
         ctx.actions.push(PodAction::StopContainer { container, signal: None, grace });
@@ -215,5 +231,5 @@ impl Life {
 
 /// Whether a command is under way that a stop must wait for.
 fn is_busy(command: Option<Doing>) -> bool {
-    matches!(command, Some(Doing::Create(_) | Doing::Start(_) | Doing::Stop { .. }))
+    matches!(command, Some(Doing::Create(_) | Doing::Start(_) | Doing::PreStop { .. } | Doing::Stop { .. }))
 }

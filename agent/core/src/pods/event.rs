@@ -15,6 +15,7 @@ use crate::event::Level;
 pub use crate::event::PodNetworks;
 pub use crate::images::ImageConfig;
 use crate::images::collect::{Collected, Thresholds};
+use crate::pods::hooks::{HookKind, HookOrder};
 use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -93,6 +94,8 @@ pub enum PodEvent {
     ContainerRemoved(ContainerKey),
     /// The answer to `RunProbe`.
     Probed { probe: ProbeKey, outcome: ProbeOutcome },
+    /// The answer to `RunHook`; `Err`: why it failed, or could not be run.
+    HookEnded { container: ContainerKey, kind: HookKind, done: Result<(), String> },
     /// `PullImage` found that the image must be fetched and began. No answer yet.
     ImagePulling { pod: PodUid, container: String },
     /// The answer to `PullImage`: every layer of it is unpacked, durable and vouched for.
@@ -172,6 +175,8 @@ pub enum PodAction {
     /// Run a probe of a container once. Answered by `Probed`, once its timeout is over at the latest; before it begins it may wait
     /// for a place among others.
     RunProbe(Box<ProbeOrder>),
+    /// Run a hook of a container. Answered by `HookEnded`, once its timeout is over at the latest.
+    RunHook(Box<HookOrder>),
     /// Remember this of a run for the next agent, until the run is removed or the machine boots; it comes back by
     /// `Inventory::health`. No answer.
     NoteHealth { container: ContainerKey, health: Health },

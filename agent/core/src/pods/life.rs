@@ -11,6 +11,7 @@ use crate::pods::event::{
     Command, ContainerKey, ContainerState, Exit, Failure, FailureReason, Image, NodeFacts, Observation,
     PodAction, PodNetwork, PodNews, PodUid,
 };
+use crate::pods::hooks::Hooks;
 use crate::pods::objects::Objects;
 use crate::pods::probes::{Health, ProbeNews, Probes};
 use crate::pods::reporting::{InApi, Saved};
@@ -82,6 +83,11 @@ pub(crate) enum Doing {
     Pull,
     Create(u32),
     Start(u32),
+    /// Its hook; the signal follows at this time.
+    PreStop {
+        attempt: u32,
+        until: Duration,
+    },
     /// KILL follows at this time.
     Stop {
         attempt: u32,
@@ -174,6 +180,7 @@ pub(crate) struct ContainerLife {
     /// Stopping and removing.
     pub(crate) cleaning: Retry,
     pub(crate) probes: Probes,
+    pub(crate) hooks: Hooks,
 }
 
 impl ContainerLife {
@@ -337,8 +344,14 @@ impl Life {
         let ContainerKey { container: name, attempt, .. } = &observation.container;
         let container = self.containers.entry(name.clone()).or_default();
         container.next_attempt = container.next_attempt.max(attempt.saturating_add(1));
+        let was_starting = container.command == Some(Doing::Start(*attempt));
         container.answered(*attempt, &observation.state);
         let news = container.take(now, *attempt, observation);
+        if was_starting && news == Some("Started") {
+            let mut specs = self.pod.iter().flat_map(|pod| pod.spec.all_containers());
+            let has_hook = specs.any(|spec| spec.name == *name && spec.lifecycle.post_start.is_some());
+            container.started(*attempt, has_hook);
+        }
         self.is_dirty = true;
         match news {
             Some("Created") => self.announce_of(name, false, "Created", "Container created".into(), actions),
@@ -595,7 +608,7 @@ impl ContainerLife {
         let is_answer = match self.command {
             Some(Doing::Create(attempt)) => attempt == seen,
             Some(Doing::Start(attempt)) => attempt == seen && (running || ended),
-            Some(Doing::Stop { attempt, .. }) => attempt == seen && ended,
+            Some(Doing::Stop { attempt, .. } | Doing::PreStop { attempt, .. }) => attempt == seen && ended,
             Some(Doing::Pull | Doing::Remove(_)) | None => false,
         };
         if is_answer {

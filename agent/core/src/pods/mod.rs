@@ -13,6 +13,7 @@ mod ending;
 mod environment;
 mod event;
 mod fields;
+mod hooks;
 mod life;
 mod objects;
 mod probes;
@@ -36,6 +37,7 @@ pub use event::{
     TokenRead, Volume, VolumeFile, VolumeSource,
 };
 
+pub use hooks::{HookAct, HookKind, HookOrder};
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 
 use crate::config::digest::Digest;
@@ -240,6 +242,11 @@ impl Pods {
             PodEvent::Probed { probe, outcome } => {
                 if let Some(life) = self.lives.get_mut(&probe.container.pod) {
                     life.probed(now, &probe, &outcome, actions);
+                }
+            }
+            PodEvent::HookEnded { container, kind, done } => {
+                if let Some(life) = self.lives.get_mut(&container.pod) {
+                    life.hook_ended(&container, kind, &done, actions);
                 }
             }
             PodEvent::Tick | PodEvent::StaticPodsUnchanged | PodEvent::ImagesCollected(_) => {}
@@ -929,6 +936,9 @@ impl Pods {
             life.admit(&mut ctx);
         }
         life.save(&mut ctx);
+        if !is_held {
+            life.see_to_hooks(&mut ctx);
+        }
         life.see_to_probes(now, ctx.node, !is_held, ctx.actions);
         if !is_held {
             if life.is_over() {

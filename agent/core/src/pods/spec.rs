@@ -4,6 +4,7 @@
 //! the path of the field. Leaves to others: which fields are served (`table`), what they mean.
 
 use crate::pods::event::{ObjectKind, PodRef, PodUid, PullPolicy};
+use crate::pods::hooks::Lifecycle;
 use crate::pods::probes::spec::Probe;
 use kedge_api::{Timestamp, names};
 use serde::Deserialize;
@@ -93,6 +94,7 @@ impl Pod {
             container.env_from = vec![];
             container.ports = vec![];
             container.volume_mounts = vec![];
+            container.lifecycle = Lifecycle::default();
             (container.liveness_probe, container.readiness_probe, container.startup_probe) =
                 (None, None, None);
         }
@@ -192,7 +194,9 @@ impl PodSpec {
         }
         for container in self.all_containers() {
             let is_init = self.init_containers.iter().any(|init| init.name == container.name);
-            if let Some(why) = container.complaint_about_probes(is_init && !container.is_sidecar()) {
+            let is_init = is_init && !container.is_sidecar();
+            let complaint = container.complaint_about_probes(is_init);
+            if let Some(why) = complaint.or_else(|| container.complaint_about_hooks(is_init)) {
                 return Err(why);
             }
         }
@@ -250,6 +254,7 @@ pub(crate) struct Container {
     pub(crate) liveness_probe: Option<Probe>,
     pub(crate) readiness_probe: Option<Probe>,
     pub(crate) startup_probe: Option<Probe>,
+    pub(crate) lifecycle: Lifecycle,
 }
 
 impl Container {

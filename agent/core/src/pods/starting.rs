@@ -271,8 +271,14 @@ impl Life {
                 return;
             }
         }
+        let mut is_held_up = false;
         for spec in &pod.spec.containers {
+            let container = self.containers.entry(spec.name.clone()).or_default();
+            if is_held_up && !container.is_live() {
+                continue;
+            }
             self.ensure(pod, spec, Restart::Main(policy), ctx);
+            is_held_up |= self.containers.get(&spec.name).is_some_and(|container| container.holds_up(spec));
         }
     }
 
@@ -295,7 +301,7 @@ impl Life {
                     self.replace(&spec.name, true);
                     let message = format!("Container {} definition changed, will be restarted", spec.name);
                     self.stop(&spec.name, self.own_grace(), message, ctx);
-                } else if let Some((grace, message)) = self.failed_probe(pod, spec) {
+                } else if let Some((grace, message)) = self.failed_check(pod, spec) {
                     self.stop(&spec.name, grace, message, ctx);
                 } else {
                     // an edit was taken back while the stop failed
@@ -414,6 +420,9 @@ impl Life {
         container.keep_end(&self.uid, &spec.name);
         container.command = Some(Doing::Create(attempt));
         container.image = None;
+        let signals = [&spec.lifecycle.stop_signal, &image.config.stop_signal];
+        let stop_signal = signals.into_iter().find(|signal| !signal.is_empty());
+        let stop_signal = stop_signal.map_or("SIGTERM", String::as_str).to_owned();
         let order = ContainerOrder {
             key: self.key(&spec.name, attempt),
             namespace: self.namespace.clone(),
@@ -429,11 +438,7 @@ impl Life {
             mounts,
             resources: resources::of_container(spec),
             qos: resources::qos_class(&pod.spec),
-            stop_signal: if image.config.stop_signal.is_empty() {
-                "SIGTERM".into()
-            } else {
-                image.config.stop_signal.clone()
-            },
+            stop_signal,
             image,
         };
         ctx.actions.push(PodAction::CreateContainer(Box::new(order)));

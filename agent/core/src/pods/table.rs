@@ -23,6 +23,7 @@ pub(crate) enum Treatment {
 
 use Treatment::{Below, Ignored, Only, Refused, Served};
 
+const NO_HOOK: &str = "upstream fails such a hook, too";
 const SECURITY: &str = "security contexts are not served yet";
 const SCHEDULER: &str = "the scheduler's: the pod is bound already";
 const STORAGE: &str = "no storage drivers: use emptyDir, hostPath, configMap or secret";
@@ -50,7 +51,18 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].envFrom", Served),
     ("containers[].image", Served),
     ("containers[].imagePullPolicy", Served),
-    ("containers[].lifecycle", Refused("hooks are not served yet")),
+    ("containers[].lifecycle", Below),
+    ("containers[].lifecycle.postStart", Below),
+    ("containers[].lifecycle.postStart.exec", Served),
+    ("containers[].lifecycle.postStart.httpGet", Served),
+    ("containers[].lifecycle.postStart.sleep", Served),
+    ("containers[].lifecycle.postStart.tcpSocket", Refused(NO_HOOK)),
+    ("containers[].lifecycle.preStop", Below),
+    ("containers[].lifecycle.preStop.exec", Served),
+    ("containers[].lifecycle.preStop.httpGet", Served),
+    ("containers[].lifecycle.preStop.sleep", Served),
+    ("containers[].lifecycle.preStop.tcpSocket", Refused(NO_HOOK)),
+    ("containers[].lifecycle.stopSignal", Served),
     ("containers[].livenessProbe", Served),
     ("containers[].name", Served),
     ("containers[].ports", Served),

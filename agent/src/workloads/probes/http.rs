@@ -88,7 +88,7 @@ fn sendable(path: &str) -> String {
 }
 
 /// The head of an answer, and the begin of its body.
-struct Answer {
+pub(super) struct Answer {
     status: u16,
     location: Option<String>,
     body: Vec<u8>,
@@ -110,7 +110,7 @@ pub(super) async fn probe(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> Prob
 }
 
 /// The last answer; the error has upstream's words.
-async fn get(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> Result<Answer, String> {
+pub(super) async fn get(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> Result<Answer, String> {
     let mut target = Target {
         is_https: check.is_https,
         host: check.host.clone(),

@@ -13,6 +13,8 @@ pub(super) enum Lane {
     Program,
     /// A connection.
     Network,
+    /// What runs after a start or before a stop, which takes longer than a probe.
+    Hook,
 }
 
 impl Lane {
@@ -21,6 +23,7 @@ impl Lane {
         match self {
             Self::Program => (16, 4),
             Self::Network => (64, 16),
+            Self::Hook => (32, 8),
         }
     }
 }

@@ -215,10 +215,11 @@ impl ContainerLife {
     /// The run that may be probed.
     fn run_now(&self, is_ending: bool) -> Option<RunNow> {
         let run = self.run.as_ref().filter(|run| run.is_live())?;
-        let is_stopped = matches!(self.command, Some(Doing::Stop { .. }));
+        let is_stopped = matches!(self.command, Some(Doing::Stop { .. } | Doing::PreStop { .. }));
+        let is_running = matches!(run.state, ContainerState::Running { .. });
         Some(RunNow {
             attempt: run.attempt,
-            is_running: matches!(run.state, ContainerState::Running { .. }),
+            is_running: is_running && self.is_past_its_hook(),
             is_stopping: is_ending || is_stopped,
         })
     }
@@ -226,7 +227,8 @@ impl ContainerLife {
     /// Whether it has started, and is ready, as a status shows it.
     pub(crate) fn health(&self, spec: &Container) -> Health {
         let is_followed = self.run.as_ref().is_some_and(|run| {
-            run.is_live()
+            self.is_past_its_hook()
+                && run.is_live()
                 && run.started.is_some()
                 && (!spec.has_probes() || self.probes.attempt == Some(run.attempt))
         });
@@ -289,13 +291,6 @@ impl Life {
         }
     }
 
-    /// Where probes reach the pod: as upstream, on the machine's network at the node's address.
-    fn address(&self, pod: &Pod, node: Option<&NodeFacts>) -> String {
-        let of_node = || node.and_then(|node| node.addresses.first());
-        let address = if pod.spec.host_network { of_node() } else { self.network.addresses.first() };
-        address.cloned().unwrap_or_default()
-    }
-
     /// A probe has been run.
     pub(crate) fn probed(
         &mut self,
@@ -353,9 +348,12 @@ impl Life {
         self.announce_of(name, true, reason, text, actions);
     }
 
-    /// Why a container that runs must be stopped: its grace, and upstream's words.
-    pub(crate) fn failed_probe(&self, pod: &Pod, spec: &Container) -> Option<(Duration, String)> {
+    /// Why a container that runs must be stopped, by a probe or a hook: its grace, and upstream's words.
+    pub(crate) fn failed_check(&self, pod: &Pod, spec: &Container) -> Option<(Duration, String)> {
         let container = self.containers.get(&spec.name)?;
+        if container.has_failed_hook() {
+            return Some((self.own_grace(), "FailedPostStartHook".into()));
+        }
         let run = container.run.as_ref().filter(|run| run.is_live())?;
         let kind = container.probes.failed().filter(|_| container.probes.attempt == Some(run.attempt))?;
         let probe = spec.probe(kind)?;
@@ -368,4 +366,4 @@ impl Life {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

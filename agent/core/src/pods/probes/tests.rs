@@ -164,17 +164,19 @@ fn events_about_one_pod_are_bounded() {
 // ---- through `Pods`
 
 /// A node with one static pod.
-struct Node {
-    pods: Pods,
-    secs: u64,
+pub(crate) struct Node {
+    pub(crate) pods: Pods,
+    pub(crate) secs: u64,
+    /// What was ordered and is not carried out.
+    pub(crate) seen: Vec<PodAction>,
 }
 
 const KEY: &str = "a";
 
 impl Node {
     /// The pod's only container, `a`, has these fields; it is prepared, and was started by this agent at second 1.
-    fn new(fields: &str) -> Self {
-        let mut node = Self { pods: Pods::new("edge"), secs: 1 };
+    pub(crate) fn new(fields: &str) -> Self {
+        let mut node = Self { pods: Pods::new("edge"), secs: 1, seen: vec![] };
         node.begin(fields, Inventory::default());
         for _ in 0..8 {
             let actions = node.tell(PodEvent::Tick);
@@ -216,14 +218,14 @@ impl Node {
         Now { mono, wall: Timestamp::from_micros(1_000_000 * i64::try_from(self.secs).expect("small")) }
     }
 
-    fn tell(&mut self, event: PodEvent) -> Vec<PodAction> {
+    pub(crate) fn tell(&mut self, event: PodEvent) -> Vec<PodAction> {
         let mut actions = vec![];
         self.pods.handle(self.now(), event, &mut actions);
         actions
     }
 
     /// The runtime carries everything out; probes and the API's part stay.
-    fn perform(&mut self, actions: Vec<PodAction>) {
+    pub(crate) fn perform(&mut self, actions: Vec<PodAction>) {
         for action in actions {
             let seen = |container: ContainerKey, state| {
                 let (image_name, image_reference) = ("x:1".into(), "x:1".into());
@@ -245,14 +247,17 @@ impl Node {
                     assert!(matches!(file, DesiredFile::Pod(_)));
                     PodEvent::DesiredSaved { file, done: Ok(()) }
                 }
-                _ => continue,
+                other => {
+                    self.seen.push(other);
+                    continue;
+                }
             };
             let actions = self.tell(event);
             self.perform(actions);
         }
     }
 
-    fn uid(&self) -> PodUid {
+    pub(crate) fn uid(&self) -> PodUid {
         self.pods.report()[0].uid.clone()
     }
 
@@ -261,7 +266,7 @@ impl Node {
         (container.restarts, container.state)
     }
 
-    fn mirror(&mut self) {
+    pub(crate) fn mirror(&mut self) {
         let listed = PodEvent::PodsListed { node_uid: "n".into(), pods: vec![] };
         let created = self.tell(listed);
         let pod = created.into_iter().find_map(|action| match action {
@@ -321,7 +326,7 @@ fn running(secs: u64) -> ContainerState {
     ContainerState::Running { pid: 7, started }
 }
 
-fn orders(actions: &[PodAction]) -> Vec<ProbeOrder> {
+pub(crate) fn orders(actions: &[PodAction]) -> Vec<ProbeOrder> {
     let order = |action: &PodAction| match action {
         PodAction::RunProbe(order) => Some((**order).clone()),
         _ => None,
@@ -329,7 +334,7 @@ fn orders(actions: &[PodAction]) -> Vec<ProbeOrder> {
     actions.iter().filter_map(order).collect()
 }
 
-fn news(actions: &[PodAction]) -> Vec<String> {
+pub(crate) fn news(actions: &[PodAction]) -> Vec<String> {
     let text = |action: &PodAction| match action {
         PodAction::RecordEvent(news) => Some(format!("{} {}", news.reason, news.message)),
         _ => None,
@@ -401,7 +406,7 @@ fn new_agent_believes_what_the_last_one_knew() {
     for (known, is_ready) in [(Health { is_started: true, is_ready: true }, true), (Health::default(), false)]
     {
         let uid = Node::new(READINESS).uid();
-        let mut node = Node { pods: Pods::new("edge"), secs: 100 };
+        let mut node = Node { pods: Pods::new("edge"), secs: 100, seen: vec![] };
         let container = ContainerKey { pod: uid.clone(), container: KEY.into(), attempt: 0 };
         let (image_name, image_reference) = ("x:1".into(), "x:1".into());
         let run =
