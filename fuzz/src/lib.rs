@@ -19,6 +19,7 @@ mod hub_patch;
 mod hub_request;
 mod hub_selector;
 mod hub_store;
+mod images;
 mod input;
 mod kubeconfig;
 pub mod large;
@@ -66,6 +67,7 @@ pub const TARGETS: &[Target] = &[
     exit_record::TARGET,
     host::TARGET,
     networks::TARGET,
+    images::TARGET,
     api_objects::TARGET,
     kubeconfig::TARGET,
     local_endpoint::TARGET,

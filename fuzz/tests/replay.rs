@@ -54,6 +54,7 @@ replayed! {
     exit_record_input_is_evidence_or_a_problem: "exit_record",
     host_input_gives_host_facts: "host",
     network_input_is_asked_or_refused: "networks",
+    image_input_is_read_or_refused: "images",
     api_object_input_is_read_or_refused: "api_objects",
     kubeconfig_input_is_complete_or_refused: "kubeconfig",
     local_endpoint_input_gets_an_answer: "local_endpoint",
