@@ -378,6 +378,9 @@ pub(super) struct Verdict {
     pub(super) hold: Hold,
     /// Nodes that failed; those of a stopped rollout do not count as available.
     pub(super) failed: BTreeSet<String>,
+    /// Held nodes whose pod may still be starting: they use up the budget. One that is not ready for longer is not the update's doing, and
+    /// must not keep canaries from getting what mends it.
+    pub(super) starting: BTreeSet<String>,
     /// The stop, as the set's condition and an Event say it.
     pub(super) stopped: Option<String>,
     /// The template of the proven revision is to take the place of this one.
@@ -429,7 +432,20 @@ impl Judge<'_> {
             verdict.record = self.current.record.write().is_some().then_some(nothing);
         }
         verdict.failed = failures.nodes.keys().cloned().collect();
+        self.note_starting(&mut verdict);
         verdict
+    }
+
+    fn note_starting(&self, verdict: &mut Verdict) {
+        for here in self.heres.iter().filter(|here| verdict.hold.holds(&here.node.name)) {
+            let watched = here.old.first().and_then(|pod| self.watches.get(&pod.uid));
+            let Some(since) = watched.and_then(|watch| watch.unready) else { continue };
+            let over = since + self.settings.deadline;
+            if over > self.now {
+                verdict.starting.insert(here.node.name.clone());
+                verdict.next = Some(verdict.next.map_or(over, |next| next.min(over)));
+            }
+        }
     }
 
     /// Remembers which nodes fail, and forgets those that recovered.

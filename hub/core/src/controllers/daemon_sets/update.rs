@@ -317,7 +317,9 @@ impl Planner<'_> {
         let mut candidates = Vec::new();
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
-                (Some(_), None) if self.is_held(here) => {}
+                (Some(_), None) if self.is_held(here) => {
+                    out += usize::from(self.verdict.starting.contains(&here.node.name));
+                }
                 (Some(old), None) if old.ready_since.is_some() => {
                     candidates.push((self.rank(old), *old));
                 }
@@ -406,6 +408,7 @@ pub(super) fn share(value: &Value, all: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rollout::Hold;
     use super::*;
     use crate::kinds::NODE;
     use crate::object::Object;
@@ -557,6 +560,24 @@ mod tests {
         check(&one, &three, &["a:old:ready", "b:old:ok", "c:bad:ok"], &[], &["a-old-0"]);
         let surging = Wanted { strategy: wanted(json!(0), json!(1)).strategy, ..one };
         check(&surging, &three, &["a:old:ok", "b:old:ok", "c:bad:ok"], &["c"], &[]);
+    }
+
+    #[test]
+    fn held_pod_that_still_starts_uses_up_the_budget() {
+        let (one, two) = (wanted(json!(1), json!(0)), nodes(&["a", "b"]));
+        let (pods, ready) = pods(&["a:old:ok", "b:old:no"]);
+        let heres = gather(&one, &two.iter().collect::<Vec<_>>(), &pods.iter().collect::<Vec<_>>());
+        let ended = |starting: &[&str]| {
+            let verdict = Verdict {
+                hold: Hold::Others(["a".to_owned()].into()),
+                starting: starting.iter().map(|node| (*node).to_owned()).collect(),
+                ..Verdict::default()
+            };
+            let plan = plan(&one, &verdict, &heres, &ready, Duration::from_secs(100));
+            plan.end.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        assert_eq!(ended(&["b"]), [""; 0]);
+        assert_eq!(ended(&[]), ["a-old-0"], "what is not ready for long holds up no canary");
     }
 
     #[test]
