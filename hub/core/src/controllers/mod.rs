@@ -43,6 +43,7 @@ mod tests {
     use kedge_rig::Random;
 
     mod daemon_sets;
+    mod rollouts;
     mod scheduler;
 
     struct NoSink;

@@ -1,0 +1,515 @@
+//! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
+//! hang or find no image, drains, a hub that is killed between two writes. One seed is one run.
+//!
+//! After each step of the controller the promises of docs/rollouts.md are checked from what the store and the agents know, not from what the
+//! controller remembers; each has a name in the assertions. In the end the faults stop, and the last revision must be everywhere.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde_json::{Value, json};
+
+use super::Hub;
+use crate::controllers::daemon_sets::DaemonSets;
+use crate::controllers::{Action, Controller as _, Task, World};
+use crate::kinds::pod::NODE_NAME_FIELD;
+use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
+use crate::requests::{DeleteOptions, Propagation};
+use kedge_rig::Random;
+
+/// Nodes of the usual run; `KEDGE_ROLLOUT_NODES` asks for others, `KEDGE_ROLLOUT_SEEDS` for so many runs.
+const NODES: usize = 60;
+const SEEDS: u64 = 9;
+/// Steps with faults, and at most so many until everything is as it should be.
+const STEPS: usize = 160;
+const STEPS_TO_SETTLE: usize = 400;
+/// Seconds between two steps.
+const STEP: u64 = 10;
+const FATES: [&str; 6] = ["good", "good", "crash", "hang", "nopull", "cut"];
+
+#[derive(Debug, Default)]
+struct Place {
+    /// It is not heard of until this step.
+    away_until: usize,
+    /// What it ran cut it off: only the operator brings it back.
+    is_cut: bool,
+    is_marked: bool,
+}
+
+impl Place {
+    fn is_away(&self, step: usize) -> bool {
+        self.is_cut || self.away_until > step
+    }
+}
+
+/// A pod as its agent knows it.
+#[derive(Debug, Clone)]
+struct Run {
+    node: String,
+    image: String,
+    is_ready: bool,
+    /// The step in which its readiness was last reported.
+    since: usize,
+    restarts: usize,
+    has_reported: bool,
+}
+
+/// How the current revision stands, as the store has it.
+#[derive(Debug)]
+struct Standing {
+    image: String,
+    is_stopped: bool,
+    waits_for_canaries: bool,
+}
+
+struct Fleet {
+    hub: Hub,
+    controller: DaemonSets,
+    random: Random,
+    seed: u64,
+    step: usize,
+    places: BTreeMap<String, Place>,
+    runs: BTreeMap<String, Run>,
+    images: usize,
+    /// Images that every node in reach ran at once.
+    everywhere: BTreeSet<String>,
+    budget: usize,
+    seen: BTreeMap<&'static str, usize>,
+}
+
+impl Fleet {
+    fn new(seed: u64, count: usize) -> Fleet {
+        let mut random = Random::new(seed);
+        let mut hub = Hub::with_namespace();
+        let mut places = BTreeMap::new();
+        for index in 0..count {
+            let name = format!("node-{index:04}");
+            let canary = if index < 3 { "true" } else { "false" };
+            hub.create(&NODE, json!({"metadata": {"name": name, "labels": {"canary": canary}}}));
+            places.insert(name, Place::default());
+        }
+        let budget = (count / 10).max(1);
+        let mut annotations = json!({
+            "kedge.dev/progress-deadline": "120s",
+            "kedge.dev/max-failures": *random.pick(&["", "0", "2", "10%", "off"]),
+            "kedge.dev/rollback-on-failure": *random.pick(&["true", "false"]),
+        });
+        if random.percent(50) {
+            annotations["kedge.dev/canary-selector"] = "canary=true".into();
+            annotations["kedge.dev/canary-soak"] = "60s".into();
+        }
+        hub.create(
+            &DAEMON_SET,
+            json!({"metadata": {"namespace": "n", "name": "d", "annotations": annotations}, "spec": {
+            "selector": {"matchLabels": {"app": "d"}},
+            "updateStrategy": {"rollingUpdate": {"maxUnavailable": budget}},
+            "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": "v0-good"}]}}}}),
+        );
+        Fleet {
+            hub,
+            controller: DaemonSets::default(),
+            random,
+            seed,
+            step: 0,
+            places,
+            runs: BTreeMap::new(),
+            images: 0,
+            everywhere: BTreeSet::new(),
+            budget,
+            seen: BTreeMap::new(),
+        }
+    }
+
+    fn saw(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
+    #[track_caller]
+    fn require(&self, promise: &str, holds: bool, why: impl FnOnce() -> String) {
+        assert!(holds, "{promise}: seed {}, step {}: {}", self.seed, self.step, why());
+    }
+
+    fn set_image(&mut self, image: &str) {
+        self.hub.edit(&DAEMON_SET, "n", "d", |set| {
+            set["spec"]["template"]["spec"]["containers"][0]["image"] = image.into();
+        });
+    }
+
+    /// What people and the world do.
+    fn disturb(&mut self) {
+        match self.random.index(40) {
+            0 => {
+                self.images += 1;
+                let image = format!("v{}-{}", self.images, self.random.pick(&FATES));
+                self.set_image(&image);
+                self.saw("updates");
+            }
+            1 if self.images > 0 => {
+                // an undo, or a tool that writes something back
+                let known: Vec<String> = self
+                    .runs
+                    .values()
+                    .map(|run| run.image.clone())
+                    .collect::<BTreeSet<_>>()
+                    .into_iter()
+                    .collect();
+                if !known.is_empty() {
+                    let image = self.random.pick(&known).clone();
+                    self.set_image(&image);
+                    self.saw("undos");
+                }
+            }
+            2 => {
+                let value = self.step.to_string();
+                self.hub.edit(&DAEMON_SET, "n", "d", |set| {
+                    set["metadata"]["annotations"]["kedge.dev/resume"] = value.as_str().into();
+                });
+            }
+            3..8 => {
+                let names: Vec<String> = self.places.keys().cloned().collect();
+                for _ in 0..self.random.index(4) {
+                    let name = self.random.pick(&names).clone();
+                    let until = self.step + 1 + self.random.index(20);
+                    self.places.get_mut(&name).unwrap().away_until = until;
+                }
+                self.saw("partitions");
+            }
+            8 => {
+                let uids: Vec<String> = self.runs.keys().cloned().collect();
+                if !uids.is_empty() {
+                    let uid = self.random.pick(&uids).clone();
+                    let pods = World::list(&self.hub.index, &POD, "n");
+                    if let Some(pod) = pods.iter().find(|pod| *pod.uid == *uid && !pod.terminating) {
+                        let name = pod.name.to_string();
+                        self.hub.delete(&POD, "n", &name, Propagation::Unset);
+                        self.saw("drains");
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The hub marks nodes that it does not hear of, and those that are back.
+    fn mark_nodes(&mut self) {
+        let step = self.step;
+        let changed: Vec<(String, bool)> = self
+            .places
+            .iter()
+            .filter(|(_, place)| place.is_marked != place.is_away(step) || step == 0)
+            .map(|(name, place)| (name.clone(), place.is_away(step)))
+            .collect();
+        for (name, is_away) in changed {
+            let ready = if is_away { "Unknown" } else { "True" };
+            let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+            self.hub.edit(&NODE, "", &name, |node| node["status"] = status.clone());
+            self.places.get_mut(&name).unwrap().is_marked = is_away;
+            for pod in World::list(&self.hub.index, &POD, "n") {
+                if pod.field(NODE_NAME_FIELD) == name && !pod.terminating {
+                    let Some(run) = self.runs.get_mut(&*pod.uid) else { continue };
+                    // its agent reports it anew when it is back
+                    run.has_reported = false;
+                    if std::mem::take(&mut run.is_ready) {
+                        self.report(&pod.name, &pod.uid, &json!({}));
+                    }
+                }
+            }
+        }
+    }
+
+    fn report(&mut self, name: &str, uid: &str, container: &Value) {
+        let step = self.step;
+        let run = self.runs.get_mut(uid).unwrap();
+        run.since = step;
+        let ready = if run.is_ready { "True" } else { "False" };
+        let since =
+            format!("2026-01-01T{:02}:{:02}:{:02}Z", self.step / 60 % 24, self.step % 60, run.restarts % 60);
+        let status = json!({"phase": "Running", "qosClass": "BestEffort", "containerStatuses": [container],
+            "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": since}]});
+        self.hub.edit(&POD, "n", name, |pod| pod["status"] = status.clone());
+    }
+
+    /// The agents in reach act, each with delays.
+    fn agents_act(&mut self) {
+        for pod in World::list(&self.hub.index, &POD, "n") {
+            let (name, uid) = (pod.name.to_string(), pod.uid.to_string());
+            if !self.runs.contains_key(&uid) {
+                let value = pod.value();
+                let image = value["spec"]["containers"][0]["image"].as_str().unwrap().to_owned();
+                let node = pod.field(NODE_NAME_FIELD).to_owned();
+                let run = Run { node, image, is_ready: false, since: 0, restarts: 0, has_reported: false };
+                self.runs.insert(uid.clone(), run);
+            }
+            let run = self.runs[&uid].clone();
+            if self.places[&run.node].is_away(self.step) || !self.random.percent(60) {
+                continue;
+            }
+            if pod.terminating {
+                let options = DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() };
+                let (namespace, requires) = ("n".to_owned(), Vec::new());
+                self.hub.perform(Action::Delete { kind: &POD, namespace, name, options, requires }).unwrap();
+                self.runs.remove(&uid);
+                continue;
+            }
+            let run = self.runs.get_mut(&uid).unwrap();
+            let container = match run.image.split_once('-').unwrap().1 {
+                "crash" => {
+                    // runs for a moment, and crashes: in turns
+                    run.is_ready = !run.is_ready;
+                    run.restarts += 1;
+                    let last = json!({"terminated": {"exitCode": 1}});
+                    let state = if run.is_ready {
+                        json!({"running": {}})
+                    } else {
+                        json!({"waiting": {"reason": "CrashLoopBackOff"}})
+                    };
+                    json!({"name": "c", "state": state, "lastState": last, "restartCount": run.restarts - 1})
+                }
+                _ if run.has_reported => continue,
+                "hang" => json!({"name": "c", "state": {"running": {}}}),
+                "nopull" => json!({"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff"}}}),
+                fate => {
+                    run.is_ready = true;
+                    if fate == "cut" {
+                        let node = run.node.clone();
+                        self.places.get_mut(&node).unwrap().is_cut = true;
+                    }
+                    json!({"name": "c", "state": {"running": {}}})
+                }
+            };
+            self.runs.get_mut(&uid).unwrap().has_reported = true;
+            self.report(&name, &uid, &container);
+        }
+    }
+
+    fn standing(&self) -> Standing {
+        let set = self.hub.value(&DAEMON_SET, "n", "d");
+        let of = |value: &Value, path: &[&str]| crate::value::text(value, path).to_owned();
+        let image = of_template(&set["spec"]["template"]);
+        let annotation = |key: &str| of(&set, &["metadata", "annotations", key]);
+        let revisions = World::list(&self.hub.index, &CONTROLLER_REVISION, "n");
+        let values = revisions.iter().map(|revision| revision.value());
+        let mine: Vec<Value> =
+            values.filter(|value| of_template(&value["data"]["spec"]["template"]) == image).collect();
+        let record = mine.iter().map(|value| of(value, &["metadata", "annotations", "kedge.dev/rollout"]));
+        let record: Value =
+            record.filter_map(|text| serde_json::from_str(&text).ok()).next().unwrap_or_default();
+        let is_known = record["generation"] == annotation("deprecated.daemonset.template.generation");
+        let is_stopped =
+            is_known && record["stopped"].is_string() && record["resume"] == annotation("kedge.dev/resume");
+        let was_complete =
+            mine.iter().any(|value| value["metadata"]["annotations"]["kedge.dev/complete"].is_string());
+        let has_canaries = !annotation("kedge.dev/canary-selector").is_empty();
+        let waits_for_canaries = has_canaries && !was_complete && !(is_known && record["soaked"] == true);
+        Standing { image, is_stopped, waits_for_canaries }
+    }
+
+    /// One step of the controller, which may be killed in the middle; then the promises.
+    fn control(&mut self, may_kill: bool) {
+        let now = self.hub.now(self.step as u64 * STEP);
+        let before = self.standing();
+        let decision = self.controller.reconcile(&self.hub.index, now);
+        let most = if may_kill && self.random.one_in(15) {
+            self.saw("kills");
+            self.random.index(decision.tasks.len() + 1)
+        } else {
+            usize::MAX
+        };
+        let mut tasks: VecDeque<Task<_>> = decision.tasks.into();
+        let mut took = 0;
+        for _ in 0..most {
+            let Some(task) = tasks.pop_front() else { break };
+            self.look_at(&task.action, &before, &mut took);
+            let following = self.hub.act(&mut self.controller, task, now);
+            tasks.extend(following);
+        }
+        if most < usize::MAX {
+            self.controller = DaemonSets::default();
+            self.controller.sweep(&self.hub.index);
+        }
+        self.check(&before, took);
+    }
+
+    /// What an action may not do.
+    fn look_at(&mut self, action: &Action, before: &Standing, took: &mut usize) {
+        match action {
+            Action::Delete { kind, options, name, .. } if kind.kind == POD.kind => {
+                let Some(run) = options.uid.as_ref().and_then(|uid| self.runs.get(uid)) else { return };
+                let is_away = self.places[&run.node].is_marked;
+                self.require("no pod of a node that is away is ended", !is_away, || name.clone());
+                if !run.is_ready {
+                    return;
+                }
+                *took += 1;
+                self.require("no healthy pod is restarted needlessly", run.image != before.image, || {
+                    name.clone()
+                });
+                self.require("a stopped update takes no pod that serves", !before.is_stopped, || {
+                    name.clone()
+                });
+            }
+            Action::Create { kind, value } if kind.kind == POD.kind => {
+                let image = of_template(value);
+                if image != before.image {
+                    self.saw("restored");
+                    return;
+                }
+                let node = value["spec"]["nodeName"].as_str().unwrap();
+                self.require("a stopped revision spreads no further", !before.is_stopped, || node.to_owned());
+                if before.waits_for_canaries && node >= "node-0003" {
+                    // that they have passed is remembered before the first pod is made
+                    let is_over =
+                        !self.standing().waits_for_canaries && self.canaries_are_well(&before.image);
+                    self.require("canaries come first", is_over, || node.to_owned());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether all canaries in reach have been ready for their soak time.
+    fn canaries_are_well(&self, image: &str) -> bool {
+        let mut canaries = self.places.iter().take(3).filter(|(_, place)| !place.is_marked);
+        canaries.all(|(name, _)| {
+            let mut runs = self.runs.values().filter(|run| run.node == *name && run.image == image);
+            runs.any(|run| run.is_ready && (self.step - run.since) as u64 * STEP >= 60)
+        })
+    }
+
+    fn check(&mut self, before: &Standing, took: usize) {
+        let pods = World::list(&self.hub.index, &POD, "n");
+        let mut on: BTreeMap<&str, Vec<&crate::object::Object>> = BTreeMap::new();
+        for pod in &pods {
+            on.entry(pod.field(NODE_NAME_FIELD)).or_default().push(pod);
+        }
+        let crowded = on.iter().find(|(_, pods)| pods.len() > 1);
+        self.require("at most one pod is on a node", crowded.is_none(), || format!("{crowded:?}"));
+        // a pod that nobody reported yet is not ready, and of the current revision or about to be replaced
+        let (mut out, mut current) = (0, 0);
+        for (name, place) in &self.places {
+            let live = on.get(name.as_str()).and_then(|pods| pods.iter().find(|pod| !pod.terminating));
+            let run = live.map(|pod| self.runs.get(&*pod.uid));
+            match run {
+                None => out += usize::from(!place.is_marked),
+                Some(Some(run)) if run.is_ready => current += usize::from(run.image == before.image),
+                // of an older revision, and not ready by itself
+                Some(Some(run)) if run.image != before.image => {}
+                Some(Some(_)) => out += 1,
+                Some(None) => out += usize::from(!place.is_marked),
+            }
+        }
+        if took > 0 {
+            self.saw("replaced");
+            self.require("the budget is never exceeded by an update", out <= self.budget, || {
+                format!("{out} of {} nodes are out after it took {took}", self.places.len())
+            });
+        }
+        let present = self.places.values().filter(|place| !place.is_marked).count();
+        if current >= present && present > 0 {
+            self.everywhere.insert(before.image.clone());
+        }
+        let after = self.standing();
+        if after.image != before.image {
+            self.saw("roll backs");
+            let known = self.everywhere.contains(&after.image);
+            self.require("a roll back goes to what was complete", known, || after.image.clone());
+        }
+        if after.is_stopped && !before.is_stopped {
+            self.saw("stops");
+        }
+        let set = self.hub.value(&DAEMON_SET, "n", "d");
+        let status = |field: &str| set["status"][field].as_i64().unwrap_or(0);
+        let observed = set["metadata"]["generation"] == set["status"]["observedGeneration"];
+        let finished = observed
+            && status("updatedNumberScheduled") >= status("desiredNumberScheduled")
+            && status("numberAvailable") >= status("desiredNumberScheduled");
+        self.require("kubectl reports no success of a stopped set", !(finished && after.is_stopped), || {
+            set["status"].to_string()
+        });
+        let revisions = World::list(&self.hub.index, &CONTROLLER_REVISION, "n");
+        let live: BTreeSet<&str> = self.runs.values().map(|run| run.image.as_str()).collect();
+        self.require("the history is bounded", revisions.len() <= 12 + live.len(), || {
+            revisions.len().to_string()
+        });
+    }
+
+    /// The faults stop, and the last revision is a good one.
+    fn settle(&mut self) {
+        self.images += 1;
+        let image = format!("v{}-good", self.images);
+        self.set_image(&image);
+        for settled in 0..STEPS_TO_SETTLE {
+            self.step += 1;
+            for place in self.places.values_mut() {
+                *place = Place { is_marked: place.is_marked, ..Place::default() };
+            }
+            self.mark_nodes();
+            self.agents_act();
+            // somebody looks after a set that stopped for what was lost or crashed before
+            if settled % 50 == 49 {
+                let value = self.step.to_string();
+                self.hub.edit(&DAEMON_SET, "n", "d", |set| {
+                    set["metadata"]["annotations"]["kedge.dev/resume"] = value.as_str().into();
+                });
+                if self.standing().image != image {
+                    self.set_image(&image);
+                }
+            }
+            self.controller.sweep(&self.hub.index);
+            self.control(false);
+            let all = self.runs.values().filter(|run| run.is_ready && run.image == image).count();
+            let set = self.hub.value(&DAEMON_SET, "n", "d");
+            let count = i64::try_from(self.places.len()).unwrap();
+            let is_counted = ["desiredNumberScheduled", "updatedNumberScheduled", "numberAvailable"]
+                .iter()
+                .all(|field| set["status"][field] == count);
+            if all == self.places.len() && is_counted && self.standing().image == image {
+                return;
+            }
+        }
+        let view = crate::controllers::daemon_sets::view(&self.hub.index, "n", "d").unwrap();
+        panic!("the last revision comes everywhere: seed {}: {view:#}", self.seed);
+    }
+
+    fn run(mut self) -> BTreeMap<&'static str, usize> {
+        for _ in 0..STEPS {
+            self.disturb();
+            self.mark_nodes();
+            self.agents_act();
+            self.controller.sweep(&self.hub.index);
+            for _ in 0..1 + self.random.index(3) {
+                self.control(true);
+            }
+            self.step += 1;
+        }
+        self.settle();
+        self.seen
+    }
+}
+
+/// The first image of a template or a pod.
+fn of_template(value: &Value) -> String {
+    value["spec"]["containers"][0]["image"].as_str().unwrap_or_default().to_owned()
+}
+
+#[allow(clippy::disallowed_methods, reason = "a person who runs the simulation sets it")]
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn promises_hold_in_a_fleet_with_faults() {
+    let count = from_environment("KEDGE_ROLLOUT_NODES").map_or(NODES, |count| count as usize);
+    let seeds = from_environment("KEDGE_ROLLOUT_SEEDS").unwrap_or(SEEDS);
+    let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for seed in 1..=seeds {
+        for (what, times) in Fleet::new(seed, count).run() {
+            *seen.entry(what).or_default() += times;
+        }
+    }
+    for what in
+        ["updates", "undos", "partitions", "drains", "kills", "replaced", "stops", "roll backs", "restored"]
+    {
+        assert!(seen.contains_key(what), "no {what}: the simulation proves little: {seen:?}");
+    }
+    eprintln!("{seeds} fleets of {count} nodes: {seen:?}");
+}
