@@ -1,7 +1,7 @@
 # Installs the static agent that `make dist` built, and its unit: no Rust in the layer, the bytes are the released ones.
 # KEDGE_DIST is the folder target/dist of a checkout, or of a release.
 SUMMARY = "Node agent for edge devices that speaks the Kubernetes API"
-LICENSE = "Apache-2.0"
+LICENSE = "Apache-2.0 & MIT & BSD-3-Clause & ISC & Unicode-3.0 & Zlib"
 LIC_FILES_CHKSUM = "file://${COMMON_LICENSE_DIR}/Apache-2.0;md5=89aea4e17d99a7cacdbeed46a0096b10"
 
 KEDGE_DIST ?= ""
