@@ -11,6 +11,7 @@ pub mod namespaces;
 pub mod nodes;
 mod placing;
 pub mod pods;
+mod record;
 pub mod root_certificate;
 pub mod scheduler;
 pub mod service_accounts;

@@ -20,7 +20,7 @@ use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::selector::Selection;
 use crate::state::Require;
-use crate::value::{at, condition, text};
+use crate::value::{at, condition, set_condition, text};
 
 static INPUTS: &[&Kind] = &[&NODE];
 static OUTPUTS: &[&Kind] = &[&POD];
@@ -265,9 +265,8 @@ fn fail(pod: &Object, why: Option<Value>, requires: Vec<Require>) -> Task<Purpos
             return;
         }
         value["status"]["phase"] = "Failed".into();
-        if let Some(mut why) = why.clone() {
-            why["lastTransitionTime"] = now.into();
-            set_condition(value, why);
+        if let Some(why) = why.clone() {
+            set_condition(&mut value["status"], why, now);
         }
     })
 }
@@ -281,22 +280,10 @@ fn not_ready(pod: &Object) -> Option<Task<Purpose>> {
             if let Some(mut ready) = condition(&value["status"], "Ready").cloned().filter(|_| is_ready(value))
             {
                 ready["status"] = "False".into();
-                ready["lastTransitionTime"] = now.into();
-                set_condition(value, ready);
+                set_condition(&mut value["status"], ready, now);
             }
         })
     })
-}
-
-fn set_condition(pod: &mut Value, new: Value) {
-    if !pod["status"]["conditions"].is_array() {
-        pod["status"]["conditions"] = json!([]);
-    }
-    let Some(conditions) = pod["status"]["conditions"].as_array_mut() else { return };
-    match conditions.iter_mut().find(|known| known["type"] == new["type"]) {
-        Some(known) => *known = new,
-        None => conditions.push(new),
-    }
 }
 
 fn update(

@@ -16,13 +16,14 @@ use serde_json::{Value, json};
 
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Task, World};
 use super::placing::{self, Node};
+use super::record::{self, About, What};
 use crate::api_error::ApiError;
 use crate::kinds::pod::{self, NODE_NAME_FIELD, PHASE_FIELD, SCHEDULER_FIELD};
 use crate::kinds::{EVENT, Kind, NODE, POD};
 use crate::object::{Event, Object};
 use crate::quantity::Quantity;
 use crate::state::Require;
-use crate::value::{rfc3339, text};
+use crate::value::{rfc3339, set_condition, text};
 
 static INPUTS: &[&Kind] = &[&POD, &NODE];
 static OUTPUTS: &[&Kind] = &[&POD, &EVENT];
@@ -35,8 +36,6 @@ const AT_ONCE: usize = 256;
 const SAID_FOR: Duration = Duration::from_secs(30);
 /// Between two looks at pods that the store refused to bind.
 const REFUSED: Duration = Duration::from_secs(5);
-/// Longest part of a pod's name in that of an Event, which has 253 characters at most.
-const NAME_IN_EVENT_BYTES: usize = 200;
 /// What counts of each pod, whatever it asks for.
 const PODS: &str = "pods";
 
@@ -466,21 +465,9 @@ fn refuse(object: &Object, pod: &Value, why: &str, now: Now) -> [Task<Purpose>; 
         if value["metadata"]["uid"] != *uid || !text(value, &["spec", "nodeName"]).is_empty() {
             return false;
         }
-        if !value["status"]["conditions"].is_array() {
-            value["status"]["conditions"] = json!([]);
-        }
-        let Some(conditions) = value["status"]["conditions"].as_array_mut() else { return false };
-        let known = conditions
-            .iter()
-            .position(|known| known["type"] == "PodScheduled")
-            .map(|at| conditions.remove(at));
-        let since = known
-            .filter(|known| known["status"] == "False")
-            .map(|mut known| known["lastTransitionTime"].take());
-        conditions.push(
-            json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
-            "lastProbeTime": null, "lastTransitionTime": since.unwrap_or_else(|| time.into())}),
-        );
+        let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+            "lastProbeTime": null});
+        set_condition(&mut value["status"], condition, time);
         true
     });
     let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
@@ -491,18 +478,11 @@ fn refuse(object: &Object, pod: &Value, why: &str, now: Now) -> [Task<Purpose>; 
         edit,
         requires: Vec::new(),
     };
-    let time = rfc3339(now.wall);
-    let of = name[..name.floor_char_boundary(NAME_IN_EVENT_BYTES)].trim_end_matches(['.', '-']);
-    let hash = super::daemon_sets::short(&format!("{}{why}{time}", object.uid));
-    let event = json!({
-        "apiVersion": "v1", "kind": "Event",
-        "metadata": {"name": format!("{of}.{hash}"), "namespace": namespace},
-        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": pod["metadata"]["uid"],
-            "resourceVersion": object.revision.to_string()},
-        "reason": "FailedScheduling", "message": why, "type": "Warning",
-        "source": {"component": OURS}, "reportingComponent": OURS, "reportingInstance": "",
-        "firstTimestamp": time, "lastTimestamp": time, "count": 1,
-    });
+    let mark = super::daemon_sets::short(&format!("{}{why}{}", object.uid, rfc3339(now.wall)));
+    let (uid, revision) = (text(pod, &["metadata", "uid"]), Some(object.revision));
+    let about = About { kind: &POD, namespace: &namespace, name: &name, uid, revision };
+    let what = What { sort: "Warning", reason: "FailedScheduling", message: why };
+    let event = record::event(&about, &what, OURS, &namespace, &mark, now);
     [
         Task { purpose: None, action },
         Task { purpose: None, action: Action::Create { kind: &EVENT, value: event } },

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Task, World};
 use super::placing::{self, Node};
+use super::record::{self, About, What};
 use crate::api_error::ApiError;
 use crate::kinds::daemon_set::{TEMPLATE_GENERATION, selects};
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, Kind, NODE, POD};
@@ -55,8 +56,6 @@ const SETS_PER_STEP: usize = 16;
 const NAMED: usize = 5;
 /// A longer stall means that no pod could report: it does not count as a wait for one.
 const STALL: Duration = Duration::from_secs(5);
-/// Longest part of a set's name in that of an Event, which has 253 characters at most.
-const NAME_IN_EVENT_BYTES: usize = 200;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -711,20 +710,12 @@ impl Look<'_> {
     }
 
     fn event(&self, sort: &str, reason: &str, message: &str) -> Task<Purpose> {
-        let time = rfc3339(self.now.wall);
         let (namespace, name) = self.at;
-        let of = name[..name.floor_char_boundary(NAME_IN_EVENT_BYTES)].trim_end_matches(['.', '-']);
         let uid = text(&self.value, &["metadata", "uid"]);
-        let hash = history::short(&format!("{uid}{reason}{message}{time}"));
-        let value = json!({
-            "apiVersion": "v1", "kind": "Event",
-            "metadata": {"name": format!("{of}.{hash}"), "namespace": namespace},
-            "involvedObject": {"apiVersion": DAEMON_SET.api_version(), "kind": DAEMON_SET.kind, "namespace": namespace, "name": name, "uid": uid,
-                "resourceVersion": self.revision.to_string()},
-            "reason": reason, "message": message, "type": sort,
-            "source": {"component": "daemonset-controller"}, "reportingComponent": "daemonset-controller", "reportingInstance": "",
-            "firstTimestamp": time, "lastTimestamp": time, "count": 1,
-        });
+        let mark = history::short(&format!("{uid}{reason}{message}{}", rfc3339(self.now.wall)));
+        let about = About { kind: &DAEMON_SET, namespace, name, uid, revision: Some(self.revision) };
+        let what = What { sort, reason, message };
+        let value = record::event(&about, &what, "daemonset-controller", namespace, &mark, self.now);
         let purpose = Purpose { set: self.at.clone(), tries: None };
         Task { purpose, action: Action::Create { kind: &EVENT, value } }
     }

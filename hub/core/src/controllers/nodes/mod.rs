@@ -15,15 +15,14 @@ use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use kedge_api::{CLUSTER_EVENT_NAMESPACE, NODE_LEASE_NAMESPACE};
-use serde_json::json;
-
 use super::controller::{self, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Task};
+use super::record::{About, What, event};
 use crate::api_error::ApiError;
 use crate::kinds::{EVENT, Kind, LEASE, NODE};
 use crate::object::{Event, Object};
 use crate::state::Require;
-use crate::value::rfc3339;
+use crate::value::text;
+use kedge_api::{CLUSTER_EVENT_NAMESPACE, NODE_LEASE_NAMESPACE};
 use monitor::{Action, LeaseSight, Monitor, NodeSight, World};
 
 pub use monitor::MINIMUM_GRACE;
@@ -35,8 +34,6 @@ static OUTPUTS: &[&Kind] = &[&NODE, &EVENT];
 pub const PERIOD: Duration = Duration::from_secs(5);
 /// A longer stall means that the hub could not receive.
 const STALL: Duration = Duration::from_secs(5);
-/// Longest part of a node's name in the name of an event about it, which has 253 characters at most.
-const NODE_IN_EVENT_BYTES: usize = 200;
 /// Objects that are read again in one step after a sweep, so that other tasks have their turn between.
 const READ_AT_ONCE: usize = 256;
 /// Pause after the store refused a mark or a taint; doubled with each further refusal.
@@ -370,26 +367,13 @@ fn update(name: String, edit: Edit, requires: Vec<Require>) -> controller::Actio
 /// Records an event as upstream's node controller does. The same event has the same name, so that one that repeats is counted instead:
 /// a node that comes and goes for a day costs one event, not thousands.
 fn record(node: &str, uid: &str, reason: &'static str, message: &str, now: Now) -> Task<Purpose> {
-    let time = rfc3339(now.wall);
     let mut hasher = DefaultHasher::new();
     (uid, reason, message).hash(&mut hasher);
-    let of = node[..node.floor_char_boundary(NODE_IN_EVENT_BYTES)].trim_end_matches(['.', '-']);
-    let name = format!("{of}.{:016x}", hasher.finish());
-    let value = json!({
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name, "namespace": CLUSTER_EVENT_NAMESPACE},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
-        "reason": reason,
-        "message": message,
-        "type": "Normal",
-        "source": {"component": "node-controller"},
-        "reportingComponent": "node-controller",
-        "reportingInstance": "",
-        "firstTimestamp": time,
-        "lastTimestamp": time,
-        "count": 1,
-    });
+    let about = About { kind: &NODE, namespace: "", name: node, uid, revision: None };
+    let what = What { sort: "Normal", reason, message };
+    let mark = format!("{:016x}", hasher.finish());
+    let value = event(&about, &what, "node-controller", CLUSTER_EVENT_NAMESPACE, &mark, now);
+    let name = text(&value, &["metadata", "name"]).to_owned();
     let purpose = Purpose::Event { node: node.to_owned(), reason, name };
     Task { purpose, action: controller::Action::Create { kind: &EVENT, value } }
 }
@@ -408,7 +392,7 @@ fn repeat(node: String, reason: &'static str, name: String) -> Task<Purpose> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use std::sync::Arc;
 
     fn node(status: &Value) -> Value {
