@@ -647,4 +647,24 @@ mod tests {
         assert_eq!(Terminated::read(&end.json()), Some(end));
         assert_eq!(Terminated::read(&Value::Null), None);
     }
+
+    #[test]
+    fn pod_is_ready_when_its_gates_are() {
+        let spec: PodSpec = serde_json::from_value(
+            json!({"readinessGates": [{"conditionType": "a/up"}, {"conditionType": "b"}]}),
+        )
+        .expect("it is a spec");
+        let check = |containers: bool, conditions: Value, expect: (bool, &str, &str)| {
+            let containers = (containers, "Cause", String::new());
+            let (is_true, reason, message) =
+                with_gates(&spec, &containers, &json!({"conditions": conditions}));
+            assert_eq!((is_true, reason, message.as_str()), expect, "{conditions}");
+        };
+        let of = |kind: &str, status: &str| json!({"type": kind, "status": status});
+        check(true, json!([of("a/up", "True"), of("b", "True")]), (true, "Cause", ""));
+        check(false, json!([of("a/up", "True"), of("b", "True")]), (false, "Cause", ""));
+        let message = "the status of pod readiness gate \"a/up\" is not \"True\", but False, \
+            corresponding condition of pod readiness gate \"b\" does not exist.";
+        check(true, json!([of("a/up", "False")]), (false, "ReadinessGatesNotReady", message));
+    }
 }

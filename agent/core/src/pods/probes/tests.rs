@@ -461,3 +461,20 @@ fn probe_that_cannot_be_run_is_announced_and_does_not_count() {
     );
     assert!(node.pods.next_deadline() > Some(node.now().mono), "it is tried again later");
 }
+
+#[test]
+fn container_behind_a_sidecar_waits_for_its_startup_probe() {
+    let sidecar = "env: []}\n  initContainers:\n  - {name: s, image: 'x:1', restartPolicy: Always, startupProbe: {tcpSocket: {port: 1}}";
+    let mut node = Node::new(sidecar);
+    let names = |node: &Node| -> Vec<String> {
+        let containers = &node.pods.report()[0].containers;
+        let running = containers.iter().filter(|container| container.state == "Running");
+        running.map(|container| container.name.clone()).collect()
+    };
+    assert_eq!(names(&node), ["s"]);
+    let container = ContainerKey { pod: node.uid(), container: "s".into(), attempt: 0 };
+    let probe = ProbeKey { container, kind: Startup };
+    let actions = node.tell(PodEvent::Probed { probe, outcome: ProbeOutcome::Passed });
+    node.perform(actions);
+    assert_eq!(names(&node), ["a", "s"]);
+}
