@@ -474,7 +474,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             place.map(|path| path.display().to_string())
         };
         let config = |image: &kedge_platform::workloads::UserFiles| {
-            let user = users::resolve(&order.image.config.user, &image.passwd, &image.group)?;
+            let user =
+                users::user_of(&order.security, &order.image.config.user, &image.passwd, &image.group)?;
             spec::config(order, &user, &prepared.shared, &machine, &place)
         };
         self.workloads.create_container(&container, &config).map_err(|error| match error {

@@ -74,6 +74,7 @@ pub(super) fn sandbox() -> PodSandbox {
         volumes: vec![Volume {
             name: "data".into(),
             source: VolumeSource::EmptyDir { memory: false, size_limit: None },
+            group: None,
         }],
         host_ports: Vec::new(),
         dns: Dns::default(),
@@ -100,6 +101,7 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
             sub_path: String::new(),
         }],
         resources: Resources::default(),
+        security: pods::Security::default(),
         qos: QosClass::BestEffort,
         stop_signal: "SIGUSR1".into(),
     }

@@ -57,18 +57,20 @@ impl Places {
         }
         let at = |root: &Path| root.join(pod.as_str()).join(&volume.name);
         match &volume.source {
-            VolumeSource::EmptyDir { memory: false, .. } => directory(&at(&self.disk), 0o777),
+            VolumeSource::EmptyDir { memory: false, .. } => {
+                shared_with(directory(&at(&self.disk), 0o777)?, volume.group)
+            }
             VolumeSource::EmptyDir { memory: true, size_limit } => {
                 let path = directory(&at(&self.memory), 0o777)?;
                 mount_memory(&path, memory_of(*size_limit, most_memory), 0o777)?;
-                Ok(path)
+                shared_with(path, volume.group)
             }
             VolumeSource::Files { files, memory } => {
                 let path = directory(&at(if *memory { &self.memory } else { &self.disk }), 0o755)?;
                 if *memory {
                     mount_memory(&path, FILES_BYTES, 0o755)?;
                 }
-                projection::replace(&path, files)?;
+                projection::replace(&path, files, volume.group)?;
                 Ok(path)
             }
             VolumeSource::HostPath { path, kind } => host_path(Path::new(path), kind),
@@ -146,6 +148,15 @@ fn memory_of(size_limit: Option<u64>, most: u64) -> u64 {
     size_limit.filter(|bytes| *bytes > 0).map_or(most, |bytes| bytes.min(most))
 }
 
+/// As upstream for `fsGroup`: what is made in it belongs to the group.
+fn shared_with(path: PathBuf, group: Option<u32>) -> io::Result<PathBuf> {
+    if group.is_some() {
+        std::os::unix::fs::chown(&path, None, group)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o2777))?;
+    }
+    Ok(path)
+}
+
 fn drop_parts(parts: &Path) -> io::Result<()> {
     names(parts).iter().try_for_each(|part| unmount(&parts.join(part)))?;
     trees::remove(parts)
@@ -210,11 +221,11 @@ mod tests {
     const MEMORY: u64 = 1 << 20;
 
     fn volume(name: &str, source: VolumeSource) -> Volume {
-        Volume { name: name.into(), source }
+        Volume { name: name.into(), source, group: None }
     }
 
     fn file(path: &str, content: &str) -> VolumeFile {
-        VolumeFile { path: path.into(), mode: 0o440, content: content.into() }
+        VolumeFile { path: path.into(), mode: 0o440, owner: None, content: content.into() }
     }
 
     #[test]

@@ -193,6 +193,7 @@ fn container(uid: &str, script: &str) -> ContainerOrder {
         working_dir: String::new(),
         mounts: Vec::new(),
         resources: Resources::default(),
+        security: Default::default(),
         qos: QosClass::BestEffort,
         stop_signal: "SIGTERM".into(),
     }

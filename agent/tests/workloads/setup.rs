@@ -323,6 +323,7 @@ impl Runtime<'_> {
             working_dir: String::new(),
             mounts: Vec::new(),
             resources,
+            security: pods::Security { capabilities: vec!["CAP_KILL".into()], ..Default::default() },
             qos: QOS,
             stop_signal: "SIGTERM".into(),
         };

@@ -5,7 +5,7 @@
 
 use crate::pods::event::{HostPort, NodeFacts};
 use crate::pods::spec::{Pod, PodSpec};
-use crate::pods::{resources, table, volumes};
+use crate::pods::{resources, security, table, volumes};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a pod does not run here.
@@ -45,7 +45,8 @@ pub(crate) fn admit<'a>(
         let why = "a static pod may not refer to ConfigMaps, Secrets or a service account";
         return rejected(NOT_SERVED, why.into());
     }
-    if let Some(complaint) = resources::complaint(&pod.spec).or_else(|| volumes::complaint(&pod.spec)) {
+    let complaint = resources::complaint(&pod.spec).or_else(|| volumes::complaint(&pod.spec));
+    if let Some(complaint) = complaint.or_else(|| security::complaint(&pod.spec)) {
         return rejected(INVALID, complaint);
     }
     if let Some(refusal) = resources::refusal(&pod.spec) {

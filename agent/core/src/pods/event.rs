@@ -445,6 +445,8 @@ pub struct HostPort {
 pub struct Volume {
     pub name: String,
     pub source: VolumeSource,
+    /// `fsGroup`: it belongs to this group, which may read it, and write an empty directory; a path of the host stays as it is.
+    pub group: Option<u32>,
 }
 
 /// What a volume is.
@@ -469,6 +471,8 @@ pub struct VolumeFile {
     /// Relative, without `..`; its first part does not begin with `..`.
     pub path: String,
     pub mode: u32,
+    /// None: root.
+    pub owner: Option<u32>,
     pub content: Vec<u8>,
 }
 
@@ -489,9 +493,30 @@ pub struct ContainerOrder {
     pub working_dir: String,
     pub mounts: Vec<Mount>,
     pub resources: Resources,
+    pub security: Security,
     pub qos: QosClass,
     /// What `StopContainer` without a signal sends: as the image has it, else `SIGTERM`.
     pub stop_signal: String,
+}
+
+/// As whom a container runs, and what it may do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Security {
+    /// None: as the image says.
+    pub user: Option<u32>,
+    pub group: Option<u32>,
+    /// Further groups.
+    pub groups: Vec<u32>,
+    /// Those groups alone: none that the image puts the user in.
+    pub without_groups_of_image: bool,
+    /// It is not created if it would run as root, or if that cannot be told.
+    pub must_not_be_root: bool,
+    /// As the kernel names them: `CAP_KILL`.
+    pub capabilities: Vec<String>,
+    pub read_only_root: bool,
+    pub no_new_privileges: bool,
+    /// `seccompProfile: RuntimeDefault`.
+    pub filters_calls: bool,
 }
 
 /// A volume in a container.

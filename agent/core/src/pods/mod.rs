@@ -20,6 +20,7 @@ mod probes;
 mod record;
 mod reporting;
 mod resources;
+mod security;
 mod spec;
 mod starting;
 mod static_pods;
@@ -33,8 +34,8 @@ pub use event::{
     Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit, Failure,
     FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts, ObjectKind,
     ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork, PodNetworks,
-    PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, StaticFile, TokenName,
-    TokenRead, Volume, VolumeFile, VolumeSource,
+    PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, Security, StaticFile,
+    TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
 };
 
 pub use hooks::{HookAct, HookKind, HookOrder};

@@ -161,6 +161,7 @@ pub(crate) struct PodSpec {
     pub(crate) image_pull_secrets: Vec<LocalName>,
     pub(crate) node_selector: BTreeMap<String, String>,
     pub(crate) readiness_gates: Vec<ReadinessGate>,
+    pub(crate) security_context: PodSecurity,
 }
 
 impl PodSpec {
@@ -251,6 +252,7 @@ pub(crate) struct Container {
     pub(crate) volume_mounts: Vec<VolumeMount>,
     /// `Always` on an init container: a sidecar.
     pub(crate) restart_policy: Option<String>,
+    pub(crate) security_context: ContainerSecurity,
     pub(crate) liveness_probe: Option<Probe>,
     pub(crate) readiness_probe: Option<Probe>,
     pub(crate) startup_probe: Option<Probe>,
@@ -284,6 +286,46 @@ fn has_fixed_tag(image: &str) -> bool {
     }
     let last = image.rsplit('/').next().unwrap_or(image);
     last.split_once(':').is_some_and(|(_, tag)| tag != "latest")
+}
+
+/// `v1.PodSecurityContext`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodSecurity {
+    pub(crate) run_as_user: Option<u32>,
+    pub(crate) run_as_group: Option<u32>,
+    pub(crate) run_as_non_root: Option<bool>,
+    pub(crate) fs_group: Option<u32>,
+    pub(crate) supplemental_groups: Vec<u32>,
+    pub(crate) supplemental_groups_policy: String,
+    pub(crate) seccomp_profile: Option<SeccompProfile>,
+}
+
+/// `v1.SecurityContext`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ContainerSecurity {
+    pub(crate) run_as_user: Option<u32>,
+    pub(crate) run_as_group: Option<u32>,
+    pub(crate) run_as_non_root: Option<bool>,
+    pub(crate) read_only_root_filesystem: bool,
+    pub(crate) allow_privilege_escalation: Option<bool>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) seccomp_profile: Option<SeccompProfile>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Capabilities {
+    pub(crate) add: Vec<String>,
+    pub(crate) drop: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SeccompProfile {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]

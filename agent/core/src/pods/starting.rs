@@ -13,10 +13,10 @@ use crate::pods::event::{
 };
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
-use crate::pods::resources;
 use crate::pods::spec::{Container, Pod, RestartPolicy};
 use crate::pods::status::restarts_after;
 use crate::pods::volumes::{self, VolumeProblem};
+use crate::pods::{resources, security};
 use std::rc::Rc;
 
 /// When a container that ended is started again.
@@ -437,6 +437,7 @@ impl Life {
             },
             mounts,
             resources: resources::of_container(spec),
+            security: security::of(pod, spec),
             qos: resources::qos_class(&pod.spec),
             stop_signal,
             image,

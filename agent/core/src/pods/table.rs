@@ -24,7 +24,10 @@ pub(crate) enum Treatment {
 use Treatment::{Below, Ignored, Only, Refused, Served};
 
 const NO_HOOK: &str = "upstream fails such a hook, too";
-const SECURITY: &str = "security contexts are not served yet";
+const SELINUX: &str = "SELinux labels are not set";
+const WINDOWS: &str = "this node runs Linux";
+const PROFILES: &str = "profiles of AppArmor are not loaded";
+const SECCOMP: &str = "profiles of files are not served: RuntimeDefault or Unconfined";
 const SCHEDULER: &str = "the scheduler's: the pod is bound already";
 const STORAGE: &str = "no storage drivers: use emptyDir, hostPath, configMap or secret";
 const ATTACH: &str = "nothing can attach to a container's input";
@@ -77,7 +80,29 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
         Refused("a restart policy of one container is not served, but of a sidecar"),
     ),
     ("containers[].restartPolicyRules", Refused("restart rules are not served")),
-    ("containers[].securityContext", Refused(SECURITY)),
+    ("containers[].securityContext", Below),
+    ("containers[].securityContext.allowPrivilegeEscalation", Served),
+    ("containers[].securityContext.appArmorProfile", Below),
+    ("containers[].securityContext.appArmorProfile.localhostProfile", Refused(PROFILES)),
+    ("containers[].securityContext.appArmorProfile.type", Only(&["Unconfined"], PROFILES)),
+    ("containers[].securityContext.capabilities", Served),
+    (
+        "containers[].securityContext.privileged",
+        Refused("privileged containers are not served: add capabilities"),
+    ),
+    (
+        "containers[].securityContext.procMount",
+        Only(&["Default"], "without user namespaces /proc stays masked"),
+    ),
+    ("containers[].securityContext.readOnlyRootFilesystem", Served),
+    ("containers[].securityContext.runAsGroup", Served),
+    ("containers[].securityContext.runAsNonRoot", Served),
+    ("containers[].securityContext.runAsUser", Served),
+    ("containers[].securityContext.seLinuxOptions", Refused(SELINUX)),
+    ("containers[].securityContext.seccompProfile", Below),
+    ("containers[].securityContext.seccompProfile.localhostProfile", Refused(SECCOMP)),
+    ("containers[].securityContext.seccompProfile.type", Only(&["RuntimeDefault", "Unconfined"], SECCOMP)),
+    ("containers[].securityContext.windowsOptions", Refused(WINDOWS)),
     ("containers[].startupProbe", Served),
     ("containers[].stdin", Refused(ATTACH)),
     ("containers[].stdinOnce", Refused(ATTACH)),
@@ -130,7 +155,24 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("schedulerName", Ignored(SCHEDULER)),
     ("schedulingGates", Ignored(SCHEDULER)),
     ("schedulingGroup", Ignored(GROUPS)),
-    ("securityContext", Refused(SECURITY)),
+    ("securityContext", Below),
+    ("securityContext.appArmorProfile", Below),
+    ("securityContext.appArmorProfile.localhostProfile", Refused(PROFILES)),
+    ("securityContext.appArmorProfile.type", Only(&["Unconfined"], PROFILES)),
+    ("securityContext.fsGroup", Served),
+    ("securityContext.fsGroupChangePolicy", Ignored("it concerns no volume that is served, as upstream")),
+    ("securityContext.runAsGroup", Served),
+    ("securityContext.runAsNonRoot", Served),
+    ("securityContext.runAsUser", Served),
+    ("securityContext.seLinuxChangePolicy", Ignored("SELinux labels are refused")),
+    ("securityContext.seLinuxOptions", Refused(SELINUX)),
+    ("securityContext.seccompProfile", Below),
+    ("securityContext.seccompProfile.localhostProfile", Refused(SECCOMP)),
+    ("securityContext.seccompProfile.type", Only(&["RuntimeDefault", "Unconfined"], SECCOMP)),
+    ("securityContext.supplementalGroups", Served),
+    ("securityContext.supplementalGroupsPolicy", Only(&["Merge", "Strict"], "Merge or Strict")),
+    ("securityContext.sysctls", Refused("sysctls of a pod are not served yet")),
+    ("securityContext.windowsOptions", Refused(WINDOWS)),
     ("serviceAccount", Ignored("the older name of serviceAccountName")),
     ("serviceAccountName", Served),
     ("setHostnameAsFQDN", Refused("a node has no cluster domain of its own")),
@@ -312,7 +354,21 @@ mod tests {
             }
         };
         check(json!({"containers": [{"name": "a", "image": "x", "tty": false, "securityContext": {}}]}), &[]);
-        check(json!({"securityContext": {"runAsUser": 1}}), &["spec.securityContext: security"]);
+        check(
+            json!({"securityContext": {"runAsUser": 1, "fsGroup": 2, "seccompProfile": {"type": "RuntimeDefault"}}}),
+            &[],
+        );
+        check(
+            json!({"securityContext": {"sysctls": [{"name": "a"}], "appArmorProfile": {"type": "RuntimeDefault"}}}),
+            &["spec.securityContext.appArmorProfile.type", "spec.securityContext.sysctls"],
+        );
+        check(
+            json!({"initContainers": [{"securityContext": {"privileged": true, "seccompProfile": {"type": "Localhost"}}}]}),
+            &[
+                "spec.initContainers[0].securityContext.privileged",
+                "spec.initContainers[0].securityContext.seccompProfile.type",
+            ],
+        );
         check(json!({"hostUsers": false}), &["spec.hostUsers: no user"]);
         check(json!({"hostUsers": true, "hostNetwork": true}), &[]);
         check(

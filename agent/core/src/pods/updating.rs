@@ -88,8 +88,228 @@ impl Life {
 /// Of what a volume's files hold; None: it has no files of the API.
 fn digest(volume: &Volume) -> Option<Digest> {
     let VolumeSource::Files { files, .. } = &volume.source else { return None };
-    let line = |VolumeFile { path, mode, content }: &VolumeFile| {
-        format!("{mode:o} {} {path}\0", Digest::of(content))
+    let line = |VolumeFile { path, mode, owner, content }: &VolumeFile| {
+        format!("{mode:o} {owner:?} {} {path}\0", Digest::of(content))
     };
     Some(Digest::of(files.iter().map(line).collect::<String>().as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::Pods;
+    use crate::pods::event::{
+        Command, FailureReason, Inventory, NodeFacts, ObjectKind, ObjectName, ObjectRead, PodEvent,
+        PodNetwork, PodUid, TokenName, TokenRead,
+    };
+    use kedge_api::Timestamp;
+    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    /// A node whose disk answers at once.
+    struct World {
+        pods: Pods,
+        secs: u64,
+    }
+
+    fn object(app: &str) -> Value {
+        json!({"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {"app": app}}, "spec": {
+            "serviceAccountName": "runs", "hostNetwork": true, "containers": [{"name": "a", "image": "x:1"}],
+            "volumes": [{"name": "map", "configMap": {"name": "o"}}, {"name": "all", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token"}},
+                {"downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}}]}}]}})
+    }
+
+    fn name() -> ObjectName {
+        ObjectName { kind: ObjectKind::ConfigMap, namespace: "d".into(), name: "o".into() }
+    }
+
+    fn pod() -> PodUid {
+        PodUid::new("u").unwrap()
+    }
+
+    impl World {
+        /// With a pod that the API server shows.
+        fn new() -> (Self, Vec<PodAction>) {
+            Self { pods: Pods::new("edge"), secs: 1 }.begin(vec![])
+        }
+
+        fn begin(self, found: Vec<crate::pods::event::PodFound>) -> (Self, Vec<PodAction>) {
+            let mut world = self;
+            world.tell(PodEvent::DesiredRead(Ok(vec![])));
+            world.tell(PodEvent::Inventory(Inventory { pods: found, ..Inventory::default() }));
+            world.tell(PodEvent::StaticPods(Ok(vec![])));
+            let facts = NodeFacts { pods: 10, memory_bytes: 1 << 30, ..NodeFacts::default() };
+            world.tell(PodEvent::Node(Box::new(facts)));
+            world.tell(PodEvent::Held(false));
+            let listed = PodEvent::PodsListed { node_uid: "n".into(), pods: vec![object("1")] };
+            let actions = world.tell(listed);
+            (world, actions)
+        }
+
+        fn tell(&mut self, event: PodEvent) -> Vec<PodAction> {
+            let now = Now { mono: Duration::from_secs(self.secs), wall: Timestamp::from_micros(0) };
+            let (mut all, mut events) = (vec![], vec![event]);
+            while let Some(event) = events.pop() {
+                let mut actions = vec![];
+                self.pods.handle(now, event, &mut actions);
+                for action in actions {
+                    if let PodAction::SaveDesired { file, .. } = action {
+                        events.push(PodEvent::DesiredSaved { file, done: Ok(()) });
+                    } else {
+                        all.push(action);
+                    }
+                }
+            }
+            all
+        }
+
+        fn at(&mut self, secs: u64) -> Vec<PodAction> {
+            self.secs = secs;
+            self.tell(PodEvent::Tick)
+        }
+
+        fn map_is(&mut self, text: &str) -> Vec<PodAction> {
+            let read = ObjectRead::Found(json!({"data": {"key": text}}));
+            self.tell(PodEvent::ObjectRead { name: name(), read })
+        }
+
+        fn token_is(&mut self, asked: &TokenName, token: &str) -> Vec<PodAction> {
+            let read = TokenRead::Issued { token: token.into(), life: Duration::from_secs(3600) };
+            self.tell(PodEvent::TokenRead { name: asked.clone(), read })
+        }
+
+        /// One that runs with this content and token.
+        fn running() -> (Self, TokenName) {
+            let (mut world, actions) = Self::new();
+            let asked = asked(&actions).expect("a token is asked for");
+            world.map_is("1");
+            let actions = world.token_is(&asked, "t1");
+            assert!(actions.iter().any(|action| matches!(action, PodAction::PreparePod(_))), "{actions:?}");
+            world.tell(PodEvent::PodPrepared { pod: pod(), network: PodNetwork::default() });
+            (world, asked)
+        }
+    }
+
+    fn asked(actions: &[PodAction]) -> Option<TokenName> {
+        actions.iter().find_map(|action| match action {
+            PodAction::RequestToken(name) => Some(name.clone()),
+            _ => None,
+        })
+    }
+
+    /// The contents of the volumes that are replaced, by volume and path.
+    fn updates(actions: &[PodAction]) -> Vec<String> {
+        let volumes = actions.iter().filter_map(|action| match action {
+            PodAction::UpdateVolumes { volumes, .. } => Some(volumes),
+            _ => None,
+        });
+        let mut all = vec![];
+        for volume in volumes.flatten() {
+            let VolumeSource::Files { files, .. } = &volume.source else { panic!("{volume:?}") };
+            for file in files {
+                let content = String::from_utf8(file.content.clone()).unwrap();
+                all.push(format!("{}/{} {content}", volume.name, file.path));
+            }
+        }
+        all
+    }
+
+    fn has_event(actions: &[PodAction], reason: &str) -> bool {
+        actions.iter().any(|action| matches!(action, PodAction::RecordEvent(news) if news.reason == reason))
+    }
+
+    #[test]
+    fn edit_replaces_the_files_of_its_volume_once() {
+        let (mut world, _) = World::running();
+        world.secs = 100;
+        let reads = world.tell(PodEvent::ObjectsAreOld);
+        assert!(reads.contains(&PodAction::ReadObject(name())), "{reads:?}");
+        assert!(updates(&world.map_is("1")).is_empty(), "nothing changed");
+        world.secs = 200;
+        world.tell(PodEvent::ObjectsAreOld);
+        assert_eq!(updates(&world.map_is("2")), ["map/key 2"]);
+        // another one while it is under way
+        world.secs = 300;
+        world.tell(PodEvent::ObjectsAreOld);
+        assert!(updates(&world.map_is("3")).is_empty(), "one at a time");
+        assert_eq!(updates(&world.tell(PodEvent::VolumesUpdated { pod: pod() })), ["map/key 3"]);
+        assert!(updates(&world.tell(PodEvent::VolumesUpdated { pod: pod() })).is_empty());
+        let labelled = world.tell(PodEvent::PodSeen(object("2")));
+        assert_eq!(updates(&labelled), ["all/labels app=\"2\"", "all/token t1"]);
+    }
+
+    #[test]
+    fn update_that_failed_is_tried_again() {
+        let (mut world, _) = World::running();
+        world.secs = 100;
+        world.tell(PodEvent::ObjectsAreOld);
+        assert_eq!(updates(&world.map_is("2")).len(), 1);
+        let failure = Failure { reason: FailureReason::Volume, message: "disk full".into() };
+        let failed = world.tell(PodEvent::Failed { command: Command::UpdateVolumes(pod()), failure });
+        assert!(has_event(&failed, "FailedMount") && updates(&failed).is_empty(), "{failed:?}");
+        assert!(updates(&world.at(109)).is_empty());
+        assert!(updates(&world.at(110)).contains(&"map/key 2".to_owned()), "what was written is unknown");
+    }
+
+    #[test]
+    fn object_that_is_gone_leaves_its_files() {
+        let (mut world, _) = World::running();
+        world.secs = 100;
+        world.tell(PodEvent::ObjectsAreOld);
+        let gone = world.tell(PodEvent::ObjectRead { name: name(), read: ObjectRead::Missing });
+        assert!(has_event(&gone, "FailedMount") && updates(&gone).is_empty(), "{gone:?}");
+    }
+
+    #[test]
+    fn token_is_renewed_and_a_refusal_keeps_the_old_one() {
+        let (mut world, asked_first) = World::running();
+        let expect = TokenName {
+            pod: crate::pods::event::PodRef { namespace: "d".into(), name: "p".into(), uid: "u".into() },
+            account: "runs".into(),
+            audience: String::new(),
+            expiration_secs: 3600,
+        };
+        assert_eq!(asked_first, expect);
+        assert_eq!(asked(&world.at(2500)), None);
+        let again = asked(&world.at(2890)).expect("four fifths of its life are over");
+        let refused = TokenRead::Failed("no route".into());
+        let failed = world.tell(PodEvent::TokenRead { name: again.clone(), read: refused });
+        assert!(updates(&failed).is_empty() && asked(&failed).is_none(), "{failed:?}");
+        let again = asked(&world.at(2900)).expect("after a pause");
+        let renewed = world.token_is(&again, "t2");
+        assert_eq!(updates(&renewed), ["all/labels app=\"1\"", "all/token t2"]);
+    }
+
+    #[test]
+    fn pod_waits_for_its_token_and_says_why() {
+        let (mut world, actions) = World::new();
+        let name = asked(&actions).unwrap();
+        assert!(!world.map_is("1").iter().any(|action| matches!(action, PodAction::PreparePod(_))));
+        let why = TokenRead::Failed("serviceaccounts \"runs\" not found".into());
+        let failed = world.tell(PodEvent::TokenRead { name, read: why });
+        assert!(has_event(&failed, "FailedMount"), "{failed:?}");
+        assert_eq!(asked(&world.at(10)), None, "not before the pause is over");
+        let again = asked(&world.at(11)).unwrap();
+        let prepared = world.token_is(&again, "t");
+        assert!(prepared.iter().any(|action| matches!(action, PodAction::PreparePod(_))), "{prepared:?}");
+    }
+
+    #[test]
+    fn agent_that_restarts_leaves_files_until_it_knows_better() {
+        let found = crate::pods::event::PodFound {
+            uid: pod(),
+            namespace: "d".into(),
+            name: "p".into(),
+            node_uid: "n".into(),
+            network: Some(PodNetwork::default()),
+        };
+        let world = World { pods: Pods::new("edge"), secs: 1 };
+        let (mut world, actions) = world.begin(vec![found]);
+        assert!(updates(&actions).is_empty(), "neither is known");
+        let name = asked(&actions).unwrap();
+        assert_eq!(updates(&world.map_is("1")), ["map/key 1"]);
+        world.tell(PodEvent::VolumesUpdated { pod: pod() });
+        assert_eq!(updates(&world.token_is(&name, "t")), ["all/labels app=\"1\"", "all/token t"]);
+    }
 }

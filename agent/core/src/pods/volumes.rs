@@ -8,6 +8,7 @@ use crate::pods::event::{NodeFacts, ObjectKind, ObjectName, Volume, VolumeFile, 
 use crate::pods::fields;
 use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::resources::quantity;
+use crate::pods::security::user_of_all;
 use crate::pods::spec::{
     DownwardFile, FileSource, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeMount, VolumeSpec,
 };
@@ -179,7 +180,7 @@ impl Maker<'_> {
                 }
             })?,
         };
-        Ok(Volume { name: volume.name.clone(), source })
+        Ok(Volume { name: volume.name.clone(), source, group: self.pod.spec.security_context.fs_group })
     }
 
     fn files(&mut self, volume: &VolumeSpec) -> Result<VolumeSource, Lack> {
@@ -201,7 +202,12 @@ impl Maker<'_> {
                         FoundToken::Missing(why) => return Err(Lack::Failed(why.to_owned())),
                         FoundToken::Awaited => return Err(Lack::Awaited),
                     };
-                    self.add(&source.path, mode, token, &mut files)?;
+                    let owner = user_of_all(self.pod);
+                    let is_shared = owner.is_none() && self.pod.spec.security_context.fs_group.is_none();
+                    self.add(&source.path, if is_shared { mode } else { 0o600 }, token, &mut files)?;
+                    if let Some(file) = files.get_mut(&source.path) {
+                        file.owner = owner;
+                    }
                 }
             }
         }
@@ -290,7 +296,7 @@ impl Maker<'_> {
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             Lack::Failed(format!("the files of the pod's volumes are more than {MOST_FILE_BYTES} bytes"))
         })?;
-        let file = VolumeFile { path: path.to_owned(), mode: mode & 0o777, content };
+        let file = VolumeFile { path: path.to_owned(), mode: mode & 0o777, owner: None, content };
         files.insert(path.to_owned(), file);
         Ok(())
     }
@@ -350,8 +356,12 @@ mod tests {
 
     #[test]
     fn files_are_chosen_by_items_and_modes() {
-        let file =
-            |path: &str, mode, content: &str| VolumeFile { path: path.into(), mode, content: content.into() };
+        let file = |path: &str, mode, content: &str| VolumeFile {
+            path: path.into(),
+            mode,
+            owner: None,
+            content: content.into(),
+        };
         let all = made(json!({"name": "v", "secret": {"secretName": "o", "defaultMode": 256}}), found());
         let files = vec![file("a", 0o400, "1"), file("b", 0o400, "2")];
         assert_eq!(all, Ok(VolumeSource::Files { files, memory: true }));
@@ -377,8 +387,12 @@ mod tests {
 
     #[test]
     fn projected_volume_joins_its_sources() {
-        let file =
-            |path: &str, mode, content: &str| VolumeFile { path: path.into(), mode, content: content.into() };
+        let file = |path: &str, mode, content: &str| VolumeFile {
+            path: path.into(),
+            mode,
+            owner: None,
+            content: content.into(),
+        };
         let volume =
             |sources: Value| json!({"name": "v", "projected": {"defaultMode": 0o440, "sources": sources}});
         let downward = json!({"downwardAPI": {"items": [

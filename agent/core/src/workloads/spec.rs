@@ -2,7 +2,8 @@
 //!
 //! Always holds: what a pod does not say has the value that containerd gives it (capabilities, masked paths, devices, mounts), so an
 //! image that runs there runs here. Namespaces that the pod's containers share are joined by path; those of the machine are left
-//! out. No seccomp profile is set, which is Kubernetes' `Unconfined`, its default: the kubelet's `seccompDefault` is not served yet.
+//! out. Without a `seccompProfile` none is set, which is Kubernetes' `Unconfined`, its default: the kubelet's `seccompDefault` is not
+//! served yet.
 //! Leaves to others: whether the order can be carried out (`pods`), where its volumes are (handed in).
 
 use super::groups::{self, PERIOD};
@@ -37,24 +38,6 @@ pub struct Machine {
     pub has_unified_groups: bool,
     pub memory_bytes: u64,
 }
-
-/// What containerd leaves to a container that is not privileged.
-const CAPABILITIES: [&str; 14] = [
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FSETID",
-    "CAP_FOWNER",
-    "CAP_MKNOD",
-    "CAP_NET_RAW",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SETFCAP",
-    "CAP_SETPCAP",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_SYS_CHROOT",
-    "CAP_KILL",
-    "CAP_AUDIT_WRITE",
-];
 
 /// `securityContext.procMount: Default`.
 const MASKED: [&str; 13] = [
@@ -99,7 +82,9 @@ pub fn config(
     }
     let cwd = if container.working_dir.is_empty() { "/" } else { &container.working_dir };
     let request = container.resources.memory_request_bytes.unwrap_or(0);
-    let config = json!({
+    let security = &container.security;
+    let capabilities = &security.capabilities;
+    let mut config = json!({
         "ociVersion": "1.0.2",
         "process": {
             "terminal": false,
@@ -107,12 +92,11 @@ pub fn config(
             "args": container.argv,
             "env": environment(shared, container),
             "cwd": cwd,
-            "capabilities": {"bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES},
-            // Kubernetes' default: `allowPrivilegeEscalation` unset allows it
-            "noNewPrivileges": false,
+            "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+            "noNewPrivileges": security.no_new_privileges,
             "oomScoreAdj": groups::oom_score(container.qos, request, machine.memory_bytes),
         },
-        "root": {"path": "rootfs", "readonly": false},
+        "root": {"path": "rootfs", "readonly": security.read_only_root},
         "mounts": mounts,
         "linux": {
             "cgroupsPath": groups::container_group(&machine.pods_group, container.qos, &container.key),
@@ -123,6 +107,9 @@ pub fn config(
             "rootfsPropagation": "rprivate",
         },
     });
+    if security.filters_calls {
+        config["linux"]["seccomp"] = super::seccomp::runtime_default(capabilities);
+    }
     Ok(serde_json::to_vec(&config).expect("a JSON value can be written"))
 }
 
@@ -199,7 +186,7 @@ fn resources(container: &ContainerOrder, machine: &Machine) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::{ContainerKey, Image, PodUid, QosClass, Resources};
+    use crate::pods::{ContainerKey, Image, PodUid, QosClass, Resources, Security};
 
     fn container() -> ContainerOrder {
         ContainerOrder {
@@ -218,6 +205,7 @@ mod tests {
                 sub_path: String::new(),
             }],
             resources: Resources { memory_limit_bytes: Some(1 << 20), ..Resources::default() },
+            security: Security { capabilities: vec!["CAP_KILL".into()], ..Security::default() },
             qos: QosClass::Burstable,
             stop_signal: "SIGTERM".into(),
         }
@@ -271,7 +259,8 @@ mod tests {
         assert_eq!(process["args"], json!(["/bin/web", "-v"]));
         assert_eq!(process["env"], json!([format!("PATH={PATH}"), "HOSTNAME=web-0", "A=1=2"]));
         assert_eq!((&process["cwd"], &process["noNewPrivileges"]), (&json!("/"), &json!(false)));
-        assert_eq!(process["capabilities"]["bounding"].as_array().unwrap().len(), 14);
+        assert_eq!(process["capabilities"]["bounding"], json!(["CAP_KILL"]));
+        assert!(config["linux"]["seccomp"].is_null() && config["root"]["readonly"] == false);
         assert!(process["capabilities"]["inheritable"].is_null(), "a file capability must give nothing");
         assert_eq!(process["oomScoreAdj"], 999);
         let linux = &config["linux"];
@@ -282,6 +271,24 @@ mod tests {
         let sys: Vec<&Value> =
             config["mounts"].as_array().unwrap().iter().filter(|it| it["destination"] == "/sys").collect();
         assert!(sys[0]["options"].as_array().unwrap().contains(&json!("ro")));
+    }
+
+    #[test]
+    fn context_reaches_the_runtime() {
+        let mut container = container();
+        container.security = Security {
+            read_only_root: true,
+            no_new_privileges: true,
+            filters_calls: true,
+            ..Security::default()
+        };
+        let config = made(&container, &shared(), true);
+        assert_eq!(
+            (&config["root"]["readonly"], &config["process"]["noNewPrivileges"]),
+            (&json!(true), &json!(true))
+        );
+        assert_eq!(config["linux"]["seccomp"]["defaultAction"], "SCMP_ACT_ALLOW");
+        assert_eq!(config["process"]["capabilities"]["effective"], json!([]));
     }
 
     #[test]

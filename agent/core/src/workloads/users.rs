@@ -3,6 +3,8 @@
 //! Always holds: as Docker and containerd resolve it. A name that the image does not know is an error that names it; a number needs no
 //! entry. Leaves to others: reading the files.
 
+use crate::pods::Security;
+
 /// A user as the kernel knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct User {
@@ -43,6 +45,39 @@ pub fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, String> {
     }
     let groups = entry.map(|entry| groups_with(entry.name, own_gid, group)).unwrap_or_default();
     Ok(User { uid, gid: own_gid, groups })
+}
+
+/// The user of a container: what its context says, else what the image says.
+///
+/// # Errors
+/// There is no such user or group; or it is root and must not be, in upstream's words.
+pub fn user_of(security: &Security, image: &str, passwd: &str, group: &str) -> Result<User, String> {
+    let text = security.user.map_or_else(|| image.to_owned(), |uid| uid.to_string());
+    let mut user = resolve(&text, passwd, group)?;
+    if security.must_not_be_root {
+        let name = image.split(':').next().unwrap_or_default();
+        match security.user {
+            Some(0) => return Err("container's runAsUser breaks non-root policy".into()),
+            Some(_) => {}
+            None if !name.is_empty() && number(name).is_none() => {
+                return Err(format!(
+                    "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root"
+                ));
+            }
+            None if user.uid == 0 => {
+                return Err("container has runAsNonRoot and image will run as root".into());
+            }
+            None => {}
+        }
+    }
+    user.gid = security.group.unwrap_or(user.gid);
+    if security.without_groups_of_image {
+        user.groups.clear();
+    }
+    user.groups.extend(&security.groups);
+    user.groups.sort_unstable();
+    user.groups.dedup();
+    Ok(user)
 }
 
 struct Entry<'a> {
@@ -122,6 +157,39 @@ mod tests {
         // a user whose name is a number
         check("1000", 7, 8, &[]);
         assert_eq!(resolve("5", "", ""), Ok(User { uid: 5, ..User::default() }));
+    }
+
+    #[test]
+    fn context_counts_before_the_image() {
+        let security = |user, group, groups: &[u32]| Security {
+            user,
+            group,
+            groups: groups.to_vec(),
+            ..Security::default()
+        };
+        let check = |security: &Security, image: &str, uid, gid, groups: &[u32]| {
+            let expect = User { uid, gid, groups: groups.to_vec() };
+            assert_eq!(user_of(security, image, PASSWD, GROUP), Ok(expect), "{image} {security:?}");
+        };
+        check(&security(None, None, &[]), "web", 100, 101, &[4]);
+        check(&security(Some(5), None, &[9, 3]), "web", 5, 0, &[3, 9]);
+        check(&security(Some(100), Some(7), &[4]), "", 100, 7, &[4]);
+        check(&security(None, Some(7), &[]), "web:disk", 100, 7, &[]);
+        let strict = Security { without_groups_of_image: true, ..security(None, None, &[8]) };
+        check(&strict, "web", 100, 101, &[8]);
+        for (user, image, why) in [
+            (None, "", "image will run as root"),
+            (None, "0", "image will run as root"),
+            (None, "web", "non-numeric user (web)"),
+            (Some(0), "100", "breaks non-root policy"),
+        ] {
+            let security = Security { must_not_be_root: true, ..security(user, None, &[]) };
+            let error = user_of(&security, image, PASSWD, GROUP).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let by_number = Security { must_not_be_root: true, ..Security::default() };
+        check(&by_number, "100", 100, 101, &[4]);
+        check(&Security { user: Some(9), ..by_number }, "root", 9, 0, &[]);
     }
 
     #[test]

@@ -11,7 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown, fchown, symlink,
+};
 use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
 
@@ -25,13 +27,15 @@ const NEXT_LINK: &str = "..link_tmp";
 const SAME_MOMENT: u32 = 1000;
 
 /// Makes these, and no others, the files of the directory.
-pub(super) fn replace(root: &Path, files: &[VolumeFile]) -> io::Result<()> {
-    Replacement { root, files, step: &mut || Ok(()) }.run()
+/// They belong to the `group`, which may read them.
+pub(super) fn replace(root: &Path, files: &[VolumeFile], group: Option<u32>) -> io::Result<()> {
+    Replacement { root, files, group, step: &mut || Ok(()) }.run()
 }
 
 struct Replacement<'a> {
     root: &'a Path,
     files: &'a [VolumeFile],
+    group: Option<u32>,
     /// Called before each change; a test ends here.
     step: &'a mut dyn FnMut() -> io::Result<()>,
 }
@@ -46,7 +50,8 @@ impl Replacement<'_> {
             }
         }
         let present = self.present();
-        let is_right = present.as_ref().is_some_and(|set| holds(&self.root.join(set), self.files));
+        let is_right =
+            present.as_ref().is_some_and(|set| holds(&self.root.join(set), self.files, self.group));
         let set = match present.clone().filter(|_| is_right) {
             Some(set) => set,
             None => self.write_set()?,
@@ -66,10 +71,11 @@ impl Replacement<'_> {
     fn write_set(&mut self) -> io::Result<OsString> {
         let set = self.new_directory()?;
         let directory = self.root.join(&set);
-        fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+        share(&directory, self.group)?;
+        share(self.root, self.group)?;
         for file in self.files {
             (self.step)()?;
-            write(&directory, file)?;
+            write(&directory, file, self.group)?;
         }
         let next = self.root.join(NEXT);
         remove_link(&next)?;
@@ -156,21 +162,32 @@ fn remove_link(path: &Path) -> io::Result<()> {
     }
 }
 
-fn write(directory: &Path, file: &VolumeFile) -> io::Result<()> {
+/// A directory of files; the umask of the service may have narrowed it.
+fn share(directory: &Path, group: Option<u32>) -> io::Result<()> {
+    chown(directory, None, group)?;
+    let mode = if group.is_some() { 0o2755 } else { 0o755 };
+    fs::set_permissions(directory, Permissions::from_mode(mode))
+}
+
+fn mode_of(file: &VolumeFile, group: Option<u32>) -> u32 {
+    file.mode & 0o777 | if group.is_some() { 0o440 } else { 0 }
+}
+
+fn write(directory: &Path, file: &VolumeFile, group: Option<u32>) -> io::Result<()> {
     let path = directory.join(&file.path);
     if let Some(parent) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
-        // the umask of the service may have narrowed it
-        let inside = parent.ancestors().take_while(|above| *above != directory);
-        inside.into_iter().try_for_each(|above| fs::set_permissions(above, Permissions::from_mode(0o755)))?;
+        let mut inside = parent.ancestors().take_while(|above| *above != directory);
+        inside.try_for_each(|above| share(above, group))?;
     }
     let mut written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     written.write_all(&file.content)?;
-    written.set_permissions(Permissions::from_mode(file.mode & 0o777))
+    fchown(&written, file.owner, group)?;
+    written.set_permissions(Permissions::from_mode(mode_of(file, group)))
 }
 
 /// Whether a set has these files and no others.
-fn holds(set: &Path, files: &[VolumeFile]) -> bool {
+fn holds(set: &Path, files: &[VolumeFile], group: Option<u32>) -> bool {
     let mut wanted: BTreeMap<PathBuf, &VolumeFile> =
         files.iter().map(|file| (set.join(&file.path), file)).collect();
     let mut directories = vec![set.to_owned()];
@@ -183,7 +200,7 @@ fn holds(set: &Path, files: &[VolumeFile]) -> bool {
                 Ok(kind) if kind.is_dir() => directories.push(path),
                 Ok(kind) if kind.is_file() => {
                     let wanted = wanted.remove(&path);
-                    if !wanted.is_some_and(|file| is_same(&path, file).unwrap_or(false)) {
+                    if !wanted.is_some_and(|file| is_same(&path, file, group).unwrap_or(false)) {
                         return false;
                     }
                 }
@@ -194,10 +211,13 @@ fn holds(set: &Path, files: &[VolumeFile]) -> bool {
     wanted.is_empty()
 }
 
-fn is_same(path: &Path, file: &VolumeFile) -> io::Result<bool> {
+fn is_same(path: &Path, file: &VolumeFile, group: Option<u32>) -> io::Result<bool> {
     let found = fs::File::open(path)?;
     let metadata = found.metadata()?;
-    if metadata.permissions().mode() & 0o7777 != file.mode & 0o777
+    let is_other = |wanted: Option<u32>, found: u32| wanted.is_some_and(|wanted| wanted != found);
+    if metadata.permissions().mode() & 0o7777 != mode_of(file, group)
+        || is_other(group, metadata.gid())
+        || is_other(file.owner, metadata.uid())
         || metadata.len() != file.content.len() as u64
     {
         return Ok(false);
@@ -216,6 +236,7 @@ mod tests {
         let file = |(path, content): &(&str, &str)| VolumeFile {
             path: (*path).into(),
             mode: 0o440,
+            owner: None,
             content: (*content).into(),
         };
         of.iter().map(file).collect()
@@ -256,19 +277,19 @@ mod tests {
         let new = files(&[("a", "2"), ("x/b", "2"), ("new/c", "2")]);
         for cut in 0.. {
             let scratch = Scratch::new("projection").unwrap();
-            replace(&scratch, &old).unwrap();
+            replace(&scratch, &old, None).unwrap();
             let mut left = cut;
             let mut step = || {
                 left -= 1;
                 if left < 0 { Err(io::Error::other("cut")) } else { Ok(()) }
             };
-            let done = Replacement { root: &scratch, files: &new, step: &mut step }.run();
+            let done = Replacement { root: &scratch, files: &new, group: None, step: &mut step }.run();
             let set = seen(&scratch.join(DATA));
             assert!(set == as_seen(&old) || set == as_seen(&new), "cut {cut}: {set:?}");
             // by the names that a container uses: what is in both sets is of one of them
             let shown = seen(&scratch);
             assert!(shown["a"] == shown["x/b"], "cut {cut}: {shown:?}");
-            replace(&scratch, &new).unwrap();
+            replace(&scratch, &new, None).unwrap();
             assert_eq!(seen(&scratch), as_seen(&new), "cut {cut}");
             assert_eq!(own_entries(&scratch), 2, "cut {cut}: one set and the link to it");
             if done.is_ok() {
@@ -282,16 +303,16 @@ mod tests {
     fn files_that_are_right_are_not_written_again() {
         let scratch = Scratch::new("projection").unwrap();
         let all = files(&[("a", "1"), ("x/b", "1")]);
-        replace(&scratch, &all).unwrap();
+        replace(&scratch, &all, None).unwrap();
         let before = fs::read_link(scratch.join(DATA)).unwrap();
-        replace(&scratch, &all).unwrap();
+        replace(&scratch, &all, None).unwrap();
         assert_eq!(fs::read_link(scratch.join(DATA)).unwrap(), before);
         let check = |change: &dyn Fn(&mut Vec<VolumeFile>)| {
-            replace(&scratch, &all).unwrap();
+            replace(&scratch, &all, None).unwrap();
             let before = fs::read_link(scratch.join(DATA)).unwrap();
             let mut other = all.clone();
             change(&mut other);
-            replace(&scratch, &other).unwrap();
+            replace(&scratch, &other, None).unwrap();
             assert_ne!(fs::read_link(scratch.join(DATA)).unwrap(), before);
             assert_eq!(seen(&scratch), as_seen(&other));
         };
@@ -310,19 +331,41 @@ mod tests {
             fs::write(scratch.join(path), "0").unwrap();
         }
         let all = files(&[("a", "1"), ("x/b", "1")]);
-        replace(&scratch, &all).unwrap();
+        replace(&scratch, &all, None).unwrap();
         assert_eq!(seen(&scratch), as_seen(&all));
         assert!(fs::symlink_metadata(scratch.join("x")).unwrap().is_symlink());
     }
 
     #[test]
+    fn files_belong_to_the_group_and_the_owner() {
+        if fs::metadata("/proc/self").unwrap().uid() != 0 {
+            return;
+        }
+        let scratch = Scratch::new("projection").unwrap();
+        let mut all = files(&[("a", "1"), ("x/b", "1")]);
+        (all[1].mode, all[1].owner) = (0o600, Some(7));
+        replace(&scratch, &all, Some(9)).unwrap();
+        let check = |path: &str, expect| {
+            let found = fs::metadata(scratch.join(path)).unwrap();
+            assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), expect, "{path}");
+        };
+        let root = fs::metadata(&*scratch).unwrap().uid();
+        check("a", (root, 9, 0o440));
+        check("x", (root, 9, 0o2755));
+        check("x/b", (7, 9, 0o640));
+        let before = fs::read_link(scratch.join(DATA)).unwrap();
+        replace(&scratch, &all, Some(9)).unwrap();
+        assert_eq!(fs::read_link(scratch.join(DATA)).unwrap(), before, "they are right");
+    }
+
+    #[test]
     fn directory_that_a_sub_path_made_stays() {
         let scratch = Scratch::new("projection").unwrap();
-        replace(&scratch, &files(&[("a", "1")])).unwrap();
+        replace(&scratch, &files(&[("a", "1")]), None).unwrap();
         fs::create_dir(scratch.join("made")).unwrap();
-        replace(&scratch, &files(&[("a", "2")])).unwrap();
+        replace(&scratch, &files(&[("a", "2")]), None).unwrap();
         assert!(scratch.join("made").is_dir(), "a container has it mounted");
-        replace(&scratch, &files(&[("made", "2")])).unwrap();
+        replace(&scratch, &files(&[("made", "2")]), None).unwrap();
         assert_eq!(fs::read_to_string(scratch.join("made")).unwrap(), "2");
     }
 }
