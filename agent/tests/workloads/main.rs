@@ -16,3 +16,4 @@ mod probes;
 mod setup;
 mod sharing;
 mod static_pods;
+mod volumes;

@@ -80,13 +80,13 @@ impl Setup {
         self.cluster.kubectl().json(&["get", "pod", "web"]).unwrap_or_default()
     }
 
-    fn runs_with(&self, restarts: u64) -> bool {
+    pub(crate) fn runs_with(&self, restarts: u64) -> bool {
         let status = self.pod()["status"].take();
         let container = &status["containerStatuses"][0];
         status["phase"] == "Running" && container["ready"] == true && container["restartCount"] == restarts
     }
 
-    fn log(&self, attempt: u32) -> String {
+    pub(crate) fn log(&self, attempt: u32) -> String {
         let uid = self.pod()["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let path = format!("/var/log/pods/default_web_{uid}/main/{attempt}.log");
         fs::read_to_string(&path).unwrap_or_else(|error| format!("{path}: {error}"))
@@ -106,8 +106,12 @@ fn layout(at: &Path) -> std::path::PathBuf {
     let blobs = at.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     make_image(&at.join("image"));
-    let archived =
-        Command::new("tar").arg("-C").arg(at.join("image")).args(["-cf", "-", "."]).output().unwrap();
+    let archived = Command::new("tar")
+        .args(["--mode=a+rX", "-C"])
+        .arg(at.join("image"))
+        .args(["-cf", "-", "."])
+        .output()
+        .unwrap();
     assert!(archived.status.success());
     let blob = |bytes: &[u8], media: &str| {
         let digest = BlobDigest::of(bytes);

@@ -1,0 +1,155 @@
+//! One pod with every sort of volume and variable that is served, with a real hub, a real agent and crun: what it sees, and what it
+//! sees of edits while the agent is killed.
+
+use crate::pods::{NODE, Setup, pids};
+use crate::setup::{isolated_network, kill};
+use kedge_rig::scratch::poll;
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// An edit reaches a file with the renewal that names it, and no earlier than 20 s after the last look.
+const BOUND: Duration = Duration::from_secs(120);
+
+fn words(value: &str) -> String {
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"},
+        "data": {"a": value, "b": value}});
+    map.to_string()
+}
+
+fn manifest() -> String {
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"},
+        "stringData": {"key": "hidden"}, "immutable": true});
+    let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+    let limit = json!({"containerName": "main", "resource": "limits.memory", "divisor": "1Mi"});
+    let all = json!({"defaultMode": 0o444, "sources": [
+        {"configMap": {"name": "words"}},
+        {"secret": {"name": "keys", "items": [{"key": "key", "path": "secret/key", "mode": 0o400}]}},
+        {"configMap": {"name": "absent", "optional": true}},
+        {"downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+            {"path": "memory", "resourceFieldRef": limit}]}},
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 600, "audience": "lan"}}]});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web", "labels": {"app": "first"}, "annotations": {"note": "x"}}, "spec": {
+        "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "serviceAccountName": "default",
+        "securityContext": {"runAsUser": 1000, "runAsGroup": 3000, "runAsNonRoot": true, "fsGroup": 2000,
+            "supplementalGroups": [4000], "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [{"name": "all", "projected": all}, {"name": "words", "configMap": {"name": "words"}},
+            {"name": "data", "emptyDir": {}}, {"name": "fast", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
+        "containers": [{"name": "main", "image": "web:1", "resources": {"limits": {"memory": "64Mi"}},
+            "securityContext": {"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"]}},
+            "command": ["/bin/sh", "-c", "echo $LABEL $NOTE $NODE $POD $MEMORY $ACCOUNT; exec sleep 86321"],
+            "env": [{"name": "LABEL", "valueFrom": field("metadata.labels['app']")},
+                {"name": "NOTE", "valueFrom": field("metadata.annotations['note']")},
+                {"name": "NODE", "valueFrom": field("spec.nodeName")},
+                {"name": "POD", "valueFrom": field("metadata.name")},
+                {"name": "ACCOUNT", "valueFrom": field("spec.serviceAccountName")},
+                {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}}],
+            "volumeMounts": [{"name": "all", "mountPath": "/etc/all"}, {"name": "words", "mountPath": "/etc/words"},
+                {"name": "words", "mountPath": "/etc/one", "subPath": "a"}, {"name": "fast", "mountPath": "/fast"},
+                {"name": "data", "mountPath": "/own", "subPathExpr": "logs/$(POD)"}, {"name": "data", "mountPath": "/data"}]}]}});
+    format!("{}\n---\n{secret}\n---\n{pod}", words("first"))
+}
+
+/// A path as the container sees it.
+fn inside(path: &str) -> PathBuf {
+    let [pid] = pids()[..] else { panic!("one process: {:?}", pids()) };
+    format!("/proc/{pid}/root{path}").into()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(inside(path)).unwrap_or_else(|error| format!("{path}: {error}"))
+}
+
+/// The two words of one set of files; a reader that holds on to `..data` sees both of one.
+fn both(directory: &str) -> (String, String) {
+    let set = fs::read_link(inside(&format!("{directory}/..data"))).unwrap();
+    let word = |name: &str| {
+        let path = format!("{directory}/{}/{name}", set.display());
+        fs::read_to_string(inside(&path)).ok()
+    };
+    match (word("a"), word("b")) {
+        (Some(a), Some(b)) => (a, b),
+        // the set was replaced between two reads: the next look has the other
+        _ => (String::new(), String::new()),
+    }
+}
+
+#[test]
+fn pod_with_every_volume_sees_edits_whole() {
+    isolated_network("volumes::pod_with_every_volume_sees_edits_whole", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        kubectl.feed(&["apply", "-f", "-"], &manifest()).unwrap();
+        if poll(BOUND / 2, || setup.runs_with(0).then_some(())).is_none() {
+            let events = kubectl.run(&["get", "events"]).unwrap_or_default();
+            let pods = kubectl.run(&["get", "pod", "web", "-o", "yaml"]).unwrap_or_default();
+            panic!("waited in vain for the pod Running\n{events}\n{pods}");
+        }
+        let expect = format!("stdout F first x {NODE} web 67108864 default\n");
+        assert!(setup.log(0).ends_with(&expect), "{}", setup.log(0));
+        let [pid] = pids()[..] else { panic!("one process: {:?}", pids()) };
+
+        assert_eq!((read("/etc/all/a"), read("/etc/words/b")), ("first".into(), "first".into()));
+        assert_eq!((read("/etc/all/secret/key"), read("/etc/all/memory")), ("hidden".into(), "64".into()));
+        assert_eq!(read("/etc/all/labels"), "app=\"first\"");
+        assert_eq!(read("/etc/one"), "first");
+        let token = read("/etc/all/token");
+        assert_eq!(token.split('.').count(), 3, "{token}");
+        let mode = |path: &str| fs::metadata(inside(path)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode("/etc/all/a"), mode("/etc/all/secret/key")), (0o444, 0o440));
+        assert_eq!((mode("/fast"), mode("/data"), mode("/etc/all/token")), (0o2777, 0o2777, 0o640));
+        let owner = fs::metadata(inside("/etc/all/token")).unwrap();
+        assert_eq!((owner.uid(), owner.gid()), (1000, 2000));
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        for line in [
+            "Uid:\t1000\t1000\t1000\t1000",
+            "Gid:\t3000\t3000\t3000\t3000",
+            "Groups:\t2000 4000",
+            "CapBnd:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "Seccomp:\t2",
+        ] {
+            assert!(status.contains(line), "{line}: {status}");
+        }
+        fs::write(inside("/own/x"), "mine").unwrap();
+        assert_eq!(read("/data/logs/web/x"), "mine");
+        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+        let is_memory = |path: &str| {
+            let line = mounts.lines().find(|line| line.split(' ').nth(4) == Some(path)).unwrap();
+            line.contains(" - tmpfs ")
+        };
+        let root = mounts.lines().find(|line| line.split(' ').nth(4) == Some("/")).unwrap();
+        assert!(root.split(' ').nth(5).unwrap().starts_with("ro"), "{root}");
+        assert!(is_memory("/etc/all") && is_memory("/fast") && !is_memory("/data"), "{mounts}");
+        assert!(fs::write(inside("/fast/big"), vec![0; 2 << 20]).is_err(), "its sizeLimit");
+
+        // an edit, and the agent is killed while it is on its way
+        kubectl.feed(&["apply", "-f", "-"], &words("second")).unwrap();
+        kubectl.run(&["label", "pod", "web", "app=second", "--overwrite"]).unwrap();
+        let agent = setup.cluster.agent(NODE);
+        kill(agent.babysitter().state().pid.unwrap().into());
+        let is_new = || {
+            for directory in ["/etc/all", "/etc/words"] {
+                let (a, b) = both(directory);
+                assert_eq!(a, b, "one set whole");
+            }
+            let shown = [read("/etc/all/a"), read("/etc/words/a"), read("/etc/all/labels")];
+            (shown == ["second", "second", "app=\"second\""]).then_some(())
+        };
+        assert!(poll(BOUND, is_new).is_some(), "{}\n{}", read("/etc/words/a"), agent.log_text());
+        assert_eq!(read("/etc/one"), "first", "a subPath is not updated, as upstream");
+        assert!(setup.runs_with(0) && pids() == [pid], "nothing was restarted");
+        assert_eq!(read("/etc/all/token").split('.').count(), 3);
+
+        kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+        let left = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let root = agent.root_dir().display().to_string();
+        let of_pods =
+            left.lines().filter(|line| line.contains(".parts") || line.contains(&format!("{root}/pods")));
+        assert_eq!(of_pods.count(), 0, "{left}");
+    });
+}
