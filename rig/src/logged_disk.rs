@@ -17,6 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kedge_platform::linux::state;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::Random;
@@ -66,23 +67,17 @@ pub const EXT4: FileSystem = FileSystem {
     repair: &[],
 };
 
-/// The state partition of the disk images, made, mounted and repaired as `images/root/usr/lib/kedge-image/open-state` does; with
-/// the blocks that mkfs chooses for a partition of any real size.
+/// The state partition of the disk images, made, mounted and repaired as there; with the blocks that mkfs chooses for a partition of any
+/// real size.
 pub const STATE_PARTITION: FileSystem = FileSystem {
     name: "ext4 of the images",
-    make: &[
-        "mkfs.ext4",
-        "-b",
-        "4096",
-        "-q",
-        "-F",
-        "-L",
-        "state",
-        "-E",
-        "lazy_itable_init=1,lazy_journal_init=1",
-    ],
-    options: "noatime,errors=remount-ro",
-    repair: &["e2fsck", "-f", "-p"],
+    make: &{
+        let [program, options @ ..] = state::MAKE;
+        let [quiet, force, label, name, extended, lazy] = options;
+        [program, "-b", "4096", quiet, force, label, name, extended, lazy]
+    },
+    options: state::OPTIONS,
+    repair: &state::CORRECT,
     ..EXT4
 };
 
@@ -817,19 +812,6 @@ mod tests {
     fn shown(image: &Image) -> Vec<u8> {
         let sector = |at: u64| image.pages.get(&(at / 8)).map_or(0, |page| page[(at % 8) as usize * SECTOR]);
         (0..4).map(sector).collect()
-    }
-
-    #[test]
-    fn state_partition_is_that_of_the_images() {
-        let script = include_str!("../../images/root/usr/lib/kedge-image/open-state");
-        let [mkfs, _, _, options @ ..] = STATE_PARTITION.make else { panic!("mkfs and its block size") };
-        for expect in [
-            format!("{mkfs} {} \"$1\"", options.join(" ")),
-            format!("options={}\n", STATE_PARTITION.options),
-            format!("check {} \"$1\"", STATE_PARTITION.repair[1..].join(" ")),
-        ] {
-            assert!(script.contains(&expect), "open-state does not contain {expect}");
-        }
     }
 
     #[test]
