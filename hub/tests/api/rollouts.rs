@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::server::Hub;
-use super::{NODES, PODS, SETS};
+use super::{JSON, NODES, PODS, SETS};
 
 #[test]
 fn rollout_shows_each_node_and_ends_with_the_update() {
@@ -31,5 +31,34 @@ fn rollout_shows_each_node_and_ends_with_the_update() {
         watched.out
     );
     assert!(watched.out.ends_with("edge-1   1          runs    -\n"), "{}", watched.out);
+    // an update that crashes: stopped, as the command and the set say
+    let change = json!({"metadata": {"annotations": {"kedge.dev/max-failures": "0"}},
+        "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "i:2"}]}}}});
+    admin.patch("merge", &format!("{SETS}/agent"), &change).expect(200);
+    let mut pods = admin.another().watch(&format!("{PODS}?watch=true"));
+    let ending = std::iter::from_fn(|| pods.next())
+        .any(|event| event["object"]["metadata"]["deletionTimestamp"].is_string());
+    assert!(ending);
+    let now = json!({"gracePeriodSeconds": 0}).to_string();
+    admin.send("DELETE", &format!("{PODS}/{pod}"), &[JSON], now.as_bytes());
+    let made = std::iter::from_fn(|| pods.next())
+        .find(|event| event["type"] == "ADDED" && event["object"]["spec"]["containers"][0]["image"] == "i:2")
+        .unwrap();
+    let made = made["object"]["metadata"]["name"].as_str().unwrap();
+    let crashes = json!({"status": {"phase": "Running", "containerStatuses": [{"name": "main", "ready": false, "restartCount": 1,
+        "image": "i:2", "imageID": "x", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}}]}});
+    admin.patch("merge", &format!("{PODS}/{made}/status"), &crashes).expect(200);
+    let watched = hub.command(&["rollout", "agent", "--watch"]);
+    assert_eq!(watched.code, Some(1), "{}", watched.out);
+    assert!(watched.err.contains("1 node failed, more than 0: edge-1 (crash loop)"), "{}", watched.err);
+    let line = "edge-1   2          failed   container main: CrashLoopBackOff: back-off 10s";
+    assert!(watched.out.contains(line), "{}", watched.out);
+    let found = admin.get(&format!("{SETS}/agent")).expect(200);
+    let condition = &found["status"]["conditions"][0];
+    assert_eq!(
+        (&condition["type"], &condition["status"]),
+        (&json!("RolloutStopped"), &json!("True")),
+        "{found}"
+    );
     assert_eq!(hub.node("edge-1").get("/kedge/rollouts/default/agent").code, 403, "for administrators");
 }

@@ -264,6 +264,7 @@ impl DaemonSets {
                     wanted: &wanted,
                     current: revision,
                     is_renumbered: renumber.is_some(),
+                    is_shown: shows_success(&look.value),
                     heres: &heres,
                     ready: &set.ready,
                     watches: &set.watches,
@@ -768,4 +769,13 @@ fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
         is_rolling,
         proven,
     }
+}
+
+/// Whether the status says what kubectl takes for a success.
+fn shows_success(set: &Value) -> bool {
+    let status = |field: &str| set["status"][field].as_i64().unwrap_or(0);
+    let desired = status("desiredNumberScheduled");
+    set["metadata"]["generation"] == set["status"]["observedGeneration"]
+        && status("updatedNumberScheduled") >= desired
+        && status("numberAvailable") >= desired
 }

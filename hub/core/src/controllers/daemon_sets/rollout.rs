@@ -402,6 +402,8 @@ pub(super) struct Judge<'a> {
     pub(super) current: &'a Revision,
     /// It is about to get another number.
     pub(super) is_renumbered: bool,
+    /// The stored status says that every node has an available pod of it: who sees that it is complete finds these counts.
+    pub(super) is_shown: bool,
     pub(super) heres: &'a [Here<'a>],
     pub(super) ready: &'a Readiness,
     pub(super) watches: &'a BTreeMap<String, Watch>,
@@ -425,11 +427,12 @@ impl Judge<'_> {
         }
         let is_complete = failures.nodes.is_empty() && self.is_everywhere(verdict.stopped.is_some());
         if is_complete && !self.is_renumbered {
-            verdict.complete = Some(self.current.number);
+            verdict.complete = self.is_shown.then_some(self.current.number);
             verdict.stopped = None;
             verdict.hold = Hold::Nothing;
-            let nothing = Record::default();
-            verdict.record = self.current.record.write().is_some().then_some(nothing);
+            if self.is_shown || self.current.record.stopped.is_some() {
+                verdict.record = self.current.record.write().map(|_| Record::default());
+            }
         }
         verdict.failed = failures.nodes.keys().cloned().collect();
         self.note_starting(&mut verdict);
@@ -609,10 +612,10 @@ impl Judge<'_> {
         let more = failed.len().saturating_sub(NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         format!(
-            "Stopped revision {}: {} nodes failed, more than {most}: {}{more}; other nodes keep what they run until the template \
+            "Stopped revision {}: {} failed, more than {most}: {}{more}; other nodes keep what they run until the template \
              changes or the annotation {RESUME} gets another value",
             self.current.name,
-            failed.len(),
+            if failed.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", failed.len()) },
             shown.join(", ")
         )
     }
