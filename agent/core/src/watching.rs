@@ -131,6 +131,8 @@ pub(crate) struct Watching {
     object: Watched,
     lists_only: bool,
     metadata_only: bool,
+    /// The last round was refused: a gateway may not take the form, so the next asks for whole objects.
+    is_plain: bool,
     state: State,
     round: u64,
     /// Everything up to this revision was shown; None: the list is under way, or the server does not count so.
@@ -156,6 +158,7 @@ impl Watching {
             object,
             lists_only,
             metadata_only: false,
+            is_plain: false,
             state: State::Off,
             round: 0,
             position: None,
@@ -225,7 +228,8 @@ impl Watching {
         (self.position, self.awaited) = (None, None);
         self.named_before = self.latest.filter(|_| after.is_none());
         self.elsewhere = self.elsewhere.filter(|_| after.is_some());
-        let Self { round, lists_only, metadata_only, .. } = *self;
+        let Self { round, lists_only, .. } = *self;
+        let metadata_only = self.metadata_only && !self.is_plain;
         WatchOrder { round, after, held, list_deadline: self.list_deadline(), lists_only, metadata_only }
     }
 
@@ -320,6 +324,7 @@ impl Watching {
             self.failing = None;
         }
         let failure = end.failure.as_ref().map(|(failure, _)| *failure);
+        self.is_plain = failure == Some(WatchFailure::Answered) && end.lived.is_zero() && !self.is_plain;
         // A watch that is refused after a list was read says nothing about the object. It may be about to be another one: the server
         // ends its watch as soon as the Node names that one, perhaps before the node learns of it.
         let was_read = end.resume.is_some();
@@ -464,6 +469,41 @@ mod tests {
             bench.end(end);
             bench.check_pause(if is_reset { 1 } else { 8 });
         }
+    }
+
+    #[test]
+    fn refused_watch_of_metadata_is_followed_by_a_whole_one() {
+        let mut bench = Bench::of(Watched::Node);
+        assert!(!bench.order.metadata_only, "the server has not said what it is");
+        bench.order = bench.watching.narrow().expect("a round is under way");
+        assert!(bench.order.metadata_only && bench.watching.narrow().is_none(), "once");
+        for (end, is_metadata) in [
+            (failed(Unreachable), true),
+            // a gateway that does not take the form: whole objects for a round, as long as it lives
+            (failed(Answered), false),
+            (lived(1800), true),
+            (failed(Answered), false),
+            // it was not for the form
+            (failed(Answered), true),
+            (lived(1800), true),
+        ] {
+            bench.end(end.clone());
+            bench.pause();
+            assert_eq!(bench.order.metadata_only, is_metadata, "{end:?}");
+        }
+        // another server
+        bench.order = bench.watching.list_another(None);
+        assert!(!bench.order.metadata_only);
+    }
+
+    #[test]
+    fn round_of_metadata_goes_on_where_the_watch_was() {
+        let mut bench = Bench::of(Watched::Node);
+        bench.watching.has_come_to(bench.order.round, "41");
+        let order = bench.watching.narrow().expect("a round is under way");
+        assert_eq!((order.after.as_deref(), order.metadata_only), (Some("41"), true));
+        let mut lists = Bench::following(Watched::Node, true);
+        assert!(lists.watching.narrow().is_none(), "without watches there is nothing to narrow");
     }
 
     #[test]
