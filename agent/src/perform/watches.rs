@@ -256,7 +256,7 @@ impl Listener<'_> {
             NetError::Refused { .. } | NetError::Garbled { .. } => WatchFailure::Answered,
             _ => WatchFailure::Unreachable,
         };
-        WatchEnd { resume, failure: Some((failure, error.to_string())), ..WatchEnd::default() }
+        WatchEnd { resume, failure: Some((failure, with_advice(&error))), ..WatchEnd::default() }
     }
 
     /// What a list shows, and the version from which a watch goes on. A held version is compared by its metadata first.
@@ -354,6 +354,14 @@ impl Listener<'_> {
     }
 }
 
+/// The error, and what is missing where the server lacks a rule for this node: one that allows `get` alone does not suffice.
+fn with_advice(error: &NetError) -> String {
+    match error.status() {
+        Some(403) => format!("{error}; on Kubernetes a role must allow list and watch: docs/kubernetes.md"),
+        _ => error.to_string(),
+    }
+}
+
 /// Which version of an object this is.
 fn version_of(object: &Value) -> Option<ObjectVersion> {
     Some((object["metadata"]["uid"].as_str()?.to_owned(), resource_version_of(object)?))
@@ -367,6 +375,44 @@ fn resource_version_of(object: &Value) -> Option<String> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn forbidden_list_names_the_rights_that_are_needed() {
+        let refused = |status| NetError::Refused {
+            request: "GET https://k/api/v1/configmaps".into(),
+            status,
+            reason: String::new(),
+            message: "no".into(),
+            retry_after: None,
+        };
+        let advice = "a role must allow list and watch: docs/kubernetes.md";
+        for (status, is_advised) in [(403, true), (404, false), (500, false)] {
+            let found = with_advice(&refused(status));
+            assert!(found.starts_with(&refused(status).to_string()), "{found}");
+            assert_eq!(found.ends_with(advice), is_advised, "{found}");
+        }
+    }
+
+    #[test]
+    fn watch_hands_on_metadata_of_a_node_as_that() {
+        let shown = |of: &Collection| {
+            let object = json!({"kind": api::METADATA_KIND, "metadata": {"name": "edge-1"}});
+            let Event::Changed { object, .. } = Target::of("edge-1", of).changed(object, false) else {
+                panic!("a change is handed on as one");
+            };
+            object["kind"].clone()
+        };
+        assert_eq!(shown(&Collection::Node), api::METADATA_KIND);
+        assert_eq!(shown(&Collection::Pods), "Pod");
+        // a list shows whole objects: what says otherwise would be listed again for ever
+        let node = Collection::Node;
+        let Event::Listed { listing: Listing::Objects(objects), .. } =
+            Target::of("edge-1", &node).listed(vec![json!({"kind": api::METADATA_KIND})])
+        else {
+            panic!("a list is handed on as one");
+        };
+        assert_eq!(objects[0]["kind"], "Node");
+    }
 
     #[test]
     fn item_that_is_no_object_is_handed_on_as_it_is() {
