@@ -5,7 +5,7 @@ use kedge::workloads::network::Plugins;
 use kedge::workloads::{Layers, Node, Performer, volumes};
 use kedge_core::pods::{
     ContainerKey, ContainerOrder, ContainerState, Dns, HostPort, Image, PodAction, PodEvent, PodSandbox,
-    PodUid, QosClass, Resources,
+    PodUid, QosClass, Resources, Security,
 };
 use kedge_platform::linux::Roots;
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Workloads};
@@ -193,7 +193,8 @@ fn container(uid: &str, script: &str) -> ContainerOrder {
         working_dir: String::new(),
         mounts: Vec::new(),
         resources: Resources::default(),
-        security: Default::default(),
+        // for a port below 1024
+        security: Security { capabilities: vec!["CAP_NET_BIND_SERVICE".into()], ..Default::default() },
         qos: QosClass::BestEffort,
         stop_signal: "SIGTERM".into(),
     }

@@ -87,12 +87,14 @@ fn probes_decide_on_readiness_and_restarts() {
             let (container, ready) = shown(&setup);
             container["started"] == true && container["ready"] == false && ready["status"] == "False"
         });
+        setup.shows("a probe that failed", || {
+            has_event(&setup, "Readiness probe failed: cat: can't open '/tmp/ready'")
+        });
         fs::write(inside("/tmp/ready"), "").unwrap();
         setup.shows("a pod that is ready", || {
             let (container, ready) = shown(&setup);
             container["ready"] == true && ready["status"] == "True"
         });
-        assert!(has_event(&setup, "Readiness probe failed: cat: can't open '/tmp/ready'"));
 
         // another agent: it was ready, and is
         let since = shown(&setup).1["lastTransitionTime"].clone();
