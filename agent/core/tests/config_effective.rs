@@ -146,6 +146,7 @@ fn no_layer_gives_the_defaults() {
         json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
+            "configMapAndSecretChangeDetectionStrategy": "Watch",
             "configTrialDuration": "10m0s",
             "containerLogMaxFiles": 5,
             "containerLogMaxSize": "10Mi",
