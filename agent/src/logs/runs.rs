@@ -104,17 +104,23 @@ impl Run {
     fn open(&self) -> Result<Vec<(u64, File)>, String> {
         for _ in 0..TRIES {
             let mut files = Vec::new();
+            let mut written = None;
             for age in 0.. {
                 let path = self.path(age);
                 match File::open(&path).and_then(|file| Ok((file.metadata()?.ino(), file))) {
-                    Ok(file) => files.push(file),
+                    Ok(file) => {
+                        written = written.or((age == 0).then_some(file.0));
+                        files.push(file);
+                    }
+                    // a rotation has moved it, and perhaps a full disk kept the next one from being made
+                    Err(error) if error.kind() == ErrorKind::NotFound && age == 0 => {}
                     Err(error) if error.kind() == ErrorKind::NotFound => break,
                     Err(error) => return Err(cannot_read(&path, &error)),
                 }
             }
             // a rotation moves each to the next name
             let first = fs::metadata(self.path(0)).map(|found| found.ino()).ok();
-            if first == files.first().map(|(inode, _)| *inode) {
+            if first == written {
                 return Ok(files);
             }
         }
@@ -136,8 +142,9 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
 fn runs(container: &Path) -> Result<Vec<u32>, String> {
     let names = names(container)?;
     let mut runs: Vec<u32> =
-        names.iter().filter_map(|name| name.strip_suffix(".log")?.parse().ok()).collect();
+        names.iter().filter_map(|name| name.split_once(".log")?.0.parse().ok()).collect();
     runs.sort_unstable();
+    runs.dedup();
     Ok(runs)
 }
 
@@ -328,6 +335,21 @@ mod tests {
         assert!(!log.advance().unwrap());
         append("0.log", "f\n");
         assert_eq!(read(&mut log), ["f"]);
+    }
+
+    #[test]
+    fn log_without_its_newest_file_is_not_empty() {
+        let scratch = Scratch::new("log-rotated").unwrap();
+        scratch.write("0.log.1", "a\n");
+        scratch.write("0.log.2", "b\n");
+        let run = run(&scratch);
+        let mut log = Log::open(&run, None).unwrap();
+        assert_eq!(read(&mut log), ["b", "a"]);
+        assert!(!log.advance().unwrap());
+        scratch.write("0.log", "c\n");
+        assert!(log.advance().unwrap());
+        assert_eq!(read(&mut log), ["c"]);
+        assert_eq!(runs(scratch.path()), Ok(vec![0]));
     }
 
     #[test]
