@@ -3,8 +3,8 @@
 //! Always holds: they are a source that is asked before any registry, and nothing is done with them before a pod needs one; the
 //! directory is only read. A layout that cannot be read is reported and passed over, because another one, or a registry, may serve.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use kedge_core::images::{BlobDigest, Reference};
 use log::warn;
@@ -47,11 +47,32 @@ impl Preloaded {
         let mut paths: Vec<PathBuf> = if is_layout(&self.directory) {
             vec![self.directory.clone()]
         } else {
-            let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-            entries.map(|entry| entry.path()).filter(is_layout).take(MAX_LAYOUTS).collect()
+            self.entries().into_iter().filter(is_layout).collect()
         };
         paths.sort();
+        if paths.len() > MAX_LAYOUTS {
+            let (directory, found) = (self.directory.display(), paths.len());
+            warn!(
+                "{directory} has {found} preloaded layouts, expected at most {MAX_LAYOUTS}: the last by name are ignored"
+            );
+            paths.truncate(MAX_LAYOUTS);
+        }
         paths.into_iter().map(|path| Layout::new(&path, &path))
+    }
+
+    /// That there is no such directory is the ordinary case.
+    fn entries(&self) -> Vec<PathBuf> {
+        let read = fs::read_dir(&self.directory)
+            .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect());
+        read.unwrap_or_else(|error: io::Error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                warn!(
+                    "preloaded images of {} cannot be read, registries are asked: {error}",
+                    self.directory.display()
+                );
+            }
+            Vec::new()
+        })
     }
 }
 
