@@ -86,6 +86,21 @@ impl Setup {
         status["phase"] == "Running" && container["ready"] == true && container["restartCount"] == restarts
     }
 
+    /// Kills the agent, and waits until the next one has its pod.
+    pub(crate) fn replace_the_agent(&self) {
+        let agent = self.cluster.agent(NODE);
+        let before = agent.babysitter().state();
+        kill(before.pid.unwrap().into());
+        agent
+            .babysitter()
+            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
+            .unwrap();
+        self.shows("the pod adopted", || {
+            let pods = agent.kedge_json(&["pods"]).unwrap_or_default();
+            pods["pods"][0]["containers"][0]["state"] == "Running"
+        });
+    }
+
     pub(crate) fn log(&self, attempt: u32) -> String {
         let uid = self.pod()["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let path = format!("/var/log/pods/default_web_{uid}/main/{attempt}.log");
@@ -157,16 +172,7 @@ fn pod_lives_from_kubectl_apply_to_delete() {
 
         // the agent is killed: the container goes on, and the next agent has it
         let agent = setup.cluster.agent(NODE);
-        let before = agent.babysitter().state();
-        kill(before.pid.unwrap().into());
-        agent
-            .babysitter()
-            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
-            .unwrap();
-        setup.shows("the pod adopted", || {
-            let pods = agent.kedge_json(&["pods"]).unwrap_or_default();
-            pods["pods"][0]["containers"][0]["state"] == "Running"
-        });
+        setup.replace_the_agent();
         assert_eq!(pids(), [pid], "it was not restarted");
         assert!(setup.runs_with(0), "{}", setup.pod()["status"]);
 
@@ -215,16 +221,7 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         });
         let address = setup.pod()["status"]["podIP"].clone();
         assert!(address.as_str().is_some_and(|it| it.starts_with("10.85.")), "{}", setup.pod()["status"]);
-        let before = agent.babysitter().state();
-        kill(before.pid.unwrap().into());
-        agent
-            .babysitter()
-            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
-            .unwrap();
-        setup.shows("the pod adopted", || {
-            let pods = agent.kedge_json(&["pods"]).unwrap_or_default();
-            pods["pods"][0]["containers"][0]["state"] == "Running"
-        });
+        setup.replace_the_agent();
         assert_eq!(setup.pod()["status"]["podIP"], address);
         kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
         let reserved = fs::read_dir("/etc/cni/addresses/kedge").unwrap().flatten();

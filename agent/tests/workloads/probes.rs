@@ -1,7 +1,7 @@
 //! Programs beside a container's own, and probes from `kubectl apply` to a restart.
 
 use crate::pods::{NODE, Setup, pids};
-use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, kill, processes, wanted};
+use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, processes, wanted};
 use kedge_platform::workloads::{ContainerId, Exec, ExecEnd};
 use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
@@ -98,17 +98,7 @@ fn probes_decide_on_readiness_and_restarts() {
 
         // another agent: it was ready, and is
         let since = shown(&setup).1["lastTransitionTime"].clone();
-        let agent = setup.cluster.agent(NODE);
-        let before = agent.babysitter().state();
-        kill(before.pid.unwrap().into());
-        agent
-            .babysitter()
-            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
-            .unwrap();
-        setup.shows("the pod adopted", || {
-            let pods = agent.kedge_json(&["pods"]).unwrap_or_default();
-            pods["pods"][0]["containers"][0]["state"] == "Running"
-        });
+        setup.replace_the_agent();
         assert_eq!(shown(&setup).1["lastTransitionTime"], since);
         fs::remove_file(inside("/tmp/ready")).unwrap();
         setup.shows("another agent that probes", || shown(&setup).1["status"] == "False");
