@@ -1957,8 +1957,8 @@ mod tests {
         Configuration::new(started, facts, now())
     }
 
-    /// Perhaps a mebibyte: of what is pushed while the disk refuses, the latest is kept, once, until the disk has it. To read it anew
-    /// with each try would cost more than it takes.
+    /// While the disk refuses, the agent keeps the latest pushed content (up to a mebibyte), and only that one, until the disk takes
+    /// it. Downloading it again for each try would cost more than keeping it.
     #[test]
     fn refusing_disk_keeps_one_content_in_memory() {
         let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() };

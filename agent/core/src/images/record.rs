@@ -57,7 +57,7 @@ pub struct Record {
     pub sequence: u64,
     /// By the node's wall clock; shown to people, decides nothing.
     pub pulled_unix_secs: u64,
-    /// What was said about its manifests by whoever signed them; none of it has to be true. An older agent forgets it.
+    /// Signatures of its manifests as they were found, not yet compared with any key. An older agent drops them.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub signatures: BTreeSet<Signature>,
 }

@@ -44,7 +44,7 @@ const REREAD_AT_MOST: Duration = Duration::from_secs(20);
 const REREAD_UNDER_GET: Duration = Duration::from_secs(60);
 /// And this often where renewals name no changes: ten objects of 2 kB are some 4 MB a day.
 const REREAD_EVERY: Duration = Duration::from_secs(10 * 60);
-/// And this often whatever they name, as what is watched (`watching`).
+/// Objects are read at least this often, whatever renewals name, as lists are (`watching`).
 const REREAD_AT_LEAST: Duration = Duration::from_secs(60 * 60);
 /// On a Node: its orphaned pods end.
 const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
@@ -508,7 +508,7 @@ impl Rereading {
         }
     }
 
-    /// Once for many changes: what is named may as well be a pod.
+    /// Many changes lead to one round of reads: the change that a renewal names may be that of a pod.
     fn named(&mut self, latest: u64, now: Duration) {
         if self.named.replace(latest) != Some(latest) {
             self.due = self.due.min(now.max(self.last + REREAD_AT_MOST));
@@ -597,6 +597,19 @@ mod tests {
         node: api::Node,
     }
 
+    fn options() -> Options {
+        Options {
+            node_name: "edge".into(),
+            version: "0".into(),
+            local: LocalLayers::default(),
+            dynamic_config: false,
+            node_labels: Default::default(),
+            boot_id: String::new(),
+            previous_run: PreviousRun::default(),
+            seed: 1,
+        }
+    }
+
     impl Bench {
         /// A node with a runtime that works, nothing on its disk, and this Node.
         fn new() -> Self {
@@ -605,16 +618,7 @@ mod tests {
 
         /// The same under this configuration; and what was ordered until then.
         fn under(config: &str) -> (Self, Vec<Action>) {
-            let options = Options {
-                node_name: "edge".into(),
-                version: "0".into(),
-                local: LocalLayers::default(),
-                dynamic_config: false,
-                node_labels: Default::default(),
-                boot_id: String::new(),
-                previous_run: PreviousRun::default(),
-                seed: 1,
-            };
+            let options = options();
             let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{config}");
             let payload = LayerText { origin: Origin::Pushed("test".into()), text: text.into_bytes() };
             let config = kubelet::effective(&options.local, Some(&payload)).expect("it is valid").config;
@@ -714,16 +718,7 @@ mod tests {
     #[test]
     fn objects_are_read_again_when_one_may_have_changed() {
         let at = Duration::from_secs;
-        let options = Options {
-            node_name: "edge".into(),
-            version: "0".into(),
-            local: LocalLayers::default(),
-            dynamic_config: false,
-            node_labels: Default::default(),
-            boot_id: String::new(),
-            previous_run: PreviousRun::default(),
-            seed: 1,
-        };
+        let options = options();
         let reads = |rereading: &mut Rereading, secs: u64| {
             let now = Now { mono: at(secs), wall: Timestamp::default() };
             let (mut jitter, mut actions) = (Jitter::new(1), vec![]);

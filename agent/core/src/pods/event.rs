@@ -143,7 +143,7 @@ pub enum PodEvent {
 pub enum PodAction {
     /// Directories, volumes, cgroup, namespaces and network of a pod; what is there already stays. Answered by `PodPrepared`.
     PreparePod(Box<PodSandbox>),
-    /// Replace the files of these volumes of a pod that is prepared, each volume's at once; what is so already is not written. It may
+    /// Replace the files of these volumes of a pod that is prepared, each volume's at once; a file that has its content already is not written. It may
     /// be given while commands of the pod's containers are under way. Answered by `VolumesUpdated`.
     UpdateVolumes { pod: PodUid, volumes: Vec<Volume> },
     /// See that the image is there, by its policy. Answered by `ImageReady`.
@@ -509,7 +509,7 @@ pub struct Security {
     pub groups: Vec<u32>,
     /// Those groups alone: none that the image puts the user in.
     pub without_groups_of_image: bool,
-    /// It is not created if it would run as root, or if that cannot be told.
+    /// The container is not created if it would run as root, or if its user is unknown.
     pub must_not_be_root: bool,
     /// As the kernel names them: `CAP_KILL`.
     pub capabilities: Vec<String>,

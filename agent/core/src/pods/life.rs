@@ -360,7 +360,7 @@ impl Life {
         }
     }
 
-    /// A start of the agent found this run: what was known of its health is believed until the next verdict.
+    /// The agent found this run at its start: the health that the last agent noted holds until the next verdict.
     pub(crate) fn adopt_health(&mut self, key: &ContainerKey, known: &BTreeMap<ContainerKey, Health>) {
         if let Some(container) = self.containers.get_mut(&key.container) {
             container.probes.adopt(key.attempt, known.get(key).copied().unwrap_or_default());
