@@ -2,7 +2,7 @@
 //!
 //! `run` is the main loop around core; `perform` performs what core decides; `net` speaks to the API server,
 //! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor`, `logs`, `slot`, `state` and `provision`; `workloads`
-//! performs what is ordered of containers.
+//! performs what is ordered of containers; `kubelet_api` answers what kubectl asks of a node.
 
 pub mod cli;
 pub mod doctor;
@@ -11,6 +11,7 @@ mod faults;
 pub mod flags;
 mod forecast;
 pub mod images;
+pub mod kubelet_api;
 pub mod local;
 mod local_config;
 mod logging;

@@ -1,0 +1,271 @@
+//! HTTP/1.1 for one exchange: a head of bounded size, and an answer that is whole, grows, or gives the stream away.
+//!
+//! Always holds: bytes after the head are the route's, none is lost or read twice; a body that grows ends with its last chunk only when
+//! the route says that it is whole, so that the caller can tell it from one that broke off.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use kedge_api::percent_decoded;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+
+use super::Stream;
+
+/// Most bytes of a head. The arguments of a command are in its query: upstream's API server takes 1 MiB for a head, kubectl's own
+/// commands stay far below this.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Most headers: kubectl's pass through the hub, a dozen.
+const MAX_HEADERS: usize = 64;
+
+/// A request without its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub method: String,
+    /// The decoded segments of its path.
+    pub path: Vec<String>,
+    /// The query's pairs in order, decoded.
+    pub query: Vec<(String, String)>,
+    /// Names in lower case. Values that are not UTF-8 are left out.
+    pub headers: Vec<(String, String)>,
+}
+
+impl Request {
+    /// The first value of a parameter.
+    #[must_use]
+    pub fn param(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// All values of a parameter, in order.
+    pub fn params<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.query.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A parameter that is true or false, as the kubelet reads it: `1`, `true`, and alone with its name.
+    #[must_use]
+    pub fn flag(&self, name: &str) -> bool {
+        self.param(name).is_some_and(|value| !matches!(value, "0" | "f" | "F" | "false" | "False" | "FALSE"))
+    }
+
+    /// A header, by its name in lower case.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// A stream whose first bytes were read already.
+struct Rewound {
+    early: Vec<u8>,
+    stream: Box<dyn Stream>,
+}
+
+impl AsyncRead for Rewound {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.early.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let amount = self.early.len().min(buffer.remaining());
+        buffer.put_slice(&self.early[..amount]);
+        self.early.drain(..amount);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Rewound {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// A request that waits for its answer. Dropped without one, the stream ends, and its caller knows that nothing was answered.
+pub struct Exchange {
+    stream: Rewound,
+}
+
+impl Exchange {
+    /// Answers with a body that is at hand.
+    ///
+    /// # Errors
+    /// The stream broke.
+    pub async fn answer(mut self, status: u16, content_type: &str, body: &[u8]) -> io::Result<()> {
+        let head = format!(
+            "HTTP/1.1 {status} {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            reason(status),
+            body.len()
+        );
+        self.stream.write_all(head.as_bytes()).await?;
+        self.stream.write_all(body).await?;
+        self.stream.shutdown().await
+    }
+
+    /// Answers with an error, as plain text.
+    ///
+    /// # Errors
+    /// The stream broke.
+    pub async fn refuse(self, status: u16, text: &str) -> io::Result<()> {
+        self.answer(status, "text/plain; charset=utf-8", text.as_bytes()).await
+    }
+
+    /// Begins an answer whose body grows.
+    ///
+    /// # Errors
+    /// The stream broke.
+    pub async fn stream(mut self, content_type: &str) -> io::Result<Grown> {
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        );
+        self.stream.write_all(head.as_bytes()).await?;
+        self.stream.flush().await?;
+        Ok(Grown { stream: self.stream })
+    }
+
+    /// Answers 101 with these headers (`Upgrade` among them), and hands over the stream.
+    ///
+    /// # Errors
+    /// The stream broke.
+    pub async fn take_over(mut self, headers: &[(&str, &str)]) -> io::Result<Box<dyn Stream>> {
+        let mut head = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n".to_owned();
+        for (name, value) in headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head.push_str("\r\n");
+        self.stream.write_all(head.as_bytes()).await?;
+        self.stream.flush().await?;
+        Ok(Box::new(self.stream))
+    }
+}
+
+/// The body of an answer, as it grows.
+pub struct Grown {
+    stream: Rewound,
+}
+
+impl Grown {
+    /// Sends some more; waits for a caller that does not read.
+    ///
+    /// # Errors
+    /// The stream broke.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // an empty chunk would be the last
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.stream.write_all(format!("{:x}\r\n", bytes.len()).as_bytes()).await?;
+        self.stream.write_all(bytes).await?;
+        self.stream.write_all(b"\r\n").await?;
+        self.stream.flush().await
+    }
+
+    /// Returns when the caller has left. What it sends meanwhile means nothing.
+    pub async fn gone(&mut self) {
+        let mut space = [0; 256];
+        while matches!(self.stream.read(&mut space).await, Ok(1..)) {}
+    }
+
+    /// The body is whole.
+    ///
+    /// # Errors
+    /// The stream broke.
+    pub async fn end(mut self) -> io::Result<()> {
+        self.stream.write_all(b"0\r\n\r\n").await?;
+        self.stream.shutdown().await
+    }
+}
+
+/// Reads a head; `None`: the caller left without a request, or was told what is wrong with it.
+pub(super) async fn receive(mut stream: Box<dyn Stream>) -> io::Result<Option<(Request, Exchange)>> {
+    let mut bytes = Vec::new();
+    loop {
+        let refusal = match parse(&bytes) {
+            Ok(Some((request, length))) => {
+                let early = bytes.split_off(length);
+                return Ok(Some((request, Exchange { stream: Rewound { early, stream } })));
+            }
+            Ok(None) if bytes.len() < MAX_HEAD_BYTES => None,
+            Ok(None) => Some((431, format!("the head of the request has more than {MAX_HEAD_BYTES} bytes"))),
+            Err(why) => Some((400, format!("not an HTTP request: {why}"))),
+        };
+        if let Some((status, why)) = refusal {
+            let exchange = Exchange { stream: Rewound { early: Vec::new(), stream } };
+            exchange.refuse(status, &why).await?;
+            return Ok(None);
+        }
+        let mut piece = [0; 2048];
+        match stream.read(&mut piece).await? {
+            0 => return Ok(None),
+            amount => bytes.extend_from_slice(&piece[..amount]),
+        }
+    }
+}
+
+/// The request, and the bytes of its head; `None`: it is not whole.
+fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, String> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Request::new(&mut headers);
+    let length = match head.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let target = head.path.unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let badly_encoded = || format!("{target} is not encoded as it must be");
+    let path =
+        path.trim_matches('/').split('/').map(|segment| decoded(segment, false)).collect::<Option<_>>();
+    let pairs = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Some((decoded(key, true)?, decoded(value, true)?))
+    });
+    let request = Request {
+        method: head.method.unwrap_or_default().to_owned(),
+        path: path.ok_or_else(badly_encoded)?,
+        query: pairs.collect::<Option<_>>().ok_or_else(badly_encoded)?,
+        headers: head
+            .headers
+            .iter()
+            .filter_map(|header| {
+                let value = core::str::from_utf8(header.value).ok()?;
+                Some((header.name.to_ascii_lowercase(), value.trim().to_owned()))
+            })
+            .collect(),
+    };
+    Ok(Some((request, length)))
+}
+
+/// Undoes percent encoding, and a query's `+` for a blank.
+fn decoded(text: &str, is_query: bool) -> Option<String> {
+    let bytes = if is_query { percent_decoded(&text.replace('+', " ")) } else { percent_decoded(text) };
+    String::from_utf8(bytes?).ok()
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        503 => "Service Unavailable",
+        _ => "",
+    }
+}

@@ -1,0 +1,77 @@
+//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec` and `get --raw .../proxy/...` ask of a node.
+//!
+//! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller that is slow, large or gone
+//! costs a bounded amount of memory; an answer that breaks off is never taken for a whole one. It knows no sockets, so whoever accepts
+//! or dials a connection hands it over, and has judged who asks: every caller here may do everything. Left to others: framing
+//! (`http`), what is asked of the running agent (`local::client`), the way to the hub (`session`).
+//!
+//! To add a route: its arm in [`route`], and an `async fn` in a file of its own that takes the [`Exchange`] and ends it in one of
+//! three ways: [`Exchange::answer`] (a body that is at hand), [`Exchange::stream`] (a body that grows), [`Exchange::take_over`] (a 101,
+//! and the raw stream with all that the caller has sent since its head). What blocks (files, the agent's socket) goes through
+//! `tokio::task::spawn_blocking`. Texts of errors are shown by kubectl: use the kubelet's words where it has some.
+
+mod http;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+
+use crate::flags::AgentOptions;
+use crate::local::client;
+pub use http::{Exchange, Grown, Request};
+
+/// What a request may arrive on.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// How long a head may take to arrive: it is on its way when the stream is handed over.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+
+/// What routes know of their node.
+pub struct Node {
+    /// The flags of its agent.
+    pub agent: AgentOptions,
+}
+
+/// Serves the one request that arrives on a stream. It returns when the answer is sent, or what took the stream over is done.
+///
+/// # Errors
+/// The stream broke, or its caller left, before the answer was sent.
+pub async fn serve(stream: Box<dyn Stream>, node: Arc<Node>) -> io::Result<()> {
+    match timeout(HEAD_LIMIT, http::receive(stream)).await {
+        Ok(received) => match received? {
+            Some((request, exchange)) => route(&request, exchange, node).await,
+            None => Ok(()),
+        },
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no request came")),
+    }
+}
+
+async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Result<()> {
+    let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
+    match (request.method.as_str(), path.as_slice()) {
+        ("GET", [name @ ("healthz" | "configz" | "metrics")]) => {
+            ask_agent(exchange, node, format!("/{name}")).await
+        }
+        ("GET", _) => exchange.refuse(404, &format!("no such path: /{}", path.join("/"))).await,
+        (method, _) => exchange.refuse(405, &format!("{method} is not served here")).await,
+    }
+}
+
+/// Passes on what the running agent answers.
+async fn ask_agent(exchange: Exchange, node: Arc<Node>, path: String) -> io::Result<()> {
+    let asked = tokio::task::spawn_blocking(move || client::get(&node.agent.places.socket(), &path)).await?;
+    match asked {
+        Ok(answer) => {
+            let is_json = answer.body.first() == Some(&b'{');
+            let media = if is_json { "application/json" } else { "text/plain; charset=utf-8" };
+            exchange.answer(answer.status, media, &answer.body).await
+        }
+        Err(error) => exchange.refuse(503, &error.to_string()).await,
+    }
+}
