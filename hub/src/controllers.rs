@@ -13,7 +13,7 @@ use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, daemon_sets,
     events, garbage, namespaces, nodes, pods, root_certificate, scheduler, service_accounts,
-    system_namespaces,
+    system_namespaces, taint_eviction,
 };
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind, POD};
 use kedge_hub_core::object::{Event, Object};
@@ -63,6 +63,7 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), pods::Pods::default));
     running.spawn(run(hub.clone(), tools.clone(), daemon_sets::DaemonSets::default));
     running.spawn(run(hub.clone(), tools.clone(), scheduler::Scheduler::default));
+    running.spawn(run(hub.clone(), tools.clone(), taint_eviction::TaintEviction::default));
     running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
     running.spawn(run(hub.clone(), tools.clone(), system_namespaces::SystemNamespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));

@@ -16,6 +16,7 @@ pub mod root_certificate;
 pub mod scheduler;
 pub mod service_accounts;
 pub mod system_namespaces;
+pub mod taint_eviction;
 
 pub use controller::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Signing, Task, World,
@@ -46,6 +47,7 @@ mod tests {
     mod daemon_sets;
     mod rollouts;
     mod scheduler;
+    mod taint_eviction;
 
     struct NoSink;
 

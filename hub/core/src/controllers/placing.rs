@@ -123,7 +123,7 @@ pub(super) fn pin(spec: &mut Value, node: &str) {
     spec["nodeName"] = node.into();
 }
 
-fn tolerates(toleration: &Value, taint: &Value) -> bool {
+pub(super) fn tolerates(toleration: &Value, taint: &Value) -> bool {
     let (key, effect) = (text(toleration, &["key"]), text(toleration, &["effect"]));
     let is_exists = text(toleration, &["operator"]) == "Exists";
     (effect.is_empty() || effect == text(taint, &["effect"]))

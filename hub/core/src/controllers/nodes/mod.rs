@@ -6,10 +6,11 @@
 //! suspended) gives every node a full grace period again. A stall of its disk gives one to nodes without a Lease, and no node is marked
 //! while it lasts; renewals do not wait for the disk. A node whose Lease was renewed before its mark is written is not
 //! marked; and many nodes are declared lost at once only if the hub can reach itself.
-//! A node's taints follow its conditions (`taints`), with one write for each change.
+//! A node's taints follow its conditions (`taints`), with one write for each change; NoExecute ones as fast as its zone allows (`zones`).
 
 mod monitor;
 mod taints;
+mod zones;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,6 +25,7 @@ use crate::state::Require;
 use crate::value::text;
 use kedge_api::{CLUSTER_EVENT_NAMESPACE, NODE_LEASE_NAMESPACE};
 use monitor::{Action, LeaseSight, Monitor, NodeSight, World};
+use taints::NoExecute;
 
 pub use monitor::MINIMUM_GRACE;
 
@@ -238,14 +240,14 @@ impl Controller for Nodes {
         for action in decision.actions {
             match action {
                 Action::MarkUnknown { .. } | Action::Taint { .. } if holds => {}
-                Action::MarkUnknown { node, uid, seen, was_ready, disrupted } => {
+                Action::MarkUnknown { node, uid, seen, was_ready, no_execute } => {
                     let lease = world.get(&LEASE, NODE_LEASE_NAMESPACE, &node).map(|lease| lease.revision);
                     // one that was renewed since is heard in the next pass
                     if lease.is_none_or(|lease| lease <= known) {
-                        marks.push(mark(Meant { node, uid, seen, lease }, was_ready, disrupted));
+                        marks.push(mark(Meant { node, uid, seen, lease }, was_ready, no_execute));
                     }
                 }
-                Action::Taint { node, uid, disrupted } => tasks.push(taint(node, uid, disrupted)),
+                Action::Taint { node, uid, no_execute } => tasks.push(taint(node, uid, no_execute)),
                 Action::Event { node, uid, reason, message } => {
                     tasks.push(record(&node, &uid, reason, &message, now));
                 }
@@ -327,7 +329,7 @@ struct Meant {
 }
 
 /// Marks one node as lost, unless its status or its Lease changed in the meantime.
-fn mark(meant: Meant, was_ready: bool, disrupted: bool) -> Task<Purpose> {
+fn mark(meant: Meant, was_ready: bool, no_execute: NoExecute) -> Task<Purpose> {
     let Meant { node, uid, seen, lease } = meant;
     let (name, expected) = (node.clone(), uid.clone());
     let edit: Edit = Box::new(move |object, now| {
@@ -335,7 +337,7 @@ fn mark(meant: Meant, was_ready: bool, disrupted: bool) -> Task<Purpose> {
             object["metadata"]["uid"] == *expected && monitor::fingerprint(&object["status"]) == seen;
         if is_meant {
             monitor::mark(object, now);
-            taints::set(object, now, disrupted);
+            taints::set(object, now, no_execute);
         }
         is_meant
     });
@@ -349,11 +351,11 @@ fn mark(meant: Meant, was_ready: bool, disrupted: bool) -> Task<Purpose> {
 }
 
 /// Sets the taints that a node should have by its conditions and spec.
-fn taint(node: String, uid: String, disrupted: bool) -> Task<Purpose> {
+fn taint(node: String, uid: String, no_execute: NoExecute) -> Task<Purpose> {
     let edit: Edit = Box::new(move |object, now| {
         let is_meant = object["metadata"]["uid"] == *uid;
         if is_meant {
-            taints::set(object, now, disrupted);
+            taints::set(object, now, no_execute);
         }
         is_meant
     });
@@ -411,7 +413,7 @@ mod tests {
         let check = |uid: &str, found: Value, expect: bool| {
             let seen = monitor::fingerprint(&silent);
             let meant = Meant { node: "n".to_owned(), uid: uid.to_owned(), seen, lease: Some(7) };
-            let task = mark(meant, true, false);
+            let task = mark(meant, true, NoExecute::Grant);
             let controller::Action::Update { mut edit, .. } = task.action else {
                 panic!("expected an update")
             };

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::taints::Taints;
+use super::taints::{NoExecute, Taints};
+use super::zones::{Census, FEW, MOST_PERCENT, Place, Zones};
 use crate::value::condition;
 
 /// Shortest silence after which a node is lost, whatever the flag says: upstream's default since 1.32, longer than
@@ -25,10 +26,6 @@ const STARTUP_GRACE: Duration = Duration::from_secs(60);
 /// Marks of one pass. Thousands lost at once are marked over several passes, so that the store stays free for the
 /// heartbeats of the others.
 pub(super) const MAX_MARKS_PER_PASS: usize = 500;
-/// A pass that would declare more than this share of the living nodes lost, and more than `MANY_AT_LEAST`, must first
-/// prove that the hub can be reached (upstream's --unhealthy-zone-threshold and its minimum).
-const MANY_PERCENT: usize = 55;
-const MANY_AT_LEAST: usize = 2;
 /// A node that renews its Lease and leaves Ready at Unknown for this long is worth a warning: longer than the largest
 /// interval between status reports.
 const STATUS_OVERDUE: Duration = Duration::from_secs(10 * 60);
@@ -67,6 +64,7 @@ pub(super) struct NodeSight {
     pub(super) carried: Taints,
     /// The hub's taints that it should have by its conditions and spec.
     pub(super) due: Taints,
+    pub(super) place: Place,
 }
 
 /// The condition Ready, as far as liveness depends on it.
@@ -107,6 +105,7 @@ impl NodeSight {
             marked: CONDITIONS.into_iter().all(unknown),
             carried: Taints::carried_by(node),
             due: Taints::due_to(node),
+            place: Place::of(node),
         }
     }
 }
@@ -123,9 +122,9 @@ impl LeaseSight {
 pub(super) enum Action {
     /// Set the conditions of a silent node (`mark`) and its taints, if uid and fingerprint of the stored Node are still
     /// these, then call `Monitor::wrote`. Repeated every pass until the store shows it.
-    MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool, disrupted: bool },
+    MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool, no_execute: NoExecute },
     /// Set the taints that a node should have by its conditions and spec (`taints::set`). Repeated like a mark.
-    Taint { node: String, uid: String, disrupted: bool },
+    Taint { node: String, uid: String, no_execute: NoExecute },
     /// Record an event about a node.
     Event { node: String, uid: String, reason: &'static str, message: String },
     /// A lost node reported again.
@@ -149,6 +148,7 @@ pub(super) struct Decision {
 pub(super) struct Monitor {
     grace: Duration,
     nodes: BTreeMap<String, Watched>,
+    zones: Zones,
     first_pass: bool,
 }
 
@@ -171,7 +171,12 @@ struct Watched {
 impl Monitor {
     /// `grace`: the flag; a shorter one than `MINIMUM_GRACE` counts as that.
     pub(super) fn new(grace: Duration) -> Monitor {
-        Monitor { grace: grace.max(MINIMUM_GRACE), nodes: BTreeMap::new(), first_pass: true }
+        Monitor {
+            grace: grace.max(MINIMUM_GRACE),
+            nodes: BTreeMap::new(),
+            zones: Zones::default(),
+            first_pass: true,
+        }
     }
 
     /// The hub itself was stalled: silence so far does not count.
@@ -203,7 +208,8 @@ impl Monitor {
         let mut decision = Decision::default();
         self.drop_removed(world, &mut decision.actions);
         let (mut marks, mut taints) = (Vec::new(), Vec::new());
-        let (mut living, mut ready) = (0, 0);
+        let mut living = 0;
+        let mut zones: BTreeMap<&str, Census> = BTreeMap::new();
         for (name, node) in &world.nodes {
             let lease = world.leases.get(name);
             if !self.nodes.contains_key(name) {
@@ -220,35 +226,59 @@ impl Monitor {
             // until it reports: a stall of the hub says nothing about the node
             watched.lost |= silent;
             living += usize::from(!silent);
-            if silent && !node.marked {
+            let is_new = silent && !node.marked;
+            let zone = zones.entry(&node.place.zone).or_default();
+            if node.place.counts && node.ready == Ready::True && !is_new {
+                zone.ready += 1;
+            } else if node.place.counts {
+                zone.not_ready += 1;
+            }
+            if is_new {
                 marks.push((name, node));
                 continue;
             }
-            ready += usize::from(node.ready == Ready::True);
-            if node.due != node.carried {
+            if node.due != node.carried || node.carried.evict() {
                 taints.push((name, node));
             }
         }
         let newly = marks.len();
-        decision.needs_proof = newly > MANY_AT_LEAST && newly * 100 > (living + newly) * MANY_PERCENT;
-        let disrupted = is_disrupted(ready, world.nodes.len() - ready);
-        taints.retain(|(_, node)| node.due.wanted(node.carried, disrupted) != node.carried);
+        decision.needs_proof = newly > FEW && newly * 100 > (living + newly) * MOST_PERCENT;
+        if self.zones.count(zones) {
+            // as upstream: what was between the hub and all of them may not be over for all at once
+            self.forgive(now);
+            self.zones.hold_until(now + self.grace);
+            decision.needs_proof = false;
+            marks.clear();
+        }
         marks.truncate(MAX_MARKS_PER_PASS);
-        taints.truncate(MAX_MARKS_PER_PASS);
+        // those that are lost for longer come first
+        let taints = taints.into_iter().filter_map(|(name, node)| {
+            let no_execute = self.no_execute(now, node, node.due.evict());
+            let changes = node.due.wanted(node.carried, no_execute) != node.carried;
+            changes.then(|| Action::Taint { node: name.clone(), uid: node.uid.clone(), no_execute })
+        });
+        let taints: Vec<Action> = taints.take(MAX_MARKS_PER_PASS).collect();
         decision.actions.extend(marks.into_iter().map(|(name, node)| Action::MarkUnknown {
             node: name.clone(),
             uid: node.uid.clone(),
             seen: node.status,
             was_ready: node.ready == Ready::True,
-            disrupted,
+            no_execute: self.no_execute(now, node, true),
         }));
-        decision.actions.extend(taints.into_iter().map(|(name, node)| Action::Taint {
-            node: name.clone(),
-            uid: node.uid.clone(),
-            disrupted,
-        }));
+        decision.actions.extend(taints);
         self.first_pass = false;
         decision
+    }
+
+    /// What becomes of the NoExecute taint of a node; `is_due`: it should have one.
+    fn no_execute(&mut self, now: Duration, node: &NodeSight, is_due: bool) -> NoExecute {
+        if self.zones.all_lost {
+            NoExecute::TakeOff
+        } else if is_due && !node.carried.evict() && self.zones.grants(&node.place.zone, now) {
+            NoExecute::Grant
+        } else {
+            NoExecute::Keep
+        }
     }
 
     /// Forgets nodes that are gone, and those re-created under the same name.
@@ -262,12 +292,6 @@ impl Monitor {
             kept
         });
     }
-}
-
-/// Upstream's full and partial disruption of a zone: no node is ready, or most are not.
-fn is_disrupted(ready: usize, not_ready: usize) -> bool {
-    let most = not_ready > MANY_AT_LEAST && not_ready * 100 >= (ready + not_ready) * MANY_PERCENT;
-    (ready == 0 && not_ready > 0) || most
 }
 
 fn grace_of(flag: Duration, node: &NodeSight, lease: Option<&LeaseSight>) -> Duration {
@@ -467,16 +491,16 @@ mod tests {
                 let version = self.next_version();
                 let wall = format!("second {}", self.second);
                 match action {
-                    Action::MarkUnknown { node, disrupted, .. } => {
+                    Action::MarkUnknown { node, no_execute, .. } => {
                         let object = self.nodes.get_mut(node).unwrap();
                         mark(object, &wall);
-                        taints::set(object, &wall, *disrupted);
+                        taints::set(object, &wall, *no_execute);
                         object["metadata"]["resourceVersion"] = version;
                         self.monitor.wrote(node, fingerprint(&object["status"]));
                     }
-                    Action::Taint { node, disrupted, .. } => {
+                    Action::Taint { node, no_execute, .. } => {
                         let object = self.nodes.get_mut(node).unwrap();
-                        taints::set(object, &wall, *disrupted);
+                        taints::set(object, &wall, *no_execute);
                         object["metadata"]["resourceVersion"] = version;
                     }
                     _ => {}
@@ -823,29 +847,159 @@ mod tests {
         assert_eq!((Scenario::writes(&scenario.after(5)), scenario.taints("a")), (1, Vec::new()));
     }
 
+    impl Scenario {
+        fn evicts(&self, node: &str) -> bool {
+            self.taints(node).iter().any(|taint| taint.ends_with("NoExecute"))
+        }
+
+        /// Moves a node to another zone.
+        fn move_to(&mut self, node: &str, zone: &str) {
+            self.label(node);
+            self.nodes.get_mut(node).unwrap()["metadata"]["labels"]["topology.kubernetes.io/zone"] =
+                zone.into();
+        }
+
+        /// Each of these nodes reports that it is ready.
+        fn report(&mut self, nodes: &[&str]) {
+            for node in nodes {
+                let second = self.second.to_string();
+                self.renew(node, &second);
+                self.post(node, "True", &second);
+            }
+        }
+    }
+
+    /// Finding F24: NoExecute taints set before no zone had a ready node are taken off.
     #[test]
-    fn no_execute_is_not_set_while_the_whole_fleet_is_lost() {
+    fn no_node_is_evicted_while_all_zones_are_lost() {
         let mut scenario = Scenario::with(&["a", "b", "c"]);
-        scenario.after(60);
-        assert_eq!(scenario.taints("a"), ["unreachable:NoSchedule"]);
-        assert_eq!(scenario.after(5), quiet());
-        // most are ready again, so the taints of the third that were held back are set now
-        scenario.post("a", "True", "later");
-        scenario.post("b", "True", "later");
-        scenario.after(5);
-        assert_eq!((scenario.taints("a"), scenario.taints("b")), (Vec::new(), Vec::new()));
+        scenario.report(&["a", "b"]);
+        scenario.second += 30;
+        scenario.report(&["a", "b"]);
+        scenario.after(25);
         assert_eq!(scenario.taints("c"), ["unreachable:NoSchedule", "unreachable:NoExecute"]);
-        let check = |ready, not_ready, expect| {
-            assert_eq!(is_disrupted(ready, not_ready), expect, "{ready} {not_ready}")
-        };
-        check(0, 0, false);
-        check(1, 0, false);
-        check(0, 1, true);
-        check(1, 1, false);
-        check(1, 2, false);
-        check(1, 3, true);
-        check(9, 11, true);
-        check(46, 54, false);
+        scenario.after(60);
+        for node in ["a", "b", "c"] {
+            assert_eq!(scenario.taints(node), ["unreachable:NoSchedule"], "{node}");
+        }
+        assert_eq!(scenario.after(5), quiet());
+        // contact is back: all get a grace period, then the one that is still lost has its taint again
+        scenario.report(&["a", "b"]);
+        scenario.after(5);
+        assert_eq!((scenario.taints("a"), scenario.evicts("c")), (Vec::new(), false));
+        let held = (0..20).take_while(|_| {
+            scenario.report(&["a", "b"]);
+            scenario.after(5);
+            !scenario.evicts("c")
+        });
+        assert_eq!(held.count(), 11, "50 s of grace and one period");
+    }
+
+    /// Finding F24: a dead zone among healthy ones, here 3 of 5 nodes, is evicted node by node.
+    #[test]
+    fn dead_zone_among_healthy_ones_is_evicted_at_the_rate() {
+        let mut scenario = Scenario::with(&["a1", "a2", "b1", "b2", "b3"]);
+        for (node, zone) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b"), ("b3", "b")] {
+            scenario.move_to(node, zone);
+        }
+        let mut evicting = Vec::new();
+        for _ in 0..20 {
+            scenario.report(&["a1", "a2"]);
+            scenario.after(5);
+            evicting.push(["b1", "b2", "b3"].into_iter().filter(|node| scenario.evicts(node)).count());
+        }
+        assert_eq!(evicting[..10], [0; 10]);
+        assert_eq!(evicting[10..17], [1, 1, 2, 2, 3, 3, 3]);
+        // without zones these are most of one small zone, and none is evicted
+        for node in ["a1", "a2", "b1", "b2", "b3"] {
+            scenario.move_to(node, "");
+            scenario.report(&[node]);
+        }
+        for _ in 0..40 {
+            scenario.report(&["a1", "a2"]);
+            scenario.after(5);
+            assert!(!["b1", "b2", "b3"].into_iter().any(|node| scenario.evicts(node)));
+        }
+    }
+
+    /// Zones are cut off and come back at random, nodes one by one as well.
+    #[test]
+    fn eviction_rates_hold_in_partitions() {
+        let (mut granted, mut partial, mut all_lost) = (0, 0, 0);
+        for seed in 0..4 {
+            let mut random = kedge_rig::Random::new(seed);
+            let mut nodes: Vec<(String, usize)> = Vec::new();
+            for (zone, size) in [3, 8, 56].into_iter().enumerate() {
+                nodes.extend((0..size).map(|number| (format!("z{zone}-{number}"), zone)));
+            }
+            let names: Vec<&str> = nodes.iter().map(|(name, _)| &**name).collect();
+            let mut scenario = Scenario::with(&names);
+            for (name, zone) in &nodes {
+                scenario.move_to(name, &format!("zone-{zone}"));
+            }
+            let mut cut: std::collections::BTreeSet<&str> = std::collections::BTreeSet::new();
+            let mut last = [None::<u64>; 3];
+            for _ in 0..250 {
+                match random.index(20) {
+                    0 => {
+                        let zone = random.index(3);
+                        let share = 1 + random.index(10);
+                        let of_zone = nodes.iter().filter(|(_, of)| *of == zone);
+                        cut.extend(of_zone.filter(|_| random.index(10) < share).map(|(name, _)| &**name));
+                    }
+                    1 => {
+                        let zone = random.index(3);
+                        cut.retain(|name| !name.starts_with(&format!("z{zone}-")) || random.index(10) == 0);
+                    }
+                    2 if random.index(3) == 0 => cut.extend(&names),
+                    3 if random.index(2) == 0 => cut.clear(),
+                    _ => {}
+                }
+                for (name, _) in nodes.iter().filter(|(name, _)| !cut.contains(&**name)) {
+                    let second = scenario.second.to_string();
+                    scenario.renew(name, &second);
+                    if scenario.condition(name, "Ready")["status"] != "True" {
+                        scenario.post(name, "True", &second);
+                    }
+                }
+                let before: Vec<bool> = names.iter().map(|name| scenario.evicts(name)).collect();
+                scenario.after(5);
+                let is_ready = |name: &str| scenario.condition(name, "Ready")["status"] == "True";
+                let nobody = !names.iter().any(|name| is_ready(name));
+                all_lost += usize::from(nobody);
+                for (zone, last) in last.iter_mut().enumerate() {
+                    let members = || nodes.iter().zip(&before).filter(|((_, of), _)| *of == zone);
+                    let (all, ready) =
+                        (members().count(), members().filter(|((name, _), _)| is_ready(name)).count());
+                    let new =
+                        members().filter(|((name, _), before)| scenario.evicts(name) && !**before).count();
+                    let most = ready > 0 && all - ready > 2 && (all - ready) * 100 >= all * 55;
+                    let least = if most { 100 } else { 10 };
+                    let at = scenario.second;
+                    assert!(new <= 1, "seed {seed} second {at}: {new} at once");
+                    if new == 1 {
+                        assert!(
+                            !nobody && (!most || all > 50),
+                            "seed {seed} second {at}: {ready} of {all} ready"
+                        );
+                        assert!(last.is_none_or(|last| at - last >= least), "seed {seed} second {at}");
+                        *last = Some(at);
+                        granted += 1;
+                        partial += usize::from(most);
+                    }
+                    for ((name, _), _) in members() {
+                        assert!(
+                            !(scenario.evicts(name) && (nobody || is_ready(name))),
+                            "seed {seed} second {at}"
+                        );
+                    }
+                }
+            }
+        }
+        assert!(
+            granted > 50 && partial > 3 && all_lost > 10,
+            "it shows nothing: {granted} {partial} {all_lost}"
+        );
     }
 
     /// A number of nodes, and their names.

@@ -2,9 +2,9 @@
 //! the rules are those of upstream's node lifecycle controller.
 //!
 //! Always holds: only the taints of this table change, others and their order stay; a taint that a Node has is not
-//! written again. Nodes cannot remove their own taints (`identity`). Different from upstream: a node that is lost gets all its
-//! taints in the write that marks it, not in three; so NoExecute is not rationed to one node in ten seconds, only held back
-//! while most nodes are not ready, which is upstream's full and partial disruption. Left to others: evicting pods.
+//! written again. Nodes cannot remove their own taints (`identity`). Different from upstream: a node that is lost gets its taints in the
+//! write that marks it, not in three. Left to others: which node gets a NoExecute taint when (`zones`), and ending pods
+//! (`taint_eviction`).
 
 use serde_json::{Value, json};
 
@@ -41,6 +41,17 @@ const TABLE: [(&str, &str, Cause); 9] = [
 /// The taint that a Node has from its creation (`kinds::node`) until it first reports whether it is ready.
 const AT_CREATION: Taints = Taints(1);
 
+/// What becomes of the NoExecute taints that are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoExecute {
+    /// The node gets them.
+    Grant,
+    /// It gets no new one.
+    Keep,
+    /// It has none.
+    TakeOff,
+}
+
 /// A set of taints of the table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Taints(u16);
@@ -74,11 +85,20 @@ impl Taints {
         }
     }
 
-    /// The taints to set if a node has `carried` and this is due: while `disrupted`, no new NoExecute.
-    pub(super) fn wanted(self, carried: Taints, disrupted: bool) -> Taints {
-        Taints::of(|index| {
-            self.has(index) && (!disrupted || TABLE[index].1 != NO_EXECUTE || carried.has(index))
-        })
+    /// Whether NoExecute is among them.
+    pub(super) fn evict(self) -> bool {
+        (0..TABLE.len()).any(|index| self.has(index) && TABLE[index].1 == NO_EXECUTE)
+    }
+
+    /// The taints to set if a node has `carried` and this is due.
+    pub(super) fn wanted(self, carried: Taints, no_execute: NoExecute) -> Taints {
+        let may_evict = match no_execute {
+            NoExecute::Grant => true,
+            // also the other of the two: a node that answers again and is not ready
+            NoExecute::Keep => carried.evict(),
+            NoExecute::TakeOff => false,
+        };
+        Taints::of(|index| self.has(index) && (may_evict || TABLE[index].1 != NO_EXECUTE))
     }
 }
 
@@ -91,9 +111,9 @@ fn is_of(taint: &Value, index: usize) -> bool {
 }
 
 /// Sets the taints that a Node should have by its conditions and spec. `wall` (RFC 3339) becomes `timeAdded` of new ones.
-pub(super) fn set(node: &mut Value, wall: &str, disrupted: bool) {
+pub(super) fn set(node: &mut Value, wall: &str, no_execute: NoExecute) {
     let carried = Taints::carried_by(node);
-    let wanted = Taints::due_to(node).wanted(carried, disrupted);
+    let wanted = Taints::due_to(node).wanted(carried, no_execute);
     if wanted == carried {
         return;
     }
@@ -143,23 +163,28 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(mut node: Value, disrupted: bool, expect: &[&str]) {
-        set(&mut node, "now", disrupted);
+    fn check_with(mut node: Value, no_execute: NoExecute, expect: &[&str]) {
+        set(&mut node, "now", no_execute);
         assert_eq!(shown(&node), expect);
         let once = node.clone();
-        set(&mut node, "later", disrupted);
+        set(&mut node, "later", no_execute);
         assert_eq!(node, once, "correct taints are not written again");
+    }
+
+    #[track_caller]
+    fn check(node: Value, expect: &[&str]) {
+        check_with(node, NoExecute::Grant, expect);
     }
 
     #[test]
     fn conditions_and_cordons_have_upstreams_taints() {
         let calm = ["not-ready:NoSchedule now", "not-ready:NoExecute now"];
-        check(node(&[("Ready", "False")], false, &[]), false, &calm);
+        check(node(&[("Ready", "False")], false, &[]), &calm);
         let lost = ["unreachable:NoSchedule now", "unreachable:NoExecute now"];
-        check(node(&[("Ready", "Unknown")], false, &[]), false, &lost);
-        check(node(&[("Ready", "True")], false, &[]), false, &[]);
-        check(node(&[], false, &[]), false, &[]);
-        check(node(&[("Ready", "True")], true, &[]), false, &["unschedulable:NoSchedule now"]);
+        check(node(&[("Ready", "Unknown")], false, &[]), &lost);
+        check(node(&[("Ready", "True")], false, &[]), &[]);
+        check(node(&[], false, &[]), &[]);
+        check(node(&[("Ready", "True")], true, &[]), &["unschedulable:NoSchedule now"]);
         let pressed = [
             ("Ready", "True"),
             ("MemoryPressure", "True"),
@@ -173,29 +198,27 @@ mod tests {
             "network-unavailable:NoSchedule now",
             "pid-pressure:NoSchedule now",
         ];
-        check(node(&pressed, false, &[]), false, &all);
-        check(node(&[("Ready", "True"), ("MemoryPressure", "Unknown")], false, &[]), false, &[]);
+        check(node(&pressed, false, &[]), &all);
+        check(node(&[("Ready", "True"), ("MemoryPressure", "Unknown")], false, &[]), &[]);
     }
 
     #[test]
     fn creation_taint_stays_until_the_node_reports_ready() {
         let made = ["node.kubernetes.io/not-ready:NoSchedule"];
-        check(node(&[], false, &made), false, &["not-ready:NoSchedule then"]);
+        check(node(&[], false, &made), &["not-ready:NoSchedule then"]);
         check(
             node(&[("MemoryPressure", "False")], true, &made),
-            false,
             &["not-ready:NoSchedule then", "unschedulable:NoSchedule now"],
         );
-        check(node(&[("Ready", "True")], false, &made), false, &[]);
+        check(node(&[("Ready", "True")], false, &made), &[]);
         check(
             node(&[("Ready", "False")], false, &made),
-            false,
             &["not-ready:NoSchedule then", "not-ready:NoExecute now"],
         );
         let lost = ["unreachable:NoSchedule now", "unreachable:NoExecute now"];
-        check(node(&[("Ready", "Unknown")], false, &made), false, &lost);
+        check(node(&[("Ready", "Unknown")], false, &made), &lost);
         let evicting = ["node.kubernetes.io/not-ready:NoExecute"];
-        check(node(&[], false, &evicting), false, &[]);
+        check(node(&[], false, &evicting), &[]);
     }
 
     #[test]
@@ -205,27 +228,27 @@ mod tests {
         let gone = ["node.kubernetes.io/unreachable:NoSchedule", "node.kubernetes.io/unreachable:NoExecute"];
         check(
             node(&[("Ready", "True")], false, &[gone[0], own, gone[1], same_key]),
-            false,
             &["example.com/x:NoSchedule then", "unreachable:PreferNoSchedule then"],
         );
         // from unreachable to not ready: one pair of taints replaces the other
         check(
             node(&[("Ready", "False")], false, &[own, gone[0], gone[1]]),
-            false,
             &["example.com/x:NoSchedule then", "not-ready:NoSchedule now", "not-ready:NoExecute now"],
         );
-        check(node(&[("Ready", "True")], false, &gone), false, &[]);
+        check(node(&[("Ready", "True")], false, &gone), &[]);
     }
 
     #[test]
-    fn no_execute_is_held_back_while_most_nodes_are_lost() {
-        check(node(&[("Ready", "Unknown")], false, &[]), true, &["unreachable:NoSchedule now"]);
+    fn no_execute_is_granted_kept_or_taken_off() {
+        let lost = |taints: &[&str]| node(&[("Ready", "Unknown")], false, taints);
+        let (held, no_schedule) = ("unreachable:NoExecute then", "unreachable:NoSchedule now");
+        check_with(lost(&[]), NoExecute::Keep, &[no_schedule]);
+        check_with(lost(&[]), NoExecute::TakeOff, &[no_schedule]);
         let carried = ["node.kubernetes.io/unreachable:NoExecute"];
-        check(
-            node(&[("Ready", "Unknown")], false, &carried),
-            true,
-            &["unreachable:NoExecute then", "unreachable:NoSchedule now"],
-        );
-        check(node(&[("Ready", "True")], false, &carried), true, &[]);
+        check_with(lost(&carried), NoExecute::Keep, &[held, no_schedule]);
+        check_with(lost(&carried), NoExecute::TakeOff, &[no_schedule]);
+        check_with(node(&[("Ready", "True")], false, &carried), NoExecute::Keep, &[]);
+        let not_ready = ["not-ready:NoSchedule now", "not-ready:NoExecute now"];
+        check_with(node(&[("Ready", "False")], false, &carried), NoExecute::Keep, &not_ready);
     }
 }

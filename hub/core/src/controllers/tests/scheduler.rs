@@ -17,7 +17,7 @@ fn asking(name: &str, cpu: &str) -> Value {
 }
 
 impl Hub {
-    fn fleet(nodes: &[(&str, &str)]) -> Hub {
+    pub(super) fn fleet(nodes: &[(&str, &str)]) -> Hub {
         let mut hub = Hub::with_namespace();
         for (name, cpu) in nodes {
             hub.create(&NODE, node(name, cpu, "1Gi"));
