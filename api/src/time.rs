@@ -1,7 +1,7 @@
 //! Points in wall time, as the API writes them: `Time` (whole seconds) and `MicroTime` (six digits), both RFC 3339, UTC.
 //!
 //! A `Timestamp` is for showing to people and for fields that ask for one. It is never compared to decide whether a node
-//! lives or a trial is over: those use running time.
+//! lives or a trial is over: those use running time. (A pod's deadline goes on across starts of the agent by it.)
 
 use ::time::format_description::well_known::Rfc3339;
 use ::time::{OffsetDateTime, UtcOffset};

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct Now {
     /// Monotonic running time.
     pub mono: Duration,
-    /// Wall time; never compared.
+    /// Wall time; never compared, but for how long a pod was active before this process (`pods::failing`).
     pub wall: Timestamp,
 }
 

@@ -640,6 +640,11 @@ impl World {
             7 => json!({"restartPolicy": "OnFailure",
                 "containers": [{"name": "main", "image": "x:1"}, {"name": "more", "image": "y:1"}]}),
             8 => json!({"containers": [{"name": "main", "image": "x:1", "ports": port}]}),
+            0 if self.random.one_in(3) => {
+                // the node may end it
+                self.wishes.ended.insert(format!("pod-{}", self.api.made));
+                json!({"activeDeadlineSeconds": 30, "containers": [{"name": "main", "image": "x:1"}]})
+            }
             0 => json!({"containers": [{"name": "main", "image": "x:1"}]}),
             1 => json!({"containers": [{"name": "main", "image": "x:1"}, {"name": "more", "image": "y:1"}],
                 "initContainers": [{"name": "init", "image": "x:1"},
@@ -1043,6 +1048,8 @@ impl World {
                 || !record["rejected"].is_null()
                 || !is_plain
                 || !record["results"].is_null()
+                || !record["failed"].is_null()
+                || !spec["activeDeadlineSeconds"].is_null()
                 || has_twin
             {
                 continue;
@@ -1076,7 +1083,8 @@ impl World {
             let has_run = self.runtime.used.keys().any(|key| key.pod == pod.uid && key.container == "main");
             // the key that it needs may have gone before the Node did
             let has_what_it_needs = !self.disk.lost_copy && spec["containers"][0]["env"][0]["name"] != "K";
-            if spec["restartPolicy"].is_null() && has_run && has_what_it_needs {
+            let has_deadline = !spec["activeDeadlineSeconds"].is_null();
+            if spec["restartPolicy"].is_null() && has_run && has_what_it_needs && !has_deadline {
                 self.must_run(pod.uid.as_str(), spec);
             }
         }

@@ -17,12 +17,20 @@ impl Life {
         if matches!(self.verdict, Verdict::Rejected(_)) && self.end.is_none() {
             return;
         }
+        // an agent that is killed meanwhile must go on with the same end
+        if self.end.is_none() && !self.is_failure_settled() {
+            return;
+        }
         self.stop_containers(ctx);
         if !self.is_down() {
             return;
         }
         // what is left of its containers is the evidence until the end is reported, or what they did is recorded
-        let is_known = if self.end.is_some() { self.is_end_reported() } else { self.is_recorded() };
+        let is_known = match (&self.end, &self.failed) {
+            (Some(_), _) => self.is_end_reported(),
+            (None, Some(_)) => self.is_failure_settled(),
+            (None, None) => self.is_recorded(),
+        };
         if !is_known {
             return;
         }
@@ -82,11 +90,10 @@ impl Life {
     }
 
     fn grace_left(&self, now: Duration) -> Duration {
-        let (grace, since) = match &self.end {
-            Some(end) => (end.grace, end.since),
-            None => (self.own_grace(), now),
-        };
-        grace.saturating_sub(now.saturating_sub(since)).max(LEAST_GRACE)
+        let of_end = self.end.as_ref().map(|end| end.grace.saturating_sub(now.saturating_sub(end.since)));
+        let of_failure = self.failed.as_ref().map(|failed| failed.grace_left(now));
+        let left = of_end.into_iter().chain(of_failure).min();
+        left.unwrap_or_else(|| self.own_grace()).max(LEAST_GRACE)
     }
 
     fn stop_any(&mut self, name: &str, grace: Duration, ctx: &mut Context<'_>) {

@@ -11,6 +11,7 @@ use crate::pods::event::{
     Command, ContainerKey, ContainerState, Exit, Failure, FailureReason, Image, NodeFacts, Observation,
     PodAction, PodNetwork, PodNews, PodUid,
 };
+use crate::pods::failing::{Active, Failed};
 use crate::pods::hooks::Hooks;
 use crate::pods::objects::Objects;
 use crate::pods::probes::{Health, ProbeNews, Probes};
@@ -215,6 +216,10 @@ pub(crate) struct Life {
     pub(crate) api: Option<InApi>,
     pub(crate) verdict: Verdict,
     pub(crate) end: Option<End>,
+    /// The node ends it, and its object stays.
+    pub(crate) failed: Option<Failed>,
+    /// Of a pod with a deadline.
+    pub(crate) active: Option<Active>,
     pub(crate) sandbox: Sandbox,
     pub(crate) sandbox_retry: Retry,
     pub(crate) swept: Swept,
@@ -262,6 +267,8 @@ impl Life {
             api: None,
             verdict: Verdict::Pending,
             end: None,
+            failed: None,
+            active: None,
             sandbox: Sandbox::Absent,
             sandbox_retry: Retry::default(),
             swept: Swept::No,
@@ -329,7 +336,8 @@ impl Life {
 
     /// Its containers have done what they were to do, or it may not run.
     pub(crate) fn is_finished(&self) -> bool {
-        if self.is_finished_elsewhere || matches!(self.verdict, Verdict::Rejected(_)) {
+        if self.is_finished_elsewhere || self.failed.is_some() || matches!(self.verdict, Verdict::Rejected(_))
+        {
             return true;
         }
         let Some(pod) = &self.pod else { return false };
@@ -370,7 +378,7 @@ impl Life {
     /// Notes how containers ended that are not started again.
     pub(crate) fn note_results(&mut self) {
         let Some(pod) = self.pod.clone() else { return };
-        if self.end.is_some() {
+        if self.end.is_some() || self.failed.is_some() {
             return;
         }
         let policy = pod.spec.restart_policy;

@@ -12,7 +12,10 @@ mod backoff;
 mod ending;
 mod environment;
 mod event;
+mod failing;
 mod fields;
+#[cfg(test)]
+mod fixture;
 mod hooks;
 mod life;
 mod objects;
@@ -43,6 +46,8 @@ pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, Prob
 
 use crate::config::digest::Digest;
 use crate::event::{Answer, Level, Now};
+use failing::{Active, Failed};
+use kedge_api::Timestamp;
 use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
 use objects::Objects;
 use record::Record;
@@ -130,6 +135,8 @@ pub struct Pods {
 #[derive(Debug, Clone)]
 struct StaticResults {
     results: BTreeMap<String, Exit>,
+    failed: Option<Failed>,
+    active_since: Option<Timestamp>,
     durable: Digest,
 }
 
@@ -145,7 +152,7 @@ pub struct PodReport {
     /// Bound by another Node than the present one.
     pub is_orphaned: bool,
     pub is_ending: bool,
-    /// Why it may not run here.
+    /// Why it may not run here, or not any more.
     pub rejected: Option<String>,
     pub containers: Vec<ContainerReport>,
 }
@@ -410,9 +417,12 @@ impl Pods {
             return Err(format!("it is of pod {}", pod.uid));
         }
         let durable = record.meaning();
+        let failed = record.failed.map(|failed| Failed { since: now.mono, ..failed });
+        let active_since = record.active_since;
         if record.node_uid.is_empty() {
-            self.static_results.insert(uid.clone(), StaticResults { results: record.results, durable });
-            self.begin_static(uid);
+            let results = StaticResults { results: record.results, failed, active_since, durable };
+            self.static_results.insert(uid.clone(), results);
+            self.begin_static(now, uid);
             return Ok(());
         }
         let origin = Origin::Api { node_uid: record.node_uid };
@@ -423,6 +433,8 @@ impl Pods {
         life.name.clone_from(&pod.name);
         life.verdict = record.rejected.map_or(Verdict::Admitted, Verdict::Rejected);
         life.results = record.results;
+        life.failed = failed;
+        life.active = active_since.map(|since| Active::since(since, pod.created, now));
         life.end = record.ended.map(|secs| life::End { grace: Duration::from_secs(secs), since: now.mono });
         life.pod = Some(Rc::new(pod));
         life.saved.durable = Some(durable);
@@ -717,7 +729,7 @@ impl Pods {
         self.statics.extend(current);
         let uids: Vec<PodUid> = self.statics.keys().cloned().collect();
         for uid in uids {
-            self.begin_static(&uid);
+            self.begin_static(now, &uid);
         }
         self.has_static = unknown.is_empty();
         self.forget_static_results(actions);
@@ -735,7 +747,7 @@ impl Pods {
     }
 
     /// A static pod begins, or begins anew: one whose file came back while it ended.
-    fn begin_static(&mut self, uid: &PodUid) {
+    fn begin_static(&mut self, now: Now, uid: &PodUid) {
         let Some((path, pod)) = self.statics.get(uid) else { return };
         let origin = Origin::Static { path: path.clone() };
         let life = self.lives.entry(uid.clone());
@@ -748,8 +760,12 @@ impl Pods {
             life.is_dirty = true;
         }
         life.saved.is_unknown |= self.unreadable.remove(uid);
-        if let Some(StaticResults { results, durable }) = self.static_results.remove(uid) {
+        if let Some(StaticResults { results, failed, active_since, durable }) =
+            self.static_results.remove(uid)
+        {
             life.results.extend(results);
+            life.failed = life.failed.take().or(failed);
+            life.active = active_since.map(|since| Active::since(since, None, now));
             life.saved.durable = Some(durable);
             life.saved.is_stale = true;
             life.is_dirty = true;
@@ -935,6 +951,7 @@ impl Pods {
         life.note_results();
         if life.end.is_none() && !is_held {
             life.admit(&mut ctx);
+            life.see_to_deadline(&mut ctx);
         }
         life.save(&mut ctx);
         if !is_held {
@@ -959,7 +976,7 @@ impl Pods {
             }
             self.make_way(&namespace);
             self.has_new_needs = true;
-            self.begin_static(uid);
+            self.begin_static(now, uid);
             return;
         }
         if life.end.is_some() && !life.has_begun() {
@@ -1164,7 +1181,7 @@ impl Life {
     fn for_people(&self, is_orphaned: bool) -> PodReport {
         let rejected = match &self.verdict {
             Verdict::Rejected(rejection) => Some(format!("{}: {}", rejection.reason, rejection.message)),
-            _ => None,
+            _ => self.failed.as_ref().map(|failed| format!("{}: {}", failed.reason, failed.message)),
         };
         let container = |(name, container): (&String, &life::ContainerLife)| ContainerReport {
             name: name.clone(),

@@ -7,7 +7,9 @@
 use crate::config::digest::Digest;
 use crate::pods::admission::Rejection;
 use crate::pods::event::Exit;
-use crate::pods::spec::Pod;
+use crate::pods::failing::Failed;
+use crate::pods::spec::{LONGEST_GRACE_SECS, Pod};
+use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -34,6 +36,12 @@ pub(crate) struct Record {
     /// How containers ended that are not started again.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) results: BTreeMap<String, Exit>,
+    /// The node ended it, and its object stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failed: Option<Failed>,
+    /// Of a pod with a deadline: since when it counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) active_since: Option<Timestamp>,
 }
 
 impl Record {
@@ -62,12 +70,17 @@ impl Record {
             ended,
             rejected,
             results,
+            failed: None,
+            active_since: None,
         }
     }
 
     pub(crate) fn read(content: &[u8]) -> Result<(Self, Pod), String> {
         let mut record: Self = serde_json::from_slice(content).map_err(|error| error.to_string())?;
-        record.ended = record.ended.map(|secs| secs.min(crate::pods::spec::LONGEST_GRACE_SECS));
+        record.ended = record.ended.map(|secs| secs.min(LONGEST_GRACE_SECS));
+        if let Some(failed) = &mut record.failed {
+            failed.grace_secs = failed.grace_secs.min(LONGEST_GRACE_SECS);
+        }
         if record.api_version != VERSION || record.kind != KIND {
             let found = kedge_api::excerpt(&format!("{} {}", record.api_version, record.kind));
             return Err(format!("it is {found:?}, expected {VERSION} {KIND}"));
@@ -82,7 +95,13 @@ impl Record {
 
     /// What a rewrite is worth.
     pub(crate) fn meaning(&self) -> Digest {
-        let parts = json!([self.node_uid, self.pod["spec"], self.ended, self.rejected, self.results]);
+        let mut parts = json!([self.node_uid, self.pod["spec"], self.ended, self.rejected, self.results]);
+        // what most pods do not have is no reason to write all records anew after an update of the agent
+        if let (Some(list), true) =
+            (parts.as_array_mut(), self.failed.is_some() || self.active_since.is_some())
+        {
+            list.extend([json!(self.failed), json!(self.active_since)]);
+        }
         Digest::of(parts.to_string().as_bytes())
     }
 }

@@ -107,7 +107,12 @@ impl Life {
     fn has_record_of_its_own(&self) -> bool {
         match self.origin {
             Origin::Api { .. } => true,
-            Origin::Static { .. } => !self.results.is_empty() || self.has_record(),
+            Origin::Static { .. } => {
+                !self.results.is_empty()
+                    || self.failed.is_some()
+                    || self.active.is_some()
+                    || self.has_record()
+            }
             Origin::Found { .. } => false,
         }
     }
@@ -125,6 +130,11 @@ impl Life {
     pub(crate) fn may_start(&self) -> bool {
         let was_recorded = self.is_static() || self.saved.durable.is_some();
         self.is_recorded() || (was_recorded && self.saved.retry.failures() > 0)
+    }
+
+    /// The disk did not take its record, and is asked again.
+    pub(crate) fn is_record_refused(&self) -> bool {
+        self.saved.retry.failures() > 0
     }
 
     /// Writes the record if it does not say what it should.
@@ -184,7 +194,10 @@ impl Life {
             _ => None,
         };
         let ended = self.end.as_ref().map(|end| end.grace.as_secs());
-        Record::new(node_uid, pod, ended, rejected, self.results.clone())
+        let mut record = Record::new(node_uid, pod, ended, rejected, self.results.clone());
+        record.failed.clone_from(&self.failed);
+        record.active_since = self.active.as_ref().map(|active| active.since);
+        record
     }
 
     /// A write of the record has ended.
@@ -213,7 +226,13 @@ impl Life {
 
     /// The server has a final status, and nothing here adds to it.
     fn is_told_by_others(&self) -> bool {
-        self.is_finished_elsewhere && self.containers.values().all(|container| container.run.is_none())
+        let is_failure_told = || {
+            let told = self.api.as_ref().map(|api| (&api.status["phase"], &api.status["reason"]));
+            let reason = self.failed.as_ref().map(|failed| failed.reason.as_str());
+            told.is_some_and(|(phase, told)| phase == "Failed" && told.as_str() == reason)
+        };
+        (self.is_finished_elsewhere || is_failure_told())
+            && self.containers.values().all(|container| container.run.is_none())
     }
 
     /// Whether the server has the final status, or there is none to tell it to.
@@ -249,7 +268,8 @@ impl Life {
         let Some(pod) = self.pod.clone() else { return };
         let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted && api.sent.is_none()) else { return };
         // a result must not be heard of before it would survive a power cut
-        let is_settled = self.is_recorded() || self.end.is_some() || self.results.is_empty();
+        let has_result = !self.results.is_empty() && !self.is_recorded();
+        let is_settled = self.end.is_some() || (!has_result && self.is_failure_settled());
         // what is left to say after the final status is said by the deletion
         let is_removed = matches!(self.sandbox, Sandbox::Removing { .. }) || self.is_swept();
         let is_told = self.end.is_some() && is_removed;
@@ -386,24 +406,30 @@ impl Life {
 
     /// What a status is composed of; None while there is nothing to say.
     fn situation<'a>(&'a self, pod: &'a Pod, host_addresses: &'a [String]) -> Option<Situation<'a>> {
-        let failed = match &self.verdict {
-            Verdict::Rejected(rejection) => {
+        let is_rejected = matches!(self.verdict, Verdict::Rejected(_));
+        let is_down = self.is_down();
+        let failed = match (&self.verdict, &self.failed) {
+            (Verdict::Rejected(rejection), _) => {
                 Some((rejection.reason.clone(), format!("Pod was rejected: {}", rejection.message)))
             }
+            // as upstream: not before its containers have ended
+            (_, Some(failed)) if is_down => Some((failed.reason.clone(), failed.message.clone())),
             _ => None,
         };
+        let disruption = self.failed.as_ref().filter(|failed| failed.is_disruption);
         let views = |specs: &'a [Container]| specs.iter().map(|spec| self.view(pod, spec)).collect();
-        let has_containers = failed.is_none();
+        let has_containers = !is_rejected;
         Some(Situation {
             spec: &pod.spec,
             generation: pod.generation,
             init: if has_containers { views(&pod.spec.init_containers) } else { vec![] },
             main: if has_containers { views(&pod.spec.containers) } else { vec![] },
             is_prepared: self.sandbox == Sandbox::Ready,
-            is_over: self.is_down(),
-            is_finished: self.is_finished(),
+            is_over: is_down,
+            is_finished: self.is_finished() && (self.failed.is_none() || is_down),
             is_static: self.is_static(),
             failed,
+            disruption: disruption.map(|failed| failed.message.as_str()),
             addresses: &self.network.addresses,
             host_addresses,
             qos: qos_class(&pod.spec).word(),

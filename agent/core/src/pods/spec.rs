@@ -146,6 +146,7 @@ pub(crate) struct PodSpec {
     pub(crate) volumes: Vec<VolumeSpec>,
     pub(crate) restart_policy: RestartPolicy,
     pub(crate) termination_grace_period_seconds: Option<u64>,
+    pub(crate) active_deadline_seconds: Option<u64>,
     pub(crate) host_network: bool,
     #[serde(rename = "hostPID")]
     pub(crate) host_pid: bool,

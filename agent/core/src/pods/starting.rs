@@ -100,7 +100,9 @@ impl Life {
     /// Whether it has, or will have, its part of the node.
     fn takes_its_share(&self) -> bool {
         let may_run = self.end.is_none() || self.has_begun();
-        self.verdict == Verdict::Admitted && !self.is_finished() && may_run
+        // what fails has its part until its containers have ended
+        let is_done = self.is_finished() && (self.failed.is_none() || self.is_down());
+        self.verdict == Verdict::Admitted && !is_done && may_run
     }
 
     fn reject(&mut self, rejection: admission::Rejection, ctx: &mut Context<'_>) {

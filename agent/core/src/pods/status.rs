@@ -170,6 +170,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) is_static: bool,
     /// Reason and message, whatever the containers did: the pod failed.
     pub(crate) failed: Option<(String, String)>,
+    /// Why the node ends it for want of something.
+    pub(crate) disruption: Option<&'a str>,
     pub(crate) addresses: &'a [String],
     pub(crate) host_addresses: &'a [String],
     pub(crate) qos: &'static str,
@@ -307,6 +309,8 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
         ("ContainersReady", ready),
         ("PodScheduled", good),
     ];
+    let disrupted = |message: &str| ("DisruptionTarget", (true, "TerminationByKubelet", message.to_owned()));
+    let all = all.into_iter().chain(situation.disruption.map(disrupted));
     let old = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     let condition = |(kind, (is_true, reason, message)): (&str, Judged)| {
         let status = if is_true { "True" } else { "False" };
@@ -324,7 +328,7 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
         }
         condition
     };
-    all.into_iter().map(condition).collect()
+    all.map(condition).collect()
 }
 
 fn initialized(situation: &Situation<'_>, phase: &str) -> Judged {
@@ -536,6 +540,7 @@ mod tests {
             is_finished: true,
             is_static: false,
             failed: None,
+            disruption: None,
             addresses: &["10.1.0.2".into()],
             host_addresses: &["10.0.0.1".into()],
             qos: "BestEffort",

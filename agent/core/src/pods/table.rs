@@ -36,7 +36,7 @@ const CLAIMS: &str = "no dynamic resource allocation";
 
 /// Path in the spec, treatment. `initContainers[]` is looked up as `containers[]` where it has no row of its own.
 pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
-    ("activeDeadlineSeconds", Refused("deadlines are not served yet")),
+    ("activeDeadlineSeconds", Served),
     ("affinity", Ignored(SCHEDULER)),
     ("automountServiceAccountToken", Ignored("the API server adds the volume")),
     ("containers", Below),

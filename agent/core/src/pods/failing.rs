@@ -1,0 +1,197 @@
+//! Pods that the node ends although their objects stay: why they failed, and the deadline that makes one fail.
+//!
+//! Always holds: the failure is durable before the first container is stopped, unless the disk takes no record, so an agent that is
+//! killed meanwhile goes on with the same end and the same words; a pod fails once. `Failed` is reported when no container runs any
+//! more, as upstream. Leaves to others: why a pod fails (`eviction`), stopping it (`ending`), the words of a status (`status`).
+
+use crate::event::Now;
+use crate::pods::event::PodAction;
+use crate::pods::life::{Context, Life, Verdict};
+use kedge_api::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// Upstream's words.
+const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
+
+/// Why the node ends a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Failed {
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    /// The node's trouble, not the pod's: the condition `DisruptionTarget` says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_disruption: bool,
+    pub(crate) grace_secs: u64,
+    /// When this process knew of it.
+    #[serde(skip)]
+    pub(crate) since: Duration,
+}
+
+impl Failed {
+    pub(crate) fn grace_left(&self, now: Duration) -> Duration {
+        Duration::from_secs(self.grace_secs).saturating_sub(now.saturating_sub(self.since))
+    }
+}
+
+/// For how long a pod has been active, for its deadline.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Active {
+    /// By the node's clock then.
+    pub(crate) since: Timestamp,
+    /// How long it had been active when this process began to count, and when that was.
+    counted: Duration,
+    from: Duration,
+}
+
+impl Active {
+    /// Active since then. A start before the pod was made, or after now, is by a clock that was wrong: the count begins anew.
+    pub(crate) fn since(since: Timestamp, created: Option<Timestamp>, now: Now) -> Self {
+        let is_credible = created.is_none_or(|created| since >= created);
+        let micros = now.wall.micros().saturating_sub(since.micros());
+        let counted = u64::try_from(micros).ok().filter(|_| is_credible).unwrap_or(0);
+        Self { since, counted: Duration::from_micros(counted), from: now.mono }
+    }
+
+    /// When it will have been active for so long.
+    fn reaches(&self, length: Duration) -> Duration {
+        self.from + length.saturating_sub(self.counted)
+    }
+}
+
+impl Life {
+    /// The node ends it, and it has failed.
+    pub(crate) fn fail(&mut self, failed: Failed) {
+        if self.failed.is_none() && !self.is_over() {
+            self.failed = Some(failed);
+            self.saved.is_stale = true;
+            self.is_dirty = true;
+        }
+    }
+
+    /// Fails a pod whose `activeDeadlineSeconds` are over.
+    pub(crate) fn see_to_deadline(&mut self, ctx: &mut Context<'_>) {
+        let Some(pod) = self.pod.clone().filter(|_| self.verdict == Verdict::Admitted && !self.is_over())
+        else {
+            return;
+        };
+        let Some(secs) = pod.spec.active_deadline_seconds else { return };
+        let active = match self.active.clone() {
+            Some(active) => active,
+            None => {
+                let told = self.api.as_ref().and_then(|api| api.status["startTime"].as_str());
+                let told = told.and_then(|text| Timestamp::parse(text).ok());
+                let active = Active::since(told.unwrap_or(ctx.now.wall), pod.created, ctx.now);
+                self.active = Some(active.clone());
+                self.saved.is_stale = true;
+                active
+            }
+        };
+        let due = active.reaches(Duration::from_secs(secs));
+        if ctx.now.mono < due {
+            self.wake_at(due);
+            return;
+        }
+        let text = format!("pod {}/{} ends: {DEADLINE_MESSAGE}, {secs} s", self.namespace, self.name);
+        ctx.actions.push(PodAction::Log(crate::event::Level::Info, text));
+        self.announce(false, DEADLINE_EXCEEDED, DEADLINE_MESSAGE.into(), ctx.actions);
+        self.fail(Failed {
+            reason: DEADLINE_EXCEEDED.into(),
+            message: DEADLINE_MESSAGE.into(),
+            is_disruption: false,
+            grace_secs: pod.spec.grace_secs(),
+            since: ctx.now.mono,
+        });
+    }
+
+    /// Whether the failure would survive a power cut; or the disk takes no record, which must not keep a full disk full.
+    pub(crate) fn is_failure_settled(&self) -> bool {
+        self.failed.is_none() || self.is_recorded() || self.is_record_refused()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::fixture::Node;
+    use serde_json::json;
+
+    #[test]
+    fn pod_past_its_deadline_fails_in_upstreams_words() {
+        let mut node = Node::new();
+        node.bind("p", json!({"activeDeadlineSeconds": 20, "terminationGracePeriodSeconds": 7}));
+        node.wait(19);
+        assert!(node.runs("p"));
+        node.is_deaf = true;
+        node.wait(1);
+        assert_eq!(node.stops(), [("p", 7)]);
+        assert_eq!(node.status("p")["phase"], "Running", "its container has not ended");
+        node.is_deaf = false;
+        node.start();
+        let status = node.status("p");
+        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("DeadlineExceeded")));
+        assert_eq!(status["message"], DEADLINE_MESSAGE);
+        assert_eq!(status["containerStatuses"][0]["state"]["terminated"]["exitCode"], 143);
+        assert!(node.condition("p", "DisruptionTarget").is_null(), "it is the pod's own end");
+        let told = format!("{DEADLINE_EXCEEDED} {DEADLINE_MESSAGE}");
+        assert_eq!(node.news().iter().filter(|text| **text == told).count(), 1);
+        assert!(node.runs.is_empty(), "nothing is left of it");
+    }
+
+    #[test]
+    fn failure_is_told_once_and_outlives_agent_and_boot() {
+        let mut node = Node::new();
+        node.bind("p", json!({"activeDeadlineSeconds": 5}));
+        node.wait(5);
+        let before = (node.status("p").clone(), node.records.clone());
+        node.seen.clear();
+        node.start();
+        node.boot();
+        node.wait(1000);
+        assert_eq!((node.status("p").clone(), node.records.clone()), before);
+        assert!(node.stops().is_empty() && !node.runs("p"));
+        let is_idle = |action: &PodAction| {
+            !matches!(action, PodAction::PatchPodStatus { .. } | PodAction::SaveDesired { .. })
+        };
+        assert!(node.seen.iter().all(is_idle), "{:?}", node.seen);
+    }
+
+    #[test]
+    fn failure_is_durable_before_a_container_is_stopped() {
+        let mut node = Node::new();
+        node.bind("p", json!({"activeDeadlineSeconds": 5}));
+        node.disk_hangs = true;
+        node.wait(60);
+        assert!(node.stops().is_empty() && node.runs("p"));
+        assert_eq!(node.status("p")["phase"], "Running", "nor is it reported");
+        // a disk that takes nothing holds up no end
+        (node.disk_hangs, node.disk_is_full) = (false, true);
+        node.start();
+        node.wait(60);
+        assert_eq!(node.status("p")["reason"], DEADLINE_EXCEEDED);
+        assert!(node.runs.is_empty());
+    }
+
+    #[test]
+    fn deadline_counts_across_agents_by_a_clock_that_is_right() {
+        // how far the clock is set while no agent runs, and the seconds that are left then
+        for (set, left) in [(0, 10), (5, 5), (3600, 1), (-3600, 20)] {
+            let mut node = Node::new();
+            node.bind("p", json!({"activeDeadlineSeconds": 20}));
+            node.wait(10);
+            node.epoch += set;
+            node.start();
+            node.wait(left - 1);
+            assert_eq!(node.runs("p"), left > 1 || set == 0, "set by {set} s");
+            node.wait(1);
+            assert!(!node.runs("p"), "set by {set} s");
+        }
+        let now = Now { mono: Duration::ZERO, wall: Timestamp::from_micros(9_000_000) };
+        let at = |secs: i64| Timestamp::from_micros(secs * 1_000_000);
+        let left = |created| Active::since(at(1), created, now).reaches(Duration::from_secs(100));
+        assert_eq!(left(None), Duration::from_secs(92));
+        assert_eq!(left(Some(at(5))), Duration::from_secs(100), "it began before it was made");
+    }
+}

@@ -1,0 +1,255 @@
+//! A node for tests: its board, its disk and its API server carry out every order at once, unless a test stops them.
+
+use crate::event::{Answer, Now};
+use crate::pods::{
+    ContainerKey, ContainerState, DesiredFile, DesiredFound, Exit, Image, ImageConfig, Inventory, NodeFacts,
+    Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNetworks, PodRequest, PodUid, Pods,
+};
+use kedge_api::Timestamp;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+pub(crate) struct Node {
+    pub(crate) pods: Pods,
+    pub(crate) secs: u64,
+    /// Wall time of second 0.
+    pub(crate) epoch: i64,
+    /// Every order so far, in order.
+    pub(crate) seen: Vec<PodAction>,
+    pub(crate) records: BTreeMap<DesiredFile, Vec<u8>>,
+    objects: BTreeMap<String, Value>,
+    prepared: BTreeMap<PodUid, PodFound>,
+    pub(crate) runs: BTreeMap<ContainerKey, ContainerState>,
+    pub(crate) disk_is_full: bool,
+    /// Writes are not answered.
+    pub(crate) disk_hangs: bool,
+    /// Containers do not end.
+    pub(crate) is_deaf: bool,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        let mut node = Self {
+            pods: Pods::new("edge"),
+            secs: 1,
+            epoch: 1_800_000_000,
+            seen: vec![],
+            records: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            prepared: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            disk_is_full: false,
+            disk_hangs: false,
+            is_deaf: false,
+        };
+        node.start();
+        node
+    }
+
+    /// An agent starts, and finds what is there.
+    pub(crate) fn start(&mut self) {
+        self.pods = Pods::new("edge");
+        let found = self.records.clone().into_iter();
+        let found = found.map(|(file, content)| DesiredFound { file, content: Ok(content) }).collect();
+        let runs = self.runs.iter();
+        let containers = runs.map(|(key, state)| observation(key.clone(), state.clone())).collect();
+        let pods = self.prepared.values().cloned().collect();
+        let node_uid = "n".to_owned();
+        let objects = self.objects.values().cloned().collect();
+        for event in [
+            PodEvent::Held(false),
+            PodEvent::Node(Box::new(self.facts())),
+            PodEvent::DesiredRead(Ok(found)),
+            PodEvent::Inventory(Inventory { pods, containers, ..Inventory::default() }),
+            PodEvent::StaticPods(Ok(vec![])),
+            PodEvent::PodsListed { node_uid, pods: objects },
+        ] {
+            self.tell(event);
+        }
+    }
+
+    /// The machine boots.
+    pub(crate) fn boot(&mut self) {
+        self.runs.clear();
+        self.prepared.clear();
+        self.start();
+    }
+
+    pub(crate) fn facts(&self) -> NodeFacts {
+        NodeFacts {
+            name: "edge".into(),
+            cpu_milli: 4000,
+            memory_bytes: 1 << 30,
+            pods: 10,
+            network: PodNetworks::Ready("edge".into()),
+            ..NodeFacts::default()
+        }
+    }
+
+    /// A pod is bound to the node; its UID is its name.
+    pub(crate) fn bind(&mut self, name: &str, mut spec: Value) {
+        if spec["containers"].is_null() {
+            spec["containers"] = json!([{"name": "a", "image": "x:1"}]);
+        }
+        let object = json!({"metadata": {"name": name, "namespace": "default", "uid": name, "generation": 1},
+            "spec": spec, "status": {"phase": "Pending"}});
+        self.objects.insert(name.into(), object.clone());
+        self.tell(PodEvent::PodSeen(object));
+    }
+
+    pub(crate) fn status(&self, name: &str) -> &Value {
+        &self.objects[name]["status"]
+    }
+
+    pub(crate) fn condition(&self, name: &str, kind: &str) -> Value {
+        let conditions = self.status(name)["conditions"].as_array().into_iter().flatten();
+        conditions.into_iter().find(|condition| condition["type"] == kind).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn runs(&self, name: &str) -> bool {
+        let mut runs = self.runs.iter().filter(|(key, _)| key.pod.as_str() == name);
+        runs.any(|(_, state)| matches!(state, ContainerState::Running { .. }))
+    }
+
+    /// Lets this many seconds pass, second by second.
+    pub(crate) fn wait(&mut self, secs: u64) {
+        for _ in 0..secs {
+            self.secs += 1;
+            self.tell(PodEvent::Tick);
+        }
+    }
+
+    fn now(&self) -> Now {
+        let secs = self.epoch + i64::try_from(self.secs).expect("small");
+        Now {
+            mono: std::time::Duration::from_secs(self.secs),
+            wall: Timestamp::from_micros(secs * 1_000_000),
+        }
+    }
+
+    /// Tells it, and carries out what follows.
+    pub(crate) fn tell(&mut self, event: PodEvent) {
+        let mut actions = vec![];
+        self.pods.handle(self.now(), event, &mut actions);
+        for action in actions {
+            self.seen.push(action.clone());
+            if let Some(answer) = self.perform(action) {
+                self.tell(answer);
+            }
+        }
+    }
+
+    fn perform(&mut self, action: PodAction) -> Option<PodEvent> {
+        Some(match action {
+            PodAction::PreparePod(pod) => {
+                let network = PodNetwork { addresses: vec!["10.1.0.2".into()] };
+                let found = PodFound {
+                    uid: pod.uid.clone(),
+                    namespace: pod.namespace,
+                    name: pod.name,
+                    node_uid: pod.node_uid,
+                    network: Some(network.clone()),
+                };
+                self.prepared.insert(pod.uid.clone(), found);
+                PodEvent::PodPrepared { pod: pod.uid, network }
+            }
+            PodAction::PullImage(order) => {
+                let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
+                let image = Image { config, ..Image::default() };
+                PodEvent::ImageReady { pod: order.pod, container: order.container, image }
+            }
+            PodAction::CreateContainer(order) => self.run(order.key, ContainerState::Created),
+            PodAction::StartContainer(key) => {
+                let started = self.now().wall;
+                self.run(key, ContainerState::Running { pid: 7, started })
+            }
+            PodAction::StopContainer { .. } if self.is_deaf => return None,
+            PodAction::StopContainer { container, .. } => self.end(container, 143),
+            PodAction::RemoveContainer(key) => {
+                self.runs.remove(&key);
+                PodEvent::ContainerRemoved(key)
+            }
+            PodAction::RemovePod { pod, .. } => {
+                self.prepared.remove(&pod);
+                PodEvent::PodRemoved { pod }
+            }
+            PodAction::SaveDesired { .. } if self.disk_hangs => return None,
+            PodAction::SaveDesired { file, .. } if self.disk_is_full => {
+                PodEvent::DesiredSaved { file, done: Err("no space left on device".into()) }
+            }
+            PodAction::SaveDesired { file, content } => {
+                match content {
+                    Some(content) => self.records.insert(file.clone(), content),
+                    None => self.records.remove(&file),
+                };
+                PodEvent::DesiredSaved { file, done: Ok(()) }
+            }
+            PodAction::PatchPodStatus { pod, patch } => {
+                let object = self.objects.get_mut(&pod.uid).expect("it is patched by its UID");
+                merge(&mut object["status"], &patch["status"]);
+                let answer = Answer::Accepted(Some(object.clone()));
+                PodEvent::Answered { request: PodRequest::PatchStatus(pod), answer }
+            }
+            _ => return None,
+        })
+    }
+
+    fn run(&mut self, key: ContainerKey, state: ContainerState) -> PodEvent {
+        self.runs.insert(key.clone(), state.clone());
+        PodEvent::Observed(observation(key, state))
+    }
+
+    fn end(&mut self, key: ContainerKey, code: i32) -> PodEvent {
+        let finished = Some(self.now().wall);
+        let exit = Exit { code, signal: None, oom_killed: false, started: None, finished };
+        self.run(key, ContainerState::Exited(exit))
+    }
+
+    /// Events recorded so far.
+    pub(crate) fn news(&self) -> Vec<String> {
+        let text = |action: &PodAction| match action {
+            PodAction::RecordEvent(news) => Some(format!("{} {}", news.reason, news.message)),
+            _ => None,
+        };
+        self.seen.iter().filter_map(text).collect()
+    }
+
+    /// The grace of each stop so far, in seconds.
+    pub(crate) fn stops(&self) -> Vec<(&str, u64)> {
+        let stop = |action: &'_ PodAction| match action {
+            PodAction::StopContainer { container, grace, .. } => Some((container.clone(), grace.as_secs())),
+            _ => None,
+        };
+        let name = |pod: &PodUid| self.objects.keys().find(|name| *name == pod.as_str()).expect("bound here");
+        self.seen.iter().filter_map(stop).map(|(key, grace)| (name(&key.pod).as_str(), grace)).collect()
+    }
+}
+
+fn observation(container: ContainerKey, state: ContainerState) -> Observation {
+    Observation { container, state, image_name: "x:1".into(), image_reference: "x:1".into() }
+}
+
+/// As a strategic merge patch.
+fn merge(old: &mut Value, patch: &Value) {
+    let fields = old.as_object_mut().expect("it is an object");
+    for (key, value) in patch.as_object().into_iter().flatten() {
+        match (key.as_str(), value) {
+            (_, Value::Null) => _ = fields.remove(key),
+            ("conditions", Value::Array(conditions)) => {
+                let list = fields.entry(key).or_insert_with(|| json!([]));
+                let list = list.as_array_mut().expect("it is a list");
+                for condition in conditions {
+                    match list.iter_mut().find(|other| other["type"] == condition["type"]) {
+                        Some(there) => merge(there, condition),
+                        None => list.push(condition.clone()),
+                    }
+                }
+            }
+            (_, Value::Array(items)) => {
+                let items = items.iter().filter(|item| item.get("$patch").is_none());
+                fields.insert(key.clone(), items.cloned().collect());
+            }
+            _ => _ = fields.insert(key.clone(), value.clone()),
+        }
+    }
+}
