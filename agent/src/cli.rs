@@ -157,8 +157,9 @@ fn next_start(options: &AgentOptions) -> Result<Value, CommandError> {
 /// The directory cannot be read.
 pub fn config_history(places: &Places, output: Output) -> Result<(), CommandError> {
     let files = linux::files(&places.dynamic_config_dir);
-    let History { bad, aside, unreadable } =
+    let History { bad, mut aside, unreadable } =
         History::read(&*files).map_err(|error| failed_in(&places.dynamic_config_dir, &error))?;
+    aside.extend(displaced(places));
     if output == Output::Json {
         print(pretty(&json!({"bad": bad, "setAside": aside, "unreadable": unreadable})));
         return Ok(());
@@ -182,6 +183,16 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
         print(format_args!("unreadable: {problem}"));
     }
     Ok(())
+}
+
+/// What lay in place of the agent's directories; whole paths. Those below the config's own are in its [`History`].
+fn displaced(places: &Places) -> impl Iterator<Item = String> {
+    let below =
+        linux::files(&places.root_dir).list(Path::new(""), HISTORY_ENTRIES).unwrap_or_default().entries;
+    let names = below.into_iter().map(|entry| entry.name.to_string_lossy().into_owned());
+    let found: Vec<_> =
+        names.filter(|name| name.contains(SET_ASIDE)).map(|name| places.root_dir.join(name)).collect();
+    linux::set_aside_from(&places.root_dir).into_iter().chain(found).map(|path| path.display().to_string())
 }
 
 /// What `kedge config history` finds, with paths below the directory of the dynamic config.

@@ -6,7 +6,7 @@
 
 use crate::errors::chain;
 use crate::faults::Faults;
-use crate::flags::AgentOptions;
+use crate::flags::{AgentOptions, Places};
 use crate::local::{self, Call, answers};
 use crate::net::transport::WallClock;
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
@@ -18,7 +18,9 @@ use kedge_api::Timestamp;
 use kedge_core::kubelet::Effective;
 use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
 use kedge_platform::linux::{self, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots};
-use kedge_platform::{Clocks, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog};
+use kedge_platform::{
+    Clocks, Displaced, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog, WriteError,
+};
 use std::fmt;
 use std::fs::File;
 use std::path::Path;
@@ -242,7 +244,7 @@ impl Agent {
         let clocks = LinuxClocks::new(&roots);
         let began = clocks.monotonic();
         let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
-        let claim = claim(&options.places.root_dir, &roots)?;
+        let claim = claim(&options.places, &roots)?;
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
         let node_name = match &options.node_name {
             Some(name) => name.clone(),
@@ -295,6 +297,7 @@ impl Agent {
             static_files: StaticFiles::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
+            was_displaced: was_displaced(&options.places),
             _claim: claim.ours(),
         };
         let certificate_clock: WallClock = {
@@ -616,12 +619,36 @@ fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
     Now { mono: clocks.monotonic(), wall: Timestamp::from_micros(micros.saturating_add(offset)) }
 }
 
-/// Claims `--root-dir` for this agent: the socket alone does not prove it, for it lies in another directory. A directory that cannot
+/// Directories below `--root-dir` that no write of a record makes anew: those writes clear their own way.
+const KEPT_BELOW: [&str; 6] =
+    ["containers", "images", "images/blobs", "images/claims", "images/layers", "volumes"];
+
+/// Logs that what a damaged disk put in place of a directory was set aside: a file there would leave the containers nowhere to live, and the
+/// configuration nowhere to be written, for ever.
+fn report_way(directory: &Path, made: Result<Option<Displaced>, WriteError>) {
+    match made {
+        Ok(None) => {}
+        Ok(Some(displaced)) => log::warn!("{displaced}; what was in the directory is lost"),
+        Err(error) => {
+            log::warn!("{} is no directory and stays in the way: {}", directory.display(), chain(&error));
+        }
+    }
+}
+
+/// Claims `--root-dir` for this agent, and sees that directories can be made where they belong: the socket alone does not prove it, for it lies in another directory. A directory that cannot
 /// be claimed at all is the disk's matter, and no disk stops an agent: neither does one that holds the process before us.
-fn claim(root_dir: &Path, roots: &Roots) -> Result<Records, AgentError> {
+fn claim(places: &Places, roots: &Roots) -> Result<Records, AgentError> {
+    let root_dir = &places.root_dir;
     let directory = root_dir.display();
+    report_way(root_dir, linux::make_way_alone(root_dir));
     match Claim::take(root_dir, roots) {
-        Ok(Claim::Held(file)) => Ok(Records::Ours { claim: Some(Arc::new(file)) }),
+        Ok(Claim::Held(file)) => {
+            let below = KEPT_BELOW.iter().map(|below| root_dir.join(below));
+            for directory in below.chain([places.dynamic_config_dir.clone()]) {
+                report_way(&directory, linux::make_way(&directory));
+            }
+            Ok(Records::Ours { claim: Some(Arc::new(file)) })
+        }
         Ok(Claim::Taken) => Err(AgentError::AnotherAgent(format!(
             "root directory {directory}: another agent keeps its state there"
         ))),
@@ -638,6 +665,13 @@ fn claim(root_dir: &Path, roots: &Roots) -> Result<Records, AgentError> {
             Ok(Records::Ours { claim: None })
         }
     }
+}
+
+/// Something lay in place of the directory that has the records, now or in an earlier run.
+pub(crate) fn was_displaced(places: &Places) -> bool {
+    [&places.root_dir, &places.dynamic_config_dir]
+        .iter()
+        .any(|place| !linux::set_aside_from(place).is_empty())
 }
 
 impl Records {
@@ -768,6 +802,37 @@ impl Guard {
             && self.events.try_send(Event::DiskStalled(stalled)).is_ok()
         {
             self.told = stalled;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agent_has_its_directories_whatever_lay_there() {
+        let scratch = kedge_rig::Scratch::new("places").unwrap();
+        let at = |name: &str| scratch.join(name);
+        let places = Places {
+            root_dir: at("state"),
+            dynamic_config_dir: at("state/config"),
+            run_dir: at("run"),
+            preloaded_images: at("preloaded"),
+        };
+        scratch.write("state", "x");
+        assert!(!was_displaced(&places));
+        let held = claim(&places, &Roots::default()).unwrap();
+        assert!(matches!(held, Records::Ours { claim: Some(_) }), "the directory was made, and claimed");
+        assert!(was_displaced(&places));
+        drop(held);
+        std::fs::create_dir(at("state/images")).unwrap();
+        for below in KEPT_BELOW.into_iter().filter(|below| *below != "images").chain(["config"]) {
+            scratch.write(&format!("state/{below}"), "x");
+        }
+        let _held = claim(&places, &Roots::default()).unwrap();
+        for below in KEPT_BELOW.into_iter().chain(["config"]) {
+            std::fs::create_dir_all(at("state").join(below)).unwrap();
         }
     }
 }

@@ -340,6 +340,34 @@ pub trait Files: Send + Sync {
     fn free_reserve(&self) -> Result<bool, WriteError>;
 }
 
+/// What lay where a directory belongs, and was renamed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Displaced {
+    /// The directory's path, below the same root as `now`.
+    pub path: PathBuf,
+    /// What was there.
+    pub kind: Kind,
+    /// Its name now.
+    pub now: PathBuf,
+}
+
+impl fmt::Display for Displaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, kind, now } = self;
+        write!(f, "{} was a {kind}, expected a directory; renamed to {}", path.display(), now.display())
+    }
+}
+
+/// Sets aside what lies in place of a directory, if it is anything else; a link, too, wherever it leads. What cannot be looked at stays.
+///
+/// # Errors
+/// It could not be renamed.
+pub fn clear_for_directory(files: &dyn Files, path: &Path) -> Result<Option<Displaced>, WriteError> {
+    let Err(ReadError::NotAFile { kind, .. }) = files.list(path, 0) else { return Ok(None) };
+    let now = files.set_aside(path)?;
+    Ok(Some(Displaced { path: path.to_path_buf(), kind, now }))
+}
+
 /// How a file is set aside.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Aside {
@@ -536,12 +564,8 @@ impl<D: Operations> DurableFiles<D> {
         match self.disk.kind(path) {
             Ok(Kind::Directory) => return Ok(()),
             Ok(kind) => {
-                let aside = self.move_aside(state, path, Aside::Moved)?;
-                log::warn!(
-                    "{} was a {kind}, expected a directory; renamed to {}",
-                    path.display(),
-                    aside.display()
-                );
+                let now = self.move_aside(state, path, Aside::Moved)?;
+                log::warn!("{}", Displaced { path: path.to_path_buf(), kind, now });
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(WriteError::from_io("look at", path, error)),
@@ -978,7 +1002,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-fn aside_name(path: &Path, number: u32) -> PathBuf {
+pub(crate) fn aside_name(path: &Path, number: u32) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(format!(".corrupt-{number}"));
     PathBuf::from(name)

@@ -9,7 +9,9 @@
 use std::path::Path;
 
 use kedge_platform::fake::{self, FakeDisk, Loss, Operation, Random};
-use kedge_platform::files::{Operations, RESERVE_BYTES, SET_ASIDE_KEPT, TEMPORARY_PREFIX};
+use kedge_platform::files::{
+    Operations, RESERVE_BYTES, SET_ASIDE_KEPT, TEMPORARY_PREFIX, clear_for_directory,
+};
 use kedge_platform::{Files, Kind, WriteError};
 
 /// Ways of losing by chance tried at each cut.
@@ -284,6 +286,26 @@ const DIRECTORY_IN_THE_WAY: Story = Story {
     },
 };
 
+/// A file in place of the root's directory is not lost, and makes way once.
+const FILE_IN_PLACE_OF_A_DIRECTORY: Story = Story {
+    before: |disk| disk.put("state", &version(5)),
+    act: |files| usize::from(clear_for_directory(files, Path::new("state")).is_ok_and(|it| it.is_some())),
+    judge: |disk, acknowledged| {
+        match (version_of(disk, "state")?, version_of(disk, "state.corrupt-1")?) {
+            (0, 5) => Ok(()),
+            (5, 0 | 5) if acknowledged == 0 => Ok(()),
+            other => Err(format!("versions {other:?}, acknowledged {acknowledged}")),
+        }?;
+        let files = fake::files(disk);
+        clear_for_directory(&*files, Path::new("state")).map_err(|error| error.to_string())?;
+        files.write_durably(Path::new("state/record"), b"new").map_err(|error| error.to_string())?;
+        match clear_for_directory(&*files, Path::new("state")) {
+            Ok(None) => Ok(()),
+            other => Err(format!("a directory made way: {other:?}")),
+        }
+    },
+};
+
 /// A full disk: the verdict is written in the reserve's place.
 const VERDICT_ON_A_FULL_DISK: Story = Story {
     before: |disk| {
@@ -307,6 +329,12 @@ fn cut_replace_leaves_the_old_or_the_new_file() {
 #[test]
 fn cut_first_write_is_whole_or_absent() {
     FIRST_WRITE.holds();
+}
+
+#[test]
+fn file_in_place_of_a_directory_makes_way() {
+    FILE_IN_PLACE_OF_A_DIRECTORY.holds();
+    FILE_IN_PLACE_OF_A_DIRECTORY.is_caught(|disk| disk.ignore_sync_directory(true));
 }
 
 #[test]

@@ -138,6 +138,8 @@ pub(crate) struct DiskLoop {
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
     /// Why this run may change nothing on the disk, if so.
     pub(crate) read_only: Option<String>,
+    /// A directory above the records was set aside: one that is missing was not always.
+    pub(crate) was_displaced: bool,
     /// `--root-dir` is this process's while it may still write there: longer than the main thread lives, if the disk hangs.
     pub(crate) _claim: Option<Arc<File>>,
 }
@@ -244,7 +246,13 @@ impl DiskLoop {
         let path = Path::new(&path);
         match self.files.read(path, CHECKPOINT_BYTES) {
             Ok(bytes) => Read::Content(bytes),
-            Err(ReadError::NotFound { .. }) => self.why_not_there(path),
+            Err(ReadError::NotFound { .. }) => match (self.why_not_there(path), file) {
+                // of the others a node that lost them has none either way
+                (Read::Absent, StateFile::Current | StateFile::LastKnownGood) if self.was_displaced => {
+                    Read::SetAside
+                }
+                (read, _) => read,
+            },
             Err(error) => Read::Unreadable(crate::errors::chain(&error)),
         }
     }
@@ -609,6 +617,7 @@ mod tests {
             static_files: StaticFiles::default(),
             runtime: None,
             read_only: None,
+            was_displaced: false,
             _claim: None,
         }
     }
@@ -627,6 +636,21 @@ mod tests {
         std::fs::remove_dir_all(scratch.join("pods/objects")).unwrap();
         scratch.write("pods/objects", "not a directory");
         assert!(desired(&*files).is_err());
+    }
+
+    #[test]
+    fn records_of_a_displaced_directory_are_unknown() {
+        let scratch = kedge_rig::Scratch::new("displaced").unwrap();
+        let counted = |files| Counted { files, asked: Arc::default(), is_full: false };
+        let mut disk = disk_loop(&scratch, Host::default(), counted);
+        let all = [StateFile::Current, StateFile::LastKnownGood, StateFile::BadConfigs, StateFile::Startups];
+        let read = |disk: &DiskLoop| all.clone().map(|file| disk.read(&file));
+        let absent = || Read::Absent;
+        assert_eq!(read(&disk), [absent(), absent(), absent(), absent()]);
+        disk.was_displaced = true;
+        assert_eq!(read(&disk), [Read::SetAside, Read::SetAside, absent(), absent()]);
+        scratch.write("current", "{}");
+        assert_eq!(disk.read(&StateFile::Current), Read::Content(b"{}".to_vec()));
     }
 
     /// 0.1.0 works, an upgrade to 0.2.0 was taken back, and the next is on trial: if it is taken back, too, 0.1.0 needs its verdicts.

@@ -285,6 +285,20 @@ fn lost_state_is_downloaded_again() {
     check_damage(|setup| std::fs::remove_dir_all(setup.agent().root_dir()).unwrap());
 }
 
+#[test]
+fn state_directory_that_is_a_file_is_set_aside() {
+    check_damage(|setup| {
+        let root = setup.agent().root_dir();
+        std::fs::remove_dir_all(&root).unwrap();
+        std::fs::write(root, "x").unwrap();
+    });
+    let lose_records = |setup: &Setup| {
+        std::fs::remove_dir_all(setup.agent().config_dir()).unwrap();
+        std::os::unix::fs::symlink("nowhere", setup.agent().config_dir()).unwrap();
+    };
+    check_damage(lose_records);
+}
+
 /// The state of a node whose agent was of another version: everything under that version's name.
 #[test]
 fn new_agent_version_keeps_the_assignment() {

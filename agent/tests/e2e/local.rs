@@ -226,10 +226,13 @@ fn history_names_what_was_set_aside_and_what_is_unreadable() {
     for name in ["current.corrupt-2", "0.1.0/bad-configs.json.corrupt-1", "checkpoints/u-1.corrupt-1"] {
         scratch.write(&format!("config/{name}"), "{");
     }
+    scratch.write("images.corrupt-1", "");
     scratch.write("config/0.1.0/bad-configs.json", r#"{"apiVersion": "kedge.dev/v99"}"#);
     std::fs::create_dir_all(scratch.join("config/0.0.9/bad-configs.json")).unwrap();
     let shown: Value = serde_json::from_str(&history(&["--output", "json"])).unwrap();
-    let aside = ["0.1.0/bad-configs.json.corrupt-1", "checkpoints/u-1.corrupt-1", "current.corrupt-2"];
+    let below = scratch.join("images.corrupt-1").display().to_string();
+    let aside =
+        ["0.1.0/bad-configs.json.corrupt-1", "checkpoints/u-1.corrupt-1", "current.corrupt-2", &below];
     assert_eq!(shown["setAside"], json!(aside), "{shown}");
     let unreadable: Vec<&str> =
         shown["unreadable"].as_array().unwrap().iter().filter_map(Value::as_str).collect();

@@ -107,11 +107,16 @@ fn open(directory: &Path) -> io::Result<File> {
     if !directory.is_dir() {
         disk::make_with_parents(directory)?;
     }
-    let flags = (OFlag::O_DIRECTORY | OFlag::O_NONBLOCK).bits();
-    OpenOptions::new().read(true).custom_flags(flags).open(directory)
+    open_directory(directory)
 }
 
-fn lock(file: &File) -> io::Result<bool> {
+/// Nothing else is opened: opening a device can have effects.
+pub(super) fn open_directory(path: &Path) -> io::Result<File> {
+    let flags = (OFlag::O_DIRECTORY | OFlag::O_NONBLOCK).bits();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+pub(super) fn lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),

@@ -11,6 +11,7 @@ mod disk;
 mod evidence;
 mod host;
 mod memory;
+mod place;
 mod program;
 pub mod slots;
 pub mod state;
@@ -34,6 +35,7 @@ pub use disk::{LinuxDisk, allocate};
 pub use evidence::LinuxTraces;
 pub use host::{LinuxHost, process_facts};
 pub use memory::memory_limit;
+pub use place::{make_way, make_way_alone, set_aside_from};
 pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
 pub use supervisor::NotifySocket;
 
