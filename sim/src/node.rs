@@ -703,5 +703,6 @@ fn host_facts(name: &str) -> HostFacts {
         pids_in_use: 120,
         runtime: Runtime::Absent,
         pod_network: PodNetworks::default(),
+        has_apparmor: false,
     }
 }

@@ -361,6 +361,8 @@ pub struct HostFacts {
     pub runtime: Runtime,
     /// Where they get a network of their own.
     pub pod_network: PodNetworks,
+    /// The kernel enforces profiles of AppArmor.
+    pub has_apparmor: bool,
 }
 
 /// Whether pods can have a network of their own.

@@ -183,6 +183,7 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
             disk: parts.root_dir.join("volumes"),
             memory: parts.settings.run.join("volumes"),
         },
+        seccomp: parts.root_dir.join("seccomp"),
         logs: (&config.pod_logs_dir).into(),
         log_max_bytes: config.pods.log_max_bytes,
         log_max_files: config.pods.log_max_files,

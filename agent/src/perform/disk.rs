@@ -11,6 +11,8 @@ use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateF
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
 use kedge_core::{Event, HostFacts, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
+use kedge_platform::linux::Roots;
+use kedge_platform::workloads::has_apparmor;
 use kedge_platform::{Files, HostIdentity, PreviousExit, ReadError, SweepReport, files};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -392,6 +394,7 @@ impl DiskLoop {
             pids_in_use: usage.pids_in_use,
             runtime: self.runtime.as_ref().map_or(Runtime::Absent, |runtime| runtime.report()),
             pod_network: self.runtime.as_ref().map(|_| Plugins::default().look()).unwrap_or_default(),
+            has_apparmor: has_apparmor(&Roots::default()),
         }
     }
 }

@@ -13,15 +13,15 @@ pub mod volumes;
 use kedge_api::Timestamp;
 use kedge_core::pods::{
     self, Command, ContainerKey, Failure, FailureReason, Health, Inventory, PodAction, PodEvent, PodNetwork,
-    PodSandbox, PodUid,
+    PodSandbox, PodUid, Seccomp,
 };
 use kedge_core::workloads::cni::{Attachment, Verb};
 use kedge_core::workloads::groups::{self, Limits};
-use kedge_core::workloads::{files, spec, users};
+use kedge_core::workloads::{files, seccomp, spec, users};
 use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{
-    ContainerExit, ContainerId, ContainerOrder, ContainerState, GroupLimits, LogOrder, Observation, PodOrder,
-    PodPlaces, WorkloadError, Workloads,
+    ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, GroupLimits, LogOrder, Observation,
+    PodOrder, PodPlaces, WorkloadError, Workloads, all_devices,
 };
 use network::{Networks, Plugins};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +54,9 @@ const ETC_BYTES: usize = 256 * 1024;
 /// Processes and threads of one pod, where the configuration does not say: a pod that forks without end must leave some to others.
 pub const POD_PROCESSES: i64 = 4096;
 
+/// Where the machine has its devices.
+const DEV: &str = "/dev";
+
 /// Where an image's layers are.
 pub trait Layers {
     /// The layers of the image with this ID, the topmost first.
@@ -77,6 +80,8 @@ pub struct Node {
     /// `podPidsLimit`; None or below 1: [`POD_PROCESSES`].
     pub pod_pids_limit: Option<i64>,
     pub volumes: volumes::Places,
+    /// `seccomp` of the root directory: profiles that pods name.
+    pub seccomp: PathBuf,
     /// `/var/log/pods`.
     pub logs: PathBuf,
     /// `containerLogMaxSize`.
@@ -445,6 +450,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let pod = &order.key.pod;
         let prepared = self.prepared.get(pod).ok_or_else(|| other(format!("pod {pod} is not prepared")))?;
         let layers = self.images.layers(&order.image.id).map_err(|why| (FailureReason::ImageInspect, why))?;
+        let granted = self.granted(order)?;
         let machine = spec::Machine {
             pods_group: self.node.pods_group.clone(),
             has_unified_groups: self.node.has_unified_groups,
@@ -476,12 +482,39 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let config = |image: &kedge_platform::workloads::UserFiles| {
             let user =
                 users::user_of(&order.security, &order.image.config.user, &image.passwd, &image.group)?;
-            spec::config(order, &user, &prepared.shared, &machine, &place)
+            spec::config(order, &user, &prepared.shared, &machine, &granted, &place)
         };
         self.workloads.create_container(&container, &config).map_err(|error| match error {
             WorkloadError::Refused(why) => (FailureReason::Config, why),
             error => other(error),
         })
+    }
+
+    /// What the order names of the machine.
+    fn granted(&self, order: &pods::ContainerOrder) -> Result<spec::Granted, Failed> {
+        let profile = match &order.security.seccomp {
+            Seccomp::Localhost(name) => Some(self.profile(name)?),
+            Seccomp::Unconfined | Seccomp::RuntimeDefault => None,
+        };
+        let devices = if order.security.is_privileged {
+            all_devices(Path::new(DEV))
+                .map_err(|error| other(format!("read the devices in {DEV}: {error}")))?
+        } else {
+            Vec::new()
+        };
+        Ok(spec::Granted { devices: devices.into_iter().map(device_told).collect(), profile })
+    }
+
+    /// A profile below the directory for them; a link there leads wherever the machine's owner wants it to.
+    fn profile(&self, name: &str) -> Result<serde_json::Value, Failed> {
+        let path = self.node.seccomp.join(name);
+        // upstream's words
+        let failed = |why: String| {
+            (FailureReason::Other, format!("cannot load seccomp profile {:?}: {why}", path.display()))
+        };
+        let bytes = kedge_platform::linux::read_named_file(&path, seccomp::PROFILE_BYTES);
+        let bytes = bytes.map_err(|error| failed(error.to_string()))?;
+        seccomp::of_file(&bytes).map_err(failed)
     }
 
     fn stop(&mut self, id: &ContainerId, signal: Option<&str>, grace: Duration) -> Result<(), Failed> {
@@ -653,6 +686,12 @@ fn shared(order: &PodOrder, places: &PodPlaces, host_pid: bool) -> spec::Shared 
         shm: places.shm.display().to_string(),
         files: places.files.display().to_string(),
     }
+}
+
+/// A device in core's words.
+fn device_told(device: Device) -> spec::Device {
+    let Device { path, is_block, numbers: (major, minor), mode, uid, gid } = device;
+    spec::Device { path, is_block, major, minor, mode, uid, gid }
 }
 
 fn id_of(key: &ContainerKey) -> ContainerId {

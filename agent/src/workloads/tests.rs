@@ -38,6 +38,7 @@ pub(super) fn performer_with(
         processes: Some(10_000),
         pod_pids_limit: None,
         volumes: volumes::Places { disk: scratch.join("disk"), memory: scratch.join("memory") },
+        seccomp: scratch.join("seccomp"),
         logs: scratch.join("logs"),
         log_max_bytes: 1 << 20,
         log_max_files: 2,

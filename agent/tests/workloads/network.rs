@@ -77,6 +77,7 @@ impl Agent {
             processes: None,
             pod_pids_limit: None,
             volumes: volumes::Places { disk: scratch.join("volumes"), memory: scratch.join("memory") },
+            seccomp: scratch.join("seccomp"),
             logs: scratch.join("logs"),
             log_max_bytes: 1 << 20,
             log_max_files: 2,

@@ -258,6 +258,7 @@ pub(crate) struct Wanted {
     pub(crate) log: Option<PathBuf>,
     pub(crate) host_network: bool,
     pub(crate) shares_processes: bool,
+    pub(crate) security: pods::Security,
 }
 
 pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
@@ -271,6 +272,7 @@ pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
         log: None,
         host_network: true,
         shares_processes: false,
+        security: pods::Security { capabilities: vec!["CAP_KILL".into()], ..Default::default() },
     }
 }
 
@@ -327,7 +329,7 @@ impl Runtime<'_> {
             working_dir: String::new(),
             mounts: Vec::new(),
             resources,
-            security: pods::Security { capabilities: vec!["CAP_KILL".into()], ..Default::default() },
+            security: wanted.security.clone(),
             qos: QOS,
             stop_signal: "SIGTERM".into(),
         };
@@ -360,7 +362,8 @@ impl Runtime<'_> {
         };
         self.workloads.create_container(&order, &|image| {
             let user = users::resolve(wanted.user, &image.passwd, &image.group)?;
-            spec::config(&container, &user, &shared, &machine, &|_| None)
+            let granted = spec::Granted::default();
+            spec::config(&container, &user, &shared, &machine, &granted, &|_| None)
         })
     }
 

@@ -116,3 +116,23 @@ fn shared_processes_have_a_reaping_parent_without_rights() {
         assert_eq!(processes("pause"), Vec::<String>::new());
     });
 }
+
+#[test]
+fn sysctl_is_set_in_the_namespace_of_the_pod() {
+    isolated("sharing::sysctl_is_set_in_the_namespace_of_the_pod", || {
+        let name = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+        let before = std::fs::read_to_string(name).unwrap();
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut container = wanted("web", &format!("cat {name} /proc/sys/kernel/shm_rmid_forced"));
+        container.host_network = false;
+        container.security.sysctls =
+            [("net.ipv4.ip_unprivileged_port_start", "77"), ("kernel.shm_rmid_forced", "1")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into();
+        assert_eq!(runtime.run_to_end(&container).exit_code, 0);
+        assert_eq!(machine.logged(&container.id), ["77", "1"]);
+        assert_eq!(std::fs::read_to_string(name).unwrap(), before);
+        runtime.clean_up(&[container.id]);
+    });
+}

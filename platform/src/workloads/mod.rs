@@ -9,6 +9,7 @@
 
 pub mod cgroups;
 mod crun;
+mod devices;
 mod exec;
 #[cfg(any(test, feature = "fake"))]
 mod fake;
@@ -34,13 +35,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use cgroups::{Cgroups, GroupLimits};
+pub use devices::{Device, all_devices, device};
 pub use exec::{Exec, ExecEnd};
 #[cfg(any(test, feature = "fake"))]
 pub use fake::{FakeContainer, FakeFault, FakeWorkloads};
 pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
 pub use pause::pause;
 pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
-pub use probe::{Board, probe};
+pub use probe::{Board, has_apparmor, probe};
 pub use records::{ContainerExit, LogOrder};
 pub use rootfs::{UserFiles, bind_below, mount_memory, unmount};
 pub use shim::shim;

@@ -64,6 +64,11 @@ impl Board {
     }
 }
 
+/// Whether the kernel enforces profiles of AppArmor.
+pub fn has_apparmor(roots: &Roots) -> bool {
+    text(&roots.sys.join("module/apparmor/parameters/enabled")).trim() == "Y"
+}
+
 /// Looks at the board.
 pub fn probe(roots: &Roots, crun: &Crun) -> Board {
     let mounts = text(&roots.proc.join("self/mounts"));

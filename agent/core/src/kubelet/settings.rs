@@ -79,6 +79,10 @@ pub struct PodSettings {
     pub file_check_frequency: Duration,
     /// `podPidsLimit`; `None`: not set.
     pub pids_limit: Option<i64>,
+    /// `allowedUnsafeSysctls`: names, or their beginning before a `*`.
+    pub unsafe_sysctls: Vec<String>,
+    /// `seccompDefault`.
+    pub filters_calls: bool,
     /// `configMapAndSecretChangeDetectionStrategy: Get`.
     pub rereads_each_minute: bool,
     /// `containerLogMaxSize`, bytes.
@@ -352,6 +356,8 @@ impl<'a> Reader<'a> {
             static_path: Some(self.text("staticPodPath")).filter(|path| !path.is_empty()),
             file_check_frequency: frequency.max(MOST_FREQUENT_FILE_CHECK),
             pids_limit: Some(self.integer("podPidsLimit")).filter(|limit| *limit > 0),
+            unsafe_sysctls: self.texts("allowedUnsafeSysctls"),
+            filters_calls: self.bool("seccompDefault"),
             rereads_each_minute: self.text("configMapAndSecretChangeDetectionStrategy") == "Get",
             log_max_bytes: self.log_bytes(),
             log_max_files: self.integer("containerLogMaxFiles"),

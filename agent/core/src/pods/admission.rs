@@ -59,6 +59,13 @@ pub(crate) fn admit<'a>(
             "Failed to admit pod as the OS field doesn't match node OS".into(),
         );
     }
+    if let Some(forbidden) = security::forbidden_sysctl(&pod.spec, &node.unsafe_sysctls) {
+        return rejected("SysctlForbidden", forbidden);
+    }
+    if security::needs_apparmor(&pod.spec) && !node.has_apparmor {
+        let why = "Cannot enforce AppArmor: AppArmor is not enabled on the host";
+        return rejected("AppArmor", why.into());
+    }
     fits(pod, node, others)
 }
 
@@ -219,6 +226,23 @@ mod tests {
             check(resources(which, resource, "1"), &[], Some((NOT_SERVED, message.as_str())));
             check(resources(which, resource, "0"), &[], None);
         }
+    }
+
+    #[test]
+    fn sysctls_and_profiles_are_judged_by_the_node() {
+        let with = |context: Value| json!({"securityContext": context, "containers": [{"name": "a"}]});
+        check(with(json!({"sysctls": [{"name": "net.ipv4.ping_group_range", "value": "0 1"}]})), &[], None);
+        let forbidden = with(json!({"sysctls": [{"name": "net.core.somaxconn", "value": "1"}]}));
+        check(
+            forbidden,
+            &[],
+            Some(("SysctlForbidden", "forbidden sysctl: \"net.core.somaxconn\" not allowlisted")),
+        );
+        check(with(json!({"appArmorProfile": {"type": "Unconfined"}})), &[], None);
+        let apparmor = with(json!({"appArmorProfile": {"type": "RuntimeDefault"}}));
+        check(apparmor.clone(), &[], Some(("AppArmor", "AppArmor is not enabled on the host")));
+        let node = NodeFacts { pods: 1, has_apparmor: true, ..NodeFacts::default() };
+        assert!(admit(&pod(apparmor), false, &node, [].iter()).is_ok());
     }
 
     #[test]

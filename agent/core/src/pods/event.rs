@@ -515,8 +515,23 @@ pub struct Security {
     pub capabilities: Vec<String>,
     pub read_only_root: bool,
     pub no_new_privileges: bool,
-    /// `seccompProfile: RuntimeDefault`.
-    pub filters_calls: bool,
+    /// All of the machine's devices, and nothing of `/proc` and `/sys` hidden or read-only.
+    pub is_privileged: bool,
+    pub seccomp: Seccomp,
+    /// The profile of AppArmor; None: none is set.
+    pub apparmor: Option<String>,
+    /// Of the pod's own namespaces: name with dots, and value.
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// Which system calls a container may make.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Seccomp {
+    #[default]
+    Unconfined,
+    RuntimeDefault,
+    /// As a file below `seccomp` of the root directory says: relative, without `..`.
+    Localhost(String),
 }
 
 /// A volume in a container.
@@ -576,6 +591,12 @@ pub struct NodeFacts {
     pub network: PodNetworks,
     /// `clusterDNS` has an address.
     pub has_cluster_dns: bool,
+    /// The kernel enforces profiles of AppArmor.
+    pub has_apparmor: bool,
+    /// `allowedUnsafeSysctls`.
+    pub unsafe_sysctls: Vec<String>,
+    /// `seccompDefault`: what names no profile has `RuntimeDefault`.
+    pub filters_calls: bool,
 }
 
 /// A ConfigMap or a Secret.

@@ -4,9 +4,10 @@
 //! have is refused before anything runs. Leaves to others: users of the image (`workloads::users`), what the kernel is told
 //! (`workloads::spec`), which fields are served (`table`).
 
-use crate::pods::event::Security;
-use crate::pods::spec::{Container, ContainerSecurity, Pod, PodSecurity, PodSpec, SeccompProfile};
-use std::collections::BTreeSet;
+use crate::pods::event::{NodeFacts, Seccomp, Security};
+use crate::pods::spec::{Container, ContainerSecurity, Pod, PodSecurity, PodSpec, Profile};
+use crate::pods::volumes::has_way_up;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Highest ID of a user or group: upstream's.
 const MAX_ID: u32 = 0x7fff_ffff;
@@ -74,6 +75,37 @@ const USUAL: [&str; 14] = [
     "SYS_CHROOT",
 ];
 const ALL: &str = "ALL";
+const RUNTIME_DEFAULT: &str = "RuntimeDefault";
+const LOCALHOST: &str = "Localhost";
+const UNCONFINED: &str = "Unconfined";
+/// What AppArmor's `RuntimeDefault` is, where it is loaded.
+pub(crate) const APPARMOR_DEFAULT: &str = "kedge-default";
+/// Most sysctls of a pod: upstream knows thirty of namespaces.
+const MOST_SYSCTLS: usize = 64;
+/// Longest name of a sysctl: upstream's. A value is a line of numbers or words.
+const SYSCTL_BYTES: usize = 253;
+/// Longest name of a profile: the kernel's for AppArmor, a path's for a file.
+const PROFILE_NAME_BYTES: usize = 4095;
+/// Namespaces that a sysctl may belong to: as upstream writes them, and how the names begin.
+const NET: &str = "Net";
+const IPC: &str = "IPC";
+const NAMESPACED: [(&str, &str); 5] =
+    [("net.", NET), ("fs.mqueue.", IPC), ("kernel.msg", IPC), ("kernel.sem", IPC), ("kernel.shm", IPC)];
+/// Those that reach no further than the pod, whatever it writes: upstream's list.
+const SAFE_SYSCTLS: [&str; 12] = [
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem",
+];
 
 /// What is wrong with the contexts of this spec.
 pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
@@ -91,8 +123,22 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
         let count = supplemental_groups.len();
         return Some(format!("the pod has {count} supplementalGroups, expected at most {MOST_GROUPS}"));
     }
+    if let Some(complaint) = sysctls_complaint(spec).or_else(|| profiles_complaint(spec)) {
+        return Some(complaint);
+    }
     spec.all_containers().find_map(|container| {
-        let named = &container.security_context.capabilities;
+        let own = &container.security_context;
+        let named = &own.capabilities;
+        if own.allow_privilege_escalation == Some(false) {
+            let is_admin = named.add.iter().any(|name| matches!(plain(name), "SYS_ADMIN"));
+            for what in [own.privileged.then_some("privileged"), is_admin.then_some("CAP_SYS_ADMIN")] {
+                let Some(what) = what else { continue };
+                return Some(format!(
+                    "container {}: allowPrivilegeEscalation is false and it asks for {what}, expected one of the two",
+                    container.name
+                ));
+            }
+        }
         let is_known = |name: &&String| {
             let name = plain(name);
             name == ALL || CAPABILITIES.contains(&name)
@@ -103,15 +149,121 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     })
 }
 
+fn sysctls_complaint(spec: &PodSpec) -> Option<String> {
+    let sysctls = &spec.security_context.sysctls;
+    if sysctls.len() > MOST_SYSCTLS {
+        return Some(format!("the pod has {} sysctls, expected at most {MOST_SYSCTLS}", sysctls.len()));
+    }
+    let mut names = BTreeSet::new();
+    sysctls.iter().find_map(|sysctl| {
+        let (name, value) = (kedge_api::excerpt(&sysctl.name), &sysctl.value);
+        if !is_sysctl_name(&sysctl.name) {
+            return Some(format!("{name:?} is not the name of a sysctl"));
+        }
+        if value.len() > SYSCTL_BYTES || value.bytes().any(|byte| byte < b' ' && byte != b'\t') {
+            return Some(format!(
+                "the value of sysctl {name:?} is not one line of at most {SYSCTL_BYTES} bytes"
+            ));
+        }
+        (!names.insert(normal(&sysctl.name))).then(|| format!("sysctl {name:?} is given twice"))
+    })
+}
+
+/// Upstream's syntax, with dots or slashes between the parts.
+fn is_sysctl_name(name: &str) -> bool {
+    let is_edge =
+        |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    let fits = |part: &str| {
+        let mut bytes = part.bytes();
+        is_edge(part.bytes().next())
+            && is_edge(part.bytes().next_back())
+            && bytes.all(|byte| is_edge(Some(byte)) || matches!(byte, b'-' | b'_'))
+    };
+    name.len() <= SYSCTL_BYTES && name.contains(['.', '/']) && name.split(['.', '/']).all(fits)
+}
+
+/// With dots, as upstream: where the first separator is a slash, dots belong to the name of an interface.
+fn normal(name: &str) -> String {
+    if !name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('/')) {
+        return name.to_owned();
+    }
+    let swap = |character| match character {
+        '.' => '/',
+        '/' => '.',
+        other => other,
+    };
+    name.chars().map(swap).collect()
+}
+
+fn profiles_complaint(spec: &PodSpec) -> Option<String> {
+    let own = |container: &'_ Container| {
+        let ContainerSecurity { seccomp_profile, app_armor_profile, .. } = &container.security_context;
+        [("seccompProfile", seccomp_profile.clone()), ("appArmorProfile", app_armor_profile.clone())]
+    };
+    let PodSecurity { seccomp_profile, app_armor_profile, .. } = &spec.security_context;
+    let whole = [("seccompProfile", seccomp_profile.clone()), ("appArmorProfile", app_armor_profile.clone())];
+    whole.into_iter().chain(spec.all_containers().flat_map(own)).find_map(|(field, profile)| {
+        let profile = profile?;
+        let name = profile.localhost_profile.as_deref().unwrap_or_default();
+        let shown = kedge_api::excerpt(name);
+        let is_file = field == "seccompProfile";
+        let is_local = profile.kind == LOCALHOST;
+        if is_local == name.is_empty() {
+            let expected = if is_local { "one, of type Localhost" } else { "none but of type Localhost" };
+            return Some(format!("{field}.localhostProfile is {shown:?}, expected {expected}"));
+        }
+        let leaves = is_file && (name.starts_with('/') || has_way_up(name));
+        let is_text = !name.bytes().any(|byte| byte < b' ') && name.trim() == name;
+        (leaves || !is_text || name.len() > PROFILE_NAME_BYTES).then(|| {
+            let expected =
+                if is_file { "a path below seccomp of the root directory" } else { "a profile's name" };
+            format!("{field}.localhostProfile is {shown:?}, expected {expected}")
+        })
+    })
+}
+
+/// Why the sysctls of a pod are not set here, in upstream's words.
+pub(crate) fn forbidden_sysctl(spec: &PodSpec, allowed: &[String]) -> Option<String> {
+    spec.security_context.sysctls.iter().find_map(|sysctl| {
+        let name = normal(&sysctl.name);
+        let namespace = NAMESPACED.iter().find(|(begin, _)| name.starts_with(begin)).map(|(_, kind)| *kind);
+        let is_named = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(begin) => name.starts_with(begin),
+            None => *pattern == name,
+        };
+        let is_allowed = SAFE_SYSCTLS.contains(&name.as_str()) || allowed.iter().any(is_named);
+        let why = match namespace {
+            Some(namespace) if is_allowed => {
+                let is_host = if namespace == NET { spec.host_network } else { spec.host_ipc };
+                is_host.then(|| format!("{name:?} not allowed with host {namespace} enabled"))?
+            }
+            _ => format!("{name:?} not allowlisted"),
+        };
+        Some(format!("forbidden sysctl: {why}"))
+    })
+}
+
+/// Whether a container of the pod asks for a profile of AppArmor.
+pub(crate) fn needs_apparmor(spec: &PodSpec) -> bool {
+    let whole = spec.security_context.app_armor_profile.as_ref();
+    spec.all_containers().any(|container| {
+        let profile = container.security_context.app_armor_profile.as_ref().or(whole);
+        profile.is_some_and(|profile| !matches!(profile.kind.as_str(), "" | UNCONFINED))
+    })
+}
+
 /// `CAP_` is not upstream's spelling, but is taken.
 fn plain(name: &str) -> &str {
     name.strip_prefix("CAP_").unwrap_or(name)
 }
 
-/// How a container runs.
-pub(crate) fn of(pod: &Pod, container: &Container) -> Security {
+/// How a container runs on this node. A privileged one has no profile and all capabilities, whatever else is said, as by
+/// containerd.
+pub(crate) fn of(pod: &Pod, container: &Container, node: &NodeFacts) -> Security {
     let (whole, own) = (&pod.spec.security_context, &container.security_context);
     let seccomp = own.seccomp_profile.as_ref().or(whole.seccomp_profile.as_ref());
+    let apparmor = own.app_armor_profile.as_ref().or(whole.app_armor_profile.as_ref());
+    let sysctls = whole.sysctls.iter().map(|sysctl| (normal(&sysctl.name), sysctl.value.clone()));
     let mut groups = whole.supplemental_groups.clone();
     groups.extend(whole.fs_group);
     Security {
@@ -123,12 +275,35 @@ pub(crate) fn of(pod: &Pod, container: &Container) -> Security {
         capabilities: capabilities(own),
         read_only_root: own.read_only_root_filesystem,
         no_new_privileges: own.allow_privilege_escalation == Some(false),
-        filters_calls: seccomp.is_some_and(|SeccompProfile { kind }| kind == "RuntimeDefault"),
+        is_privileged: own.privileged,
+        seccomp: if own.privileged { Seccomp::Unconfined } else { seccomp_of(seccomp, node) },
+        apparmor: apparmor.filter(|_| !own.privileged).and_then(apparmor_of),
+        sysctls: sysctls.collect::<BTreeMap<_, _>>(),
+    }
+}
+
+fn seccomp_of(profile: Option<&Profile>, node: &NodeFacts) -> Seccomp {
+    match profile.map(|profile| (profile.kind.as_str(), profile.localhost_profile.clone())) {
+        Some((RUNTIME_DEFAULT, _)) => Seccomp::RuntimeDefault,
+        Some((LOCALHOST, path)) => Seccomp::Localhost(path.unwrap_or_default()),
+        None if node.filters_calls => Seccomp::RuntimeDefault,
+        _ => Seccomp::Unconfined,
+    }
+}
+
+fn apparmor_of(profile: &Profile) -> Option<String> {
+    match profile.kind.as_str() {
+        RUNTIME_DEFAULT => Some(APPARMOR_DEFAULT.to_owned()),
+        LOCALHOST => profile.localhost_profile.clone(),
+        _ => None,
     }
 }
 
 /// In containerd's order: all or what is usual or nothing, then what is added, then what is dropped.
 fn capabilities(own: &ContainerSecurity) -> Vec<String> {
+    if own.privileged {
+        return CAPABILITIES.iter().map(|name| format!("CAP_{name}")).collect();
+    }
     let has = |list: &[String], name: &str| list.iter().any(|other| plain(other) == name);
     let (add, drop) = (&own.capabilities.add, &own.capabilities.drop);
     let mut left: BTreeSet<&str> = match (has(add, ALL), has(drop, ALL)) {
@@ -163,7 +338,7 @@ mod tests {
 
     fn security(whole: Value, own: Value) -> Security {
         let pod = pod(whole, own);
-        of(&pod, &pod.spec.containers[0])
+        of(&pod, &pod.spec.containers[0], &NodeFacts::default())
     }
 
     #[test]
@@ -183,12 +358,80 @@ mod tests {
             capabilities: found.capabilities.clone(),
             read_only_root: true,
             no_new_privileges: true,
-            filters_calls: false,
+            ..Security::default()
         };
         assert_eq!(found, expect);
         let plain = security(json!({}), json!({}));
-        assert!(!plain.no_new_privileges && !plain.filters_calls && plain.user.is_none(), "{plain:?}");
-        assert!(security(json!({"seccompProfile": {"type": "RuntimeDefault"}}), json!({})).filters_calls);
+        assert_eq!(plain, Security { capabilities: plain.capabilities.clone(), ..Security::default() });
+    }
+
+    #[test]
+    fn profiles_are_the_containers_or_the_pods() {
+        let seccomp = |whole: Value, own: Value| {
+            security(json!({"seccompProfile": whole}), json!({"seccompProfile": own})).seccomp
+        };
+        let (default, unconfined) = (json!({"type": "RuntimeDefault"}), json!({"type": "Unconfined"}));
+        let file = json!({"type": "Localhost", "localhostProfile": "a/b.json"});
+        assert_eq!(seccomp(default.clone(), Value::Null), Seccomp::RuntimeDefault);
+        assert_eq!(seccomp(default.clone(), file.clone()), Seccomp::Localhost("a/b.json".into()));
+        assert_eq!(seccomp(file, unconfined.clone()), Seccomp::Unconfined);
+        let by_node = |own: Value| {
+            let pod = pod(json!({}), json!({"seccompProfile": own}));
+            let node = NodeFacts { filters_calls: true, ..NodeFacts::default() };
+            of(&pod, &pod.spec.containers[0], &node).seccomp
+        };
+        assert_eq!(
+            (by_node(Value::Null), by_node(unconfined)),
+            (Seccomp::RuntimeDefault, Seccomp::Unconfined)
+        );
+        let apparmor = |own: Value| security(json!({}), json!({"appArmorProfile": own})).apparmor;
+        assert_eq!(apparmor(default.clone()).as_deref(), Some(APPARMOR_DEFAULT));
+        assert_eq!(apparmor(json!({"type": "Localhost", "localhostProfile": "own"})).as_deref(), Some("own"));
+        assert_eq!(apparmor(json!({"type": "Unconfined"})), None);
+        let all = security(
+            json!({}),
+            json!({"privileged": true, "seccompProfile": default,
+            "appArmorProfile": {"type": "RuntimeDefault"}, "capabilities": {"drop": ["ALL"]}}),
+        );
+        assert_eq!((all.is_privileged, all.seccomp, all.apparmor), (true, Seccomp::Unconfined, None));
+        assert_eq!(all.capabilities.len(), CAPABILITIES.len());
+    }
+
+    #[test]
+    fn sysctls_are_safe_or_allowed_by_the_node() {
+        let check = |name: &str, more: Value, allowed: &[&str], expect: Option<&str>| {
+            let mut spec = json!({"containers": [{"name": "a"}],
+                "securityContext": {"sysctls": [{"name": name, "value": "1"}]}});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let pod =
+                Pod::read(&json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec}));
+            let allowed: Vec<String> = allowed.iter().map(|name| (*name).to_owned()).collect();
+            let found = forbidden_sysctl(&pod.unwrap().spec, &allowed);
+            let expect = expect.map(|why| format!("forbidden sysctl: {why}"));
+            assert_eq!(found, expect, "{name}");
+        };
+        check("net.ipv4.tcp_syncookies", json!({}), &[], None);
+        check("net/ipv4/tcp_syncookies", json!({}), &[], None);
+        check("kernel.msgmax", json!({}), &[], Some("\"kernel.msgmax\" not allowlisted"));
+        check("kernel.msgmax", json!({}), &["kernel.msg*"], None);
+        check("net.core.somaxconn", json!({}), &["net.core.somaxconn"], None);
+        check(
+            "net.core.somaxconn",
+            json!({}),
+            &["net.core.somax"],
+            Some("\"net.core.somaxconn\" not allowlisted"),
+        );
+        // of the machine, whatever the node's configuration says
+        check("kernel.core_pattern", json!({}), &["*"], Some("\"kernel.core_pattern\" not allowlisted"));
+        check("vm.swappiness", json!({}), &["vm.*"], Some("\"vm.swappiness\" not allowlisted"));
+        let host = "\"net.ipv4.tcp_syncookies\" not allowed with host Net enabled";
+        check("net.ipv4.tcp_syncookies", json!({"hostNetwork": true}), &[], Some(host));
+        let host = "\"kernel.shm_rmid_forced\" not allowed with host IPC enabled";
+        check("kernel.shm_rmid_forced", json!({"hostIPC": true}), &[], Some(host));
+        check("kernel.shm_rmid_forced", json!({"hostNetwork": true}), &[], None);
+        let found =
+            security(json!({"sysctls": [{"name": "net/ipv4/conf/eth0.1/x", "value": "1"}]}), json!({}));
+        assert_eq!(found.sysctls, BTreeMap::from([("net.ipv4.conf.eth0/1.x".to_owned(), "1".to_owned())]));
     }
 
     #[test]
@@ -216,6 +459,30 @@ mod tests {
         check(json!({}), json!({"runAsUser": 4_000_000_000_u32}), Some("4000000000"));
         check(json!({}), json!({"capabilities": {"drop": ["all"]}}), Some("\"all\" is no capability"));
         check(json!({"supplementalGroups": vec![1; 1025]}), json!({}), Some("1025"));
+        let escalates = |own: &str| json!({"allowPrivilegeEscalation": false, own: true});
+        check(json!({}), escalates("privileged"), Some("asks for privileged"));
+        let admin = json!({"allowPrivilegeEscalation": false, "capabilities": {"add": ["SYS_ADMIN"]}});
+        check(json!({}), admin, Some("CAP_SYS_ADMIN"));
+        let sysctl = |name: &str, value: &str| json!({"sysctls": [{"name": name, "value": value}]});
+        check(sysctl("net.ipv4.tcp_syncookies", "0\t1 2"), json!({}), None);
+        check(sysctl("net.ipv4.tcp_syncookies", "1\n2"), json!({}), Some("not one line"));
+        for name in ["", "net", "../net.x", "net..x", "net.X", "/net/x", "net.x-"] {
+            check(sysctl(name, "1"), json!({}), Some("not the name of a sysctl"));
+        }
+        check(json!({"sysctls": [{"name": "a.b"}, {"name": "a/b"}]}), json!({}), Some("given twice"));
+        let local = |name: Value| json!({"type": "Localhost", "localhostProfile": name});
+        for (name, expect) in [
+            (json!("a/b.json"), None),
+            (Value::Null, Some("expected one")),
+            (json!("../a"), Some("below seccomp")),
+            (json!("/a"), Some("below seccomp")),
+            (json!("a\n"), Some("below seccomp")),
+        ] {
+            check(json!({"seccompProfile": local(name)}), json!({}), expect);
+        }
+        check(json!({}), json!({"appArmorProfile": local(json!(" a"))}), Some("a profile's name"));
+        let named = json!({"seccompProfile": {"type": "RuntimeDefault", "localhostProfile": "a"}});
+        check(named, json!({}), Some("expected none"));
     }
 
     #[test]

@@ -299,7 +299,9 @@ pub(crate) struct PodSecurity {
     pub(crate) fs_group: Option<u32>,
     pub(crate) supplemental_groups: Vec<u32>,
     pub(crate) supplemental_groups_policy: String,
-    pub(crate) seccomp_profile: Option<SeccompProfile>,
+    pub(crate) seccomp_profile: Option<Profile>,
+    pub(crate) app_armor_profile: Option<Profile>,
+    pub(crate) sysctls: Vec<Sysctl>,
 }
 
 /// `v1.SecurityContext`.
@@ -312,7 +314,9 @@ pub(crate) struct ContainerSecurity {
     pub(crate) read_only_root_filesystem: bool,
     pub(crate) allow_privilege_escalation: Option<bool>,
     pub(crate) capabilities: Capabilities,
-    pub(crate) seccomp_profile: Option<SeccompProfile>,
+    pub(crate) privileged: bool,
+    pub(crate) seccomp_profile: Option<Profile>,
+    pub(crate) app_armor_profile: Option<Profile>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -322,11 +326,20 @@ pub(crate) struct Capabilities {
     pub(crate) drop: Vec<String>,
 }
 
+/// `v1.SeccompProfile` and `v1.AppArmorProfile`.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct SeccompProfile {
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Profile {
     #[serde(rename = "type")]
     pub(crate) kind: String,
+    pub(crate) localhost_profile: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Sysctl {
+    pub(crate) name: String,
+    pub(crate) value: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]

@@ -439,7 +439,7 @@ impl Life {
             },
             mounts,
             resources: resources::of_container(spec),
-            security: security::of(pod, spec),
+            security: security::of(pod, spec, node),
             qos: resources::qos_class(&pod.spec),
             stop_signal,
             image,
@@ -489,6 +489,7 @@ impl Life {
 
 /// Reasons of rejections, for Events.
 const REASONS: &[&str] = &[
+    "AppArmor",
     "NodeAffinity",
     "NodePorts",
     "OutOfcpu",
@@ -496,6 +497,7 @@ const REASONS: &[&str] = &[
     "OutOfpods",
     "PodFeatureUnsupported",
     "PodOSNotSupported",
+    "SysctlForbidden",
     "UnexpectedAdmissionError",
 ];
 

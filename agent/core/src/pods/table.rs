@@ -26,8 +26,8 @@ use Treatment::{Below, Ignored, Only, Refused, Served};
 const NO_HOOK: &str = "upstream fails such a hook, too";
 const SELINUX: &str = "SELinux labels are not set";
 const WINDOWS: &str = "this node runs Linux";
-const PROFILES: &str = "profiles of AppArmor are not loaded";
-const SECCOMP: &str = "profiles of files are not served: RuntimeDefault or Unconfined";
+const PROFILES: &str = "RuntimeDefault, Localhost or Unconfined";
+const KINDS: &[&str] = &["RuntimeDefault", "Localhost", "Unconfined"];
 const SCHEDULER: &str = "the scheduler's: the pod is bound already";
 const STORAGE: &str = "no storage drivers: use emptyDir, hostPath, configMap or secret";
 const ATTACH: &str = "nothing can attach to a container's input";
@@ -83,13 +83,10 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].securityContext", Below),
     ("containers[].securityContext.allowPrivilegeEscalation", Served),
     ("containers[].securityContext.appArmorProfile", Below),
-    ("containers[].securityContext.appArmorProfile.localhostProfile", Refused(PROFILES)),
-    ("containers[].securityContext.appArmorProfile.type", Only(&["Unconfined"], PROFILES)),
+    ("containers[].securityContext.appArmorProfile.localhostProfile", Served),
+    ("containers[].securityContext.appArmorProfile.type", Only(KINDS, PROFILES)),
     ("containers[].securityContext.capabilities", Served),
-    (
-        "containers[].securityContext.privileged",
-        Refused("privileged containers are not served: add capabilities"),
-    ),
+    ("containers[].securityContext.privileged", Served),
     (
         "containers[].securityContext.procMount",
         Only(&["Default"], "without user namespaces /proc stays masked"),
@@ -100,8 +97,8 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].securityContext.runAsUser", Served),
     ("containers[].securityContext.seLinuxOptions", Refused(SELINUX)),
     ("containers[].securityContext.seccompProfile", Below),
-    ("containers[].securityContext.seccompProfile.localhostProfile", Refused(SECCOMP)),
-    ("containers[].securityContext.seccompProfile.type", Only(&["RuntimeDefault", "Unconfined"], SECCOMP)),
+    ("containers[].securityContext.seccompProfile.localhostProfile", Served),
+    ("containers[].securityContext.seccompProfile.type", Only(KINDS, PROFILES)),
     ("containers[].securityContext.windowsOptions", Refused(WINDOWS)),
     ("containers[].startupProbe", Served),
     ("containers[].stdin", Refused(ATTACH)),
@@ -157,8 +154,8 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("schedulingGroup", Ignored(GROUPS)),
     ("securityContext", Below),
     ("securityContext.appArmorProfile", Below),
-    ("securityContext.appArmorProfile.localhostProfile", Refused(PROFILES)),
-    ("securityContext.appArmorProfile.type", Only(&["Unconfined"], PROFILES)),
+    ("securityContext.appArmorProfile.localhostProfile", Served),
+    ("securityContext.appArmorProfile.type", Only(KINDS, PROFILES)),
     ("securityContext.fsGroup", Served),
     ("securityContext.fsGroupChangePolicy", Ignored("it concerns no volume that is served, as upstream")),
     ("securityContext.runAsGroup", Served),
@@ -167,11 +164,11 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("securityContext.seLinuxChangePolicy", Ignored("SELinux labels are refused")),
     ("securityContext.seLinuxOptions", Refused(SELINUX)),
     ("securityContext.seccompProfile", Below),
-    ("securityContext.seccompProfile.localhostProfile", Refused(SECCOMP)),
-    ("securityContext.seccompProfile.type", Only(&["RuntimeDefault", "Unconfined"], SECCOMP)),
+    ("securityContext.seccompProfile.localhostProfile", Served),
+    ("securityContext.seccompProfile.type", Only(KINDS, PROFILES)),
     ("securityContext.supplementalGroups", Served),
     ("securityContext.supplementalGroupsPolicy", Only(&["Merge", "Strict"], "Merge or Strict")),
-    ("securityContext.sysctls", Refused("sysctls of a pod are not served yet")),
+    ("securityContext.sysctls", Served),
     ("securityContext.windowsOptions", Refused(WINDOWS)),
     ("serviceAccount", Ignored("the older name of serviceAccountName")),
     ("serviceAccountName", Served),
@@ -359,13 +356,13 @@ mod tests {
             &[],
         );
         check(
-            json!({"securityContext": {"sysctls": [{"name": "a"}], "appArmorProfile": {"type": "RuntimeDefault"}}}),
-            &["spec.securityContext.appArmorProfile.type", "spec.securityContext.sysctls"],
+            json!({"securityContext": {"seLinuxOptions": {"user": "a"}, "appArmorProfile": {"type": "Other"}}}),
+            &["spec.securityContext.appArmorProfile.type", "spec.securityContext.seLinuxOptions"],
         );
         check(
-            json!({"initContainers": [{"securityContext": {"privileged": true, "seccompProfile": {"type": "Localhost"}}}]}),
+            json!({"initContainers": [{"securityContext": {"procMount": "Unmasked", "seccompProfile": {"type": "Own"}}}]}),
             &[
-                "spec.initContainers[0].securityContext.privileged",
+                "spec.initContainers[0].securityContext.procMount",
                 "spec.initContainers[0].securityContext.seccompProfile.type",
             ],
         );

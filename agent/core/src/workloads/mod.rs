@@ -6,6 +6,6 @@
 pub mod cni;
 pub mod files;
 pub mod groups;
-mod seccomp;
+pub mod seccomp;
 pub mod spec;
 pub mod users;

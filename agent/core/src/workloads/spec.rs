@@ -2,13 +2,12 @@
 //!
 //! Always holds: what a pod does not say has the value that containerd gives it (capabilities, masked paths, devices, mounts), so an
 //! image that runs there runs here. Namespaces that the pod's containers share are joined by path; those of the machine are left
-//! out. Without a `seccompProfile` none is set, which is Kubernetes' `Unconfined`, its default: the kubelet's `seccompDefault` is not
-//! served yet.
-//! Leaves to others: whether the order can be carried out (`pods`), where its volumes are (handed in).
+//! out. A privileged container has what the machine has: its devices, and `/proc` and `/sys` as they are.
+//! Leaves to others: whether the order can be carried out (`pods`), where its volumes are, devices and profiles (handed in).
 
 use super::groups::{self, PERIOD};
 use super::users::User;
-use crate::pods::{ContainerOrder, Mount};
+use crate::pods::{ContainerOrder, Mount, Seccomp};
 use serde_json::{Value, json};
 
 /// What the pod's containers share, and where it is; None: the machine's.
@@ -39,6 +38,33 @@ pub struct Machine {
     pub memory_bytes: u64,
 }
 
+/// What an order names and only the machine knows.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Granted {
+    /// Of a privileged container all of the machine.
+    pub devices: Vec<Device>,
+    /// The profile that [`Seccomp::Localhost`] names.
+    pub profile: Option<Value>,
+}
+
+/// A device that a container may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    pub path: String,
+    pub is_block: bool,
+    pub major: u64,
+    pub minor: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Device {
+    fn kind(&self) -> &'static str {
+        if self.is_block { "b" } else { "c" }
+    }
+}
+
 /// `securityContext.procMount: Default`.
 const MASKED: [&str; 13] = [
     "/proc/asound",
@@ -63,15 +89,17 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// The bytes of `config.json`; `place` is where on the machine a mount's volume is, or the part of it that is mounted.
 ///
 /// # Errors
-/// The order names a volume that the pod does not have.
+/// The order names a volume that the pod does not have, or a profile that was not handed in.
 pub fn config(
     container: &ContainerOrder,
     user: &User,
     shared: &Shared,
     machine: &Machine,
+    granted: &Granted,
     place: &dyn Fn(&Mount) -> Option<String>,
 ) -> Result<Vec<u8>, String> {
-    let mut mounts = own_mounts(shared);
+    let security = &container.security;
+    let mut mounts = own_mounts(shared, security.is_privileged);
     for mount in &container.mounts {
         let source = place(mount).ok_or_else(|| {
             format!("container {}: the pod has no volume {:?}", container.key.container, mount.volume)
@@ -82,8 +110,8 @@ pub fn config(
     }
     let cwd = if container.working_dir.is_empty() { "/" } else { &container.working_dir };
     let request = container.resources.memory_request_bytes.unwrap_or(0);
-    let security = &container.security;
     let capabilities = &security.capabilities;
+    let hidden = |paths: &[&'static str]| if security.is_privileged { Vec::new() } else { paths.to_vec() };
     let mut config = json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -101,14 +129,24 @@ pub fn config(
         "linux": {
             "cgroupsPath": groups::container_group(&machine.pods_group, container.qos, &container.key),
             "namespaces": namespaces(shared, machine),
-            "maskedPaths": MASKED,
-            "readonlyPaths": READ_ONLY,
-            "resources": resources(container, machine),
+            "maskedPaths": hidden(&MASKED),
+            "readonlyPaths": hidden(&READ_ONLY),
+            "resources": resources(container, machine, granted),
+            "devices": granted.devices.iter().map(node).collect::<Vec<_>>(),
+            "sysctl": security.sysctls,
             "rootfsPropagation": "rprivate",
         },
     });
-    if security.filters_calls {
-        config["linux"]["seccomp"] = super::seccomp::runtime_default(capabilities);
+    match (&security.seccomp, &granted.profile) {
+        (Seccomp::Unconfined, _) => {}
+        (Seccomp::RuntimeDefault, _) => {
+            config["linux"]["seccomp"] = super::seccomp::runtime_default(capabilities);
+        }
+        (Seccomp::Localhost(_), Some(profile)) => config["linux"]["seccomp"] = profile.clone(),
+        (Seccomp::Localhost(path), None) => return Err(format!("seccomp profile {path:?} was not read")),
+    }
+    if let Some(profile) = &security.apparmor {
+        config["process"]["apparmorProfile"] = json!(profile);
     }
     Ok(serde_json::to_vec(&config).expect("a JSON value can be written"))
 }
@@ -122,7 +160,13 @@ fn environment(shared: &Shared, container: &ContainerOrder) -> Vec<String> {
     missing.chain(own).map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-fn own_mounts(shared: &Shared) -> Vec<Value> {
+fn node(device: &Device) -> Value {
+    let Device { path, major, minor, mode, uid, gid, .. } = device;
+    json!({"path": path, "type": device.kind(), "major": major, "minor": minor, "fileMode": mode, "uid": uid, "gid": gid})
+}
+
+fn own_mounts(shared: &Shared, is_privileged: bool) -> Vec<Value> {
+    let mode = if is_privileged { "rw" } else { "ro" };
     let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": source, "options": options});
     let mut mounts = vec![
         mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
@@ -135,8 +179,8 @@ fn own_mounts(shared: &Shared) -> Vec<Value> {
         ),
         mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         // a mount of its own, not the machine's bound: below that one there are others, writable
-        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
-        mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", mode]),
+        mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", mode]),
         mount("/dev/shm", "bind", &shared.shm, &["rbind", "rprivate", "rw"]),
     ];
     for name in ["hosts", "resolv.conf", "hostname"] {
@@ -162,10 +206,17 @@ fn namespaces(shared: &Shared, machine: &Machine) -> Vec<Value> {
     namespaces
 }
 
-fn resources(container: &ContainerOrder, machine: &Machine) -> Value {
+fn resources(container: &ContainerOrder, machine: &Machine, granted: &Granted) -> Value {
     let limits = groups::container_limits(&container.resources);
-    // no device but those that every container has, which the runtime adds
-    let mut resources = json!({"devices": [{"allow": false, "access": "rwm"}], "cpu": {}});
+    // no device but those that every container has, which the runtime adds, and its own
+    let is_privileged = container.security.is_privileged;
+    let mut devices = vec![json!({"allow": is_privileged, "access": "rwm"})];
+    let own = granted.devices.iter().filter(|_| !is_privileged);
+    devices.extend(own.map(|device| {
+        let Device { major, minor, .. } = device;
+        json!({"allow": true, "type": device.kind(), "major": major, "minor": minor, "access": "rwm"})
+    }));
+    let mut resources = json!({"devices": devices, "cpu": {}});
     if let Some(shares) = limits.cpu_shares {
         resources["cpu"]["shares"] = shares.into();
     }
@@ -226,11 +277,31 @@ mod tests {
     }
 
     fn made(container: &ContainerOrder, shared: &Shared, unified: bool) -> Value {
+        made_with(container, shared, unified, &Granted::default())
+    }
+
+    fn made_with(container: &ContainerOrder, shared: &Shared, unified: bool, granted: &Granted) -> Value {
         let machine =
             Machine { pods_group: "/kedgepods".into(), has_unified_groups: unified, memory_bytes: 1 << 30 };
         let place = |mount: &Mount| (mount.volume == "data").then(|| "/var/data".to_owned());
-        let bytes = config(container, &User::default(), shared, &machine, &place).unwrap();
+        let bytes = config(container, &User::default(), shared, &machine, granted, &place).unwrap();
         serde_json::from_slice(&bytes).unwrap()
+    }
+
+    fn granted() -> Granted {
+        let path = "/dev/ttyUSB0".to_owned();
+        Granted {
+            devices: vec![Device {
+                path,
+                is_block: false,
+                major: 188,
+                minor: 0,
+                mode: 0o660,
+                uid: 0,
+                gid: 20,
+            }],
+            profile: Some(json!({"defaultAction": "SCMP_ACT_LOG"})),
+        }
     }
 
     fn kinds(config: &Value) -> String {
@@ -279,16 +350,51 @@ mod tests {
         container.security = Security {
             read_only_root: true,
             no_new_privileges: true,
-            filters_calls: true,
+            seccomp: Seccomp::RuntimeDefault,
+            apparmor: Some("own".into()),
+            sysctls: [("net.ipv4.tcp_syncookies".to_owned(), "1".to_owned())].into(),
             ..Security::default()
         };
-        let config = made(&container, &shared(), true);
+        let config = made_with(&container, &shared(), true, &granted());
         assert_eq!(
             (&config["root"]["readonly"], &config["process"]["noNewPrivileges"]),
             (&json!(true), &json!(true))
         );
-        assert_eq!(config["linux"]["seccomp"]["defaultAction"], "SCMP_ACT_ALLOW");
+        assert_eq!(config["linux"]["seccomp"]["defaultErrnoRet"], 38);
         assert_eq!(config["process"]["capabilities"]["effective"], json!([]));
+        assert_eq!(config["process"]["apparmorProfile"], "own");
+        assert_eq!(config["linux"]["sysctl"], json!({"net.ipv4.tcp_syncookies": "1"}));
+        let rules = &config["linux"]["resources"]["devices"];
+        let own = json!({"allow": true, "type": "c", "major": 188, "minor": 0, "access": "rwm"});
+        assert_eq!(*rules, json!([{"allow": false, "access": "rwm"}, own]));
+        assert_eq!(config["linux"]["devices"][0]["path"], "/dev/ttyUSB0");
+        container.security.seccomp = Seccomp::Localhost("a.json".into());
+        assert_eq!(
+            made_with(&container, &shared(), true, &granted())["linux"]["seccomp"]["defaultAction"],
+            "SCMP_ACT_LOG"
+        );
+        let (machine, granted) = (Machine::default(), Granted::default());
+        let error =
+            super::config(&container, &User::default(), &shared(), &machine, &granted, &|_| Some("/".into()));
+        assert!(error.unwrap_err().contains("\"a.json\" was not read"));
+    }
+
+    #[test]
+    fn privileged_container_sees_the_machine() {
+        let mut container = container();
+        container.security = Security { is_privileged: true, ..Security::default() };
+        let config = made_with(&container, &shared(), true, &granted());
+        let linux = &config["linux"];
+        assert_eq!((&linux["maskedPaths"], &linux["readonlyPaths"]), (&json!([]), &json!([])));
+        assert_eq!(linux["resources"]["devices"], json!([{"allow": true, "access": "rwm"}]));
+        assert_eq!(linux["devices"].as_array().unwrap().len(), 1);
+        let read_only = json!("ro");
+        let mounts = config["mounts"].as_array().unwrap();
+        let sys = mounts.iter().filter(|it| it["destination"].as_str().unwrap().starts_with("/sys"));
+        assert!(
+            sys.clone().count() == 2
+                && !sys.flat_map(|it| it["options"].as_array().unwrap()).any(|it| *it == read_only)
+        );
     }
 
     #[test]
@@ -299,7 +405,10 @@ mod tests {
         assert_eq!(last["options"], json!(["rbind", "rprivate", "ro"]));
         let machine = Machine::default();
         let error =
-            super::config(&container(), &User::default(), &shared(), &machine, &|_| None).unwrap_err();
+            super::config(&container(), &User::default(), &shared(), &machine, &Granted::default(), &|_| {
+                None
+            })
+            .unwrap_err();
         assert!(error.contains("no volume \"data\""), "{error}");
     }
 
