@@ -8,6 +8,7 @@
 
 mod adoption;
 mod ends;
+mod escapes;
 mod faults;
 mod killed_agents;
 mod network;
