@@ -14,6 +14,7 @@ pub mod labels;
 mod meta;
 pub mod names;
 mod node;
+mod pull_ahead;
 mod text;
 mod time;
 
@@ -27,6 +28,9 @@ pub use meta::{ObjectMeta, OwnerReference};
 pub use node::{
     ConfigMapNodeConfigSource, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeConfigSource,
     NodeConfigStatus, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
+};
+pub use pull_ahead::{
+    IMAGES_PULLED, ImageAhead, MOST_PULLED_AHEAD, PULL_AHEAD_ANNOTATION, PULLING, PullAhead,
 };
 pub use text::{excerpt, excerpt_of, percent_decoded, percent_encoded};
 pub use time::{EARLIEST_NOW, Timestamp, TimestampError};

@@ -702,12 +702,46 @@ impl World {
 
     fn edit_pod(&mut self) {
         let Some(key) = self.some_pod() else { return };
+        let is_mirror = self.api.objects[&key]["metadata"]["uid"].as_str().unwrap().starts_with("mirror");
+        if !is_mirror && self.random.one_in(2) {
+            self.ask_ahead(key);
+            return;
+        }
         let object = self.api.objects.get_mut(&key).unwrap();
         let image = &mut object["spec"]["containers"][0]["image"];
         *image = if *image == "x:1" { json!("x:2") } else { json!("x:1") };
         let uid = object["metadata"]["uid"].as_str().unwrap().to_owned();
         self.wishes.edited.insert(uid);
         self.changed(key);
+    }
+
+    /// Asks for images of the pod that will take its place, or takes that back.
+    fn ask_ahead(&mut self, key: (String, String)) {
+        let revision = self.api.version.to_string();
+        let count = self.random.below(4);
+        let images: Vec<Value> =
+            (0..count).map(|index| json!({"image": format!("next:{index}"), "policy": ""})).collect();
+        let request = json!({"revision": revision, "images": images}).to_string();
+        let annotations = if count == 0 { json!({}) } else { json!({ "kedge.dev/pull-ahead": request }) };
+        self.api.objects.get_mut(&key).unwrap()["metadata"]["annotations"] = annotations;
+        self.changed(key);
+    }
+
+    /// What is asked for ahead is there, and said so; nothing is said of what is not asked for.
+    fn judge_ahead(&self, uid: &str, object: &Value) {
+        let mut conditions = object["status"]["conditions"].as_array().unwrap().iter();
+        let answer = conditions.find(|one| one["type"] == "kedge.dev/ImagesPulled");
+        let request = object["metadata"]["annotations"]["kedge.dev/pull-ahead"].as_str();
+        let request: Option<Value> = request.map(|text| serde_json::from_str(text).unwrap());
+        let told = request.map(|request| format!("{}: ", request["revision"].as_str().unwrap()));
+        let is_answered = match (&told, answer) {
+            (None, None) => true,
+            (Some(told), Some(answer)) => {
+                answer["status"] == "True" && answer["message"].as_str().unwrap().starts_with(told)
+            }
+            _ => false,
+        };
+        self.must(is_answered, &format!("invariant: {uid} has what is asked for ahead: {answer:?} {told:?}"));
     }
 
     /// Somebody other than the node ends the pod, and leaves its object.
@@ -1105,7 +1139,10 @@ impl World {
             desired.insert(uid.to_owned());
             let (status, spec) = (&object["status"], &object["spec"]);
             match status["phase"].as_str() {
-                Some("Running") => self.must_run(uid, spec),
+                Some("Running") => {
+                    self.must_run(uid, spec);
+                    self.judge_ahead(uid, object);
+                }
                 Some("Failed" | "Succeeded") => {
                     let mut runs = self.runtime.containers.values();
                     let is_idle = !runs.any(|run| run.container.pod.as_str() == uid && is_live(&run.state));
@@ -1175,6 +1212,9 @@ fn merged(old: &Value, patch: &Value) -> Value {
                 for condition in conditions {
                     let is_it = |other: &Value| other["type"] == condition["type"];
                     let before = list.iter().position(is_it).map(|at| list.swap_remove(at));
+                    if condition["$patch"] == "delete" {
+                        continue;
+                    }
                     list.push(merged(&before.unwrap_or_else(|| json!({})), condition));
                 }
             }

@@ -6,6 +6,7 @@
 
 use crate::event::Now;
 use crate::pods::admission::Rejection;
+use crate::pods::ahead::{self, Ahead};
 use crate::pods::backoff::{Restarts, Retry};
 use crate::pods::event::{
     Command, ContainerKey, ContainerState, Exit, Failure, FailureReason, Image, NodeFacts, Observation,
@@ -226,6 +227,8 @@ pub(crate) struct Life {
     pub(crate) network: PodNetwork,
     pub(crate) files: Files,
     pub(crate) tokens: Tokens,
+    /// Images for the pod that will take its place.
+    pub(crate) ahead: Ahead,
     pub(crate) containers: BTreeMap<String, ContainerLife>,
     /// How containers ended that are not started again.
     pub(crate) results: BTreeMap<String, Exit>,
@@ -275,6 +278,7 @@ impl Life {
             network: PodNetwork::default(),
             files: Files::default(),
             tokens: Tokens::default(),
+            ahead: Ahead::default(),
             containers: BTreeMap::new(),
             results: BTreeMap::new(),
             saved: Saved::default(),
@@ -428,6 +432,9 @@ impl Life {
                     format!("error killing pod: {}", failure.message),
                     actions,
                 );
+            }
+            Command::PullImage { container, .. } if container == ahead::SLOT => {
+                self.image_ahead_failed(now, failure, actions);
             }
             Command::PullImage { container, .. } => self.pull_failed(now, container, failure, actions),
             Command::CreateContainer(key) => self.create_failed(now, key, failure, actions),
@@ -711,7 +718,7 @@ pub(crate) fn shown_id(key: &ContainerKey) -> String {
 }
 
 /// How a failed pull is shown, in upstream's words: reason and message of the container, reason and message of the event.
-fn pull_words(
+pub(crate) fn pull_words(
     image: &str,
     failure: &Failure,
     is_backing_off: bool,

@@ -8,6 +8,7 @@
 
 pub(crate) mod actor;
 mod admission;
+mod ahead;
 mod backoff;
 mod ending;
 mod environment;
@@ -237,12 +238,16 @@ impl Pods {
             PodEvent::ObjectsAreOld => self.read_objects_again(now, actions),
             PodEvent::PodRemoved { pod } => self.with(&pod, Life::removed),
             PodEvent::ContainerRemoved(key) => self.with(&key.pod, |life| life.container_removed(&key)),
+            PodEvent::ImagePulling { container, .. } if container == ahead::SLOT => {}
             PodEvent::ImagePulling { pod, container } => self.with(&pod, |life| {
                 let message = format!("Pulling image {:?}", life.image_of(&container));
                 life.announce_of(&container, false, "Pulling", message, actions);
             }),
             PodEvent::ImageReady { pod, container, image } => {
-                self.with(&pod, |life| life.image_ready(&container, image, actions));
+                self.with(&pod, |life| match container == ahead::SLOT {
+                    true => life.image_ahead_ready(&image, actions),
+                    false => life.image_ready(&container, image, actions),
+                });
             }
             PodEvent::Failed { command, failure } => {
                 self.with(command.pod(), |life| life.failed(now, &command, &failure, actions));
@@ -949,6 +954,7 @@ impl Pods {
             actions,
         };
         life.note_results();
+        life.note_what_is_asked_ahead();
         if life.end.is_none() && !is_held {
             life.admit(&mut ctx);
             life.see_to_deadline(&mut ctx);
@@ -1005,7 +1011,10 @@ impl Pods {
             pods.flat_map(|pod| pod.spec.all_containers().map(|spec| spec.image.clone()).collect::<Vec<_>>());
         let containers = self.lives.values().flat_map(|life| life.containers.values());
         let run = containers.filter_map(|container| container.run.as_ref().filter(|run| !run.is_removed));
-        named.chain(run.map(|run| run.image_reference.clone())).filter(|name| !name.is_empty()).collect()
+        // also while the pod ends: the one that needs them comes once it is gone
+        let ahead = self.lives.values().flat_map(|life| life.ahead.images());
+        let all = named.chain(run.map(|run| run.image_reference.clone())).chain(ahead);
+        all.filter(|name| !name.is_empty()).collect()
     }
 
     /// The same, once it is known what runs here; and whether that is all, for a file or a record that cannot be read may need others.

@@ -433,6 +433,7 @@ impl Life {
             addresses: &self.network.addresses,
             host_addresses,
             qos: qos_class(&pod.spec).word(),
+            ahead: self.ahead.judged(),
         })
     }
 

@@ -271,13 +271,18 @@ impl Container {
 
     /// As given, else upstream's default: `Always` for no tag or `latest`.
     pub(crate) fn pull_policy(&self) -> PullPolicy {
-        match self.image_pull_policy.as_deref() {
-            Some("Always") => PullPolicy::Always,
-            Some("Never") => PullPolicy::Never,
-            Some(_) => PullPolicy::IfNotPresent,
-            None if has_fixed_tag(&self.image) => PullPolicy::IfNotPresent,
-            None => PullPolicy::Always,
-        }
+        pull_policy(&self.image, self.image_pull_policy.as_deref())
+    }
+}
+
+/// The policy of an image, by what is given of it.
+pub(crate) fn pull_policy(image: &str, given: Option<&str>) -> PullPolicy {
+    match given {
+        Some("Always") => PullPolicy::Always,
+        Some("Never") => PullPolicy::Never,
+        Some(_) => PullPolicy::IfNotPresent,
+        None if has_fixed_tag(image) => PullPolicy::IfNotPresent,
+        None => PullPolicy::Always,
     }
 }
 

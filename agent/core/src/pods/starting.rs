@@ -55,6 +55,7 @@ impl Life {
         if self.prepare(&pod, ctx) {
             self.update_files(&pod, ctx);
             self.start_containers(&pod, ctx);
+            self.pull_ahead(&pod, ctx);
         }
     }
 
@@ -502,7 +503,7 @@ const REASONS: &[&str] = &[
 ];
 
 /// The pull secrets' contents; None while one is being read for the first time. One that is missing is left out, as upstream.
-fn credentials(pod: &Pod, ctx: &Context<'_>) -> Option<Vec<Vec<u8>>> {
+pub(crate) fn credentials(pod: &Pod, ctx: &Context<'_>) -> Option<Vec<Vec<u8>>> {
     let mut all = vec![];
     for secret in &pod.spec.image_pull_secrets {
         let name = ObjectName {

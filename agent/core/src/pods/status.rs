@@ -175,6 +175,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) addresses: &'a [String],
     pub(crate) host_addresses: &'a [String],
     pub(crate) qos: &'static str,
+    /// How the images do that are pulled ahead, if any are asked for.
+    pub(crate) ahead: Option<Judged>,
 }
 
 /// The phase: upstream's `getPhase`.
@@ -295,7 +297,7 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
 }
 
 /// Status, reason and message of a condition.
-type Judged = (bool, &'static str, String);
+pub(crate) type Judged = (bool, &'static str, String);
 
 fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestamp) -> Value {
     let good: Judged = (true, "", String::new());
@@ -311,6 +313,7 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
     ];
     let disrupted = |message: &str| ("DisruptionTarget", (true, "TerminationByKubelet", message.to_owned()));
     let all = all.into_iter().chain(situation.disruption.map(disrupted));
+    let ahead = situation.ahead.clone().map(|judged| (kedge_api::IMAGES_PULLED, judged));
     let old = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     let condition = |(kind, (is_true, reason, message)): (&str, Judged)| {
         let status = if is_true { "True" } else { "False" };
@@ -328,7 +331,7 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
         }
         condition
     };
-    all.map(condition).collect()
+    all.chain(ahead).map(condition).collect()
 }
 
 fn initialized(situation: &Situation<'_>, phase: &str) -> Judged {
@@ -402,7 +405,13 @@ pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
             let before = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
             let conditions = value.as_array().into_iter().flatten();
             let changed = conditions.filter(|condition| !has_same(before, condition));
-            let changed: Vec<Value> = changed.map(|condition| over(before, condition)).collect();
+            let mut changed: Vec<Value> = changed.map(|condition| over(before, condition)).collect();
+            // this one comes and goes with the request that it answers
+            let answer = json!({"type": kedge_api::IMAGES_PULLED});
+            let is_answered = |list: &[Value]| of_its_type(list, &answer).is_some();
+            if is_answered(before) && !is_answered(value.as_array().map(Vec::as_slice).unwrap_or_default()) {
+                changed.push(json!({"type": kedge_api::IMAGES_PULLED, "$patch": "delete"}));
+            }
             if !changed.is_empty() {
                 changes.insert(key.clone(), Value::Array(changed));
             }
@@ -467,6 +476,7 @@ pub(crate) fn merged(old: &Value, new: &Value) -> Value {
     }
     let ours = new["conditions"].as_array().cloned().unwrap_or_default();
     let others = old["conditions"].as_array().cloned().unwrap_or_default().into_iter();
+    let others = others.filter(|other| other["type"] != kedge_api::IMAGES_PULLED);
     let others = others.filter(|other| ours.iter().all(|own| own["type"] != other["type"]));
     let conditions = others.chain(ours.clone()).collect::<Vec<_>>();
     merged.insert("conditions".into(), Value::Array(conditions));
@@ -544,6 +554,7 @@ mod tests {
             addresses: &["10.1.0.2".into()],
             host_addresses: &["10.0.0.1".into()],
             qos: "BestEffort",
+            ahead: None,
         })
     }
 

@@ -1,8 +1,8 @@
 use super::*;
 use crate::event::Answer;
 use crate::pods::{
-    ContainerKey, DesiredFile, ImageConfig, Inventory, NodeFacts, Observation, PodAction, PodEvent, PodFound,
-    PodNetwork, PodNetworks, PodUid, Pods, StaticFile,
+    ContainerKey, ImageConfig, Inventory, NodeFacts, Observation, PodAction, PodEvent, PodFound, PodNetwork,
+    PodNetworks, PodUid, Pods, StaticFile,
 };
 use kedge_api::Timestamp;
 use serde_json::{Value, json};
@@ -227,34 +227,37 @@ impl Node {
     /// The runtime carries everything out; probes and the API's part stay.
     pub(crate) fn perform(&mut self, actions: Vec<PodAction>) {
         for action in actions {
-            let seen = |container: ContainerKey, state| {
-                let (image_name, image_reference) = ("x:1".into(), "x:1".into());
-                PodEvent::Observed(Observation { container, state, image_name, image_reference })
-            };
-            let event = match action {
-                PodAction::PreparePod(pod) => {
-                    let network = PodNetwork { addresses: vec!["10.1.0.2".into()] };
-                    PodEvent::PodPrepared { pod: pod.uid, network }
+            match self.carried_out(action) {
+                Ok(event) => {
+                    let actions = self.tell(event);
+                    self.perform(actions);
                 }
-                PodAction::PullImage(order) => {
-                    let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
-                    let image = crate::pods::Image { config, ..crate::pods::Image::default() };
-                    PodEvent::ImageReady { pod: order.pod, container: order.container, image }
-                }
-                PodAction::CreateContainer(order) => seen(order.key.clone(), ContainerState::Created),
-                PodAction::StartContainer(key) => seen(key, running(self.secs)),
-                PodAction::SaveDesired { file, .. } => {
-                    assert!(matches!(file, DesiredFile::Pod(_)));
-                    PodEvent::DesiredSaved { file, done: Ok(()) }
-                }
-                other => {
-                    self.seen.push(other);
-                    continue;
-                }
-            };
-            let actions = self.tell(event);
-            self.perform(actions);
+                Err(other) => self.seen.push(*other),
+            }
         }
+    }
+
+    /// What the runtime or the disk says once it has carried this out; `Err`: others do that.
+    pub(crate) fn carried_out(&self, action: PodAction) -> Result<PodEvent, Box<PodAction>> {
+        let seen = |container: ContainerKey, state| {
+            let (image_name, image_reference) = ("x:1".into(), "x:1".into());
+            PodEvent::Observed(Observation { container, state, image_name, image_reference })
+        };
+        Ok(match action {
+            PodAction::PreparePod(pod) => {
+                let network = PodNetwork { addresses: vec!["10.1.0.2".into()] };
+                PodEvent::PodPrepared { pod: pod.uid, network }
+            }
+            PodAction::PullImage(order) => {
+                let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
+                let image = crate::pods::Image { config, ..crate::pods::Image::default() };
+                PodEvent::ImageReady { pod: order.pod, container: order.container, image }
+            }
+            PodAction::CreateContainer(order) => seen(order.key.clone(), ContainerState::Created),
+            PodAction::StartContainer(key) => seen(key, running(self.secs)),
+            PodAction::SaveDesired { file, .. } => PodEvent::DesiredSaved { file, done: Ok(()) },
+            other => return Err(Box::new(other)),
+        })
     }
 
     pub(crate) fn uid(&self) -> PodUid {

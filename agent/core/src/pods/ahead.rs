@@ -1,0 +1,367 @@
+//! Images that are pulled ahead: those of the pod that will take this one's place, while this one still runs.
+//!
+//! The API server asks by an annotation of the pod that runs, and the node answers by a condition of it (`kedge_api::PullAhead`). Always
+//! holds: one of these images of a pod is pulled at a time; what is asked for is needed until the pod is gone, so it is not collected
+//! meanwhile; a pull that fails is tried again after a back-off and harms nothing that runs. The secrets are those of the pod that runs:
+//! the node may read no others. Only pods of the API server are asked: the annotation of a static pod means nothing. Leaves to others:
+//! who asks and what follows from the answer (the hub), how an image is pulled.
+
+use crate::event::Now;
+use crate::pods::backoff::Retry;
+use crate::pods::event::{Failure, Image, ImageOrder, ObjectKind, ObjectName, PodAction};
+use crate::pods::life::{Context, Life, Origin, pull_words};
+use crate::pods::spec::{Pod, pull_policy};
+use crate::pods::starting::credentials;
+use crate::pods::status::Judged;
+use kedge_api::{ImageAhead, MOST_PULLED_AHEAD, PULL_AHEAD_ANNOTATION, PULLING, PullAhead};
+use std::time::Duration;
+
+/// Stands in an order where others have the name of a container; no container is named so.
+pub(crate) const SLOT: &str = "+ahead";
+/// Longest message of the condition.
+const MESSAGE_CHARS: usize = 1000;
+
+/// What is asked for, and how far it is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ahead {
+    /// As it was read.
+    annotation: Option<String>,
+    wanted: Option<PullAhead>,
+    /// Why the annotation cannot be read.
+    problem: Option<String>,
+    /// So many images are there, from the first on.
+    done: usize,
+    /// The image that is being seen to.
+    pulling: Option<String>,
+    retry: Retry,
+    /// Reason and message of the last failure.
+    failure: Option<(&'static str, String)>,
+    fetched_bytes: u64,
+    took: Duration,
+}
+
+impl Ahead {
+    fn asked(&mut self, annotation: Option<&String>) {
+        if annotation == self.annotation.as_ref() {
+            return;
+        }
+        // the answer to an order that is under way is awaited all the same
+        let pulling = self.pulling.take();
+        *self = Self { annotation: annotation.cloned(), pulling, ..Self::default() };
+        let Some(text) = annotation else { return };
+        match serde_json::from_str::<PullAhead>(text) {
+            Ok(wanted) if wanted.images.len() <= MOST_PULLED_AHEAD => self.wanted = Some(wanted),
+            Ok(PullAhead { revision, images }) => {
+                let count = images.len();
+                self.problem = Some(format!(
+                    "{revision}: annotation {PULL_AHEAD_ANNOTATION} names {count} images, expected {MOST_PULLED_AHEAD} at most; none is \
+                     pulled ahead"
+                ));
+            }
+            Err(error) => {
+                self.problem = Some(format!(
+                    "annotation {PULL_AHEAD_ANNOTATION} cannot be read: {error}; no image is pulled ahead"
+                ));
+            }
+        }
+    }
+
+    /// The names of what is asked for.
+    pub(crate) fn images(&self) -> impl Iterator<Item = String> {
+        self.wanted.iter().flat_map(|wanted| wanted.images.iter().map(|image| image.image.clone()))
+    }
+
+    /// The first image that is not there, unless one is under way.
+    fn next(&self) -> Option<&ImageAhead> {
+        self.wanted.as_ref().filter(|_| self.pulling.is_none())?.images.get(self.done)
+    }
+
+    /// Takes the answer to an order; the name of the image if it is still the one that is asked for.
+    fn answered(&mut self) -> Option<String> {
+        let pulled = self.pulling.take()?;
+        self.next().is_some_and(|next| next.image == pulled).then_some(pulled)
+    }
+
+    /// The condition; None: nothing is asked for.
+    pub(crate) fn judged(&self) -> Option<Judged> {
+        let judged = |is_true, reason, text: String| {
+            Some((is_true, reason, kedge_api::excerpt_of(&text, MESSAGE_CHARS)))
+        };
+        if let Some(problem) = &self.problem {
+            return judged(false, "InvalidRequest", problem.clone());
+        }
+        let PullAhead { revision, images } = self.wanted.as_ref()?;
+        let Some(next) = images.get(self.done) else {
+            let (count, bytes, took) = (images.len(), self.fetched_bytes, self.took.as_millis());
+            let text =
+                format!("{revision}: {count} images are there, {bytes} bytes were fetched in {took} ms");
+            return judged(true, "Pulled", text);
+        };
+        match &self.failure {
+            Some((reason, why)) => judged(false, reason, format!("{revision}: {why}")),
+            None => judged(false, PULLING, format!("{revision}: image {:?} is being pulled", next.image)),
+        }
+    }
+}
+
+impl Life {
+    pub(crate) fn note_what_is_asked_ahead(&mut self) {
+        if let (Origin::Api { .. }, Some(pod)) = (&self.origin, &self.pod) {
+            self.ahead.asked(pod.annotations.get(PULL_AHEAD_ANNOTATION));
+        }
+    }
+
+    /// Orders the next image that is asked for.
+    pub(crate) fn pull_ahead(&mut self, pod: &Pod, ctx: &mut Context<'_>) {
+        let Some(next) = self.ahead.next() else { return };
+        let policy = Some(next.policy.as_str()).filter(|policy| !policy.is_empty());
+        let (image, policy) = (next.image.clone(), pull_policy(&next.image, policy));
+        if !self.ahead.retry.is_due(ctx.now.mono) {
+            self.wake_at(self.ahead.retry.due());
+            return;
+        }
+        for secret in pod.spec.image_pull_secrets.iter().filter(|_| ctx.can_read) {
+            let (kind, namespace) = (ObjectKind::Secret, pod.namespace.clone());
+            let name = ObjectName { kind, namespace, name: secret.name.clone() };
+            ctx.objects.want(ctx.now, &name, ctx.actions);
+        }
+        let Some(credentials) = credentials(pod, ctx) else { return };
+        self.ahead.pulling = Some(image.clone());
+        ctx.actions.push(PodAction::PullImage(Box::new(ImageOrder {
+            pod: self.uid.clone(),
+            container: SLOT.into(),
+            image,
+            policy,
+            credentials,
+        })));
+    }
+
+    pub(crate) fn image_ahead_ready(&mut self, image: &Image, actions: &mut Vec<PodAction>) {
+        if self.ahead.answered().is_none() {
+            return;
+        }
+        let ahead = &mut self.ahead;
+        ahead.done += 1;
+        ahead.failure = None;
+        ahead.retry.succeeded();
+        let (took, bytes) = image.pulled.unwrap_or_default();
+        (ahead.took, ahead.fetched_bytes) = (ahead.took + took, ahead.fetched_bytes + bytes);
+        if let Some((true, reason, message)) = ahead.judged() {
+            self.announce(false, reason, format!("Pulled ahead for revision {message}"), actions);
+        }
+    }
+
+    pub(crate) fn image_ahead_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
+        let Some(image) = self.ahead.answered() else { return };
+        let ahead = &mut self.ahead;
+        ahead.retry.failed(now.mono);
+        let (reason, event, text, told) = pull_words(&image, failure, ahead.retry.failures() > 1);
+        ahead.failure = Some((reason, text));
+        self.announce(true, event, format!("Pulling ahead for the next pod: {told}"), actions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Answer;
+    use crate::pods::probes::tests::Node;
+    use crate::pods::{
+        Command, FailureReason, Inventory, NodeFacts, ObjectRead, PodEvent, PodNetworks, PodRequest, PodUid,
+        Pods, PullPolicy,
+    };
+    use serde_json::{Value, json};
+
+    fn pod(asked: &str) -> Value {
+        let annotations = if asked.is_empty() { json!({}) } else { json!({PULL_AHEAD_ANNOTATION: asked}) };
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": "u-1", "annotations": annotations},
+            "spec": {"containers": [{"name": "a", "image": "x:1"}], "imagePullSecrets": [{"name": "s"}]}})
+    }
+
+    fn asks(revision: &str, images: &[&str]) -> String {
+        let images: Vec<Value> =
+            images.iter().map(|image| json!({"image": image, "policy": "IfNotPresent"})).collect();
+        json!({"revision": revision, "images": images}).to_string()
+    }
+
+    /// A node on which the pod runs; its Secret has been read.
+    fn node() -> Node {
+        let mut node = Node { pods: Pods::new("edge"), secs: 1, seen: vec![] };
+        let facts = NodeFacts {
+            name: "edge".into(),
+            cpu_milli: 4000,
+            memory_bytes: 1 << 30,
+            pods: 10,
+            network: PodNetworks::Ready("n".into()),
+            has_cluster_dns: true,
+            ..NodeFacts::default()
+        };
+        let secret = json!({"data": {".dockerconfigjson": "e30="}});
+        let name = ObjectName { kind: ObjectKind::Secret, namespace: "n".into(), name: "s".into() };
+        for event in [
+            PodEvent::Node(Box::new(facts)),
+            PodEvent::Held(false),
+            PodEvent::DesiredRead(Ok(vec![])),
+            PodEvent::Inventory(Inventory::default()),
+            PodEvent::StaticPods(Ok(vec![])),
+            PodEvent::PodsListed { node_uid: "N".into(), pods: vec![pod("")] },
+            PodEvent::ObjectRead { name, read: ObjectRead::Found(secret) },
+        ] {
+            let actions = node.tell(event);
+            node.perform_all(actions);
+        }
+        assert_eq!(node.pods.report()[0].containers[0].state, "Running");
+        node
+    }
+
+    impl Node {
+        /// As `perform`, but the API server takes statuses, and orders to pull ahead are returned.
+        fn perform_all(&mut self, mut actions: Vec<PodAction>) -> Vec<ImageOrder> {
+            let mut orders = vec![];
+            while !actions.is_empty() {
+                for action in std::mem::take(&mut actions) {
+                    let event = match action {
+                        PodAction::PullImage(order) if order.container == SLOT => {
+                            orders.push(*order);
+                            continue;
+                        }
+                        PodAction::PatchPodStatus { pod, patch } => {
+                            let request = PodRequest::PatchStatus(pod.clone());
+                            self.seen.push(PodAction::PatchPodStatus { pod, patch });
+                            Ok(PodEvent::Answered { request, answer: Answer::Accepted(None) })
+                        }
+                        other => self.carried_out(other),
+                    };
+                    actions.extend(event.into_iter().flat_map(|event| self.tell(event)));
+                }
+            }
+            orders
+        }
+
+        fn ask(&mut self, text: &str) -> Vec<ImageOrder> {
+            let actions = self.tell(PodEvent::PodSeen(pod(text)));
+            self.perform_all(actions)
+        }
+
+        fn pulled(&mut self, bytes: u64) -> Vec<ImageOrder> {
+            let image = Image { pulled: Some((Duration::from_millis(20), bytes)), ..Image::default() };
+            let pod = PodUid::new("u-1").unwrap();
+            let actions = self.tell(PodEvent::ImageReady { pod, container: SLOT.into(), image });
+            self.perform_all(actions)
+        }
+
+        fn failed(&mut self) -> Vec<ImageOrder> {
+            let pod = PodUid::new("u-1").unwrap();
+            let failure = Failure { reason: FailureReason::Other, message: "no route".into() };
+            let command = Command::PullImage { pod, container: SLOT.into() };
+            let actions = self.tell(PodEvent::Failed { command, failure });
+            self.perform_all(actions)
+        }
+
+        fn later(&mut self, secs: u64) -> Vec<ImageOrder> {
+            self.secs += secs;
+            let actions = self.tell(PodEvent::Tick);
+            self.perform_all(actions)
+        }
+
+        /// The condition as it was last sent: status, reason, message.
+        fn condition(&self) -> [String; 3] {
+            let of = |action: &PodAction| match action {
+                PodAction::PatchPodStatus { patch, .. } => {
+                    let conditions = patch["status"]["conditions"].as_array()?;
+                    conditions.iter().find(|one| one["type"] == kedge_api::IMAGES_PULLED).cloned()
+                }
+                _ => None,
+            };
+            let found = self.seen.iter().rev().find_map(of).unwrap_or_default();
+            ["status", "reason", "message"].map(|key| found[key].as_str().unwrap_or_default().to_owned())
+        }
+    }
+
+    fn names(orders: &[ImageOrder]) -> Vec<&str> {
+        orders.iter().map(|order| order.image.as_str()).collect()
+    }
+
+    #[test]
+    fn images_asked_for_are_pulled_one_by_one_and_answered() {
+        let mut node = node();
+        let orders = node.ask(&asks("r2", &["x:2", "y:2"]));
+        assert_eq!(names(&orders), ["x:2"]);
+        assert_eq!(orders[0].credentials, [b"{}"], "the secrets of the pod that runs");
+        assert_eq!(orders[0].policy, PullPolicy::IfNotPresent);
+        assert_eq!(node.condition(), ["False", "Pulling", "r2: image \"x:2\" is being pulled"]);
+        assert_eq!(names(&node.later(1)), [""; 0], "one at a time");
+        assert_eq!(names(&node.pulled(100)), ["y:2"]);
+        assert_eq!(names(&node.pulled(11)), [""; 0]);
+        let expect = ["True", "Pulled", "r2: 2 images are there, 111 bytes were fetched in 40 ms"];
+        assert_eq!(node.condition(), expect);
+        assert_eq!(node.pods.report()[0].containers[0].restarts, 0, "the pod runs all the while");
+    }
+
+    #[test]
+    fn pull_ahead_that_fails_is_tried_again_after_a_back_off() {
+        let mut node = node();
+        node.ask(&asks("r2", &["x:2"]));
+        assert_eq!(names(&node.failed()), [""; 0]);
+        assert_eq!(node.condition(), ["False", "ErrImagePull", "r2: no route"]);
+        assert_eq!(names(&node.later(9)), [""; 0]);
+        assert_eq!(names(&node.later(1)), ["x:2"]);
+        node.failed();
+        assert_eq!(node.condition()[1], "ImagePullBackOff");
+        assert_eq!(names(&node.later(20)), ["x:2"]);
+        node.pulled(1);
+        assert_eq!(node.condition()[..2], ["True", "Pulled"]);
+        assert_eq!(node.pods.report()[0].containers[0].state, "Running");
+    }
+
+    #[test]
+    fn images_asked_for_are_not_collected_until_the_pod_is_gone() {
+        let mut node = node();
+        node.ask(&asks("r2", &["x:2"]));
+        let has = |node: &Node| node.pods.images_in_use().contains("x:2");
+        assert!(has(&node));
+        let mut ending = pod(&asks("r2", &["x:2"]));
+        ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        node.tell(PodEvent::PodSeen(ending));
+        assert!(has(&node), "the pod that needs it comes once this one is gone");
+        let mut other = self::node();
+        other.ask(&asks("r2", &["x:2"]));
+        other.ask("");
+        assert!(!has(&other), "nothing is asked for any more");
+    }
+
+    #[test]
+    fn another_request_takes_the_place_of_the_first() {
+        let mut node = node();
+        node.ask(&asks("r2", &["x:2"]));
+        assert_eq!(names(&node.ask(&asks("r3", &["x:3"]))), [""; 0], "the first is still under way");
+        assert_eq!(node.condition()[2], "r3: image \"x:3\" is being pulled");
+        assert_eq!(names(&node.pulled(1)), ["x:3"]);
+        node.pulled(1);
+        assert!(node.condition()[2].starts_with("r3: 1 images"), "{:?}", node.condition());
+        // taken back: the answer goes with it
+        let mut object = pod("");
+        object["status"]["conditions"] = json!([{"type": kedge_api::IMAGES_PULLED, "status": "True"}]);
+        let actions = node.tell(PodEvent::PodSeen(object));
+        let removal = json!({"type": kedge_api::IMAGES_PULLED, "$patch": "delete"});
+        let is_removed = actions.iter().any(|action| match action {
+            PodAction::PatchPodStatus { patch, .. } => {
+                patch["status"]["conditions"].as_array().is_some_and(|list| list.contains(&removal))
+            }
+            _ => false,
+        });
+        assert!(is_removed, "{actions:?}");
+    }
+
+    #[test]
+    fn request_that_cannot_be_read_is_refused() {
+        let mut node = node();
+        assert_eq!(names(&node.ask("images: x:2")), [""; 0]);
+        assert_eq!(node.condition()[..2], ["False", "InvalidRequest"]);
+        let many: Vec<String> = (0..=MOST_PULLED_AHEAD).map(|index| format!("x:{index}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(names(&node.ask(&asks("r2", &many))), [""; 0]);
+        assert!(node.condition()[2].starts_with("r2: annotation"), "{:?}", node.condition());
+        assert!(!node.pods.images_in_use().contains("x:2"));
+    }
+}
