@@ -45,6 +45,7 @@ mod tests {
     use kedge_rig::Random;
 
     mod daemon_sets;
+    mod pull_ahead;
     mod rollouts;
     mod scheduler;
     mod taint_eviction;

@@ -32,7 +32,12 @@ pub(super) struct Node {
     taints: Vec<Value>,
     /// The hub has not heard of it for long: its Ready condition is Unknown.
     pub(super) is_lost: bool,
+    /// Its agent is Kedge's, and pulls images ahead.
+    pub(super) pulls_ahead: bool,
 }
+
+/// In the version of an agent that is Kedge's.
+const BUILD: &str = "+kedge-";
 
 impl Node {
     pub(super) fn read(object: &Object) -> Node {
@@ -43,6 +48,7 @@ impl Node {
             labels: value["metadata"]["labels"].clone(),
             taints: taints.filter(|taint| taint["effect"] != "PreferNoSchedule").cloned().collect(),
             is_lost: condition(&value["status"], "Ready").is_some_and(|ready| ready["status"] == "Unknown"),
+            pulls_ahead: text(&value, &["status", "nodeInfo", "kubeletVersion"]).contains(BUILD),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! history (`history`), placing (`placing`), what is made and ended (`update`), how far an update may go (`rollout`), the end of a set's
 //! objects (`garbage`).
 
+mod ahead;
 mod history;
 mod rollout;
 mod update;
@@ -30,6 +31,7 @@ use crate::state::Require;
 use crate::value::{condition, rfc3339, set_condition, text};
 pub(super) use history::short;
 use history::{Current, Revision, Step};
+use kedge_api::PULL_AHEAD_ANNOTATION;
 use rollout::{Failures, Judge, Settings, Verdict, Watch};
 use update::{Plan, Pod, Proven, Readiness, Strategy, Wanted};
 pub use view::view;
@@ -271,7 +273,7 @@ impl DaemonSets {
                     now: now.running,
                 };
                 let mut verdict = judge.judge(&mut set.failures);
-                let plan = update::plan(&wanted, &verdict, &heres, &set.ready, now.running);
+                let plan = update::plan(&wanted, &verdict, &heres, (&set.ready, &set.watches), now.running);
                 let wrong = settings.wrong.into_iter();
                 verdict.events.extend(wrong.map(|message| ("Warning", "InvalidAnnotation", message)));
                 tasks.extend(look.remember(set, revision, &verdict));
@@ -320,7 +322,7 @@ impl Set {
         }
         let before = std::mem::take(&mut self.watches);
         for (_, pod, _) in self.pods.values() {
-            let watch = before.get(&pod.uid).copied().unwrap_or_default();
+            let watch = before.get(&pod.uid).cloned().unwrap_or_default();
             self.watches.insert(pod.uid.clone(), watch.next(pod, now));
         }
     }
@@ -502,6 +504,31 @@ impl Look<'_> {
         self.task("label a pod", Action::Update { kind: &POD, namespace, name, edit, requires: Vec::new() })
     }
 
+    /// Has the node of a pod pull images ahead, or no more.
+    fn ask(&self, name: &str, uid: &str, request: Option<String>) -> Task<Purpose> {
+        let uid = uid.to_owned();
+        let edit: Edit = Box::new(move |value, _| {
+            if value["metadata"]["uid"] != *uid {
+                return false;
+            }
+            let annotations = &mut value["metadata"]["annotations"];
+            if !annotations.is_object() {
+                *annotations = json!({});
+            }
+            let Some(annotations) = annotations.as_object_mut() else { return false };
+            match &request {
+                Some(request) => {
+                    let known = annotations.insert(PULL_AHEAD_ANNOTATION.to_owned(), request.as_str().into());
+                    known.is_none_or(|known| known != request.as_str())
+                }
+                None => annotations.remove(PULL_AHEAD_ANNOTATION).is_some(),
+            }
+        });
+        let (namespace, name) = (self.at.0.clone(), name.to_owned());
+        let action = Action::Update { kind: &POD, namespace, name, edit, requires: Vec::new() };
+        self.task("ask for images of a pod", action)
+    }
+
     fn remove(&self, kind: &'static Kind, name: &str, uid: &str) -> Task<Purpose> {
         let options = DeleteOptions { uid: Some(uid.to_owned()), ..DeleteOptions::default() };
         let (namespace, name) = (self.at.0.clone(), name.to_owned());
@@ -628,12 +655,15 @@ impl Look<'_> {
         for (name, uid) in plan.end.iter().take(AT_ONCE) {
             tasks.push(self.remove(&POD, name, uid));
         }
+        for (name, uid, request) in plan.ask.iter().take(AT_ONCE) {
+            tasks.push(self.ask(name, uid, request.clone()));
+        }
         let created: Vec<&str> = made.iter().take(AT_ONCE).map(|(_, (name, _))| name.as_str()).collect();
         let ended: Vec<&str> = plan.end.iter().take(AT_ONCE).map(|(name, _)| name.as_str()).collect();
         tasks.extend(self.summary("SuccessfulCreate", "Created", &created));
         tasks.extend(self.summary("SuccessfulDelete", "Deleted", &ended));
         tasks.extend(self.report(plan, verdict));
-        if made.len().max(plan.end.len()) > AT_ONCE {
+        if made.len().max(plan.end.len()).max(plan.ask.len()) > AT_ONCE {
             next = Some(self.now.running);
         }
         next
@@ -753,11 +783,14 @@ fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
     let rolling = &spec["updateStrategy"]["rollingUpdate"];
     let is_rolling = text(spec, &["updateStrategy", "type"]) == "RollingUpdate";
     let rolls = is_rolling && annotation(PAUSED) != "true";
+    let generation = annotation(TEMPLATE_GENERATION);
+    let pulls_ahead = rolls && annotation(ahead::PRE_PULL) != "false";
+    let ahead = pulls_ahead.then(|| ahead::Request::of(&pod_spec, &current.hash, generation));
     Wanted {
         name: text(set, &["metadata", "name"]).to_owned(),
         spec: pod_spec,
         hash: current.hash,
-        generation: annotation(TEMPLATE_GENERATION).to_owned(),
+        generation: generation.to_owned(),
         min_ready: Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0)),
         strategy: match rolls {
             true => Strategy::Rolling {
@@ -768,6 +801,7 @@ fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
         },
         is_rolling,
         proven,
+        ahead,
     }
 }
 

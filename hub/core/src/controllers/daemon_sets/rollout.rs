@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::super::placing::Node;
+use super::ahead::{PRE_PULL, Step};
 use super::history::Revision;
 use super::update::{Here, Pod, Readiness, Strategy, Wanted, share};
 use crate::selector::Labels;
@@ -103,6 +104,8 @@ pub(super) enum Why {
     Start,
     Failed,
     NotReady,
+    /// The old pod waits for images that do not come.
+    NotPulled,
     Lost,
 }
 
@@ -114,30 +117,47 @@ impl fmt::Display for Why {
             Why::Start => "container not started",
             Why::Failed => "pod failed",
             Why::NotReady => "not ready in time",
+            Why::NotPulled => "image not pulled in time",
             Why::Lost => "node lost",
         })
     }
 }
 
 /// Since when the hub sees a pod that is not ready, and that a pull or a start of it fails.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Watch {
     unready: Option<Duration>,
     stuck: Option<Duration>,
+    /// The revision that its node was asked to pull images of, and since when.
+    asked: Option<(Box<str>, Duration)>,
+    /// Since when the node says that it cannot.
+    cannot: Option<Duration>,
 }
 
 impl Watch {
     pub(super) fn next(self, pod: &Pod, now: Duration) -> Watch {
+        let asked = Some(pod.ahead.asked.as_str()).filter(|asked| !asked.is_empty());
+        let known = self.asked.filter(|(known, _)| asked == Some(known));
+        let asked = known.or_else(|| Some((asked?.into(), now)));
+        let cannot = self.cannot.or(Some(now)).filter(|_| pod.ahead.is_failing());
         if pod.ready_since.is_some() {
-            return Watch::default();
+            return Watch { unready: None, stuck: None, asked, cannot };
         }
         let is_stuck = matches!(pod.trouble, Some(Trouble::Pull | Trouble::Start));
-        Watch { unready: self.unready.or(Some(now)), stuck: self.stuck.or_else(|| is_stuck.then_some(now)) }
+        let stuck = self.stuck.or_else(|| is_stuck.then_some(now));
+        Watch { unready: self.unready.or(Some(now)), stuck, asked, cannot }
+    }
+
+    /// Since when its node is asked to pull images ahead.
+    pub(super) fn asked(&self) -> Option<Duration> {
+        self.asked.as_ref().map(|(_, since)| *since)
     }
 
     /// The hub stood still meanwhile, and heard nothing.
     pub(super) fn shift(&mut self, by: Duration, now: Duration) {
-        for since in [&mut self.unready, &mut self.stuck].into_iter().flatten() {
+        let asked = self.asked.as_mut().map(|(_, since)| since);
+        let all = [self.unready.as_mut(), self.stuck.as_mut(), self.cannot.as_mut(), asked];
+        for since in all.into_iter().flatten() {
             *since = (*since + by).min(now);
         }
     }
@@ -206,6 +226,10 @@ impl Settings {
                 false
             }
         };
+        if !matches!(given(PRE_PULL), "" | "true" | "false") {
+            let consequence = "images are pulled before pods are stopped";
+            wrong.push(complaint(PRE_PULL, given(PRE_PULL), "true or false", consequence));
+        }
         let soak = match given(SOAK) {
             "" => Some(DEFAULT_SOAK),
             found => duration(found).or_else(|| {
@@ -457,7 +481,10 @@ impl Judge<'_> {
         for here in self.heres.iter().filter(|here| here.placed.runs) {
             known.insert(here.node.name.as_str());
             let newest = here.all.iter().rev().find(|pod| self.wanted.is_current(pod));
-            let Some(pod) = newest else { continue };
+            let Some(pod) = newest else {
+                self.note_pull(here, failures, verdict);
+                continue;
+            };
             if let Some(why) = self.failure(here, pod, verdict) {
                 failures.nodes.insert(here.node.name.clone(), why);
             } else if pod.trouble.is_none() && self.wanted.is_available(pod, self.ready, self.now) {
@@ -467,8 +494,42 @@ impl Judge<'_> {
         failures.nodes.retain(|node, _| known.contains(node.as_str()));
     }
 
+    /// A node that waits for images with its old pod: it fails without one being stopped.
+    fn note_pull(&self, here: &Here<'_>, failures: &mut Failures, verdict: &mut Verdict) {
+        let Some((old, request)) = here.old.first().zip(self.wanted.ahead.as_ref()) else { return };
+        let step = request.step(old, here.node);
+        if here.is_set_aside || !matches!(step, Step::Pulling(_) | Step::Failing(_) | Step::Pulled) {
+            return;
+        }
+        let mut is_over = |since: Option<Duration>, limit: Duration| {
+            let Some(over) = since.map(|since| since + limit) else { return false };
+            if over > self.now {
+                verdict.next = Some(verdict.next.map_or(over, |next| next.min(over)));
+            }
+            over <= self.now
+        };
+        let watch = self.watches.get(&old.uid);
+        let why = match step {
+            Step::Failing(_) if is_over(watch.and_then(|watch| watch.cannot), SETTLES) => Some(Why::Pull),
+            Step::Failing(_) | Step::Pulling(_)
+                if is_over(watch.and_then(Watch::asked), self.settings.deadline) =>
+            {
+                Some(Why::NotPulled)
+            }
+            _ => None,
+        };
+        let is_of_pulls = |why: &Why| matches!(why, Why::Pull | Why::NotPulled);
+        match why {
+            Some(why) => _ = failures.nodes.insert(here.node.name.clone(), why),
+            None if failures.nodes.get(&here.node.name).is_some_and(is_of_pulls) => {
+                failures.nodes.remove(&here.node.name);
+            }
+            None => {}
+        }
+    }
+
     fn failure(&self, here: &Here<'_>, pod: &Pod, verdict: &mut Verdict) -> Option<Why> {
-        let watch = self.watches.get(&pod.uid).copied().unwrap_or_default();
+        let watch = self.watches.get(&pod.uid).cloned().unwrap_or_default();
         let mut is_over = |since: Option<Duration>, limit: Duration| {
             let over = since? + limit;
             if over > self.now {

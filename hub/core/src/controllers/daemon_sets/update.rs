@@ -18,8 +18,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::super::placing::{self, Node, Placed};
+use super::ahead::{self, ANSWERS, Step};
 use super::history;
-use super::rollout::{Trouble, Verdict};
+use super::rollout::{Trouble, Verdict, Watch};
 use crate::value::{condition, text};
 
 /// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.
@@ -43,6 +44,7 @@ pub(super) struct Pod {
     pub(super) is_terminating: bool,
     /// UID of its controller; empty if it has none.
     pub(super) controller: String,
+    pub(super) ahead: ahead::OfPod,
 }
 
 impl Pod {
@@ -63,6 +65,7 @@ impl Pod {
             trouble: Trouble::read(&value["status"]),
             is_terminating: !text(value, &["metadata", "deletionTimestamp"]).is_empty(),
             controller: controller.map_or("", |owner| text(owner, &["uid"])).to_owned(),
+            ahead: ahead::OfPod::read(value),
         }
     }
 
@@ -103,6 +106,8 @@ pub(super) struct Wanted {
     /// The hub replaces pods, though it may be paused.
     pub(super) is_rolling: bool,
     pub(super) proven: Option<Proven>,
+    /// Images that nodes pull before their pod is stopped; none if they need not.
+    pub(super) ahead: Option<ahead::Request>,
 }
 
 /// The revision that nodes get which must not get the current one.
@@ -134,6 +139,8 @@ pub(super) struct Plan {
     pub(super) restore: Vec<(String, String)>,
     /// Name and UID of each pod to end.
     pub(super) end: Vec<(String, String)>,
+    /// Name and UID of each pod whose node is asked to pull images ahead, by this annotation, or (`None`) to do so no more.
+    pub(super) ask: Vec<(String, String, Option<String>)>,
     /// Pods that ended by themselves, each with its node.
     pub(super) ended: Vec<Pod>,
     pub(super) status: Status,
@@ -189,15 +196,16 @@ pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) 
     heres
 }
 
-/// Decides. `ready`: since when each pod is ready, on the clock of `now`.
+/// Decides. `ready` and `watches`: since when each pod is ready, or something else, on the clock of `now`.
 pub(super) fn plan(
     wanted: &Wanted,
     verdict: &Verdict,
     heres: &[Here<'_>],
-    ready: &Readiness,
+    (ready, watches): (&Readiness, &BTreeMap<String, Watch>),
     now: Duration,
 ) -> Plan {
-    Planner { wanted, verdict, ready, now, plan: Plan::default(), ending: BTreeSet::new() }.plan(heres)
+    let (plan, ending) = (Plan::default(), BTreeSet::new());
+    Planner { wanted, verdict, ready, watches, now, plan, ending }.plan(heres)
 }
 
 impl Wanted {
@@ -232,6 +240,7 @@ struct Planner<'a> {
     wanted: &'a Wanted,
     verdict: &'a Verdict,
     ready: &'a Readiness,
+    watches: &'a BTreeMap<String, Watch>,
     now: Duration,
     plan: Plan,
     /// UIDs of the pods that the plan ends.
@@ -257,6 +266,7 @@ impl Planner<'_> {
             // validation refuses both at 0, but a percentage of few may be that
             Strategy::Rolling { .. } => self.replace(heres, unavailable.max(1)),
         }
+        self.take_back(heres);
         self.plan
     }
 
@@ -321,7 +331,8 @@ impl Planner<'_> {
                     out += usize::from(self.verdict.starting.contains(&here.node.name));
                 }
                 (Some(old), None) if old.ready_since.is_some() => {
-                    candidates.push((self.rank(old), *old));
+                    // one that pulls keeps its turn
+                    candidates.push(((!self.is_asked(old), self.rank(old)), here));
                 }
                 (Some(old), None) => {
                     self.end(old);
@@ -332,8 +343,48 @@ impl Planner<'_> {
             }
         }
         candidates.sort_by_key(|(rank, _)| *rank);
-        for (_, pod) in candidates.into_iter().take(most.saturating_sub(out)) {
-            self.end(pod);
+        for (_, here) in candidates.into_iter().take(most.saturating_sub(out)) {
+            self.replace_one(here);
+        }
+    }
+
+    /// Ends a pod that serves, once the images of the next one are on its node.
+    fn replace_one(&mut self, here: &Here<'_>) {
+        let Some(old) = here.old.first() else { return };
+        let step = self.wanted.ahead.as_ref().map_or(Step::Unneeded, |request| request.step(old, here.node));
+        match step {
+            Step::Unneeded | Step::Pulled => self.end(old),
+            Step::Ask(request) => self.plan.ask.push((old.name.clone(), old.uid.clone(), Some(request))),
+            Step::Silent => {
+                let asked = self.watches.get(&old.uid).and_then(Watch::asked);
+                match asked.unwrap_or(self.now) + ANSWERS {
+                    over if over <= self.now => self.end(old),
+                    over => self.plan.next = Some(self.plan.next.map_or(over, |next| next.min(over))),
+                }
+            }
+            // one that is slow, or cannot: a pod that is stopped would be no faster
+            Step::Pulling(_) | Step::Failing(_) => {}
+        }
+    }
+
+    fn is_asked(&self, pod: &Pod) -> bool {
+        self.wanted.ahead.as_ref().is_some_and(|request| !request.is_not(&pod.ahead.asked))
+    }
+
+    /// Requests that mean nothing any more: of another revision, or of the one that a pod has.
+    fn take_back(&mut self, heres: &[Here<'_>]) {
+        for here in heres.iter().filter(|here| !here.is_set_aside) {
+            for (pod, is_old) in
+                here.old.iter().map(|pod| (pod, true)).chain(here.new.iter().map(|pod| (pod, false)))
+            {
+                let means_something = is_old && self.is_asked(pod);
+                if pod.ahead.asked.is_empty() || means_something || self.ending.contains(&pod.uid) {
+                    continue;
+                }
+                if !self.plan.ask.iter().any(|(_, uid, _)| *uid == pod.uid) {
+                    self.plan.ask.push((pod.name.clone(), pod.uid.clone(), None));
+                }
+            }
         }
     }
 
@@ -433,6 +484,7 @@ mod tests {
             strategy: Strategy::Rolling { unavailable, surge },
             is_rolling: true,
             proven: None,
+            ahead: None,
         }
     }
 
@@ -464,6 +516,7 @@ mod tests {
                 trouble: None,
                 is_terminating: state == "ending",
                 controller: "u".into(),
+                ahead: ahead::OfPod::default(),
             }
         };
         (texts.iter().enumerate().map(read).collect(), readiness)
@@ -473,7 +526,7 @@ mod tests {
         let (pods, readiness) = pods(texts);
         let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());
         let heres = gather(wanted, &nodes, &pods);
-        plan(wanted, &Verdict::default(), &heres, &readiness, Duration::from_secs(100))
+        plan(wanted, &Verdict::default(), &heres, (&readiness, &BTreeMap::new()), Duration::from_secs(100))
     }
 
     /// Nodes on which pods are made, and the pods that are ended.
@@ -573,7 +626,7 @@ mod tests {
                 starting: starting.iter().map(|node| (*node).to_owned()).collect(),
                 ..Verdict::default()
             };
-            let plan = plan(&one, &verdict, &heres, &ready, Duration::from_secs(100));
+            let plan = plan(&one, &verdict, &heres, (&ready, &BTreeMap::new()), Duration::from_secs(100));
             plan.end.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
         };
         assert_eq!(ended(&["b"]), [""; 0]);

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::super::controller::World;
 use super::super::placing::Node;
+use super::ahead::Step;
 use super::history::Revision;
 use super::rollout::Settings;
 use super::update::{Here, Pod, Wanted, gather};
@@ -82,6 +83,15 @@ fn row<'a>(
     let newest = here.all.iter().rev().find(|pod| wanted.is_current(pod) && !pod.is_terminating);
     let Some(pod) = newest.copied() else {
         let old = here.all.first().copied();
+        let request = here.old.first().zip(wanted.ahead.as_ref()).filter(|_| !here.is_set_aside);
+        let step = request.map(|(old, request)| request.step(old, here.node));
+        let serving = |text: &str| format!("{text}; the old pod runs until the images are there");
+        match &step {
+            Some(Step::Pulling(text)) => return (old, "pulls", serving(text)),
+            Some(Step::Failing(text)) => return (old, "failed", serving(text)),
+            Some(Step::Silent) => return (old, "pulls", serving("asked to pull images, not answered yet")),
+            _ => {}
+        }
         let serves = here.old.first().is_some_and(|pod| pod.ready_since.is_some());
         let what = match old {
             _ if here.is_set_aside => "the node is lost: set aside until it returns",

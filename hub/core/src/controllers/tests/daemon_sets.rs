@@ -21,7 +21,7 @@ fn set(image: &str) -> Value {
 }
 
 impl Hub {
-    fn with_nodes(count: usize) -> Hub {
+    pub(super) fn with_nodes(count: usize) -> Hub {
         let mut hub = Hub::with_namespace();
         for index in 0..count {
             hub.create(&NODE, json!({"metadata": {"name": format!("node-{index}")}}));
@@ -31,12 +31,12 @@ impl Hub {
     }
 
     /// The node's Ready condition.
-    fn mark(&mut self, node: &str, ready: &str) {
+    pub(super) fn mark(&mut self, node: &str, ready: &str) {
         let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
         self.edit(&NODE, "", node, |node| node["status"] = status.clone());
     }
 
-    fn pods(&self) -> Vec<Value> {
+    pub(super) fn pods(&self) -> Vec<Value> {
         self.names(&POD).iter().map(|name| self.value(&POD, "n", name.strip_prefix("n/").unwrap())).collect()
     }
 
@@ -52,7 +52,7 @@ impl Hub {
     }
 
     /// What the agent of a pod reports.
-    fn report(&mut self, pod: &str, phase: &str, ready: bool) {
+    pub(super) fn report(&mut self, pod: &str, phase: &str, ready: bool) {
         self.random += 1;
         let status = json!({"phase": phase, "qosClass": "BestEffort", "conditions": [{"type": "Ready",
             "status": if ready { "True" } else { "False" }, "lastTransitionTime": format!("2026-01-01T00:{:02}:{:02}Z", self.random / 60 % 60, self.random % 60)}]});
@@ -67,7 +67,7 @@ impl Hub {
     }
 
     /// All agents start and end what they are asked to.
-    fn agents_act(&mut self) {
+    pub(super) fn agents_act(&mut self) {
         for pod in self.pods() {
             let name = pod["metadata"]["name"].as_str().unwrap();
             match is_terminating(&pod) {
@@ -78,7 +78,7 @@ impl Hub {
         }
     }
 
-    fn change_image(&mut self, image: &str) {
+    pub(super) fn change_image(&mut self, image: &str) {
         self.edit(&DAEMON_SET, "n", "d", |set| {
             set["spec"]["template"]["spec"]["containers"][0]["image"] = image.into()
         });
@@ -95,7 +95,7 @@ impl Hub {
         names.iter().map(number).collect()
     }
 
-    fn reasons(&self) -> Vec<String> {
+    pub(super) fn reasons(&self) -> Vec<String> {
         let names = self.names(&EVENT);
         let reason =
             |name: &String| self.value(&EVENT, "n", &name[2..])["reason"].as_str().unwrap().to_owned();
@@ -103,20 +103,20 @@ impl Hub {
     }
 }
 
-fn is_terminating(pod: &Value) -> bool {
+pub(super) fn is_terminating(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_string()
 }
 
-fn is_ready(pod: &Value) -> bool {
+pub(super) fn is_ready(pod: &Value) -> bool {
     pod["status"]["conditions"][0]["status"] == "True"
 }
 
-fn is_live(pod: &Value) -> bool {
+pub(super) fn is_live(pod: &Value) -> bool {
     !is_terminating(pod) && !matches!(pod["status"]["phase"].as_str(), Some("Failed" | "Succeeded"))
 }
 
 /// A fleet on which `i:1` is rolled out.
-fn rolled_out(nodes: usize, change: impl FnOnce(&mut Value)) -> (Hub, DaemonSets) {
+pub(super) fn rolled_out(nodes: usize, change: impl FnOnce(&mut Value)) -> (Hub, DaemonSets) {
     let (mut hub, mut controller) = (Hub::with_nodes(nodes), DaemonSets::default());
     let mut value = set("i:1");
     change(&mut value);
@@ -483,7 +483,7 @@ impl Hub {
         }
     }
 
-    fn annotate(&mut self, key: &'static str, value: &'static str) {
+    pub(super) fn annotate(&mut self, key: &'static str, value: &'static str) {
         self.edit(&DAEMON_SET, "n", "d", |set| set["metadata"]["annotations"][key] = value.into());
     }
 
@@ -493,7 +493,7 @@ impl Hub {
     }
 
     /// Status and message of the condition.
-    fn stopped(&self) -> (String, String) {
+    pub(super) fn stopped(&self) -> (String, String) {
         let set = self.value(&DAEMON_SET, "n", "d");
         let found = crate::value::condition(&set["status"], "RolloutStopped").cloned().unwrap_or_default();
         let of = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
@@ -510,7 +510,7 @@ fn all(fate: Fate) -> impl Fn(&str, &str) -> Fate {
     move |_, image| if bad(image) { fate } else { Fate::Runs }
 }
 
-fn budget(count: usize) -> impl FnOnce(&mut Value) {
+pub(super) fn budget(count: usize) -> impl FnOnce(&mut Value) {
     move |set| set["spec"]["updateStrategy"] = json!({"rollingUpdate": {"maxUnavailable": count}})
 }
 
@@ -830,7 +830,7 @@ fn canaries_that_fail_are_rolled_back() {
 
 impl Hub {
     /// State and message of the rollout, and a line for each node.
-    fn viewed(&self) -> (String, String, Vec<String>) {
+    pub(super) fn viewed(&self) -> (String, String, Vec<String>) {
         let view = crate::controllers::daemon_sets::view(&self.index, "n", "d").unwrap();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let line = |node: &Value| {

@@ -1,0 +1,147 @@
+//! Images that a node pulls before an update stops the pod that runs there.
+//!
+//! The controller asks by an annotation of the pod that is to be replaced (`kedge_api::PullAhead`) and the node's agent answers by a
+//! condition of it. Always holds: a request is of one revision in one generation of the template, and no answer to another counts; only
+//! nodes are asked whose agent can do it, for images that the pod there does not run and with secrets that it has (a node may read no
+//! others). A node that does not answer holds up its update for [`ANSWERS`] at most; one that answers keeps its pod until the images are
+//! there. Leaves to others: whose turn it is (`update`), which failures stop an update (`rollout`).
+
+use std::time::Duration;
+
+use kedge_api::{IMAGES_PULLED, ImageAhead, PULL_AHEAD_ANNOTATION, PULLING, PullAhead};
+use serde_json::Value;
+
+use super::super::placing::Node;
+use super::update::Pod;
+use crate::value::{condition, text};
+
+/// `false`: pods are stopped before the new images are there.
+pub(super) const PRE_PULL: &str = "kedge.dev/pre-pull";
+/// How long a node may take to say that it pulls: two of its lists, should its watch have ended. What is asked of no agent that can do
+/// it, after a downgrade, is not waited for longer.
+pub(super) const ANSWERS: Duration = Duration::from_secs(60);
+
+/// What of a pod matters here.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct OfPod {
+    images: Vec<String>,
+    secrets: Vec<String>,
+    /// The revision that its node was asked to pull images of; empty: none.
+    pub(super) asked: String,
+    answer: Option<Answer>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Answer {
+    revision: String,
+    message: String,
+    is_there: bool,
+    is_failing: bool,
+}
+
+impl OfPod {
+    pub(super) fn read(pod: &Value) -> OfPod {
+        let request = text(pod, &["metadata", "annotations", PULL_AHEAD_ANNOTATION]);
+        let request: Value = serde_json::from_str(request).unwrap_or_default();
+        let answer = condition(&pod["status"], IMAGES_PULLED).and_then(|found| {
+            let (revision, message) = text(found, &["message"]).split_once(": ")?;
+            let is_there = found["status"] == "True";
+            let is_failing = !is_there && found["reason"] != PULLING;
+            Some(Answer { revision: revision.to_owned(), message: message.to_owned(), is_there, is_failing })
+        });
+        OfPod {
+            images: images(&pod["spec"]).map(|image| image.image).collect(),
+            secrets: secrets(&pod["spec"]).collect(),
+            asked: text(&request, &["revision"]).to_owned(),
+            answer,
+        }
+    }
+
+    fn answer(&self) -> Option<&Answer> {
+        self.answer.as_ref().filter(|answer| answer.revision == self.asked)
+    }
+
+    /// The node says that it cannot pull what it was asked for.
+    pub(super) fn is_failing(&self) -> bool {
+        self.answer().is_some_and(|answer| answer.is_failing)
+    }
+}
+
+/// Image and policy of each container.
+fn images(spec: &Value) -> impl Iterator<Item = ImageAhead> {
+    let lists = ["initContainers", "containers"].into_iter();
+    let containers = lists.flat_map(|list| spec[list].as_array().into_iter().flatten());
+    containers.map(|container| ImageAhead {
+        image: text(container, &["image"]).to_owned(),
+        policy: text(container, &["imagePullPolicy"]).to_owned(),
+    })
+}
+
+fn secrets(spec: &Value) -> impl Iterator<Item = String> {
+    let list = spec["imagePullSecrets"].as_array().into_iter().flatten();
+    list.map(|secret| text(secret, &["name"]).to_owned())
+}
+
+/// What the current revision of a set needs of its nodes.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Request {
+    revision: String,
+    images: Vec<ImageAhead>,
+    secrets: Vec<String>,
+}
+
+/// How far a node is.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Step {
+    /// There is nothing to wait for.
+    Unneeded,
+    /// By this annotation.
+    Ask(String),
+    /// It was asked and says nothing.
+    Silent,
+    /// It says so, in these words.
+    Pulling(String),
+    Failing(String),
+    Pulled,
+}
+
+impl Request {
+    pub(super) fn of(spec: &Value, hash: &str, generation: &str) -> Request {
+        let mut all: Vec<ImageAhead> = Vec::new();
+        for image in images(spec) {
+            if !all.contains(&image) {
+                all.push(image);
+            }
+        }
+        Request { revision: format!("{hash}.{generation}"), images: all, secrets: secrets(spec).collect() }
+    }
+
+    /// How far a node is whose pod is to be replaced.
+    pub(super) fn step(&self, pod: &Pod, node: &Node) -> Step {
+        let of = &pod.ahead;
+        if !node.pulls_ahead || self.secrets.iter().any(|secret| !of.secrets.contains(secret)) {
+            return Step::Unneeded;
+        }
+        // what runs there is there, but for a tag that may mean something else by now
+        let is_new = |image: &&ImageAhead| image.policy == "Always" || !of.images.contains(&image.image);
+        let images: Vec<ImageAhead> = self.images.iter().filter(is_new).cloned().collect();
+        if images.is_empty() {
+            return Step::Unneeded;
+        }
+        if of.asked != self.revision {
+            let request = PullAhead { revision: self.revision.clone(), images };
+            return serde_json::to_string(&request).map_or(Step::Unneeded, Step::Ask);
+        }
+        match of.answer() {
+            None => Step::Silent,
+            Some(answer) if answer.is_there => Step::Pulled,
+            Some(answer) if answer.is_failing => Step::Failing(answer.message.clone()),
+            Some(answer) => Step::Pulling(answer.message.clone()),
+        }
+    }
+
+    /// Whether a pod was asked for something else than this.
+    pub(super) fn is_not(&self, asked: &str) -> bool {
+        asked != self.revision
+    }
+}
