@@ -63,6 +63,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         static_files: StaticFiles::default(),
         runtime: None,
         read_only: Some("a forecast changes nothing".into()),
+        is_image: false,
         was_displaced: run::was_displaced(&options.places),
         // it changes nothing
         _claim: None,

@@ -252,6 +252,7 @@ impl Agent {
         };
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
 
+        let is_image = crate::slot::is_image(&roots);
         let node_labels = crate::slot::labelled(options.node_labels, &roots);
         let marks = RunDirectory::new(&options.places.run_dir);
         let previous =
@@ -297,6 +298,7 @@ impl Agent {
             static_files: StaticFiles::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
+            is_image,
             was_displaced: was_displaced(&options.places),
             _claim: claim.ours(),
         };

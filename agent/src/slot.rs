@@ -17,7 +17,7 @@ use crate::flags::Places;
 use crate::local::client;
 use kedge_core::slot::{self, CommandLine, Trial, Verdict, Work, Works};
 use kedge_platform::Clocks;
-use kedge_platform::linux::{LinuxClocks, Roots, slots};
+use kedge_platform::linux::{self, LinuxClocks, Roots, slots};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,8 +27,6 @@ use std::{fs, thread};
 
 /// systemd-boot sets it for a boot that it counts.
 const COUNTING: &str = "firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
-/// As the kernel's own timer calls itself; it ends a hung systemd, but no hung kernel.
-const SOFTDOG: &str = "Software Watchdog";
 /// How often the trial looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Held by an update and by a blessing.
@@ -86,11 +84,15 @@ fn say(text: impl std::fmt::Display) {
     eprintln!("kedge: {text}");
 }
 
+/// Whether this node runs one of our disk images.
+pub(crate) fn is_image(roots: &Roots) -> bool {
+    roots.usr_lib.join("kedge-image/release").exists()
+}
+
 /// The node's labels with that of the slot, on an image; the operator's own flag goes before.
 pub(crate) fn labelled(mut labels: BTreeMap<String, String>, roots: &Roots) -> BTreeMap<String, String> {
     let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
-    let is_image = roots.usr_lib.join("kedge-image/release").exists();
-    if let Some(slot) = line.slot.filter(|_| is_image) {
+    if let Some(slot) = line.slot.filter(|_| is_image(roots)) {
         labels.entry(kedge_api::SLOT_LABEL.to_owned()).or_insert_with(|| slot.to_owned());
     }
     labels
@@ -126,7 +128,10 @@ fn look(roots: &Roots, status: Option<&Value>) -> Works {
     let renewed = status.and_then(|status| status["lease"]["secondsSinceRenewal"].as_u64());
     let found = [
         (Work::State, has_state(&read(&roots.proc.join("mounts")))),
-        (Work::Watchdog, has_watchdog(&roots.sys.join("class/watchdog"))),
+        (
+            Work::Watchdog,
+            linux::watchdogs(roots).iter().any(|device| device.is_active() && device.is_hardware()),
+        ),
         (Work::Contact, renewed.is_some_and(|secs| secs <= slot::CONTACT_WITHIN.as_secs())),
     ];
     found.into_iter().filter_map(|(work, is_there)| is_there.then_some(work)).collect()
@@ -140,13 +145,6 @@ fn has_state(mounts: &str) -> bool {
     };
     let var = mounts.lines().rev().filter_map(seen).find(|(at, ..)| at == "/var");
     var.is_some_and(|(_, kind, options)| kind == "ext4" && options.split(',').any(|word| word == "rw"))
-}
-
-fn has_watchdog(class: &Path) -> bool {
-    let devices = fs::read_dir(class).into_iter().flatten().flatten();
-    devices.map(|device| device.path()).any(|device| {
-        read(&device.join("state")).trim() == "active" && read(&device.join("identity")).trim() != SOFTDOG
-    })
 }
 
 #[cfg(test)]

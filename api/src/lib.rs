@@ -48,6 +48,10 @@ pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";
 pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that says whether the disk of the node's state has stopped answering. A node that never saw that has none.
 pub const DISK_STALLED: &str = "DiskStalled";
+/// The condition of a node of a disk image that no watchdog of the hardware watches. A node that never lacked one has none.
+pub const WATCHDOG_MISSING: &str = "WatchdogMissing";
+/// The label with the hardware watchdog of a disk image's board, as its driver calls it, or `none`.
+pub const WATCHDOG_LABEL: &str = "kedge.dev/watchdog";
 /// The label with the slot of a disk image that a node runs: `a` or `b`.
 pub const SLOT_LABEL: &str = "kedge.dev/slot";
 /// Where node Leases live (`v1.NamespaceNodeLease`).

@@ -68,6 +68,34 @@ pub struct Usage {
     pub pids_in_use: u64,
 }
 
+/// A watchdog that the kernel has a driver for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WatchdogDevice {
+    /// `watchdog0`.
+    pub name: String,
+    /// As its driver calls it.
+    pub identity: String,
+    /// `active`, `inactive`; empty where the kernel does not tell.
+    pub state: String,
+    /// Seconds without a ping, after which it resets; in the kernel's words.
+    pub timeout: String,
+}
+
+/// As the kernel's own timer calls itself.
+const SOFTDOG: &str = "Software Watchdog";
+
+impl WatchdogDevice {
+    /// Somebody pings it.
+    pub fn is_active(&self) -> bool {
+        self.state == "active"
+    }
+
+    /// It works without the kernel, so it also ends one that hangs.
+    pub fn is_hardware(&self) -> bool {
+        self.identity != SOFTDOG
+    }
+}
+
 /// Facts about the host. Each call reads anew and takes well under a millisecond.
 pub trait HostFacts: Send + Sync {
     /// What does not change while the machine runs.
@@ -82,7 +110,13 @@ pub trait HostFacts: Send + Sync {
 
     /// How much of it is used.
     fn usage(&self) -> Usage;
+
+    /// The watchdogs, by name; at most [`WATCHDOG_LIMIT`].
+    fn watchdogs(&self) -> Vec<WatchdogDevice>;
 }
+
+/// Most watchdogs given: boards have one or two.
+pub const WATCHDOG_LIMIT: usize = 16;
 
 /// Most addresses given: a host of many containers has an interface for each, and those do not belong in a status.
 pub const ADDRESS_LIMIT: usize = 64;

@@ -27,6 +27,6 @@ pub mod workloads;
 pub use clocks::Clocks;
 pub use exit::{Evidence, ExitRecord, PreviousExit, RunDirectory, record_exit};
 pub use files::{Displaced, DurableFiles, Entry, Files, Kind, Listing, ReadError, SweepReport, WriteError};
-pub use host::{Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage};
+pub use host::{Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, WatchdogDevice};
 pub use supervisor::Supervisor;
 pub use watchdog::{Health, Progress, StalledLoop, Watchdog};

@@ -442,6 +442,26 @@ fn machine_id_is_the_first_valid_one() {
 }
 
 #[test]
+fn watchdogs_are_read_from_the_roots() {
+    let (scratch, roots) = machine(&[
+        ("sys/class/watchdog/watchdog1/identity", "Software Watchdog\n"),
+        ("sys/class/watchdog/watchdog1/state", "inactive\n"),
+        ("sys/class/watchdog/watchdog0/identity", "iTCO_wdt\n"),
+        ("sys/class/watchdog/watchdog0/state", "active\n"),
+        ("sys/class/watchdog/watchdog0/timeout", "30\n"),
+        ("sys/class/watchdog/watchdog2/identity", ""),
+    ]);
+    let found = LinuxHost::new(roots, scratch.0.path()).watchdogs();
+    let found: Vec<_> = found
+        .iter()
+        .map(|it| (it.name.as_str(), it.is_active(), it.is_hardware(), it.timeout.as_str()))
+        .collect();
+    let expect =
+        [("watchdog0", true, true, "30"), ("watchdog1", false, false, ""), ("watchdog2", false, true, "")];
+    assert_eq!(found, expect);
+}
+
+#[test]
 fn capacity_and_usage_are_read_from_the_roots() {
     let (scratch, roots) = machine(&[
         ("proc/meminfo", "MemTotal: 2048 kB\nMemAvailable: 1024 kB\n"),

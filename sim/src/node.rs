@@ -704,5 +704,6 @@ fn host_facts(name: &str) -> HostFacts {
         runtime: Runtime::Absent,
         pod_network: PodNetworks::default(),
         has_apparmor: false,
+        watchdog: kedge_core::HardwareWatchdog::default(),
     }
 }

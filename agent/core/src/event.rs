@@ -363,6 +363,22 @@ pub struct HostFacts {
     pub pod_network: PodNetworks,
     /// The kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
+    /// What resets the machine when its kernel hangs.
+    pub watchdog: HardwareWatchdog,
+}
+
+/// The hardware watchdog of a node that runs a disk image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum HardwareWatchdog {
+    /// Nobody asks: what the machine has is its owner's matter.
+    #[default]
+    NotAsked,
+    /// The kernel has no driver for one.
+    Absent,
+    /// There is one of this name, and nobody has started it.
+    Idle(String),
+    /// One of this name runs.
+    Active(String),
 }
 
 /// Whether pods can have a network of their own.

@@ -7,12 +7,11 @@ use crate::local_config;
 use crate::service;
 use crate::status::{duration, size};
 use kedge_core::kubelet;
-use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{self, Holder, LinuxHost, Roots};
+use kedge_platform::{HostFacts as _, WatchdogDevice};
 use serde_json::Value;
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -211,26 +210,23 @@ fn unit(_: &AgentOptions) -> Vec<Finding> {
 
 /// The machine's own: the unit's cannot end a kernel that hangs.
 fn watchdog(_: &AgentOptions) -> Vec<Finding> {
-    let directory = Path::new("/sys/class/watchdog");
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut states = entries.map(|entry| {
-        let read =
-            |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default().trim().to_owned();
-        (entry.file_name().to_string_lossy().into_owned(), read("state"), read("timeout"))
-    });
+    let devices = linux::watchdogs(&Roots::default());
+    // the one that runs, if any does
+    let shown = devices.iter().find(|device| device.is_active()).or(devices.first());
     let advice = "RuntimeWatchdogSec=30 in /etc/systemd/system.conf makes systemd feed it";
-    vec![match states.next() {
+    vec![match shown {
         None => Finding::warn(
             "watchdog",
             "the machine has no hardware watchdog",
             "a kernel that hangs stays hung",
         ),
-        Some((name, state, timeout)) if state == "active" => {
-            Finding::ok("watchdog", format!("{name} is active, {timeout} s"))
+        Some(device) if device.is_active() => {
+            let WatchdogDevice { name, identity, timeout, .. } = device;
+            Finding::ok("watchdog", format!("{name} ({identity}) is active, {timeout} s"))
         }
-        Some((name, state, _)) => {
-            let state = if state.is_empty() { "in an unknown state".into() } else { state };
-            Finding::warn("watchdog", format!("{name} is {state}"), advice)
+        Some(device) => {
+            let state = if device.state.is_empty() { "in an unknown state" } else { &device.state };
+            Finding::warn("watchdog", format!("{} ({}) is {state}", device.name, device.identity), advice)
         }
     }]
 }

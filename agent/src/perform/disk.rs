@@ -9,11 +9,11 @@ use super::static_files::StaticFiles;
 use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
-use kedge_core::{Event, HostFacts, Outcome, Runtime, Step};
+use kedge_core::{Event, HardwareWatchdog, HostFacts, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::linux::Roots;
 use kedge_platform::workloads::has_apparmor;
-use kedge_platform::{Files, HostIdentity, PreviousExit, ReadError, SweepReport, files};
+use kedge_platform::{Files, HostIdentity, PreviousExit, ReadError, SweepReport, WatchdogDevice, files};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::net::IpAddr;
@@ -140,6 +140,8 @@ pub(crate) struct DiskLoop {
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
     /// Why this run may change nothing on the disk, if so.
     pub(crate) read_only: Option<String>,
+    /// The node runs a disk image, which is to have a hardware watchdog.
+    pub(crate) is_image: bool,
     /// A directory above the records was set aside: one that is missing was not always.
     pub(crate) was_displaced: bool,
     /// `--root-dir` is this process's while it may still write there: longer than the main thread lives, if the disk hangs.
@@ -395,7 +397,22 @@ impl DiskLoop {
             runtime: self.runtime.as_ref().map_or(Runtime::Absent, |runtime| runtime.report()),
             pod_network: self.runtime.as_ref().map(|_| Plugins::default().look()).unwrap_or_default(),
             has_apparmor: has_apparmor(&Roots::default()),
+            watchdog: if self.is_image {
+                watchdog(&self.host.watchdogs())
+            } else {
+                HardwareWatchdog::NotAsked
+            },
         }
+    }
+}
+
+/// The first that runs; the kernel's own timer is not one.
+fn watchdog(devices: &[WatchdogDevice]) -> HardwareWatchdog {
+    let hardware = || devices.iter().filter(|device| device.is_hardware());
+    match (hardware().find(|device| device.is_active()), hardware().next()) {
+        (Some(active), _) => HardwareWatchdog::Active(active.identity.clone()),
+        (None, Some(idle)) => HardwareWatchdog::Idle(idle.identity.clone()),
+        (None, None) => HardwareWatchdog::Absent,
     }
 }
 
@@ -597,6 +614,9 @@ mod tests {
         fn usage(&self) -> kedge_platform::Usage {
             kedge_platform::Usage::default()
         }
+        fn watchdogs(&self) -> Vec<WatchdogDevice> {
+            Vec::new()
+        }
     }
 
     /// A disk loop over what `counted` makes of the files below `scratch`.
@@ -620,6 +640,7 @@ mod tests {
             static_files: StaticFiles::default(),
             runtime: None,
             read_only: None,
+            is_image: false,
             was_displaced: false,
             _claim: None,
         }
@@ -639,6 +660,22 @@ mod tests {
         std::fs::remove_dir_all(scratch.join("pods/objects")).unwrap();
         scratch.write("pods/objects", "not a directory");
         assert!(desired(&*files).is_err());
+    }
+
+    #[test]
+    fn watchdog_of_the_hardware_that_runs_is_reported() {
+        let device = |identity: &str, state: &str| WatchdogDevice {
+            identity: identity.into(),
+            state: state.into(),
+            ..WatchdogDevice::default()
+        };
+        let soft = || device("Software Watchdog", "active");
+        let idle = || device("i6300ESB timer", "inactive");
+        assert_eq!(watchdog(&[]), HardwareWatchdog::Absent);
+        assert_eq!(watchdog(&[soft()]), HardwareWatchdog::Absent);
+        assert_eq!(watchdog(&[soft(), idle()]), HardwareWatchdog::Idle("i6300ESB timer".into()));
+        let all = [idle(), soft(), device("iTCO_wdt", "active")];
+        assert_eq!(watchdog(&all), HardwareWatchdog::Active("iTCO_wdt".into()));
     }
 
     #[test]

@@ -132,6 +132,10 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
 pub(super) fn dead_kernel(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = stage.push("edge-next", &payload("10h", 10, ""))?;
     stage.runs(&uid)?;
+    let shown =
+        stage.node()?["metadata"]["labels"]["kedge.dev/watchdog"].as_str().unwrap_or_default().to_owned();
+    let is_shown = !shown.is_empty() && shown != "none";
+    stage.expect(&format!("a hardware watchdog in the Node's label: {shown:?}"), is_shown, true)?;
     stage.guest("echo 0 >/proc/sys/kernel/panic")?;
     kernel_dies(stage)?;
     counts(stage, "dead kernel, reset by the watchdog", 1, 0)?;

@@ -11,7 +11,9 @@ use std::time::Duration;
 use super::clocks::FakeClocks;
 use crate::clocks::Clocks;
 use crate::exit::{PANIC_RECORDS_LIMIT, ResetTraces, fingerprint};
-use crate::host::{Address, Capacity, HostFacts, HostIdentity, Usage, go_architecture, in_order};
+use crate::host::{
+    Address, Capacity, HostFacts, HostIdentity, Usage, WatchdogDevice, go_architecture, in_order,
+};
 use crate::supervisor::{Supervisor, status_line};
 
 /// A message to the supervisor.
@@ -189,6 +191,7 @@ struct Facts {
     addresses: Vec<Address>,
     capacity: Capacity,
     usage: Usage,
+    watchdogs: Vec<WatchdogDevice>,
 }
 
 impl FakeHost {
@@ -218,7 +221,8 @@ impl FakeHost {
             root_available_inodes: 400_000,
             pids_in_use: 150,
         };
-        Self { facts: Arc::new(Mutex::new(Facts { identity, addresses: vec![address], capacity, usage })) }
+        let (addresses, watchdogs) = (vec![address], Vec::new());
+        Self { facts: Arc::new(Mutex::new(Facts { identity, addresses, capacity, usage, watchdogs })) }
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -238,6 +242,11 @@ impl FakeHost {
     /// Changes the capacity.
     pub fn set_capacity(&self, change: impl FnOnce(&mut Capacity)) {
         change(&mut self.facts().capacity);
+    }
+
+    /// Changes the watchdogs; one that nobody pings, or whose driver is lost.
+    pub fn set_watchdogs(&self, watchdogs: Vec<WatchdogDevice>) {
+        self.facts().watchdogs = watchdogs;
     }
 
     /// Changes the usage.
@@ -261,6 +270,10 @@ impl HostFacts for FakeHost {
 
     fn usage(&self) -> Usage {
         self.facts().usage.clone()
+    }
+
+    fn watchdogs(&self) -> Vec<WatchdogDevice> {
+        self.facts().watchdogs.clone()
     }
 }
 

@@ -17,7 +17,8 @@ use sha2::{Digest, Sha256};
 
 use super::{Roots, clocks, open_fact, read_text};
 use crate::host::{
-    Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, go_architecture, in_order,
+    Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, WATCHDOG_LIMIT, WatchdogDevice,
+    go_architecture, in_order,
 };
 
 /// Most file descriptors counted; more than this is a leak whatever the number.
@@ -144,7 +145,28 @@ impl LinuxHost {
     }
 }
 
+/// The watchdogs that the kernel lists; see [`HostFacts::watchdogs`].
+pub fn watchdogs(roots: &Roots) -> Vec<WatchdogDevice> {
+    let devices = fs::read_dir(roots.sys.join("class/watchdog")).into_iter().flatten().flatten();
+    let read = |entry: fs::DirEntry| {
+        let text = |name: &str| read_text(&entry.path().join(name)).unwrap_or_default();
+        WatchdogDevice {
+            name: entry.file_name().to_string_lossy().into_owned(),
+            identity: text("identity"),
+            state: text("state"),
+            timeout: text("timeout"),
+        }
+    };
+    let mut found: Vec<_> = devices.take(WATCHDOG_LIMIT).map(read).collect();
+    found.sort_by(|one, other| one.name.cmp(&other.name));
+    found
+}
+
 impl HostFacts for LinuxHost {
+    fn watchdogs(&self) -> Vec<WatchdogDevice> {
+        watchdogs(&self.roots)
+    }
+
     fn identity(&self) -> HostIdentity {
         let hardware = self.hardware_id();
         let machine_id = self.machine_id(hardware.as_deref());

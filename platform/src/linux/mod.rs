@@ -33,7 +33,7 @@ pub use claim::{Awaited, Claim, Holder, claim, holders};
 pub use clocks::LinuxClocks;
 pub use disk::{LinuxDisk, allocate};
 pub use evidence::LinuxTraces;
-pub use host::{LinuxHost, process_facts};
+pub use host::{LinuxHost, process_facts, watchdogs};
 pub use memory::memory_limit;
 pub use place::{make_way, make_way_alone, set_aside_from};
 pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};

@@ -2,12 +2,15 @@
 //!
 //! Always holds: labels of others stay whatever they are. Leaves to others: when to create it or to put labels back (`agent`).
 
-use crate::event::HostFacts;
+use crate::event::{HardwareWatchdog, HostFacts};
 use crate::kubelet::{self, Config};
 use crate::options::Options;
 use kedge_api as api;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+
+/// The longest value of a label.
+const LABEL_LETTERS: usize = 63;
 
 /// The Node as it is created: with the labels and taints it begins with.
 pub(crate) fn registration(options: &Options, config: &Config, facts: Option<&HostFacts>) -> Value {
@@ -42,8 +45,31 @@ pub(crate) fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<S
     if api::names::label_value_complaint(&options.node_name).is_none() {
         labels.insert("kubernetes.io/hostname".to_owned(), options.node_name.clone());
     }
+    labels.extend(facts.and_then(|facts| watchdog_label(&facts.watchdog)));
     labels.extend(options.node_labels.clone());
     labels
+}
+
+/// A driver's name for its device may have spaces: `i6300ESB timer`.
+fn watchdog_label(watchdog: &HardwareWatchdog) -> Option<(String, String)> {
+    let value = match watchdog {
+        HardwareWatchdog::NotAsked => return None,
+        HardwareWatchdog::Absent => "none".to_owned(),
+        HardwareWatchdog::Idle(name) | HardwareWatchdog::Active(name) => {
+            let is_fit = |letter: &char| letter.is_ascii_alphanumeric() || "-._".contains(*letter);
+            let fit: String = name
+                .chars()
+                .map(|letter| if is_fit(&letter) { letter } else { '_' })
+                .take(LABEL_LETTERS)
+                .collect();
+            let ends = |letter: char| !letter.is_ascii_alphanumeric();
+            match fit.trim_matches(ends) {
+                "" => "unnamed".to_owned(),
+                value => value.to_owned(),
+            }
+        }
+    };
+    Some((api::WATCHDOG_LABEL.to_owned(), value))
 }
 
 /// Upstream's rule: the labels a node agent owns are put back, others stay whatever they are.
@@ -59,4 +85,27 @@ pub(crate) fn missing_labels(
         .into_iter()
         .filter(|(name, value)| node.metadata.labels.get(name) != Some(value))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watchdog_becomes_a_label_that_servers_accept() {
+        let check = |name: &str, expect: &str| {
+            let (key, value) = watchdog_label(&HardwareWatchdog::Active(name.into())).expect("asked");
+            assert_eq!((key.as_str(), value.as_str()), ("kedge.dev/watchdog", expect));
+            assert_eq!(api::names::label_value_complaint(&value), None);
+        };
+        check("iTCO_wdt", "iTCO_wdt");
+        check("i6300ESB timer", "i6300ESB_timer");
+        check(" (SP5100/TCO) timer \u{e4}", "SP5100_TCO__timer");
+        check("", "unnamed");
+        check("\u{e4}", "unnamed");
+        check(&format!("{}-x", "a".repeat(62)), &"a".repeat(62));
+        let none = watchdog_label(&HardwareWatchdog::Absent);
+        assert_eq!(none, Some(("kedge.dev/watchdog".into(), "none".into())));
+        assert_eq!(watchdog_label(&HardwareWatchdog::NotAsked), None);
+    }
 }

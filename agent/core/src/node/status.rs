@@ -5,7 +5,7 @@
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
 use crate::config::condition::ConfigOk;
-use crate::event::{HostFacts, Now, PodNetworks, Runtime};
+use crate::event::{HardwareWatchdog, HostFacts, Now, PodNetworks, Runtime};
 use crate::kubelet::{Config, EvictionHard};
 use crate::pace::Jitter;
 use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
@@ -20,6 +20,9 @@ const OUR_REASONS: [&str; 3] = [NO_POD_NETWORK, NO_PODS, POD_NETWORK_READY];
 const NO_POD_NETWORK: &str = "NoPodNetwork";
 const NO_PODS: &str = "NoPods";
 const POD_NETWORK_READY: &str = "PodNetworkReady";
+
+/// How long a watchdog may be missing before that is reported: a driver may load late, and then systemd starts it at its next ping.
+const WATCHDOG_PATIENCE: Duration = Duration::from_secs(120);
 
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
@@ -64,6 +67,10 @@ pub(crate) struct StatusKeeper {
     /// Reservations that leave nothing of a resource.
     used_up: Vec<String>,
     disk_stalled: bool,
+    /// No hardware watchdog is active, since.
+    unwatched_since: Option<Duration>,
+    /// And that for longer than a start takes.
+    is_unwatched: bool,
     /// What the API server is believed to have.
     believed: Option<NodeStatus>,
     /// How often the Node was read.
@@ -111,6 +118,9 @@ impl StatusKeeper {
             self.disk.observe(now, low[1], hold),
             self.pid.observe(now, low[2], hold),
         ];
+        let is_missing = matches!(facts.watchdog, HardwareWatchdog::Absent | HardwareWatchdog::Idle(_));
+        self.unwatched_since = is_missing.then(|| self.unwatched_since.unwrap_or(now.mono));
+        self.is_unwatched = self.unwatched_since.is_some_and(|since| now.mono >= since + WATCHDOG_PATIENCE);
         let (capacity, allocatable) = resources(&facts, config);
         let (addresses, info) = (addresses(&facts), node_info(&facts, version));
         let used_up = used_up(&facts, config);
@@ -224,7 +234,9 @@ impl StatusKeeper {
         let stall_matters = self.disk_stalled || there(kedge_api::DISK_STALLED).is_some();
         let stalled = stall_matters.then(|| disk_stalled(self.disk_stalled));
         let network = self.network_unavailable(there(NETWORK_UNAVAILABLE));
-        let own = self.own_conditions().into_iter().chain(stalled).chain(network).filter_map(|words| {
+        let watchdog = self.watchdog_missing(there(kedge_api::WATCHDOG_MISSING).is_some());
+        let more = stalled.into_iter().chain(network).chain(watchdog);
+        let own = self.own_conditions().into_iter().chain(more).filter_map(|words| {
             let there = there(words.name);
             let changed = there.is_none_or(|there| !words.matches(there));
             // as upstream: when its status changed
@@ -299,6 +311,33 @@ impl StatusKeeper {
             }
         };
         Some(Words { name: NETWORK_UNAVAILABLE, status, reason, message })
+    }
+
+    /// A node that has one, and always had, spends no bytes on saying so.
+    fn watchdog_missing(&self, is_there: bool) -> Option<Words<'_>> {
+        let (status, reason, message) = match &self.host.as_ref()?.facts.watchdog {
+            HardwareWatchdog::Active(_) if is_there => {
+                ("False", "WatchdogActive", "a hardware watchdog resets this node if its kernel hangs")
+            }
+            // the image before this one may have said so
+            HardwareWatchdog::NotAsked if is_there => (
+                "False",
+                "WatchdogNotAsked",
+                "this node runs no disk image; its watchdog is its owner's matter",
+            ),
+            HardwareWatchdog::Absent if self.is_unwatched => (
+                "True",
+                "NoHardwareWatchdog",
+                "the kernel has found no hardware watchdog: if it hangs, nothing resets this node",
+            ),
+            HardwareWatchdog::Idle(_) if self.is_unwatched => (
+                "True",
+                "WatchdogNotActive",
+                "nothing has started the hardware watchdog: if the kernel hangs, nothing resets this node",
+            ),
+            _ => return None,
+        };
+        Some(Words { name: kedge_api::WATCHDOG_MISSING, status, reason, message })
     }
 
     fn ready(&self) -> Words<'_> {
@@ -626,6 +665,38 @@ mod tests {
         assert_eq!(sent(3, false).as_deref(), Some("False"));
         assert_eq!(sent(4, false), None);
         assert_eq!(sent(400, false).as_deref(), Some("unchanged"), "in the report that is due");
+    }
+
+    #[test]
+    fn missing_watchdog_is_reported_after_two_minutes() {
+        let config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
+        keeper.node_seen(&Node::default());
+        let ok = ConfigOk { status: "True", ..ConfigOk::default() };
+        let mut sent = |secs, watchdog: HardwareWatchdog| {
+            let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+            keeper.observe(now, HostFacts { watchdog, ..HostFacts::default() }, &config, "0.1.0");
+            let patch = keeper.patch(now, &ok)?;
+            let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            keeper.accepted(now, patch, Duration::from_secs(9999), &mut jitter);
+            let own = conditions.iter().find(|condition| condition["type"] == kedge_api::WATCHDOG_MISSING)?;
+            Some(format!("{} {}", own["status"].as_str()?, own["reason"].as_str()?))
+        };
+        let active = || HardwareWatchdog::Active("iTCO_wdt".into());
+        let idle = || HardwareWatchdog::Idle("iTCO_wdt".into());
+        assert_eq!(sent(0, HardwareWatchdog::NotAsked), None, "no image");
+        assert_eq!(sent(1, active()), None, "as it should be: no bytes");
+        assert_eq!(sent(10, HardwareWatchdog::Absent), None);
+        assert_eq!(sent(60, idle()), None, "its driver was late");
+        assert_eq!(sent(129, idle()), None);
+        assert_eq!(sent(130, idle()).as_deref(), Some("True WatchdogNotActive"));
+        assert_eq!(sent(131, HardwareWatchdog::Absent).as_deref(), Some("True NoHardwareWatchdog"));
+        assert_eq!(sent(132, HardwareWatchdog::Absent), None, "no news");
+        assert_eq!(sent(133, active()).as_deref(), Some("False WatchdogActive"));
+        assert_eq!(sent(200, idle()), None, "perhaps for a moment");
+        assert_eq!(sent(319, idle()), None);
+        assert_eq!(sent(320, idle()).as_deref(), Some("True WatchdogNotActive"));
     }
 
     #[test]
