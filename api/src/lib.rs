@@ -67,6 +67,8 @@ pub const RENEWAL_MEDIA: &str = "text/vnd.kedge.renewal";
 pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 /// The taint of a node that is silent.
 pub const UNREACHABLE_TAINT: &str = "node.kubernetes.io/unreachable";
+/// How the name of the volume begins that an API server adds to pods for the token of their service account.
+pub const AUTOMOUNTED_VOLUME_PREFIX: &str = "kube-api-access-";
 /// What our hub's `/version` adds to its `gitVersion`, so that an agent knows it talks to one.
 pub const HUB_VERSION_MARK: &str = "+kedge";
 /// The Kubernetes version, major and minor, whose API the hub serves and agents speak, and which both report: kubectl and other

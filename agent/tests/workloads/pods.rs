@@ -169,6 +169,12 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         setup.shows("the pod Running", || setup.runs_with(0));
         assert!(setup.log(0).ends_with("stdout F hello edge\n"), "{}", setup.log(0));
         let [pid] = pids()[..] else { panic!("one process: {:?}", pids()) };
+        let of_account = |file: &str| {
+            let path = format!("/proc/{pid}/root/var/run/secrets/kubernetes.io/serviceaccount/{file}");
+            fs::read_to_string(&path).unwrap_or_else(|error| format!("{path}: {error}"))
+        };
+        assert_eq!((of_account("namespace"), of_account("token").split('.').count()), ("default".into(), 3));
+        assert!(of_account("ca.crt").starts_with("-----BEGIN CERTIFICATE"), "{}", of_account("ca.crt"));
 
         // the agent is killed: the container goes on, and the next agent has it
         let agent = setup.cluster.agent(NODE);

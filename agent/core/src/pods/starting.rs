@@ -184,9 +184,13 @@ impl Life {
         if !Self::are_objects_settled(pod, ctx) {
             return false;
         }
+        let patience = self.tokens.wait(ctx.now, ctx.can_read);
         let volumes = match volumes::volumes(pod, ctx.objects, &self.tokens, node) {
             Ok(volumes) => volumes,
-            Err(VolumeProblem::Awaited) => return false,
+            Err(VolumeProblem::Awaited) => {
+                patience.into_iter().for_each(|until| self.wake_at(until));
+                return false;
+            }
             Err(VolumeProblem::Failed(why)) => {
                 self.announce(true, "FailedMount", why, ctx.actions);
                 self.watch_objects(pod, ctx);

@@ -2,7 +2,8 @@
 //!
 //! Always holds: a token is bound to its pod, kept in memory only, and renewed after four fifths of its life or a day, some earlier
 //! so that a fleet does not ask at once; one that cannot be renewed stays as it is. Nothing here reads a wall clock: a life is
-//! counted from the answer. Leaves to others: files (`volumes`), requests (`actor`).
+//! counted from the answer. A pod that boots without its API server waits [`PATIENCE`] for the token of the volume that a server adds to every pod,
+//! and then starts without: most pods never ask that server for anything. Leaves to others: files (`volumes`), requests (`actor`).
 
 use crate::config::digest::Digest;
 use crate::event::Now;
@@ -22,9 +23,19 @@ const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
 /// An answer that names a shorter life is not believed: it would be asked for without end.
 const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 
-/// The tokens of one pod, by audience and life asked for.
+/// For how long a pod that starts waits for contact with its API server: longer than a board's network takes to come up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The tokens of one pod.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Tokens(BTreeMap<(String, u64), Token>);
+pub(crate) struct Tokens {
+    /// By audience and life asked for.
+    known: BTreeMap<(String, u64), Token>,
+    /// Since when the pod waits to start and has no contact.
+    without_contact: Option<Duration>,
+    /// It starts without the tokens that it did not ask for itself.
+    is_patience_over: bool,
+}
 
 #[derive(Debug, Clone, Default)]
 struct Token {
@@ -57,8 +68,24 @@ fn sources(pod: &Pod) -> impl Iterator<Item = &TokenSource> {
 }
 
 impl Tokens {
+    /// For how long a pod that is about to start still waits for contact; `None`: it does not.
+    pub(crate) fn wait(&mut self, now: Now, has_contact: bool) -> Option<Duration> {
+        if has_contact {
+            (self.without_contact, self.is_patience_over) = (None, false);
+            return None;
+        }
+        let until = *self.without_contact.get_or_insert(now.mono) + PATIENCE;
+        self.is_patience_over = until <= now.mono;
+        (!self.is_patience_over).then_some(until)
+    }
+
+    /// Whether a volume is made without the token that it lacks.
+    pub(crate) fn may_lack_in(&self, volume: &str) -> bool {
+        self.is_patience_over && volume.starts_with(kedge_api::AUTOMOUNTED_VOLUME_PREFIX)
+    }
+
     pub(crate) fn find(&self, source: &TokenSource) -> FoundToken<'_> {
-        match self.0.get(&key_of(source)) {
+        match self.known.get(&key_of(source)) {
             Some(Token { content: Some(content), .. }) => FoundToken::Is(content),
             Some(Token { missing: Some(why), .. }) => FoundToken::Missing(why),
             _ => FoundToken::Awaited,
@@ -68,7 +95,7 @@ impl Tokens {
     /// Takes an answer; true if what is known changed.
     pub(crate) fn answered(&mut self, now: Now, name: &TokenName, read: TokenRead) -> bool {
         let key = (name.audience.clone(), name.expiration_secs);
-        let Some(token) = self.0.get_mut(&key) else { return false };
+        let Some(token) = self.known.get_mut(&key) else { return false };
         token.is_asked_for = false;
         let why = match read {
             TokenRead::Issued { token: content, life } => {
@@ -104,7 +131,7 @@ impl Life {
         let mut wake = None;
         for source in sources(pod) {
             let (audience, expiration_secs) = key_of(source);
-            let token = self.tokens.0.entry((audience.clone(), expiration_secs)).or_default();
+            let token = self.tokens.known.entry((audience.clone(), expiration_secs)).or_default();
             if token.is_asked_for {
                 continue;
             }

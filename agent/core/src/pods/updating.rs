@@ -99,8 +99,8 @@ mod tests {
     use super::*;
     use crate::pods::Pods;
     use crate::pods::event::{
-        Command, FailureReason, Inventory, NodeFacts, ObjectKind, ObjectName, ObjectRead, PodEvent,
-        PodNetwork, PodUid, TokenName, TokenRead,
+        Command, DesiredFile, DesiredFound, FailureReason, Inventory, NodeFacts, ObjectKind, ObjectName,
+        ObjectRead, PodEvent, PodNetwork, PodUid, TokenName, TokenRead,
     };
     use kedge_api::Timestamp;
     use serde_json::{Value, json};
@@ -110,6 +110,7 @@ mod tests {
     struct World {
         pods: Pods,
         secs: u64,
+        disk: Vec<(DesiredFile, Vec<u8>)>,
     }
 
     fn object(app: &str) -> Value {
@@ -131,10 +132,10 @@ mod tests {
     impl World {
         /// With a pod that the API server shows.
         fn new() -> (Self, Vec<PodAction>) {
-            Self { pods: Pods::new("edge"), secs: 1 }.begin(vec![])
+            Self { pods: Pods::new("edge"), secs: 1, disk: vec![] }.begin(vec![], object("1"))
         }
 
-        fn begin(self, found: Vec<crate::pods::event::PodFound>) -> (Self, Vec<PodAction>) {
+        fn begin(self, found: Vec<crate::pods::event::PodFound>, shown: Value) -> (Self, Vec<PodAction>) {
             let mut world = self;
             world.tell(PodEvent::DesiredRead(Ok(vec![])));
             world.tell(PodEvent::Inventory(Inventory { pods: found, ..Inventory::default() }));
@@ -142,7 +143,7 @@ mod tests {
             let facts = NodeFacts { pods: 10, memory_bytes: 1 << 30, ..NodeFacts::default() };
             world.tell(PodEvent::Node(Box::new(facts)));
             world.tell(PodEvent::Held(false));
-            let listed = PodEvent::PodsListed { node_uid: "n".into(), pods: vec![object("1")] };
+            let listed = PodEvent::PodsListed { node_uid: "n".into(), pods: vec![shown] };
             let actions = world.tell(listed);
             (world, actions)
         }
@@ -154,7 +155,9 @@ mod tests {
                 let mut actions = vec![];
                 self.pods.handle(now, event, &mut actions);
                 for action in actions {
-                    if let PodAction::SaveDesired { file, .. } = action {
+                    if let PodAction::SaveDesired { file, content } = action {
+                        self.disk.retain(|(known, _)| *known != file);
+                        self.disk.extend(content.map(|content| (file.clone(), content)));
                         events.push(PodEvent::DesiredSaved { file, done: Ok(()) });
                     } else {
                         all.push(action);
@@ -162,6 +165,20 @@ mod tests {
                 }
             }
             all
+        }
+
+        /// The same node after a boot, without contact.
+        fn boot(self) -> World {
+            let mut world = World { pods: Pods::new("edge"), secs: 1, disk: self.disk.clone() };
+            let found =
+                self.disk.into_iter().map(|(file, content)| DesiredFound { file, content: Ok(content) });
+            world.tell(PodEvent::DesiredRead(Ok(found.collect())));
+            world.tell(PodEvent::Inventory(Inventory::default()));
+            world.tell(PodEvent::StaticPods(Ok(vec![])));
+            let facts = NodeFacts { pods: 10, memory_bytes: 1 << 30, ..NodeFacts::default() };
+            world.tell(PodEvent::Node(Box::new(facts)));
+            world.tell(PodEvent::Held(false));
+            world
         }
 
         fn at(&mut self, secs: u64) -> Vec<PodAction> {
@@ -295,6 +312,40 @@ mod tests {
         assert!(prepared.iter().any(|action| matches!(action, PodAction::PreparePod(_))), "{prepared:?}");
     }
 
+    /// Only for the volume that the API server added, and only without contact.
+    #[test]
+    fn pod_boots_without_the_token_that_was_added() {
+        let has_token = |actions: &[PodAction]| {
+            actions.iter().find_map(|action| match action {
+                PodAction::PreparePod(sandbox) => Some(format!("{sandbox:?}").contains("\"token\"")),
+                _ => None,
+            })
+        };
+        let added = |name: &str| {
+            let mut added = object("1");
+            added["spec"]["volumes"][1]["name"] = name.into();
+            added
+        };
+        for (name, starts) in [("kube-api-access-x", true), ("all", false)] {
+            let world = World { pods: Pods::new("edge"), secs: 1, disk: vec![] };
+            let (mut world, actions) = world.begin(vec![], added(name));
+            let asked = asked(&actions).unwrap();
+            world.map_is("1");
+            assert_eq!(has_token(&world.at(100)), None, "with contact it waits for ever");
+            let mut world = world.boot();
+            assert_eq!(has_token(&world.at(2)), None);
+            assert_eq!(has_token(&world.at(30)), None, "not before its patience is over");
+            let started = has_token(&world.at(33));
+            assert_eq!(started, starts.then_some(false), "{name}");
+            if starts {
+                world.tell(PodEvent::PodPrepared { pod: pod(), network: PodNetwork::default() });
+                world.tell(PodEvent::PodsListed { node_uid: "n".into(), pods: vec![added(name)] });
+                let files = updates(&world.token_is(&asked, "t"));
+                assert_eq!(files, ["kube-api-access-x/labels app=\"1\"", "kube-api-access-x/token t"]);
+            }
+        }
+    }
+
     #[test]
     fn agent_that_restarts_leaves_files_until_it_knows_better() {
         let found = crate::pods::event::PodFound {
@@ -304,8 +355,8 @@ mod tests {
             node_uid: "n".into(),
             network: Some(PodNetwork::default()),
         };
-        let world = World { pods: Pods::new("edge"), secs: 1 };
-        let (mut world, actions) = world.begin(vec![found]);
+        let world = World { pods: Pods::new("edge"), secs: 1, disk: vec![] };
+        let (mut world, actions) = world.begin(vec![found], object("1"));
         assert!(updates(&actions).is_empty(), "neither is known");
         let name = asked(&actions).unwrap();
         assert_eq!(updates(&world.map_is("1")), ["map/key 1"]);

@@ -199,6 +199,7 @@ impl Maker<'_> {
                             return Err(Lack::Failed("the pod has no service account".into()));
                         }
                         FoundToken::Is(token) => token.as_bytes().to_vec(),
+                        _ if tokens.may_lack_in(&volume.name) => continue,
                         FoundToken::Missing(why) => return Err(Lack::Failed(why.to_owned())),
                         FoundToken::Awaited => return Err(Lack::Awaited),
                     };

@@ -2,7 +2,7 @@
 //!
 //! Deletion is graceful, as upstream: a bound pod gets a deletion time and stays until the node confirms (a delete with a
 //! grace period of zero); an unbound, ended or mirror pod is deleted at once. After creation only images, deadlines and added
-//! tolerations may change. No volume with a service account's token is added: agents do not serve it yet.
+//! tolerations may change.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! ServiceAccount: the identity of a pod. Every namespace has one named `default`, which `accounts` creates and recreates.
 //!
-//! The hub issues no tokens yet, so none is mounted into pods by itself.
+//! Left to others: what a pod gets from it (`requests::service_account`), and its tokens (`identity::token`).
 
 use super::kind::Kind;
 

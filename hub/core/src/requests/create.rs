@@ -4,12 +4,13 @@ use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
 use super::allowance::{check_size, quota};
+use super::service_account;
 use super::types::{Answer, Decision, Fresh, Objects, Pending, WriteOptions};
 use crate::api_error::ApiError;
 use crate::apply;
 use crate::cost;
 use crate::field_error::FieldErrors;
-use crate::kinds::{Kind, NAMESPACE, NODE, POD, SERVICE_ACCOUNT, meta, pod};
+use crate::kinds::{Kind, NAMESPACE, NODE, meta};
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, text};
 
@@ -31,7 +32,7 @@ pub fn uid(random: &[u8]) -> String {
     [hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)].join("-")
 }
 
-fn generated_name(base: &str, random: &[u8]) -> String {
+pub(super) fn generated_name(base: &str, random: &[u8]) -> String {
     let cut = base.char_indices().nth(NAME_BASE_BYTES).map_or(base, |(index, _)| &base[..index]);
     let letter = |byte: &u8| char::from(NAME_ALPHABET[usize::from(*byte) % NAME_ALPHABET.len()]);
     cut.chars().chain(random[UID_BYTES..].iter().map(letter)).collect()
@@ -127,28 +128,13 @@ pub(super) fn compose(
     let before = set_by_nobody(kind, &value, &given);
     apply::track(kind, &before, &mut value, claim, options.owner, (false, &fresh.stamp()));
     check_namespace(objects, kind, namespace, text(&value, &["metadata", "name"]))?;
-    check_account(objects, kind, namespace, &value)?;
+    service_account::admit(objects, kind, namespace, &mut value, fresh)?;
     (options.admit)(None, &value)?;
     if options.limited {
         check_size(kind, None, &value)?;
         check_owners(objects, kind, &value)?;
     }
     Ok(value)
-}
-
-/// Refuses a pod whose account is missing, as upstream's admission does. A mirror pod has none.
-fn check_account(objects: &dyn Objects, kind: &Kind, namespace: &str, value: &Value) -> Result<(), ApiError> {
-    if kind.kind != POD.kind || pod::is_mirror(value) {
-        return Ok(());
-    }
-    let account = text(value, &["spec", "serviceAccountName"]);
-    if objects.get(&SERVICE_ACCOUNT, namespace, account).is_some() {
-        return Ok(());
-    }
-    let why = format!(
-        "error looking up service account {namespace}/{account}: serviceaccount {account:?} not found"
-    );
-    Err(ApiError::forbidden_object(kind, text(value, &["metadata", "name"]), &why))
 }
 
 /// What must hold besides the absence of the object when it is created.
@@ -281,7 +267,7 @@ fn check_namespace(objects: &dyn Objects, kind: &Kind, namespace: &str, name: &s
 mod tests {
     use super::super::fixture::{NoSink, stored};
     use super::*;
-    use crate::kinds::{CONFIG_MAP, LEASE, NODE};
+    use crate::kinds::{CONFIG_MAP, LEASE, NODE, POD, SERVICE_ACCOUNT, pod};
     use crate::state::Index;
     use serde_json::json;
 

@@ -13,6 +13,7 @@ mod delete;
 #[cfg(test)]
 mod fixture;
 mod renewal;
+mod service_account;
 mod streams;
 mod types;
 

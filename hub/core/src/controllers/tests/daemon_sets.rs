@@ -136,6 +136,26 @@ pub(super) fn rolled_out(nodes: usize, change: impl FnOnce(&mut Value)) -> (Hub,
     (hub, controller)
 }
 
+/// The volume of the token is the pod's alone: neither the template nor its revision has it.
+#[test]
+fn automounted_token_changes_no_revision() {
+    let (mut hub, mut controller) = rolled_out(2, |_| {});
+    let before = hub.names(&CONTROLLER_REVISION);
+    for pod in hub.pods() {
+        let volumes = pod["spec"]["volumes"].as_array().unwrap();
+        assert!(volumes[0]["name"].as_str().unwrap().starts_with("kube-api-access-"), "{pod}");
+    }
+    let revision = hub.value(&CONTROLLER_REVISION, "n", &before[0][2..]);
+    assert!(!revision.to_string().contains("kube-api-access"), "{revision}");
+    let pods = hub.names(&POD);
+    for _ in 0..3 {
+        hub.run(&mut controller);
+        hub.agents_act();
+    }
+    assert_eq!((hub.names(&CONTROLLER_REVISION), hub.names(&POD)), (before, pods));
+    assert!(hub.pods().iter().all(is_live));
+}
+
 #[test]
 fn every_node_gets_a_pod_as_upstream_makes_it() {
     let (hub, _) = rolled_out(2, |_| {});
