@@ -12,6 +12,7 @@ mod memory;
 mod nodes;
 mod page;
 mod pods;
+mod pulls;
 mod push;
 mod relay;
 mod setup;
@@ -38,7 +39,8 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   life    durable writes of a configuration, from adoption to promotion, and while its metadata is edited
   cost    instructions and allocations per renewal (under valgrind)
   idle    memory, threads, calls, bytes and writes of a settled node (N seconds, 600 by default, and 5 minutes more)
-  pods    containers: memory with 0, 1, 10 and 50, times from order to process, writes (as root; N seconds of --idle-secs)
+  pods    containers: memory with 0, 1, 10 and 50, times from order to process, writes, a pull beside skopeo
+          (as root; N seconds of --idle-secs)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
   nodes   what a node costs a hub with 100, 1,000 and as many real nodes as it has connections for

@@ -1,8 +1,9 @@
 //! Containers of one node: memory, times from an order to a process, bytes to flash.
 //!
 //! Always holds: real crun, real shims, the pods' own process namespaces, an image that is there; times run from the request of this
-//! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun and busybox (static); what it starts
-//! has control groups and mounts of its own, and all of it is gone at the end. Left to others: networks of pods, pulls.
+//! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun, busybox (static), CNI plugins; what it starts
+//! has control groups of its own, its mounts and its network are those of one thread, and all of it is gone at the end. Left to others:
+//! pulls (`pulls`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +18,10 @@ use kedge_rig::process::Process;
 use kedge_rig::programs;
 use kedge_rig::scratch::poll;
 use kedge_rig::table::{Figure, Goal, quantile};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
+use crate::pulls;
 use crate::push::JSON;
 use crate::setup::{Helper, LIMIT, PLAIN, Setup, Watched, io, is_named, pid};
 use crate::trace;
@@ -26,6 +29,10 @@ use crate::trace;
 const NODE: &str = "pods";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const IMAGE: &str = "bench:1";
+/// What a pod's own network is made with: the package's configuration, and Debian's plugins for it.
+const NETWORK: &str = include_str!("../../../agent/cni/99-kedge.conflist");
+const PLUGINS: [&str; 3] = ["bridge", "host-local", "portmap"];
+const PLUGIN_DIR: &str = "/usr/lib/cni";
 /// How long the node is left alone before memory is read.
 const SETTLE: Duration = Duration::from_secs(30);
 /// How often what takes milliseconds is repeated.
@@ -44,12 +51,28 @@ struct Bench {
     setup: Setup,
     pods: Watched,
     agent: Agent,
+    registry: pulls::Registry,
     cgroups: Cgroups,
     group: String,
 }
 
+/// What network a pod has.
+#[derive(Clone, Copy, PartialEq)]
+enum Network {
+    Host,
+    Own,
+}
+
 /// See the module; `window` is how long writes of the idle node are counted.
 pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
+    // bridges, addresses and rules of pods, and the mounts, go with the thread and what it started
+    let section = std::thread::spawn(move || measure_isolated(window));
+    section.join().unwrap_or_else(|why| std::panic::resume_unwind(why))
+}
+
+fn measure_isolated(window: Duration) -> Result<Vec<Figure>, RigError> {
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
+        .map_err(|errno| io("make a network and mounts of its own")(errno.into()))?;
     let mut bench = Bench::start()?;
     let measured = bench.figures(window);
     let cleared = bench.clear();
@@ -64,7 +87,9 @@ impl Bench {
         if let Some(why) = board.obstacle() {
             return Err(missing("a machine that can run containers", why));
         }
+        isolate()?;
         let setup = Setup::open("bench-pods")?;
+        set_network(setup.scratch.path())?;
         let group = format!("/kedge-bench-{}", std::process::id());
         let program = match std::env::var_os("KEDGE_STATIC_AGENT") {
             Some(program) => program.into(),
@@ -77,10 +102,15 @@ impl Bench {
         };
         let dir = setup.scratch.path().join(NODE);
         let mut agent = Agent::prepare(&dir, NODE, &setup.hub.node_kubeconfig(NODE)?, options)?;
-        let logs = format!("{PLAIN}podLogsDir: {}\n", dir.join("logs").display());
-        agent.write_drop_in(RIG_DROP_IN_FILE, &logs)?;
-        let layout = layout(&setup.scratch.path().join("layout"))?;
-        let import = ["images", "import", &layout.display().to_string(), "--name", IMAGE];
+        let registry = pulls::Registry::start(&setup.scratch.path().join("large"))?;
+        let drop_in = format!(
+            "{PLAIN}podLogsDir: {}\nkedge:\n  images:\n    insecureRegistries: [\"{}\"]\n",
+            dir.join("logs").display(),
+            registry.server()
+        );
+        agent.write_drop_in(RIG_DROP_IN_FILE, &drop_in)?;
+        let layout = layout(&setup.scratch.path().join("layout"), &[found("busybox")?])?;
+        let import = ["images", "import", &layout.path.display().to_string(), "--name", IMAGE];
         let (status, _, said) = agent.kedge(&import)?;
         if status != 0 {
             return Err(RigError::Failed { command: import.join(" "), status: status.to_string(), said });
@@ -91,14 +121,14 @@ impl Bench {
             |node: &Value| is_named(node, NODE) && node["status"]["allocatable"]["pods"] == "110";
         nodes.wait("the node to take pods", LIMIT, takes_pods)?;
         let pods = setup.watch(PODS)?;
-        Ok(Bench { setup, pods, agent, cgroups: board.cgroups, group })
+        Ok(Bench { setup, pods, agent, registry, cgroups: board.cgroups, group })
     }
 
     fn figures(&mut self, window: Duration) -> Result<Vec<Figure>, RigError> {
         let mut figures = vec![self.memory(0)?];
         let (mut begins, mut replaced) = (Vec::new(), Vec::new());
         for _ in 0..TRIES {
-            begins.push(self.run(1..2)?);
+            begins.push(self.run(1..2, Network::Host)?);
             replaced.push(self.replace(1)?);
             self.remove(1..2)?;
         }
@@ -122,10 +152,10 @@ impl Bench {
             )
             .with_goal(Goal::AtMost(100.0)),
         );
-        self.run(1..2)?;
+        self.run(1..2, Network::Host)?;
         figures.push(self.memory(1)?);
         self.remove(1..2)?;
-        let ten = self.run(1..11)?;
+        let ten = self.run(1..11, Network::Host)?;
         figures.push(
             Figure::new("pods: ten pods to all running", ten / 1000.0, "s", "kubelet and containerd: 3.2")
                 .with_goal(Goal::AtMost(1.5)),
@@ -133,20 +163,45 @@ impl Bench {
         figures.push(self.memory(10)?);
         figures.push(self.idle_writes(window)?);
         figures.push(self.bytes_of_starts(11..16)?);
-        self.run(16..51)?;
+        self.run(16..51, Network::Host)?;
         figures.push(self.memory(50)?);
         figures.extend(self.shims()?);
+        self.remove(1..51)?;
+        figures.extend(self.own_network()?);
+        figures.extend(self.registry.measure(&self.agent, self.setup.scratch.path())?);
         Ok(figures)
     }
 
+    /// Pods with a network of their own, in turns with pods of the host's.
+    fn own_network(&mut self) -> Result<[Figure; 2], RigError> {
+        let (mut own, mut host) = (Vec::new(), Vec::new());
+        for _ in 0..TRIES {
+            for (network, times) in [(Network::Own, &mut own), (Network::Host, &mut host)] {
+                times.push(self.run(1..2, network)?);
+                self.remove(1..2)?;
+            }
+        }
+        let (median, of_host) = (quantile(&own, 0.5), quantile(&host, 0.5));
+        let how = format!(
+            "the same with the package's CNI configuration ({}); median of {TRIES}, worst {:.0} ms",
+            PLUGINS.join(", "),
+            quantile(&own, 1.0)
+        );
+        let beside = format!("of pods in turns with those, {of_host:.0} ms; median of {TRIES}");
+        Ok([
+            Figure::new("pods: bound to running, CNI", median, "ms", how).with_goal(Goal::AtMost(300.0)),
+            Figure::new("pods: CNI, times hostNetwork", median / of_host, "", beside),
+        ])
+    }
+
     /// Brings pods of these numbers to run; how many milliseconds that takes.
-    fn run(&mut self, numbers: std::ops::Range<u32>) -> Result<f64, RigError> {
+    fn run(&mut self, numbers: std::ops::Range<u32>, network: Network) -> Result<f64, RigError> {
         self.pods.forget();
         // one of before has been idle for too long
         let mut hub = self.setup.connect()?;
         let begun = Instant::now();
         for number in numbers.clone() {
-            hub.accepted("POST", PODS, JSON, &pod(number)).map_err(io("create a pod"))?;
+            hub.accepted("POST", PODS, JSON, &pod(number, network)).map_err(io("create a pod"))?;
         }
         let mut left: Vec<String> = numbers.map(name).collect();
         let (at, _) = self.pods.wait("pods to run", LIMIT, |object| {
@@ -161,11 +216,13 @@ impl Bench {
 
     fn remove(&mut self, numbers: std::ops::Range<u32>) -> Result<(), RigError> {
         let mut hub = self.setup.connect()?;
-        for number in numbers {
-            let path = format!("{PODS}/{}", name(number));
-            hub.accepted("DELETE", &path, "", &Value::Null).map_err(io("delete a pod"))?;
+        let paths = numbers.map(|number| format!("{PODS}/{}", name(number))).collect::<Vec<_>>();
+        for path in &paths {
+            hub.accepted("DELETE", path, "", &Value::Null).map_err(io("delete a pod"))?;
+        }
+        for path in &paths {
             let gone = poll(LIMIT, || {
-                let answer = hub.request("GET", &path, "", &[]).ok()?;
+                let answer = hub.request("GET", path, "", &[]).ok()?;
                 (answer.status == 404).then_some(())
             });
             gone.ok_or_else(|| missing(&format!("{path} to be gone"), "it is still there"))?;
@@ -251,7 +308,7 @@ impl Bench {
         let count = f64::from(numbers.end - numbers.start);
         let prefix = self.prefix("starts");
         let strace = strace(&prefix, &[pid(&self.agent)?])?;
-        self.run(numbers)?;
+        self.run(numbers, Network::Host)?;
         std::thread::sleep(ATTACH);
         strace.stop()?;
         let writes = self.below_root(&prefix)?;
@@ -293,7 +350,7 @@ impl Bench {
         let stopped = self.agent.stop();
         let group = Path::new(&self.group);
         self.cgroups.kill_all(&self.group).map_err(RigError::io("end what runs in the group", group))?;
-        let mounts = Path::new("/proc/self/mounts");
+        let mounts = Path::new("/proc/thread-self/mounts");
         let text = fs::read_to_string(mounts).map_err(RigError::io("read", mounts))?;
         let places = text.lines().rev().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
         for place in places.filter(|place| place.starts_with(self.setup.scratch.path())) {
@@ -322,9 +379,9 @@ fn name(number: u32) -> String {
     format!("bench-{number}")
 }
 
-fn pod(number: u32) -> Value {
+fn pod(number: u32, network: Network) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name(number)}, "spec": {
-        "nodeName": NODE, "hostNetwork": true, "automountServiceAccountToken": false,
+        "nodeName": NODE, "hostNetwork": network == Network::Host, "automountServiceAccountToken": false,
         "terminationGracePeriodSeconds": 1,
         "containers": [{"name": "main", "image": IMAGE,
             "command": ["/bin/busybox", "sleep", (SLEEP_SECS + number).to_string()]}]}})
@@ -347,49 +404,103 @@ fn missing(awaited: &str, found: &str) -> RigError {
     RigError::TimedOut { awaited: awaited.to_owned(), found: found.to_owned() }
 }
 
+/// Nothing that is mounted here shows elsewhere, and loopback works.
+fn isolate() -> Result<(), RigError> {
+    ran("sh", &["-c", "mount --make-rprivate / && ip link set lo up"]).map(drop)
+}
+
+/// The package's network for pods, with its addresses in this directory.
+fn set_network(scratch: &Path) -> Result<(), RigError> {
+    for plugin in PLUGINS {
+        let path = Path::new(PLUGIN_DIR).join(plugin);
+        fs::metadata(&path).map_err(RigError::io("look at the CNI plugin", &path))?;
+    }
+    // an /etc that can be written without anybody else seeing it
+    let script = "mkdir $0 && mount -t tmpfs tmpfs $0 && mkdir $0/upper $0/work && \
+        mount -t overlay -o lowerdir=/etc,upperdir=$0/upper,workdir=$0/work overlay /etc && \
+        rm -rf /etc/cni && mkdir -p /etc/cni/net.d";
+    ran("sh", &["-c", script, &scratch.join("etc").display().to_string()])?;
+    let text = NETWORK.replace("/run/kedge/addresses", &scratch.join("addresses").display().to_string());
+    let path = Path::new("/etc/cni/net.d/99-kedge.conflist");
+    fs::write(path, text).map_err(RigError::io("write", path))
+}
+
+/// Runs a program; what it wrote to standard output.
+pub(crate) fn ran(program: &str, arguments: &[&str]) -> Result<Vec<u8>, RigError> {
+    let output = Command::new(program).args(arguments).output().map_err(io(&format!("run {program}")))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let command = format!("{program} {}", arguments.join(" "));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(RigError::Failed { command, status: output.status.to_string(), said })
+}
+
 /// A program by its name, in `$PATH`.
-fn found(name: &str) -> Result<PathBuf, RigError> {
+pub(crate) fn found(name: &str) -> Result<PathBuf, RigError> {
     let places = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&places).map(|place| place.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| missing(&format!("{name} in $PATH"), "none"))
 }
 
-/// An OCI layout whose image has busybox.
-fn layout(at: &Path) -> Result<PathBuf, RigError> {
+/// An OCI layout with one image of one layer.
+pub(crate) struct Layout {
+    pub(crate) path: PathBuf,
+    /// Of its files, without the blocks that a tar file adds.
+    pub(crate) bytes: u64,
+    /// The descriptor of its manifest.
+    pub(crate) manifest: Value,
+}
+
+/// An OCI layout whose image has these files in `/bin`, and a layer as gzip compresses it.
+pub(crate) fn layout(at: &Path, files: &[PathBuf]) -> Result<Layout, RigError> {
     let (bin, blobs) = (at.join("image/bin"), at.join("blobs/sha256"));
     for directory in [&bin, &blobs] {
         fs::create_dir_all(directory).map_err(RigError::io("create directory", directory))?;
     }
-    let busybox = found("busybox")?;
-    fs::copy(&busybox, bin.join("busybox")).map_err(RigError::io("copy", &busybox))?;
-    let archive = at.join("layer.tar");
-    let tar = Command::new("tar").arg("-C").arg(at.join("image")).arg("-cf").arg(&archive).arg(".").status();
-    tar.map_err(io("run tar"))?;
-    let layer = blob(&blobs, &fs::read(&archive).map_err(RigError::io("read", &archive))?, "layer.v1.tar")?;
+    let mut bytes = 0;
+    for file in files {
+        let copied = fs::copy(file, bin.join(file.file_name().unwrap_or_default()));
+        bytes += copied.map_err(RigError::io("copy", file))?;
+    }
+    let text = |path: &Path| path.display().to_string();
+    let (image, archive) = (text(&at.join("image")), at.join("layer.tar"));
+    ran("tar", &["-C", &image, "-cf", &text(&archive), "."])?;
+    let plain = digest(&archive)?;
+    ran("gzip", &["-n", &text(&archive)])?;
+    let archive = at.join("layer.tar.gz");
+    let layer =
+        blob(&blobs, &fs::read(&archive).map_err(RigError::io("read", &archive))?, "layer.v1.tar+gzip")?;
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
     let config = json!({"architecture": architecture, "os": "linux", "config": {},
-        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}});
+        "rootfs": {"type": "layers", "diff_ids": [plain]}});
     let config = blob(&blobs, config.to_string().as_bytes(), "config.v1+json")?;
-    let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+    let manifest = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": config, "layers": [layer]});
     let manifest = blob(&blobs, manifest.to_string().as_bytes(), "manifest.v1+json")?;
     let index = at.join("index.json");
     let text = json!({"schemaVersion": 2, "manifests": [manifest]}).to_string();
     fs::write(&index, text).map_err(RigError::io("write", &index))?;
-    Ok(at.to_owned())
+    Ok(Layout { path: at.to_owned(), bytes, manifest })
 }
 
 /// Writes a blob; how a document names it.
 fn blob(blobs: &Path, bytes: &[u8], media: &str) -> Result<Value, RigError> {
     let fresh = blobs.join("new");
     fs::write(&fresh, bytes).map_err(RigError::io("write", &fresh))?;
-    let output = Command::new("sha256sum").arg(&fresh).output().map_err(io("run sha256sum"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let hex = text.split_whitespace().next().unwrap_or_default();
-    fs::rename(&fresh, blobs.join(hex)).map_err(RigError::io("rename", &fresh))?;
-    Ok(json!({"mediaType": format!("application/vnd.oci.image.{media}"), "digest": format!("sha256:{hex}"),
+    let digest = digest(&fresh)?;
+    fs::rename(&fresh, blobs.join(digest.trim_start_matches("sha256:")))
+        .map_err(RigError::io("rename", &fresh))?;
+    Ok(json!({"mediaType": format!("application/vnd.oci.image.{media}"), "digest": digest,
         "size": bytes.len()}))
+}
+
+fn digest(file: &Path) -> Result<String, RigError> {
+    let text = ran("sha256sum", &[&file.display().to_string()])?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok(format!("sha256:{}", text.split_whitespace().next().unwrap_or_default()))
 }
