@@ -8,6 +8,7 @@ use crate::images::DEFAULT_PRELOADED;
 use crate::images::command::{ImagesOptions, Task};
 use crate::logs::LogsOptions;
 use crate::service;
+use crate::sessions::ExecOptions;
 use kedge_api::{Timestamp, labels, names};
 use kedge_core::kubelet::duration;
 use kedge_platform::images::UnpackArguments;
@@ -62,6 +63,8 @@ pub enum Command {
     PodsRelease(Places, Option<String>),
     /// What a container has written.
     Logs(Box<LogsOptions>),
+    /// Run a program in a container.
+    Exec(Box<ExecOptions>),
     /// Images of this node.
     Images(Box<ImagesOptions>, Output),
     /// `kedge unpack`, which pulls start.
@@ -246,6 +249,8 @@ fn parse_raw(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
             },
             Short('f') => raw.follow = true,
             Short('p') => raw.previous = true,
+            Short('i') => raw.stdin = true,
+            Short('t') => raw.tty = true,
             Short('c') => raw.take("container", &mut parser)?,
             Short('o') => raw.output = Some(output(&parser.value()?.string()?)?),
             Long(name) => {
@@ -266,6 +271,8 @@ struct Raw {
     timestamps: bool,
     previous: bool,
     follow: bool,
+    stdin: bool,
+    tty: bool,
     output: Option<Output>,
     node_labels: BTreeMap<String, String>,
     config_flags: Vec<(&'static str, Value)>,
@@ -316,6 +323,8 @@ impl Raw {
             "timestamps" => self.timestamps = boolean(name, parser)?,
             "previous" => self.previous = boolean(name, parser)?,
             "follow" => self.follow = boolean(name, parser)?,
+            "stdin" => self.stdin = boolean(name, parser)?,
+            "tty" => self.tty = boolean(name, parser)?,
             "dynamic-config" => self.dynamic_config = Some(boolean(name, parser)?),
             "register-node" => self.set("register-node", json!({"registerNode": boolean(name, parser)?})),
             "register-with-taints" => {
@@ -388,6 +397,12 @@ impl Raw {
             ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
             ["logs", pod] => Command::Logs(Box::new(self.logs(pod)?)),
             ["logs", ..] => return Err(UsageError("logs needs one pod, [NAMESPACE/]NAME".into())),
+            ["exec", pod, command @ ..] if !command.is_empty() => {
+                Command::Exec(Box::new(self.exec(pod, command)?))
+            }
+            ["exec", ..] => {
+                return Err(UsageError("exec needs one pod, [NAMESPACE/]NAME, and -- COMMAND".into()));
+            }
             ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
             ["images"] => Command::Help(HELP_IMAGES),
             ["slot", "health"] => Command::SlotHealth(self.places()),
@@ -439,6 +454,17 @@ impl Raw {
             timestamps: self.timestamps,
             previous: self.previous,
             follow: self.follow,
+            agent: self.service_agent()?,
+        })
+    }
+
+    fn exec(mut self, pod: &str, command: &[&str]) -> Result<ExecOptions, UsageError> {
+        Ok(ExecOptions {
+            pod: pod.to_owned(),
+            container: self.text("container"),
+            stdin: self.stdin,
+            tty: self.tty,
+            command: command.iter().map(|word| (*word).to_owned()).collect(),
             agent: self.service_agent()?,
         })
     }
@@ -644,6 +670,7 @@ fn help_of(words: &[String]) -> &'static str {
     match words.first().map(String::as_str) {
         Some("agent") => HELP_AGENT,
         Some("config") => HELP_CONFIG,
+        Some("exec") => HELP_EXEC,
         Some("images") => HELP_IMAGES,
         Some("logs") => HELP_LOGS,
         Some("record-exit") => HELP_RECORD_EXIT,
@@ -672,6 +699,8 @@ Commands:
                      let pods end that another Node left here: all, or one
   logs [NAMESPACE/]POD
                      show what a container has written (kedge logs --help), without any server
+  exec [NAMESPACE/]POD -- COMMAND
+                     run a program in a container (kedge exec --help), without any server
   images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   shim, pause, unpack  internal: for containers and images (docs/pods.md)
@@ -745,6 +774,18 @@ are read, too. The namespace is \"default\" unless it is given.
   --since-time TIME     not older than 2026-11-23T04:00:00Z
   --limit-bytes N       at most so many bytes
   --timestamps          when each line was written
+";
+
+const HELP_EXEC: &str = "\
+Usage: kedge exec [NAMESPACE/]POD [FLAGS] -- COMMAND [ARGUMENTS]
+
+Runs a program in a container of this node, as the user and with the rights of the container's own; no API server and no
+agent need run. Needs root. The exit code is the program's. The program ends with this command, with what it
+started, but for what made a session of its own. The namespace is \"default\" unless it is given.
+
+  -c, --container NAME  which container; needed if several of the pod run
+  -i, --stdin           hand on standard input
+  -t, --tty             give the program a terminal
 ";
 
 const HELP_CONFIG: &str = "\
@@ -907,6 +948,7 @@ mod tests {
             ),
             ("agent --v loud", "--v is \"loud\", expected a number"),
             ("config forgive", "needs a UID"),
+            ("exec -it prod/web", "exec needs one pod, [NAMESPACE/]NAME, and -- COMMAND"),
             ("status --output yaml", "expected text or json"),
         ] {
             let error = parsed(line).err().map(|error| error.to_string()).unwrap_or_default();

@@ -21,6 +21,7 @@ mod perform;
 pub mod provision;
 pub mod run;
 pub mod service;
+pub mod sessions;
 pub mod slot;
 pub mod state;
 mod status;

@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{cli, doctor, images, logs, provision, run, slot, state};
+use kedge::{cli, doctor, images, logs, provision, run, sessions, slot, state};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -34,6 +34,9 @@ fn main() -> ExitCode {
         Command::Pods(places, output) => apart(|| cli::pods(&places, output)),
         Command::PodsRelease(places, pod) => apart(|| cli::pods_release(&places, pod.as_deref())),
         Command::Logs(options) => apart(|| logs::run(&options)),
+        Command::Exec(options) => {
+            return apart(|| sessions::exec(&options)).map_or_else(|error| fail(1, &error), exit_code);
+        }
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),
         Command::Images(options, output) => apart(|| images::command::run(&options, output)),
@@ -68,6 +71,11 @@ fn main() -> ExitCode {
 #[inline(never)]
 fn apart<T>(command: impl FnOnce() -> T) -> T {
     command()
+}
+
+/// As a shell has it: only the last eight bits.
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(code.to_le_bytes()[0])
 }
 
 fn fail(code: u8, error: &dyn Display) -> ExitCode {

@@ -19,6 +19,7 @@ pub mod linux;
 pub mod replace;
 pub mod slots;
 pub mod state;
+pub mod streams;
 pub mod supervisor;
 pub mod trees;
 pub mod watchdog;

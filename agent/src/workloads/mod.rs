@@ -30,8 +30,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What is noted with a pod.
-const NAMESPACE: &str = "namespace";
-const NAME: &str = "name";
+pub(crate) const NAMESPACE: &str = "namespace";
+pub(crate) const NAME: &str = "name";
 const NODE_UID: &str = "nodeUID";
 const HOST_PID: &str = "hostPID";
 const VOLUMES: &str = "volumes";

@@ -306,7 +306,9 @@ impl Runtime<'_> {
             ]
             .map(|(name, text)| (name.to_owned(), text))
             .into(),
-            notes: Notes::from([("name".to_owned(), "web-0".to_owned())]),
+            notes: [("namespace", "prod"), ("name", "web-0")]
+                .map(|(key, text)| (key.to_owned(), text.to_owned()))
+                .into(),
         };
         self.workloads.prepare_pod(&order).unwrap()
     }

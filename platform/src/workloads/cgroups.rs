@@ -128,6 +128,13 @@ impl Cgroups {
         }
     }
 
+    /// The processes of a group, as the machine counts; those of a group that does not exist are none.
+    pub(super) fn processes(&self, group: &str) -> Vec<i32> {
+        let Some(root) = self.trees().first().copied() else { return Vec::new() };
+        let Ok(directory) = below(root, group) else { return Vec::new() };
+        with_children(&directory).iter().flat_map(|group| listed(&group.join("cgroup.procs"))).collect()
+    }
+
     /// Sends SIGKILL to all that are there now, and counts them.
     ///
     /// # Errors

@@ -11,9 +11,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::ContainerId;
+use super::places::Places;
 use super::process;
 use super::records::{CrunOrder, ERROR_BYTES, shortened};
+use super::{ContainerId, Settings};
 use crate::linux::read_up_to;
 
 /// crun's errors, in the bundle.
@@ -29,6 +30,15 @@ pub(super) fn name_of(id: &ContainerId) -> String {
 }
 
 impl CrunOrder {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let places = Places { run: settings.run.clone(), data: settings.data.clone() };
+        Self {
+            program: settings.crun.program.clone(),
+            root: places.crun(),
+            limit_ms: u64::try_from(settings.crun.limit.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
     pub(super) fn limit(&self) -> Duration {
         Duration::from_millis(self.limit_ms)
     }
@@ -71,6 +81,26 @@ impl CrunOrder {
         command
     }
 
+    /// `crun exec` of a program that somebody talks to: crun's own errors go to a file. With `console`, a socket in the bundle, it
+    /// sends the master of the program's terminal there.
+    pub(super) fn session(
+        &self,
+        bundle: &Path,
+        id: &ContainerId,
+        process: &str,
+        files: (&Path, &Path),
+        console: Option<&Path>,
+    ) -> Command {
+        let mut command = self.without_log(bundle);
+        let (pid_file, log) = files;
+        command.arg("--log").arg(log).args(["exec", "--process", process, "--pid-file"]).arg(pid_file);
+        if let Some(console) = console {
+            command.arg("--console-socket").arg(console);
+        }
+        command.arg(name_of(id));
+        command
+    }
+
     /// `crun delete --force`.
     pub(super) fn delete(&self, bundle: &Path, id: &ContainerId) -> Command {
         let mut command = self.command(bundle);
@@ -106,7 +136,12 @@ impl CrunOrder {
 
 /// What crun last wrote about its failure.
 pub(super) fn errors(bundle: &Path) -> String {
-    let bytes = File::open(bundle.join(LOG)).and_then(|file| read_up_to(file, 64 * ERROR_BYTES));
+    errors_in(&bundle.join(LOG))
+}
+
+/// The same in another file.
+pub(super) fn errors_in(log: &Path) -> String {
+    let bytes = File::open(log).and_then(|file| read_up_to(file, 64 * ERROR_BYTES));
     let text = bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote no error");
     shortened(last)

@@ -28,9 +28,9 @@ use super::records::{CrunOrder, shortened};
 use super::{ContainerId, Settings, WorkloadError, on};
 
 /// How long crun may take beyond the limit to start a program that is to be killed.
-const AFTER_KILL: Duration = Duration::from_secs(2);
+pub(super) const AFTER_KILL: Duration = Duration::from_secs(2);
 /// Between two looks whether it has.
-const LOOK: Duration = Duration::from_millis(10);
+pub(super) const LOOK: Duration = Duration::from_millis(10);
 
 /// A program to be run in a container.
 #[derive(Debug)]
@@ -67,11 +67,7 @@ impl Exec<'_> {
     pub fn run(&self, settings: &Settings) -> Result<ExecEnd, WorkloadError> {
         self.id.check()?;
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
-        let crun = CrunOrder {
-            program: settings.crun.program.clone(),
-            root: places.crun(),
-            limit_ms: u64::try_from(settings.crun.limit.as_millis()).unwrap_or(u64::MAX),
-        };
+        let crun = CrunOrder::of(settings);
         let bundle = places.bundle(self.id);
         let pid_file = PidFile::in_bundle(&bundle);
         let process = self.process(&bundle).map_err(on("read the process of", &bundle))?;
@@ -92,10 +88,7 @@ impl Exec<'_> {
         let mut process = config["process"].clone();
         process["args"] = json!(self.command);
         process["terminal"] = json!(false);
-        let mut file = File::from(memfd_create(c"process", MFdFlags::MFD_CLOEXEC)?);
-        file.write_all(process.to_string().as_bytes())?;
-        file.rewind()?;
-        Ok(file)
+        in_memory(&process)
     }
 
     /// None: its time was over.
@@ -141,6 +134,14 @@ impl Exec<'_> {
     }
 }
 
+/// A file for crun to read.
+pub(super) fn in_memory(process: &Value) -> io::Result<File> {
+    let mut file = File::from(memfd_create(c"process", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(process.to_string().as_bytes())?;
+    file.rewind()?;
+    Ok(file)
+}
+
 /// Kills the program with what it started, which are in a process group of theirs, or still in crun's.
 fn kill(child: &mut Child, pid_file: &PidFile) -> io::Result<()> {
     let end = Instant::now() + AFTER_KILL;
@@ -167,16 +168,17 @@ fn kill(child: &mut Child, pid_file: &PidFile) -> io::Result<()> {
 }
 
 /// Where crun writes the program's ID, once it runs.
-struct PidFile(PathBuf);
+#[derive(Debug)]
+pub(super) struct PidFile(pub(super) PathBuf);
 
 impl PidFile {
-    fn in_bundle(bundle: &Path) -> Self {
+    pub(super) fn in_bundle(bundle: &Path) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         Self(bundle.join(format!("exec-{}-{number}.pid", std::process::id())))
     }
 
-    fn read(&self) -> Option<i32> {
+    pub(super) fn read(&self) -> Option<i32> {
         fs::read_to_string(&self.0).ok()?.trim().parse().ok().filter(|pid| *pid > 1)
     }
 }

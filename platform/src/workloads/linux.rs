@@ -386,11 +386,7 @@ impl LinuxWorkloads {
     }
 
     fn crun(&self) -> CrunOrder {
-        CrunOrder {
-            program: self.settings.crun.program.clone(),
-            root: self.places.crun(),
-            limit_ms: u64::try_from(self.settings.crun.limit.as_millis()).unwrap_or(u64::MAX),
-        }
+        CrunOrder::of(&self.settings)
     }
 
     fn order(&self, order: &ContainerOrder) -> Order {
@@ -635,7 +631,7 @@ fn signal_first(records: &Records, signal: i32) -> Result<(), WorkloadError> {
 }
 
 /// The names in a directory that can be ours; one that cannot be read has none.
-fn names(directory: &Path) -> Vec<String> {
+pub(super) fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut names: Vec<String> =
         entries.flatten().take(ENTRIES).filter_map(|entry| entry.file_name().into_string().ok()).collect();

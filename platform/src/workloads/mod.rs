@@ -22,7 +22,9 @@ mod probe;
 mod process;
 mod records;
 mod rootfs;
+mod running;
 mod sandbox;
+mod session;
 mod shim;
 
 use std::collections::BTreeMap;
@@ -43,8 +45,11 @@ pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
 pub use pause::pause;
 pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
 pub use probe::{Board, has_apparmor, probe};
+pub use process::{WindowSize, window_size};
 pub use records::{ContainerExit, LogOrder};
 pub use rootfs::{UserFiles, bind_below, mount_memory, unmount};
+pub use running::{RunningPod, running_pods};
+pub use session::{Session, SessionOrder, Streams};
 pub use shim::shim;
 
 /// Longest name of a pod's UID or a container: both become file names, and parts of crun's.

@@ -6,11 +6,11 @@
 //! Leaves to others: what the processes are.
 #![allow(
     unsafe_code,
-    reason = "three system calls that nix has no safe form of, and what runs between fork and exec"
+    reason = "five system calls that nix has no safe form of, descriptors that others send, and what runs between fork and exec"
 )]
 
 use std::fs;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -20,6 +20,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg, sigprocmask};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,14 @@ impl ProcessName {
         // looked at after it was opened: from then on the ID can go to nobody else unnoticed
         Ok(Self::of(self.pid).is_ok_and(|now| now == self).then_some(fd))
     }
+}
+
+/// The parent and the session of a process.
+pub(super) fn parent_and_session(pid: i32) -> Option<(i32, i32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // fields 4 and 6, counted behind the name
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
+    Some((fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?))
 }
 
 /// Field 22 of `/proc/PID/stat`; the second, the program's name in parentheses, may itself hold spaces and parentheses.
@@ -124,6 +133,50 @@ impl AsFd for ProcessFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// How many lines and columns a terminal has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters of a line.
+    pub columns: u16,
+}
+
+/// The size of a terminal; `None`: it is no terminal.
+pub fn window_size(terminal: impl AsFd) -> Option<WindowSize> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: `size` is a valid place for a winsize for the time of the call.
+    let done = unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
+    (done == 0).then_some(WindowSize { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// Gives a terminal another size; what runs in it is told by the kernel.
+pub(super) fn set_window_size(terminal: impl AsFd, size: WindowSize) -> io::Result<()> {
+    let size = libc::winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: `size` is a winsize that lives as long as the call, which only reads it.
+    let done = unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    Errno::result(done).map(drop).map_err(io::Error::from)
+}
+
+/// Most descriptors that are taken from one message.
+const DESCRIPTORS: usize = 3;
+
+/// Reads once from a Unix socket; the descriptors that came along are ours from then on.
+pub(super) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
+    let mut parts = [IoSliceMut::new(bytes)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+    let mut received = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            // SAFETY: the kernel has just made these descriptors for us alone, by the call above.
+            received.extend(descriptors.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    Ok((message.bytes, received))
 }
 
 /// A child that has ended, taken out of the process table; `None`: no child has. All signals are told apart, real-time ones too.

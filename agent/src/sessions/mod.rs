@@ -1,0 +1,84 @@
+//! Talking to programs in containers: `kedge exec` on the device, and the same for a client of the API server.
+//!
+//! Owns which container is meant (`place`), the movement of bytes in both directions (`relay`), and the clients: a person's terminal
+//! (`local`). Always holds: it works while no agent runs, because everything is read from the records
+//! of the containers; a program ends with its client. Memory is bounded: who does not read keeps the program waiting, as at any
+//! pipe. Blocks: it is a command, or a process of its own. Leaves to others: starting and ending programs (platform).
+
+mod local;
+pub(crate) mod place;
+pub(crate) mod relay;
+
+use kedge_platform::streams::Signals;
+use kedge_platform::workloads::{Session, SessionOrder, Settings, WindowSize};
+
+use crate::cli::CommandError;
+use crate::flags::AgentOptions;
+use local::Local;
+use place::Place;
+use relay::{End, Running as _};
+
+/// What a terminal has whose own size is not known.
+const USUAL_SIZE: WindowSize = WindowSize { rows: 24, columns: 80 };
+/// What the shell adds to a signal's number.
+const SIGNAL_CODE: i32 = 128;
+
+/// What `kedge exec` was asked for.
+#[derive(Debug)]
+pub struct ExecOptions {
+    pub agent: AgentOptions,
+    /// `[NAMESPACE/]POD`.
+    pub pod: String,
+    /// `--container`.
+    pub container: Option<String>,
+    /// `--stdin`.
+    pub stdin: bool,
+    /// `--tty`.
+    pub tty: bool,
+    /// Program and arguments.
+    pub command: Vec<String>,
+}
+
+fn failed(error: impl std::fmt::Display) -> CommandError {
+    CommandError::new(error)
+}
+
+/// crun and its places, for who may use them.
+fn settings(agent: &AgentOptions) -> Result<Settings, CommandError> {
+    if !kedge_platform::linux::is_root() {
+        return Err(failed("only root may run programs in containers of this node"));
+    }
+    let crun = &agent.runtime.crun;
+    agent
+        .runtime
+        .settings(&agent.places)
+        .ok_or_else(|| failed(format_args!("{} is missing, so no containers run here", crun.display())))
+}
+
+/// `kedge exec`: the exit code of the program.
+///
+/// # Errors
+/// There is no such container or program, or the terminal cannot be used.
+pub fn exec(options: &ExecOptions) -> Result<i32, CommandError> {
+    let settings = settings(&options.agent)?;
+    let place = Place::find(&settings, &options.pod, options.container.as_deref()).map_err(failed)?;
+    let signals = Signals::take().map_err(|error| failed(format_args!("take over signals: {error}")))?;
+    let mut local = Local::new(options.stdin, options.tty, signals).map_err(failed)?;
+    let order = SessionOrder {
+        id: &place.id,
+        command: &options.command,
+        stdin: options.stdin,
+        stdout: true,
+        stderr: !options.tty,
+        terminal: options.tty.then(|| local.size().unwrap_or(USUAL_SIZE)),
+    };
+    let mut session = Session::start(&order, &settings).map_err(failed)?;
+    match relay::relay(&mut session, &mut local) {
+        Ok(End::Code(code)) => Ok(code),
+        Ok(End::Gone) => Ok(local.ended_by().map_or(1, |signal| SIGNAL_CODE + signal)),
+        Err(error) => {
+            session.end();
+            Err(failed(error))
+        }
+    }
+}

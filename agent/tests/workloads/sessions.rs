@@ -1,0 +1,200 @@
+//! `kedge exec` beside containers of the real crun: streams, codes, terminals, and what is left of a session whose client is gone.
+
+use crate::setup::{LIMIT, Machine, id, isolated, processes, wanted};
+use kedge_platform::workloads::{Session, SessionOrder, WindowSize};
+use kedge_rig::scratch::wait_until;
+use std::fs;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+
+/// How much goes through a pipe in each direction.
+const BULK_BYTES: usize = 8 << 20;
+
+fn command(machine: &Machine, line: &str) -> Command {
+    let mut command = Command::new(&machine.settings.program);
+    let (flags, rest) = line.split_once(" -- ").unwrap();
+    command.arg("exec").args(flags.split_whitespace()).args(["--environment-file", ""]);
+    command.arg("--run-dir").arg(machine.settings.run.parent().unwrap());
+    command.arg("--root-dir").arg(machine.settings.data.parent().unwrap());
+    command.args(["--", "/bin/sh", "-c", rest]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn start(machine: &Machine, line: &str) -> Child {
+    command(machine, line).spawn().unwrap()
+}
+
+/// Runs it to its end: code, output, errors.
+fn exec(machine: &Machine, line: &str, input: &str) -> (i32, String, String) {
+    let mut child = start(machine, line);
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap(), text(stdout), text(stderr))
+}
+
+/// Whether a `sleep` itself runs, not only who will start it.
+fn is_running(seconds: &str) -> bool {
+    processes("sleep").iter().any(|line| line.starts_with(&format!("sleep {seconds}")))
+}
+
+#[test]
+fn program_has_streams_code_and_rights() {
+    isolated("sessions::program_has_streams_code_and_rights", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut order = wanted("a", "exec sleep 1000");
+        order.user = "web";
+        runtime.run(&order);
+        let check = |line: &str, input: &str, expect: (i32, &str, &str)| {
+            let (code, output, errors) = exec(&machine, line, input);
+            assert_eq!((code, output.as_str(), errors.as_str()), expect, "{line}");
+        };
+        let group = runtime.record(&id("a", 0), "order.json")["group"].as_str().unwrap().to_owned();
+        check("prod/web-0 -- id -u; echo why >&2; exit 3", "", (3, "100\n", "why\n"));
+        check("prod/web-0 -c a -- cat", "unasked", (0, "", ""));
+        check("-i prod/web-0 -- cat; exit 7", "one\ntwo", (7, "one\ntwo", ""));
+        check("prod/web-0 -- kill -9 $$", "", (137, "", ""));
+        // outputs can be opened again, by a user who is not root, too
+        check("prod/web-0 -- echo x >/dev/stderr", "", (0, "", "x\n"));
+        let (_, groups, _) = exec(&machine, "prod/web-0 -- cat /proc/self/cgroup", "");
+        assert!(groups.contains(&group), "{groups}: not in {group}");
+        // what goes on behind it is not waited for, and goes on
+        check("prod/web-0 -- sleep 77101 & echo done", "", (0, "done\n", ""));
+        wait_until("what goes on", LIMIT, || is_running("77101"));
+
+        let missing = command(&machine, "prod/web-0 -- x").arg("y").output().unwrap();
+        assert_eq!(missing.status.code(), Some(127), "a shell that finds no x");
+        let (code, _, error) = exec(&machine, "prod/db -- true", "");
+        assert!(code == 1 && error.contains("pods \"db\" not found in namespace \"prod\""), "{error}");
+        let absent = [id("a", 0).name, "/bin/none".to_owned()];
+        let session = SessionOrder {
+            id: &id("a", 0),
+            command: &absent[1..],
+            stdin: false,
+            stdout: true,
+            stderr: true,
+            terminal: None,
+        };
+        let mut session = Session::start(&session, &machine.settings).unwrap();
+        let mut error = None;
+        wait_until("the end of crun", LIMIT, || match session.ended() {
+            Ok(code) => code.is_some(),
+            Err(why) => error.replace(why.to_string()).is_none(),
+        });
+        assert!(error.as_ref().is_some_and(|error| error.contains("/bin/none")), "{error:?}");
+        drop(session);
+        let left = fs::read_dir(runtime.bundle(&id("a", 0))).unwrap().flatten();
+        let left: Vec<_> = left.map(|file| file.file_name()).collect();
+        assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("exec-")), "{left:?}");
+    });
+}
+
+#[test]
+fn bulk_passes_whole_in_both_directions() {
+    isolated("sessions::bulk_passes_whole_in_both_directions", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        let sent: Vec<u8> = (0..BULK_BYTES).map(|at| (at * at / 7) as u8).collect();
+        let mut child = start(&machine, "-i prod/web-0 -- cat; echo end >&2");
+        let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let to_send = sent.clone();
+        let writer = thread::spawn(move || stdin.write_all(&to_send).unwrap());
+        let mut received = Vec::new();
+        stdout.read_to_end(&mut received).unwrap();
+        writer.join().unwrap();
+        assert!(received == sent, "{} of {} bytes", received.len(), sent.len());
+        assert!(child.wait_with_output().unwrap().status.success());
+    });
+}
+
+#[test]
+fn session_ends_with_its_client() {
+    isolated("sessions::session_ends_with_its_client", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        for signal in ["INT", "TERM", "HUP"] {
+            let child = start(&machine, "prod/web-0 -- (sleep 77201; true) & sleep 77202");
+            wait_until("its processes", LIMIT, || is_running("77201") && is_running("77202"));
+            let pid = child.id().to_string();
+            assert!(
+                Command::new("/usr/bin/env")
+                    .args(["kill", &format!("-{signal}"), &pid])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+            let number = match signal {
+                "INT" => 2,
+                "TERM" => 15,
+                _ => 1,
+            };
+            let output = child.wait_with_output().unwrap();
+            assert_eq!(output.status.code(), Some(128 + number), "{signal}: {output:?}");
+            assert!(!is_running("7720"), "{signal}: {:?}", processes("sleep"));
+        }
+        // a client whose output nobody reads any more
+        let mut child = start(&machine, "prod/web-0 -- while true; do seq 1000; done");
+        drop(child.stdout.take());
+        child.wait().unwrap();
+        assert_eq!(processes("seq"), [""; 0]);
+        // the container itself is untouched
+        assert!(is_running("1000"));
+    });
+}
+
+#[test]
+fn container_that_ends_takes_its_sessions_along() {
+    isolated("sessions::container_that_ends_takes_its_sessions_along", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        let child = start(&machine, "prod/web-0 -- echo on; sleep 77301");
+        wait_until("its process", LIMIT, || is_running("77301"));
+        kedge_platform::workloads::Workloads::kill_container(&mut runtime.workloads, &id("a", 0)).unwrap();
+        runtime.await_end(&id("a", 0));
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(137), b"on\n".as_slice()));
+    });
+}
+
+#[test]
+fn terminal_has_size_and_one_stream() {
+    isolated("sessions::terminal_has_size_and_one_stream", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        let (code, output, errors) =
+            exec(&machine, "-t prod/web-0 -- tty; busybox stty size; echo $TERM; echo e >&2; exit 5", "");
+        assert_eq!(
+            (code, output.as_str(), errors.as_str()),
+            (5, "/dev/pts/0\r\n24 80\r\nxterm\r\ne\r\n", "")
+        );
+
+        let shell = ["/bin/sh", "-c", "read x; busybox stty size; sleep 77401"].map(String::from);
+        let order = SessionOrder {
+            id: &id("a", 0),
+            command: &shell,
+            stdin: true,
+            stdout: true,
+            stderr: false,
+            terminal: Some(WindowSize { rows: 5, columns: 6 }),
+        };
+        let mut session = Session::start(&order, &machine.settings).unwrap();
+        session.resize(WindowSize { rows: 33, columns: 99 }).unwrap();
+        session.streams.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        let mut seen = Vec::new();
+        wait_until("the new size", LIMIT, || {
+            let mut some = [0; 100];
+            let count = session.streams.stdout.as_mut().unwrap().read(&mut some).unwrap_or(0);
+            seen.extend_from_slice(&some[..count]);
+            String::from_utf8_lossy(&seen).contains("33 99")
+        });
+        drop(session);
+        assert!(!is_running("77401"));
+    });
+}
