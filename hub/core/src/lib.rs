@@ -20,6 +20,7 @@ pub mod kinds;
 pub mod object;
 pub mod patch;
 mod path;
+mod pod_security;
 pub mod protobuf;
 pub mod quantity;
 pub mod requests;

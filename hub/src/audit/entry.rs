@@ -37,6 +37,8 @@ pub(crate) enum Note {
     IssuedCredential,
     /// Whom that token is good for.
     Audiences,
+    /// What a pod breaks of the level that its namespace has audited, in upstream's annotation.
+    PodSecurity,
     /// Equal requests that this line stands for, beside those with a line of their own.
     Repeats,
     /// Lines that were left out by a quota, and of whom.
@@ -57,6 +59,7 @@ impl Note {
             Note::Subject => "kedge.dev/subject",
             Note::IssuedCredential => "authentication.kubernetes.io/issued-credential-id",
             Note::Audiences => "kedge.dev/audiences",
+            Note::PodSecurity => "pod-security.kubernetes.io/audit-violations",
             Note::Repeats => "kedge.dev/repeats",
             Note::Omitted => "kedge.dev/omitted",
             Note::OmittedOf => "kedge.dev/omitted-of",

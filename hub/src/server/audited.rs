@@ -101,6 +101,11 @@ impl Trail {
         self.note(Note::NotAfter, expires.to_owned());
     }
 
+    /// The request is let through all the same.
+    pub(super) fn violates(&self, what: &str) {
+        self.note(Note::PodSecurity, what.to_owned());
+    }
+
     /// The request changes nothing.
     pub(super) fn dry_run(&self) {
         self.note(Note::DryRun, "true".to_owned());

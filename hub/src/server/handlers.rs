@@ -657,6 +657,7 @@ async fn change(
         }
     };
     warnings.extend(answer.warnings.iter().cloned());
+    answer.violation.iter().for_each(|violation| context.trail.violates(violation));
     let mut response = written(&answer, writer);
     respond::warn(&mut response, &warnings);
     Ok(response)

@@ -54,6 +54,52 @@ fn options(value: Value) -> Vec<u8> {
 }
 
 #[test]
+fn levels_of_pod_security_forbid_and_warn() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let label = |mode: &str| format!("pod-security.kubernetes.io/{mode}");
+    let space = |name: &str, labels: Value| json!({"metadata": {"name": name, "labels": labels}});
+    let namespaces = "/api/v1/namespaces";
+    client.post(namespaces, &space("bad", json!({label("enforce"): "strict"}))).refused(
+        422,
+        "Namespace \"bad\" is invalid: metadata.labels[pod-security.kubernetes.io/enforce]: Invalid value: \"strict\": must be one of privileged, baseline, restricted",
+    );
+    let labels =
+        json!({label("enforce"): "baseline", label("warn"): "restricted", label("audit"): "restricted"});
+    client.post(namespaces, &space("tenant", labels)).expect(201);
+    let pods = format!("{namespaces}/tenant/pods");
+    let account = format!("{namespaces}/tenant/serviceaccounts/default");
+    assert!(
+        kedge_rig::scratch::poll(PATIENCE, || (client.get(&account).code == 200).then_some(())).is_some()
+    );
+    let mut asking = pod("p", "");
+    asking["spec"]["hostPID"] = true.into();
+    client.post(&pods, &asking).refused(
+        403,
+        "pods \"p\" is forbidden: violates PodSecurity \"baseline:latest\": host namespaces (hostPID=true)",
+    );
+    let plain = client.post(&pods, &pod("p", ""));
+    let warnings = plain.header("warning").join("\n");
+    assert!(
+        warnings.contains(
+            "would violate PodSecurity \\\"restricted:latest\\\": allowPrivilegeEscalation != false"
+        ),
+        "{warnings}"
+    );
+    plain.expect(201);
+    let path = format!("{pods}/p");
+    let image = json!({"spec": {"containers": [{"name": "c", "image": "i:2"}]}});
+    assert_eq!(client.patch("strategic-merge", &path, &image).header("warning").len(), 1);
+    let note = json!({"metadata": {"annotations": {"a": "b"}}});
+    assert_eq!(client.patch("merge", &path, &note).header("warning").len(), 0, "nothing that counts");
+    let set = json!({"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {
+        "metadata": {"labels": {"a": "b"}}, "spec": {"hostPID": true, "containers": [{"name": "c", "image": "i"}]}}}});
+    let made = client.post("/apis/apps/v1/namespaces/tenant/daemonsets", &set);
+    assert!(made.header("warning")[0].contains("host namespaces (hostPID=true)"));
+    made.expect(201);
+}
+
+#[test]
 fn deleted_pod_ends_at_its_nodes_word_or_at_once_if_unbound() {
     let hub = Hub::new();
     let mut client = hub.admin();

@@ -14,6 +14,7 @@ use crate::cost;
 use crate::field_error::{FieldError, FieldErrors};
 use crate::kinds::{CERTIFICATE_REQUEST, Kind, certificate_request, meta, schema};
 use crate::object::Object;
+use crate::pod_security::{self, Remarks};
 use crate::state::{Expect, Require, Write};
 use crate::value::text;
 
@@ -40,7 +41,7 @@ pub fn update(
         return Err(ApiError::invalid(kind, name, &[error]));
     }
     let current = current.ok_or_else(|| ApiError::not_found(kind, name))?;
-    edit_found(current, place, part, options, fresh, |_, _| Ok(value))
+    edit_found(objects, current, place, part, options, fresh, |_, _| Ok(value))
 }
 
 /// Decides on the creation of an object by an apply, and adds what a creation adds.
@@ -66,7 +67,7 @@ pub fn apply(
     match place.find(objects) {
         Some(current) => {
             let to = |_: &Object, live: Value| applied.to(live, &fresh.stamp());
-            edit_found(current, place, part, &options, fresh, to)
+            edit_found(objects, current, place, part, &options, fresh, to)
         }
         None if part == Part::Main => {
             let mut value = applied.created(&fresh.stamp());
@@ -99,7 +100,8 @@ fn create_applied(
     check_place("name", text(&value, &["metadata", "name"]), name)?;
     metadata(&mut value).remove("resourceVersion");
     // if it was created in the meantime, the next try applies to it
-    Ok(created(kind, compose(objects, kind, namespace, value, options, fresh)?, options))
+    let (value, remarks) = compose(objects, kind, namespace, value, options, fresh)?;
+    Ok(created(kind, value, remarks, options))
 }
 
 /// Changes the existing object to the result of `compute`.
@@ -112,10 +114,11 @@ pub fn edit(
     compute: impl FnOnce(&Object, Value) -> Result<Value, ApiError>,
 ) -> Result<Decision, ApiError> {
     let current = place.find(objects).ok_or_else(|| ApiError::not_found(place.kind, place.name))?;
-    edit_found(current, place, part, options, fresh, compute)
+    edit_found(objects, current, place, part, options, fresh, compute)
 }
 
 fn edit_found(
+    objects: &dyn Objects,
     current: Arc<Object>,
     place: &Place<'_>,
     part: Part,
@@ -137,20 +140,26 @@ fn edit_found(
     // only if there are managers: a node's renewals, which are most writes, have none
     let renewal = matches!(options.owner, Owner::Updates(_)) && is_renewal(kind, &old, &new);
     apply::track(kind, &old, &mut new, claim, options.owner, (renewal, &now));
+    let remarks = match part {
+        Part::Main | Part::All => pod_security::judge(objects, kind, namespace, Some(&old), &new)?,
+        _ => Remarks::default(),
+    };
     (options.admit)(Some(&old), &new)?;
     if options.limited {
         check_size(kind, Some(&old), &new)?;
     }
     if old == new {
-        return Ok(Decision::Answer(Answer::of(current).warned(kind, &new, Some(&old))));
+        return Ok(Decision::Answer(Answer::of(current).warned(kind, &new, &old, remarks)));
     }
     let deleted = is_released(&new);
     if options.dry_run {
         metadata(&mut new).insert("resourceVersion".to_owned(), current.revision.to_string().into());
-        let answer = Answer::dry(new.clone()).warned(kind, &new, Some(&old));
+        let answer = Answer::dry(new.clone()).warned(kind, &new, &old, remarks);
         return Ok(Decision::Answer(Answer { deleted, ..answer }));
     }
-    let pending = Pending { created: false, deleted, warnings: (kind.warnings)(&new, Some(&old)) };
+    let mut warnings = (kind.warnings)(&new, Some(&old));
+    warnings.extend(remarks.warning);
+    let pending = Pending { created: false, deleted, warnings, violation: remarks.audit };
     let quota = options.limited.then(|| quota(kind)).flatten().map(Require::Quota);
     let requires = quota.into_iter().chain(options.requires.iter().cloned()).collect();
     let write = Write {

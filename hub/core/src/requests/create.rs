@@ -11,6 +11,7 @@ use crate::apply;
 use crate::cost;
 use crate::field_error::FieldErrors;
 use crate::kinds::{Kind, NAMESPACE, NODE, meta};
+use crate::pod_security::{self, Remarks};
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, text};
 
@@ -92,12 +93,12 @@ pub fn create(
     options: &WriteOptions<'_>,
     fresh: &Fresh,
 ) -> Result<Decision, ApiError> {
-    let value = compose(objects, kind, namespace, value, options, fresh)?;
+    let (value, remarks) = compose(objects, kind, namespace, value, options, fresh)?;
     let name = text(&value, &["metadata", "name"]);
     if let Some(existing) = objects.get(kind, namespace, name) {
         return Err(ApiError::already_exists(kind, name, existing.terminating));
     }
-    Ok(created(kind, value, options))
+    Ok(created(kind, value, remarks, options))
 }
 
 /// The object as it would be created, after all checks but that of its name's being taken.
@@ -108,7 +109,7 @@ pub(super) fn compose(
     mut value: Value,
     options: &WriteOptions<'_>,
     fresh: &Fresh,
-) -> Result<Value, ApiError> {
+) -> Result<(Value, Remarks), ApiError> {
     cost::check_change(None, &value)?;
     (options.asked)(None, &value)?;
     set_namespace(kind, namespace, &mut value)?;
@@ -129,12 +130,13 @@ pub(super) fn compose(
     apply::track(kind, &before, &mut value, claim, options.owner, (false, &fresh.stamp()));
     check_namespace(objects, kind, namespace, text(&value, &["metadata", "name"]))?;
     service_account::admit(objects, kind, namespace, &mut value, fresh)?;
+    let remarks = pod_security::judge(objects, kind, namespace, None, &value)?;
     (options.admit)(None, &value)?;
     if options.limited {
         check_size(kind, None, &value)?;
         check_owners(objects, kind, &value)?;
     }
-    Ok(value)
+    Ok((value, remarks))
 }
 
 /// What must hold besides the absence of the object when it is created.
@@ -179,10 +181,17 @@ fn check_owners(objects: &dyn Objects, kind: &'static Kind, value: &Value) -> Re
     Ok(())
 }
 
-pub(super) fn created(kind: &'static Kind, value: Value, options: &WriteOptions<'_>) -> Decision {
-    let warnings = (kind.warnings)(&value, None);
+pub(super) fn created(
+    kind: &'static Kind,
+    value: Value,
+    remarks: Remarks,
+    options: &WriteOptions<'_>,
+) -> Decision {
+    let mut warnings = (kind.warnings)(&value, None);
+    warnings.extend(remarks.warning);
+    let violation = remarks.audit;
     if options.dry_run {
-        return Decision::Answer(Answer { created: true, warnings, ..Answer::dry(value) });
+        return Decision::Answer(Answer { created: true, warnings, violation, ..Answer::dry(value) });
     }
     let write = Write {
         kind,
@@ -194,7 +203,7 @@ pub(super) fn created(kind: &'static Kind, value: Value, options: &WriteOptions<
         volatile: false,
         author: options.author.map(Box::from),
     };
-    Decision::Write(write, Pending { created: true, deleted: false, warnings })
+    Decision::Write(write, Pending { created: true, deleted: false, warnings, violation })
 }
 
 /// Checks that name and namespace of the body match the request. An object without a name is refused. Texts and order are
@@ -359,6 +368,7 @@ mod tests {
         let written = created(
             &LEASE,
             lease("Node", "a", "u"),
+            Remarks::default(),
             &WriteOptions { limited: true, ..WriteOptions::internal() },
         );
         let Decision::Write(write, _) = written else { panic!("it is written") };

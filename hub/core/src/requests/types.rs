@@ -9,6 +9,7 @@ use crate::api_error::ApiError;
 use crate::apply::Owner;
 use crate::kinds::Kind;
 use crate::object::Object;
+use crate::pod_security::Remarks;
 use crate::state::{Everything, Index, Require, Sink, Write};
 use crate::value::rfc3339;
 
@@ -74,13 +75,14 @@ pub struct Pending {
     pub(super) created: bool,
     pub(super) deleted: bool,
     pub(super) warnings: Vec<String>,
+    pub(super) violation: Option<String>,
 }
 
 impl Pending {
     /// The answer, with the object as it was stored.
     pub fn answer(self, object: Arc<Object>) -> Answer {
-        let Pending { created, deleted, warnings } = self;
-        Answer { object: Some(object), value: None, created, deleted, warnings }
+        let Pending { created, deleted, warnings, violation } = self;
+        Answer { object: Some(object), value: None, created, deleted, warnings, violation }
     }
 }
 
@@ -120,7 +122,7 @@ impl WriteOptions<'static> {
 }
 
 /// The result of a request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Answer {
     /// The object as stored, or as it was when it was deleted. Absent after a dry run that stored nothing.
     pub object: Option<Arc<Object>>,
@@ -132,19 +134,23 @@ pub struct Answer {
     pub deleted: bool,
     /// Sentences for `Warning` headers.
     pub warnings: Vec<String>,
+    /// What it breaks of the level of Pod Security that its namespace has audited.
+    pub violation: Option<String>,
 }
 
 impl Answer {
     pub(super) fn of(object: Arc<Object>) -> Answer {
-        Answer { object: Some(object), value: None, created: false, deleted: false, warnings: Vec::new() }
+        Answer { object: Some(object), ..Answer::default() }
     }
 
     pub(super) fn dry(value: Value) -> Answer {
-        Answer { object: None, value: Some(value), created: false, deleted: false, warnings: Vec::new() }
+        Answer { value: Some(value), ..Answer::default() }
     }
 
-    pub(super) fn warned(mut self, kind: &Kind, new: &Value, old: Option<&Value>) -> Answer {
-        self.warnings = (kind.warnings)(new, old);
+    pub(super) fn warned(mut self, kind: &Kind, new: &Value, old: &Value, remarks: Remarks) -> Answer {
+        self.warnings = (kind.warnings)(new, Some(old));
+        self.warnings.extend(remarks.warning);
+        self.violation = remarks.audit;
         self
     }
 

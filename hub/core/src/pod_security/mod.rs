@@ -1,0 +1,209 @@
+//! Pod Security: the levels that a namespace's labels ask for, and what they make of a pod.
+//!
+//! The labels `pod-security.kubernetes.io/{enforce,audit,warn}` and their `-version`; texts and rules are upstream's admission plugin of
+//! that name, with no exemptions and `privileged` where a label is missing. Always holds: a label that cannot be read stands for
+//! `restricted`, where it enforces, and for nothing, where it warns. Left to others: when it is asked (`requests`), and warnings (`kedge-hub`).
+
+mod checks;
+
+use serde_json::Value;
+
+use crate::api_error::ApiError;
+use crate::field_error::FieldError;
+use crate::kinds::{DAEMON_SET, Kind, NAMESPACE, POD};
+use crate::object::Object;
+use crate::requests::Objects;
+use crate::value::{at, text};
+use kedge_api::KUBERNETES_VERSION;
+
+const PREFIX: &str = "pod-security.kubernetes.io/";
+
+/// How much a pod may ask for; each allows less than the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    Privileged,
+    Baseline,
+    Restricted,
+}
+
+/// A level as of a version; no version is the latest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rule {
+    level: Level,
+    minor: Option<u32>,
+}
+
+/// What a namespace asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Policy {
+    enforce: Rule,
+    audit: Rule,
+    warn: Rule,
+}
+
+/// What Pod Security says of a change that it does not forbid.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Remarks {
+    /// For a `Warning` header.
+    pub(crate) warning: Option<String>,
+    /// For the audit log.
+    pub(crate) audit: Option<String>,
+}
+
+impl Level {
+    fn read(text: &str) -> Option<Level> {
+        match text {
+            "privileged" => Some(Level::Privileged),
+            "baseline" => Some(Level::Baseline),
+            "restricted" => Some(Level::Restricted),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Level::Privileged => "privileged",
+            Level::Baseline => "baseline",
+            Level::Restricted => "restricted",
+        }
+    }
+}
+
+impl Rule {
+    const NONE: Rule = Rule { level: Level::Privileged, minor: None };
+
+    fn shown(self) -> String {
+        match self.minor {
+            None => format!("{}:latest", self.level.name()),
+            Some(minor) => format!("{}:v1.{minor}", self.level.name()),
+        }
+    }
+
+    /// What a pod breaks, as one text.
+    fn judge(self, annotations: &Value, spec: &Value) -> Option<String> {
+        let latest = KUBERNETES_VERSION.1;
+        let minor = self.minor.map_or(latest, |minor| minor.min(latest));
+        let found = match self.level {
+            Level::Privileged => return None,
+            level => checks::violations(level, minor, annotations, spec),
+        };
+        let shown = found.iter().map(|found| match &*found.detail {
+            "" => found.reason.clone(),
+            detail => format!("{} ({detail})", found.reason),
+        });
+        let shown: Vec<String> = shown.collect();
+        (!shown.is_empty()).then(|| format!("violate PodSecurity \"{}\": {}", self.shown(), shown.join(", ")))
+    }
+}
+
+/// `latest`, or the minor version of `v1.x`.
+fn read_version(text: &str) -> Option<Option<u32>> {
+    if text == "latest" {
+        return Some(None);
+    }
+    let number = text.strip_prefix("v1.")?;
+    let is_plain = number == "0" || !number.starts_with('0');
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    // more than fits is later than any
+    (is_plain && is_number).then(|| Some(number.parse().unwrap_or(u32::MAX)))
+}
+
+impl Policy {
+    /// The policy of a namespace, and what is wrong with its labels.
+    fn of(namespace: &Value) -> (Policy, Vec<FieldError>) {
+        let labels = &namespace["metadata"]["labels"];
+        let mut errors = Vec::new();
+        let mut error = |label: &str, given: &str, why: &str| {
+            errors.push(FieldError::invalid(format!("metadata.labels[{PREFIX}{label}]"), given, why));
+        };
+        let label = |name: &str| labels.get(format!("{PREFIX}{name}")).and_then(Value::as_str);
+        let mut rule = |mode: &str, otherwise: Level| {
+            let mut rule = Rule::NONE;
+            if let Some(given) = label(mode) {
+                rule.level = Level::read(given).unwrap_or_else(|| {
+                    error(mode, given, "must be one of privileged, baseline, restricted");
+                    otherwise
+                });
+            }
+            let version = format!("{mode}-version");
+            if let Some(given) = label(&version) {
+                rule.minor = read_version(given).unwrap_or_else(|| {
+                    error(&version, given, "must be \"latest\" or \"v1.x\"");
+                    None
+                });
+            }
+            rule
+        };
+        let enforce = rule("enforce", Level::Restricted);
+        let audit = rule("audit", Level::Privileged);
+        let mut warn = rule("warn", Level::Privileged);
+        // who enforces a level is warned by it, too
+        let is_read = label("enforce").is_some_and(|given| Level::read(given).is_some());
+        if label("warn").is_none() && is_read && enforce.level > warn.level {
+            warn.level = enforce.level;
+            if label("warn-version").is_none() {
+                warn.minor = enforce.minor;
+            }
+        }
+        (Policy { enforce, audit, warn }, errors)
+    }
+}
+
+/// What is wrong with the labels of a namespace that its change brings.
+pub(crate) fn label_errors(new: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    let errors = Policy::of(new).1;
+    let shown = |errors: &[FieldError]| format!("{errors:?}");
+    match old.map(|old| Policy::of(old).1) {
+        Some(known) if shown(&known) == shown(&errors) => Vec::new(),
+        _ => errors,
+    }
+}
+
+/// Judges a new or changed object by the policy of its namespace: a pod is refused, the template of a DaemonSet only remarked on.
+///
+/// # Errors
+/// 403 of a pod that breaks the level that is enforced.
+pub(crate) fn judge(
+    objects: &dyn Objects,
+    kind: &Kind,
+    namespace: &str,
+    old: Option<&Value>,
+    new: &Value,
+) -> Result<Remarks, ApiError> {
+    let is_pod = kind.kind == POD.kind;
+    let (metadata, spec) = match kind.kind {
+        _ if is_pod && old.is_none_or(|old| images(old) != images(new)) => (&new["metadata"], &new["spec"]),
+        template if template == DAEMON_SET.kind => {
+            let template = &new["spec"]["template"];
+            (&template["metadata"], &template["spec"])
+        }
+        _ => return Ok(Remarks::default()),
+    };
+    let Some(namespace) = objects.get(&NAMESPACE, "", namespace).filter(|found| has_labels(found)) else {
+        return Ok(Remarks::default());
+    };
+    let (policy, _) = Policy::of(&namespace.value());
+    let annotations = &metadata["annotations"];
+    if let Some(found) = policy.enforce.judge(annotations, spec).filter(|_| is_pod) {
+        // the only word in which the texts differ
+        let why = found.replacen("violate", "violates", 1);
+        return Err(ApiError::forbidden_object(kind, text(new, &["metadata", "name"]), &why));
+    }
+    let remark = |rule: Rule| rule.judge(annotations, spec).map(|found| format!("would {found}"));
+    Ok(Remarks { warning: remark(policy.warn), audit: remark(policy.audit) })
+}
+
+/// By the text: most namespaces have no such label, and are not parsed for each pod.
+fn has_labels(namespace: &Object) -> bool {
+    std::str::from_utf8(&namespace.json).is_ok_and(|text| text.contains(PREFIX))
+}
+
+fn images(pod: &Value) -> Vec<&str> {
+    let lists = ["initContainers", "containers"].into_iter();
+    let containers =
+        lists.flat_map(|list| at(pod, &["spec", list]).and_then(Value::as_array).into_iter().flatten());
+    containers.map(|container| text(container, &["image"])).collect()
+}
+
+#[cfg(test)]
+mod tests;
