@@ -14,6 +14,7 @@ mod killed_agents;
 mod network;
 mod pods;
 mod probes;
+mod rollouts;
 mod sessions;
 mod setup;
 mod sharing;

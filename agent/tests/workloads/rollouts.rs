@@ -1,0 +1,308 @@
+//! Updates of a DaemonSet on three nodes, with a real hub, real agents, crun, and images from a registry: good ones, one that is not
+//! there, ones that crash; stops, undos, roll backs, canaries, a hub that is killed, a node that is away.
+//!
+//! Always holds, in every step: no more containers run than there are nodes, and while an update whose budget is one node goes on, two
+//! nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times and waits until a node is lost.
+
+use crate::setup::{INSIDE, isolated, make_image};
+use kedge_core::images::BlobDigest;
+use kedge_rig::agent::AgentOptions;
+use kedge_rig::cluster::{Cluster, HEADER};
+use kedge_rig::registry::FakeRegistry;
+use kedge_rig::scratch::poll;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
+const SET: &str = "clock";
+/// An update of three nodes takes 10 to 20 s; under the load of other tests more.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// How often the hub is killed.
+const KILLS: usize = 3;
+
+fn is_full() -> bool {
+    std::env::var_os("KEDGE_ROLLOUT_FULL").is_some()
+}
+
+/// Three nodes and a registry.
+struct Site {
+    cluster: Cluster,
+    registry: FakeRegistry,
+    layer: Vec<u8>,
+}
+
+impl Site {
+    fn new() -> Self {
+        let mut cluster = Cluster::start("rollouts").unwrap();
+        let registry = FakeRegistry::start().unwrap();
+        let root = cluster.scratch().join("image");
+        make_image(&root);
+        let archived = Command::new("tar")
+            .args(["--mode=a+rX", "-C"])
+            .arg(&root)
+            .args(["-cf", "-", "."])
+            .output()
+            .unwrap();
+        assert!(archived.status.success());
+        let group = std::env::var(INSIDE).unwrap();
+        for node in NODES {
+            let mut options = AgentOptions::new(env!("CARGO_BIN_EXE_kedge").as_ref());
+            options.crun = Some("/usr/bin/crun".into());
+            options.flags = vec!["--cgroup-root".into(), format!("{group}/{node}").into()];
+            let logs = cluster.scratch().join(format!("{node}-logs"));
+            let agent = cluster.add(node, options).unwrap();
+            let text = format!(
+                "{HEADER}podLogsDir: {}\nkedge:\n  images:\n    insecureRegistries: [\"{}\"]\n",
+                logs.display(),
+                registry.name()
+            );
+            agent.write_drop_in("20-pods.conf", &text).unwrap();
+            agent.start().unwrap();
+        }
+        Self { cluster, registry, layer: archived.stdout }
+    }
+
+    fn image(&self, tag: &str) -> String {
+        format!("{}/site/clock:{tag}", self.registry.name())
+    }
+
+    /// An image that runs this command; all have the same layer.
+    fn push(&self, tag: &str, command: &[&str]) {
+        let put = |path: &str, media: &str, bytes: &[u8]| {
+            let digest = BlobDigest::of(bytes);
+            let path = if path.is_empty() { format!("site/clock/blobs/{digest}") } else { path.to_owned() };
+            let media = format!("application/vnd.oci.image.{media}");
+            self.registry.put(&path, &media, bytes);
+            json!({"mediaType": media, "digest": digest, "size": bytes.len()})
+        };
+        let layer = put("", "layer.v1.tar", &self.layer);
+        let architecture = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        let config = json!({"architecture": architecture, "os": "linux", "config": {"Cmd": command},
+            "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}});
+        let config = put("", "config.v1+json", config.to_string().as_bytes());
+        let media = "application/vnd.oci.image.manifest.v1+json";
+        let manifest = json!({"schemaVersion": 2, "mediaType": media, "config": config, "layers": [layer]});
+        put(&format!("site/clock/manifests/{tag}"), "manifest.v1+json", manifest.to_string().as_bytes());
+    }
+
+    /// An image whose container runs; `number` tells its processes from those of others.
+    fn push_good(&self, tag: &str, number: u32) {
+        self.push(tag, &["/bin/sleep", &number.to_string()]);
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> String {
+        self.cluster.kubectl().run(arguments).unwrap()
+    }
+
+    fn set_image(&self, tag: &str) {
+        let image = format!("{SET}={}", self.image(tag));
+        self.kubectl(&["set", "image", &format!("daemonset/{SET}"), &image]);
+    }
+
+    fn annotate(&self, annotation: &str) {
+        self.kubectl(&["annotate", "--overwrite", "daemonset", SET, annotation]);
+    }
+
+    fn set(&self) -> Value {
+        self.cluster.kubectl().json(&["get", "daemonset", SET]).unwrap_or_default()
+    }
+
+    fn stop(&self) -> String {
+        let set = self.set();
+        let conditions = set["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let stop = conditions.iter().find(|one| one["type"] == "RolloutStopped" && one["status"] == "True");
+        stop.map_or(String::new(), |stop| stop["message"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Image tag and restarts of the pod of each node; only pods that are ready.
+    fn ready(&self) -> BTreeMap<String, (String, u64)> {
+        let pods = self.cluster.kubectl().json(&["get", "pods", "-l", "app=clock"]).unwrap_or_default();
+        let of = |pod: &Value| {
+            let container = &pod["status"]["containerStatuses"][0];
+            let image = pod["spec"]["containers"][0]["image"].as_str()?;
+            let tag = image.rsplit(':').next()?.to_owned();
+            let node = pod["spec"]["nodeName"].as_str()?.to_owned();
+            let is_ready = container["ready"] == true && pod["metadata"]["deletionTimestamp"].is_null();
+            is_ready.then(|| (node, (tag, container["restartCount"].as_u64().unwrap_or(0))))
+        };
+        pods["items"].as_array().into_iter().flatten().filter_map(of).collect()
+    }
+
+    fn all_run(&self, tag: &str) -> bool {
+        let ready = self.ready();
+        ready.len() == NODES.len() && ready.values().all(|found| *found == (tag.to_owned(), 0))
+    }
+
+    /// Waits, and watches the promises meanwhile: at most `out` nodes have no container.
+    #[track_caller]
+    fn until(&self, awaited: &str, out: usize, is_so: impl Fn() -> bool) {
+        let begin = Instant::now();
+        let reached = poll(PATIENCE, || {
+            let running = processes();
+            assert!(running <= NODES.len(), "{awaited}: {running} containers on {} nodes", NODES.len());
+            assert!(running + out >= NODES.len(), "{awaited}: only {running} containers run");
+            is_so().then_some(())
+        });
+        eprintln!("{awaited}: {} ms", begin.elapsed().as_millis());
+        assert!(reached.is_some(), "waited in vain for {awaited}\n{}", self.state());
+    }
+
+    fn state(&self) -> String {
+        let pods = self.cluster.kubectl().run(&["get", "pods", "-o", "wide"]).unwrap_or_default();
+        let logs: Vec<String> =
+            NODES.iter().map(|node| tail(&self.cluster.agent(node).log_text(), 30)).collect();
+        let log = fs::read_to_string(self.cluster.hub().log()).unwrap_or_default();
+        format!("{:#}\n{pods}\n{}\n{}", self.set()["status"], tail(&log, 30), logs.join("\n"))
+    }
+}
+
+fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Processes of good images.
+fn processes() -> usize {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let command_lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    command_lines.filter(|line| line.starts_with(b"/bin/sleep\x0086")).count()
+}
+
+fn manifest(image: &str) -> String {
+    let labels = json!({"app": "clock"});
+    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": SET}, "spec": {
+        "selector": {"matchLabels": labels}, "minReadySeconds": 1,
+        "template": {"metadata": {"labels": labels}, "spec": {
+            "hostNetwork": true, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": SET, "image": image}]}}}})
+    .to_string()
+}
+
+#[test]
+fn updates_of_real_agents_stop_before_they_hurt() {
+    isolated("rollouts::updates_of_real_agents_stop_before_they_hurt", || {
+        let mut site = Site::new();
+        site.push_good("v1", 86_401);
+        site.cluster.kubectl().feed(&["apply", "-f", "-"], &manifest(&site.image("v1"))).unwrap();
+        site.until("the first rollout", NODES.len(), || site.all_run("v1"));
+
+        image_that_is_missing_harms_nothing(&site);
+        crash_loop_stops_after_one_node_and_is_undone(&site);
+        failed_update_is_rolled_back(&site);
+        canary_comes_first(&site);
+        rollover_ends_with_the_last_template(&site);
+        hub_that_is_killed_goes_on(&mut site);
+        if is_full() {
+            node_that_is_lost_is_updated_on_return(&mut site);
+        }
+        site.kubectl(&["delete", "daemonset", SET]);
+        site.until("the end", NODES.len(), || processes() == 0);
+    });
+}
+
+/// Nothing is stopped for an image that is not there; when it comes, the update goes on.
+fn image_that_is_missing_harms_nothing(site: &Site) {
+    site.annotate("kedge.dev/max-failures=0");
+    site.annotate("kedge.dev/progress-deadline=20s");
+    site.set_image("v2");
+    // no container ends all the while: `out` is 0
+    site.until("a stop without harm", 0, || site.stop().contains("image not pulled in time"));
+    assert!(site.all_run("v1"), "{}", site.state());
+    site.push_good("v2", 86_402);
+    site.annotate("kedge.dev/resume=1");
+    site.annotate("kedge.dev/progress-deadline=10m");
+    site.until("the update once the image is there", 1, || site.all_run("v2"));
+}
+
+fn crash_loop_stops_after_one_node_and_is_undone(site: &Site) {
+    site.push("v3", &["/bin/sh", "-c", "exit 3"]);
+    site.set_image("v3");
+    site.until("a stop by a crash loop", 1, || site.stop().contains("(crash loop)"));
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(processes(), 2, "the other nodes keep what they run");
+    let rollout = format!("daemonset/{SET}");
+    site.kubectl(&["rollout", "undo", &rollout]);
+    site.until("the undo", 1, || site.all_run("v2"));
+    let said = site.kubectl(&["rollout", "status", &rollout, "--timeout=60s"]);
+    assert!(said.contains("successfully rolled out"), "{said}");
+}
+
+fn failed_update_is_rolled_back(site: &Site) {
+    site.annotate("kedge.dev/rollback-on-failure=true");
+    site.push("v4", &["/bin/sh", "-c", "exit 4"]);
+    site.set_image("v4");
+    let has_template =
+        |tag: &str| site.set()["spec"]["template"]["spec"]["containers"][0]["image"] == *site.image(tag);
+    site.until("the roll back", 1, || has_template("v2") && site.all_run("v2"));
+    site.annotate("kedge.dev/rollback-on-failure=false");
+}
+
+fn canary_comes_first(site: &Site) {
+    site.kubectl(&["label", "node", "edge-3", "canary=true"]);
+    site.annotate("kedge.dev/canary-selector=canary=true");
+    site.annotate("kedge.dev/canary-soak=4s");
+    site.push_good("v5", 86_405);
+    site.set_image("v5");
+    let others_have = |tag: &str| {
+        let ready = site.ready();
+        ["edge-1", "edge-2"].iter().all(|node| ready.get(*node).is_some_and(|found| found.0 == tag))
+    };
+    site.until("the canary", 1, || {
+        let is_updated = site.ready().get("edge-3").is_some_and(|found| found.0 == "v5");
+        assert!(is_updated || others_have("v2"), "the others wait for it: {:?}", site.ready());
+        is_updated
+    });
+    assert!(others_have("v2"), "{:?}", site.ready());
+    site.until("the others after it", 1, || site.all_run("v5"));
+    site.annotate("kedge.dev/canary-selector=");
+}
+
+fn rollover_ends_with_the_last_template(site: &Site) {
+    site.push_good("v6", 86_406);
+    site.push_good("v7", 86_407);
+    site.set_image("v6");
+    site.until("a node with the one between", 1, || site.ready().values().any(|found| found.0 == "v6"));
+    site.set_image("v7");
+    site.until("the last one", 1, || site.all_run("v7"));
+}
+
+/// At moments that differ from run to run.
+fn hub_that_is_killed_goes_on(site: &mut Site) {
+    let kills = if is_full() { 100 } else { KILLS };
+    for round in 0..kills {
+        let tag = if round % 2 == 0 { "v6" } else { "v7" };
+        site.set_image(tag);
+        let nanos =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
+        std::thread::sleep(Duration::from_millis(u64::from(nanos) % 4000));
+        site.cluster.hub_mut().kill();
+        site.cluster.hub_mut().start_again().unwrap();
+        site.until(&format!("the update after kill {round}"), 1, || site.all_run(tag));
+    }
+}
+
+fn node_that_is_lost_is_updated_on_return(site: &mut Site) {
+    site.cluster.agent_mut("edge-2").stop().unwrap();
+    site.push_good("v8", 86_408);
+    site.until("a node that is lost", 0, || {
+        let node = site.cluster.kubectl().json(&["get", "node", "edge-2"]).unwrap_or_default();
+        let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "Unknown")
+    });
+    site.set_image("v8");
+    site.until("the update of the others", 1, || {
+        let set = site.set();
+        set["metadata"]["annotations"]["kedge.dev/set-aside"] == "1"
+            && set["status"]["numberAvailable"] == 2
+            && site.ready().values().filter(|found| found.0 == "v8").count() == 2
+    });
+    site.cluster.agent_mut("edge-2").start().unwrap();
+    site.until("the node that returned", 1, || site.all_run("v8"));
+}
