@@ -9,6 +9,7 @@ pub mod admission;
 pub mod bless;
 #[cfg(test)]
 mod life;
+mod signature;
 mod steps;
 pub mod update;
 

@@ -4,6 +4,7 @@
 //! while it counts.
 
 use super::bless::tests::bless_it;
+use super::signature::Keys;
 use super::tests::entry;
 use super::update::tests::{PLACES, bytes, part};
 use super::update::write;
@@ -92,7 +93,9 @@ fn update(slots: &FakeSlots, running: &Started) -> Result<(), String> {
         is_own_efi: true,
         board: "toaster".to_owned(),
     };
-    write(slots, &facts, &mut &bytes()[..], None, Works::new).map(drop).map_err(|error| error.to_string())
+    write(slots, &facts, &Keys::default(), &mut &bytes()[..], None, Works::new)
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 /// A boot that is good, and perhaps an update in it. None: the power went.

@@ -1,10 +1,11 @@
 //! `kedge slot update`: writes an update into the slot that does not run, and has the boot loader try it.
 //!
-//! Always holds: a power cut at any moment leaves a machine that boots what it booted before; what is refused by the manifest, or for
-//! want of room, has changed nothing. One update or blessing at a time.
+//! Always holds: a power cut at any moment leaves a machine that boots what it booted before; what is refused by the manifest, its
+//! signature, or for want of room, has changed nothing. One update or blessing at a time.
 //! Leaves to others: whether and where (`kedge_core::slot::admission`), in which order (`list`), the writing itself (`steps`).
 
 use super::admission::facts;
+use super::signature::Keys;
 use super::{LOCK, look, say, status, steps};
 use crate::cli::CommandError;
 use crate::flags::Places;
@@ -33,9 +34,10 @@ pub fn update(places: &Places, file: &str, reboots: bool) -> Result<(), CommandE
     let (mut update, length) =
         open(file).map_err(|error| unchanged(format_args!("cannot open {file}: {error}")))?;
     let roots = Roots::default();
+    let keys = Keys::read(&roots).map_err(unchanged)?;
     let slots = LinuxSlots::new(&roots, EFI);
     let facts = facts(&roots, Path::new(EFI), Path::new("/"));
-    say(write(&slots, &facts, &mut update, length, || look(&roots, status(places).as_ref()))?);
+    say(write(&slots, &facts, &keys, &mut update, length, || look(&roots, status(places).as_ref()))?);
     match reboots {
         true => Command::new("systemctl").arg("reboot").status().map(drop).map_err(CommandError::new),
         false => Ok(()),
@@ -61,6 +63,7 @@ fn open(file: &str) -> io::Result<(Box<dyn Read>, Option<u64>)> {
 pub(super) fn write<S: Slots>(
     slots: &S,
     facts: &Facts,
+    keys: &Keys,
     update: &mut impl Read,
     length: Option<u64>,
     mut works: impl FnMut() -> Works,
@@ -68,6 +71,9 @@ pub(super) fn write<S: Slots>(
     let mut manifest = Vec::new();
     let read = update.by_ref().take(MANIFEST_BYTES as u64).read_to_end(&mut manifest);
     read.map_err(|error| unchanged(format_args!("cannot read the update: {error}")))?;
+    if let Some(name) = keys.verify(&manifest).map_err(unchanged)? {
+        say(format_args!("the update is signed by the key {name}"));
+    }
     let plan = admission::admit(facts, &manifest).map_err(unchanged)?;
     let (running, other, expected) = (plan.running, plan.other, plan.bytes());
     if let Some(found) = length.filter(|found| *found < expected) {
@@ -159,7 +165,7 @@ pub(super) mod tests {
         // the state works before the root is written, contact after it
         let mut works = ["state", "contact"].into_iter().map(parse);
         let update = &mut &update[..];
-        let done = write(slots, &facts_of(slots), update, length, || works.next().unwrap());
+        let done = write(slots, &facts_of(slots), &Keys::default(), update, length, || works.next().unwrap());
         done.map_err(|error| error.to_string())
     }
 
@@ -351,7 +357,10 @@ pub(super) mod tests {
         let disk = disk();
         let slots = FakeSlots::new(&disk);
         let update = bytes();
-        write(&slots, &facts_of(&slots), &mut Pieces(&update), None, || parse("state,contact")).unwrap();
+        write(&slots, &facts_of(&slots), &Keys::default(), &mut Pieces(&update), None, || {
+            parse("state,contact")
+        })
+        .unwrap();
         judge(&disk).unwrap();
         assert_eq!(list(&disk), "kedge-a.conf kedge-b+3.conf");
         let shown: BTreeMap<_, _> = slots.entries().unwrap();
