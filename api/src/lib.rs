@@ -60,6 +60,12 @@ pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 pub const CLUSTER_EVENT_NAMESPACE: &str = "default";
 /// In the answer to a node's renewal: the latest resourceVersion at which somebody else changed what the node follows (our hub only).
 pub const DESIRED_HEADER: &str = "kedge-desired";
+/// On a bookmark of a node's watch of its own Node: the ids of the calls that wait for it, by commas (our hub only).
+pub const CALLS_ANNOTATION: &str = "kedge.dev/calls";
+/// The same in the answer to a node's renewal.
+pub const CALLS_HEADER: &str = "kedge-call";
+/// What a connection is upgraded to by which a node takes a call: after it the hub is the client of the kubelet's API.
+pub const SESSION_UPGRADE: &str = "kedge-session";
 /// The media type of a patch that renews a node's own Lease: the body is the time alone, `2006-01-02T15:04:05.000000Z`, and the answer has
 /// none (our hub only, which offers it in `Accept-Patch`).
 pub const RENEWAL_MEDIA: &str = "text/vnd.kedge.renewal";

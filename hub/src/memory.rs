@@ -99,6 +99,8 @@ pub enum News {
     Change(Waiting),
     /// Its client has heard of a change of this revision, and waits for the watch to come to it.
     Named(u64),
+    /// A call with this id waits for its client, a node.
+    Called(Arc<str>),
     /// The hub closes: every change up to this revision was received.
     Last(u64),
 }
@@ -142,6 +144,14 @@ impl Reminder {
         let Some(queue) = self.0.upgrade() else { return false };
         // a client that is behind by a whole queue sees more than this one change before it catches up
         let _ = queue.try_send(News::Named(revision));
+        !queue.is_closed()
+    }
+
+    /// Tells it that this call waits. `false`: it has ended.
+    pub fn call(&self, id: &Arc<str>) -> bool {
+        let Some(queue) = self.0.upgrade() else { return false };
+        // a client that is behind by a whole queue hears of it in the answer to its next renewal
+        let _ = queue.try_send(News::Called(Arc::clone(id)));
         !queue.is_closed()
     }
 }

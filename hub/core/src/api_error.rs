@@ -165,11 +165,41 @@ impl ApiError {
     }
 
     /// 500: upstream's answer when the kubelet cannot be reached, which is always the case here.
-    pub fn node_out_of_reach(node: &str) -> ApiError {
+    pub fn node_out_of_reach(node: &str, why: &str) -> ApiError {
+        ApiError::new(500, "", format!("error dialing backend: node {node:?} cannot be asked: {why}"))
+    }
+
+    /// 504: the hub called it.
+    pub fn node_did_not_dial(node: &str, secs: u64) -> ApiError {
         let message = format!(
-            "error dialing backend: the hub does not dial nodes, and node {node:?} has opened no stream to it"
+            "error dialing backend: node {node:?} was asked to open a connection, and did not within {secs} s"
         );
-        ApiError::new(500, "", message)
+        ApiError::new(504, "Timeout", message)
+    }
+
+    /// 500: it dialled, and what it answered is of no use.
+    pub fn node_failed(node: &str, why: &str) -> ApiError {
+        ApiError::new(500, "", format!("error dialing backend: node {node:?}: {why}"))
+    }
+
+    /// What a kubelet refuses, as upstream passes it on: its text, under its status.
+    pub fn of_kubelet(status: u16, text: String) -> ApiError {
+        let reason = match status {
+            400 => "BadRequest",
+            403 => "Forbidden",
+            404 => "NotFound",
+            405 => "MethodNotAllowed",
+            500 => "InternalError",
+            503 => "ServiceUnavailable",
+            504 => "Timeout",
+            _ => "",
+        };
+        ApiError::new(status, reason, text.trim_end().to_owned())
+    }
+
+    /// 404: no call with this id waits for the node that asks.
+    pub fn call_not_found(id: &str) -> ApiError {
+        ApiError::new(404, "NotFound", format!("no call {:?} waits for this node", excerpt(id)))
     }
 
     /// 504: the requested version is in the future.

@@ -121,7 +121,10 @@ async fn connected(
     if let Some(node) = server.credentials.valid(identity.as_ref()).and_then(Identity::node) {
         server.handshakes.trust(node, network);
     }
-    Ok((link, Caller::new(server, identity, from)))
+    let patience = link.stream().get_ref().0.patience();
+    let mut caller = Caller::new(server, identity, from);
+    caller.patience = patience;
+    Ok((link, caller))
 }
 
 /// The handshake, until it must make room for others. The key exchange is what costs: it is paid for once the client's hello is complete,

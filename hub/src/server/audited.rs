@@ -1,6 +1,6 @@
 //! What of a request goes into the audit log, and the id that ties its line to its answer.
 //!
-//! Always holds: every change that a client asked for and every read of Secrets is recorded with its outcome, or counted; the exception
+//! Always holds: every change that a client asked for, every session with a node and every read of Secrets is recorded with its outcome, or counted; the exception
 //! is what a node reports about itself when it is stored. Left to others: the line, its place and its quota (`crate::audit`).
 
 use std::net::IpAddr;
@@ -27,6 +27,9 @@ const AUDIT_ID: &str = "audit-id";
 const AUDIT_ID_BYTES: usize = 64;
 /// Names of a collection's objects that are collected for its line, which cuts them.
 const NAMES: usize = 512;
+
+/// What a node is asked for: logs and commands tell and do what Secrets and changes do.
+const SESSIONS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
 
 /// The name that a created object got.
 #[derive(Debug, Clone)]
@@ -153,10 +156,11 @@ pub(super) fn audit(
     let Some(log) = context.server.hub.audit() else { return };
     let code = outcome.as_ref().map_or_else(|error| error.code, |response| response.status().as_u16());
     let reads = matches!(verb, "get" | "list" | "watch");
+    let is_session = SESSIONS.contains(&&*target.subresource);
     let Some(caller) = (*context.caller).as_ref().filter(|caller| !is_counted(Some(caller), code)) else {
         return;
     };
-    if (reads && target.kind.kind != SECRET.kind) || is_report(caller, verb, target, code) {
+    if (reads && target.kind.kind != SECRET.kind && !is_session) || is_report(caller, verb, target, code) {
         return;
     }
     let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<CreatedName>());

@@ -32,7 +32,8 @@ use super::link::{IDLE, Link, Next, STRANGER_IDLE};
 use super::request::RequestBody;
 use super::respond::{self, Body, Sending};
 use super::shared::Server;
-use super::{audited, authentication, handlers, head, renewals};
+use super::stream::Patience;
+use super::{audited, authentication, calls, handlers, head, renewals};
 
 /// Most headers of one request.
 const MAX_HEADERS: usize = 64;
@@ -55,6 +56,8 @@ pub(super) struct Caller {
     pub(super) slot: Arc<Slot>,
     /// What is noted of a node's credential.
     pub(super) seen: Option<Arc<Seen>>,
+    /// Of its socket.
+    pub(super) patience: Patience,
     /// Whether it has shown a valid credential: its certificate, or a token with a request.
     proven: Arc<AtomicBool>,
 }
@@ -66,7 +69,7 @@ impl Caller {
         let slot = server.limits.slot(valid, from, Instant::now());
         let seen = server.credentials.connected(valid);
         let proven = Arc::new(AtomicBool::new(valid.is_some()));
-        Caller { identity: Arc::new(identity), from, slot, seen, proven }
+        Caller { identity: Arc::new(identity), from, slot, seen, patience: Patience::default(), proven }
     }
 
     /// Notes whom a request's credential proves.
@@ -139,6 +142,15 @@ where
         link = match Box::pin(one_request(link, chunks, server, &caller, stopped.clone())).await? {
             Served::Ended => return Ok(()),
             Served::Answered(link) => link,
+            Served::Relay(mut link, kept) => {
+                caller.patience.of_session();
+                let relaying = Box::pin(async move { link.relay(kept).await });
+                return tokio::select! {
+                    relayed = relaying => Ok(relayed?),
+                    () = ended.as_mut() => Ok(()),
+                    () = stop(stopped.clone()) => Ok(()),
+                };
+            }
             Served::Watch(mut link, answer) => {
                 // boxed as well: a connection that renews has no watch
                 let watching = Box::pin(async move {
@@ -189,12 +201,15 @@ enum Served<S> {
     Answered(Link<S>),
     /// It is a watch now.
     Watch(Link<S>, detached_watch::Answer),
+    /// It is a session now.
+    Relay(Link<S>, calls::Kept),
 }
 
 /// What the service of a connection reports about its request.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Exchange {
     watch: detached_watch::Waiting,
+    relay: calls::Waiting,
     /// The library closes the connection.
     closes: AtomicBool,
     /// Some of the request may still arrive: the connection must not be closed before that.
@@ -227,7 +242,9 @@ where
         }
         exchange.unread.store(sent == Sent::Unread, Ordering::Relaxed);
         let closes = closes || sent == Sent::Unread || response.headers().contains_key(header::CONNECTION);
-        let Some(response) = exchange.watch.keep(response, detached_watch::Manner { chunks, closes }) else {
+        let manner = detached_watch::Manner { chunks, closes };
+        let kept = exchange.relay.keep(response, manner);
+        let Some(response) = kept.and_then(|response| exchange.watch.keep(response, manner)) else {
             // the connection was detached
             return std::future::pending().await;
         };
@@ -248,7 +265,7 @@ where
     let answer = loop {
         let served = std::future::poll_fn(|context| match Pin::new(&mut serving).poll(context) {
             Poll::Ready(ended) => Poll::Ready(Some(ended)),
-            Poll::Pending if exchange.watch.is_kept() => Poll::Ready(None),
+            Poll::Pending if exchange.watch.is_kept() || exchange.relay.is_kept() => Poll::Ready(None),
             // the library flushes last, so nothing of the answer is left in its buffers
             Poll::Pending if progress.is_over() && !exchange.closes.load(Ordering::Relaxed) => {
                 Poll::Ready(None)
@@ -271,6 +288,9 @@ where
         }
     };
     let mut link = serving.into_parts().io.into_inner();
+    if let Some(kept) = exchange.relay.take() {
+        return Ok(Served::Relay(link, kept));
+    }
     match answer {
         Some(Some(watch)) => return Ok(Served::Watch(link, watch)),
         Some(None) => return Ok(Served::Answered(link)),

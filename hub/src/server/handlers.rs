@@ -20,8 +20,8 @@ use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
-    discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, steps, subresources,
-    tokens, watch,
+    calls, discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, steps,
+    subresources, tokens, watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -116,6 +116,28 @@ async fn answer(
             reviews::answer(&context, &route, &body)
         }
         Route::Bindings(namespace) => bindings(&context, &namespace, body).await,
+        Route::NodeProxy { node, path } => {
+            let target = Target {
+                kind: &kinds::NODE,
+                namespace: String::new(),
+                name: node,
+                subresource: "proxy".to_owned(),
+            };
+            let verb = match parts.method {
+                Method::GET | Method::HEAD => "get",
+                Method::POST => "create",
+                Method::PUT => "update",
+                Method::PATCH => "patch",
+                _ => "delete",
+            };
+            let outcome = match authorize_target(&context, verb, &target, None) {
+                Ok(()) => node_streams::proxy(&context, &target.name, &path).await,
+                Err(refused) => Err(refused),
+            };
+            audit(&context, verb, &target, &outcome);
+            outcome
+        }
+        Route::Call { node, id } => calls::take(&context, &node, &id),
         Route::NodeAccess { node, verb } => {
             let outcome = node_access(&context, &node, verb, body).await;
             let target = Target {
@@ -264,6 +286,8 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         | Route::TokenReview
         | Route::Bindings(_)
         | Route::NodeAccess { .. }
+        | Route::NodeProxy { .. }
+        | Route::Call { .. }
         | Route::Unknown => Err(ApiError::path_not_found()),
     }
 }
@@ -284,7 +308,7 @@ async fn resource(
             Some(known) if known.name == "approval" => Part::Approval,
             Some(known) if known.name == "finalize" => Part::Finalize,
             Some(known) if matches!(known.name, "log" | "attach" | "exec" | "portforward") => {
-                return node_streams::answer(context, target, known);
+                return node_streams::answer(context, target, known).await;
             }
             Some(known) => {
                 let body = body.read().await?;
@@ -375,6 +399,9 @@ fn watch_collection(
     // versions of Leases count apart, and no answer names one
     if let Some(node) = context.author().filter(|_| !target.kind.stored().is_renewed()) {
         stream.follow(context.slot.own_watches(), || memory.desired(node));
+        if target.kind.kind == kinds::NODE.kind {
+            stream.tell_of_calls(context.slot.own_watches());
+        }
     }
     let mut response = respond::bytes(200, "application/json", Bytes::new());
     *response.body_mut() = Body::Watch(Box::new(stream));

@@ -158,6 +158,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         }
     }
 
+    /// From here on its reader gets whatever comes.
+    pub(super) fn read_everything(&mut self) {
+        self.readable = Readable::Everything;
+    }
+
     /// The bytes of a request, or of its beginning.
     pub(super) fn early(&self) -> &[u8] {
         &self.early

@@ -9,6 +9,7 @@ mod accept;
 mod allocations;
 mod audited;
 mod authentication;
+mod calls;
 mod connection;
 mod context;
 mod delete_options;

@@ -1,19 +1,31 @@
-//! Requests that only a pod's node can serve: its logs, and streams into its containers.
+//! Requests that only a node can serve: its pods' logs, streams into their containers, and what its own API tells.
 //!
-//! The hub never dials a node, and nodes open no streams to it yet. So a request that the node could serve is answered as upstream
-//! answers when it cannot reach the kubelet.
+//! Owns how such a request is put in the kubelet's words. Always holds: the node sees the names of objects that the hub has checked, and
+//! of the query only parameters with a meaning there. Left to others: reaching the node and passing its answer on (`calls`), which
+//! requests a pod's state refuses (`kedge_hub_core::requests`).
 
-use http::Response;
+use http::{Method, Response};
+use kedge_api::percent_encoded;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::field_error::FieldError;
+use kedge_hub_core::kinds::{NODE, POD, Subresource};
+use kedge_hub_core::requests::{serving_container, serving_node};
 
+use super::calls::{self, Asked};
 use super::context::RequestContext;
+use super::request::Parameters;
 use super::respond::{self, Body};
 use super::route::Target;
-use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::kinds::{NODE, POD, Subresource};
-use kedge_hub_core::requests::serving_node;
+
+/// Parameters of a log that go to the node as they are.
+const OF_LOGS: [&str; 8] =
+    ["follow", "limitBytes", "previous", "sinceSeconds", "sinceTime", "stream", "tailLines", "timestamps"];
+/// What may be asked of a node's own API.
+const OF_NODES: [&[&str]; 6] =
+    [&["configz"], &["healthz"], &["metrics"], &["metrics", "resource"], &["pods"], &["stats", "summary"]];
 
 /// `GET .../log`, `GET` or `POST` of `.../exec`, `.../attach`, `.../portforward`.
-pub(super) fn answer(
+pub(super) async fn answer(
     context: &RequestContext<'_>,
     target: &Target,
     subresource: &Subresource,
@@ -21,9 +33,122 @@ pub(super) fn answer(
     let hub = &context.server.hub;
     let found = hub.get(&POD, &target.namespace, &target.name);
     let pod = found.ok_or_else(|| ApiError::not_found(&POD, &target.name))?.value();
-    match serving_node(&pod, subresource.name, context.parameters.text("container"))? {
-        None => Ok(respond::empty(204)),
-        Some(node) if hub.get(&NODE, "", node).is_none() => Err(ApiError::not_found(&NODE, node)),
-        Some(node) => Err(ApiError::node_out_of_reach(node)),
+    let parameters = &context.parameters;
+    let named = parameters.text("container");
+    if subresource.name == "log" {
+        check_log(target, parameters)?;
+    }
+    let Some(node) = serving_node(&pod, subresource.name, named)? else { return Ok(respond::empty(204)) };
+    let container = serving_container(&pod, named);
+    let path = match subresource.name {
+        "log" => path(&["containerLogs", &target.namespace, &target.name, container]),
+        "portforward" => path(&["portForward", &target.namespace, &target.name]),
+        verb => path(&[verb, &target.namespace, &target.name, container]),
+    };
+    let asked = match subresource.name {
+        "log" => Asked::get(with_query(path, OF_LOGS.iter().map(|name| (*name, *name)), parameters)),
+        "portforward" => {
+            let names = [("port", "port"), ("ports", "ports")].into_iter();
+            Asked::stream(with_query(path, names, parameters), context.parts)
+        }
+        _ => {
+            // the kubelet has other words for them
+            let names =
+                [("command", "command"), ("stdin", "input"), ("stdout", "output"), ("stderr", "error")];
+            let names = names.into_iter().chain([("tty", "tty")]);
+            Asked::stream(with_query(path, names, parameters), context.parts)
+        }
+    };
+    calls::open(context, node, asked).await
+}
+
+/// `GET /api/v1/nodes/NAME/proxy/...`.
+pub(super) async fn proxy(
+    context: &RequestContext<'_>,
+    node: &str,
+    segments: &[String],
+) -> Result<Response<Body>, ApiError> {
+    if context.parts.method != Method::GET {
+        return Err(ApiError::method_not_allowed());
+    }
+    if context.server.hub.get(&NODE, "", node).is_none() {
+        return Err(ApiError::not_found(&NODE, node));
+    }
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    if !OF_NODES.contains(&&*segments) {
+        return Err(ApiError::path_not_found());
+    }
+    calls::open(context, node, Asked::get(path(&segments))).await
+}
+
+fn path(segments: &[&str]) -> String {
+    segments.iter().flat_map(|segment| ["/".to_owned(), percent_encoded(segment)]).collect()
+}
+
+/// With the parameters of these names, under the kubelet's names for them.
+fn with_query(
+    mut path: String,
+    names: impl Iterator<Item = (&'static str, &'static str)>,
+    parameters: &Parameters,
+) -> String {
+    let mut separator = '?';
+    for (name, own) in names {
+        for value in parameters.all(name) {
+            path.push_str(&format!("{separator}{own}={}", percent_encoded(value)));
+            separator = '&';
+        }
+    }
+    path
+}
+
+/// Refuses, as upstream, what no log could answer.
+fn check_log(target: &Target, parameters: &Parameters) -> Result<(), ApiError> {
+    let mut errors = Vec::new();
+    for flag in ["follow", "previous", "timestamps"] {
+        parameters.flag(flag)?;
+    }
+    for (name, least) in [("tailLines", 0), ("limitBytes", 1), ("sinceSeconds", 1)] {
+        if let Some(number) = parameters.signed(name)?.filter(|number| *number < least) {
+            let why = format!("must be greater than or equal to {least}");
+            errors.push(FieldError::invalid(name, number, &why));
+        }
+    }
+    if parameters.has("sinceSeconds") && parameters.has("sinceTime") {
+        errors
+            .push(FieldError::forbidden("", "at most one of `sinceTime` or `sinceSeconds` may be specified"));
+    }
+    match errors.as_slice() {
+        [] => Ok(()),
+        errors => Err(ApiError::invalid(&POD, &target.name, errors)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_is_put_in_the_kubelets_words() {
+        let parameters = Parameters::parse("command=sh&command=a+%26b&stdin=true&container=c&x=y").unwrap();
+        let names = [("command", "command"), ("stdin", "input")].into_iter();
+        let query = with_query(path(&["exec", "n", "p/..", "c"]), names, &parameters);
+        assert_eq!(query, "/exec/n/p%2F../c?command=sh&command=a%20%26b&input=true");
+    }
+
+    #[test]
+    fn log_that_nothing_could_answer_is_refused() {
+        let target =
+            Target { kind: &POD, namespace: "n".into(), name: "p".into(), subresource: "log".into() };
+        let check = |query: &str, expect: Option<u16>| {
+            let parameters = Parameters::parse(query).unwrap();
+            assert_eq!(check_log(&target, &parameters).err().map(|error| error.code), expect, "{query}");
+        };
+        check("follow=true&tailLines=0&limitBytes=1&sinceSeconds=1&timestamps=1", None);
+        check("tailLines=-1", Some(422));
+        check("limitBytes=0", Some(422));
+        check("sinceSeconds=0", Some(422));
+        check("sinceSeconds=5&sinceTime=2026-11-23T00:00:00Z", Some(422));
+        check("tailLines=all", Some(400));
+        check("follow=perhaps", Some(400));
     }
 }

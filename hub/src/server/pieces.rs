@@ -185,7 +185,7 @@ pub(super) fn finish(
     let (bytes, renders) = match &body {
         Body::Items(items) => (items.bytes, items.render.is_some()),
         Body::Parts(parts) => (parts.iter().map(Bytes::len).sum(), false),
-        Body::Made(_) | Body::Watch(_) => (0, false),
+        Body::Made(_) | Body::Watch(_) | Body::Relay(_) => (0, false),
     };
     let held = match bytes {
         0..=FREE_BYTES => None,
@@ -293,7 +293,7 @@ pub(super) async fn pretty(server: &Server, slot: &Arc<Slot>, response: Response
     let bytes = match response.body() {
         Body::Items(items) => items.bytes,
         Body::Parts(parts) => parts.iter().map(Bytes::len).sum(),
-        Body::Made(_) | Body::Watch(_) => return response,
+        Body::Made(_) | Body::Watch(_) | Body::Relay(_) => return response,
     };
     if bytes > MAX_PRETTY_BYTES {
         return response;

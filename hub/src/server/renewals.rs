@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, header};
-use kedge_api::{DESIRED_HEADER, NODE_LEASE_NAMESPACE, RENEWAL_MEDIA};
+use kedge_api::{CALLS_HEADER, DESIRED_HEADER, NODE_LEASE_NAMESPACE, RENEWAL_MEDIA};
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::LEASE;
 use kedge_hub_core::requests::Renewal;
@@ -66,6 +66,10 @@ pub(super) fn answer(server: &Server, caller: &Caller, request: &[u8]) -> Option
 fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
     let identity = (*caller.identity).as_ref()?;
     let node = identity.node()?;
+    if caller.slot.own_watches().is_called() {
+        // the general way tells of it
+        return None;
+    }
     let (renewal, body_bytes) = plain(request, node)?;
     authentication::prove(server, caller, identity).ok().filter(|()| may_renew(server, identity, node))?;
     caller.note(Some(identity));
@@ -140,7 +144,7 @@ fn named(server: &Server, node: &str, slot: &Slot) -> u64 {
 }
 
 /// Adds the latest change that concerns the node to an answer of the general way, so that the node need not ask and needs no watch; and
-/// the offer of the shortest renewal. The short way need not offer it: a node's first renewal, which claims the Lease, is no plain one.
+/// the calls that wait for it, and the offer of the shortest renewal. The short way need not offer it: a node's first renewal, which claims the Lease, is no plain one.
 pub(super) fn add_desired(
     server: &Server,
     caller: Option<&Identity>,
@@ -150,6 +154,11 @@ pub(super) fn add_desired(
     if let Some(node) = caller.and_then(Identity::node) {
         let desired = named(server, node, slot);
         let headers = response.headers_mut();
+        if slot.own_watches().is_called()
+            && let Ok(calls) = HeaderValue::try_from(slot.own_watches().calls())
+        {
+            headers.insert(HeaderName::from_static(CALLS_HEADER), calls);
+        }
         headers.insert(HeaderName::from_static(DESIRED_HEADER), HeaderValue::from(desired));
         headers.insert(HeaderName::from_static("accept-patch"), HeaderValue::from_static(RENEWAL_MEDIA));
     }

@@ -10,6 +10,7 @@ use http::{Response, StatusCode, header};
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 
+use super::calls::Relay;
 use super::link::Progress;
 use super::pieces::{Items, Made, Render};
 use super::request::Form;
@@ -37,6 +38,8 @@ pub(super) enum Body {
     Made(Made),
     /// A stream that ends with the watch.
     Watch(Box<WatchStream>),
+    /// A session with a node, which takes the connection.
+    Relay(Box<Relay>),
 }
 
 impl hyper::body::Body for Body {
@@ -52,6 +55,8 @@ impl hyper::body::Body for Body {
             Body::Items(items) => items.poll_next(context).map(|piece| piece.map(Ok)),
             Body::Made(made) => made.poll_next(context),
             Body::Watch(watch) => watch.poll_next(context).map(|line| line.map(Ok)),
+            // the connection is detached before it is polled
+            Body::Relay(_) => Poll::Ready(Some(Err(io::ErrorKind::Unsupported.into()))),
         };
         next.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
     }
@@ -64,7 +69,7 @@ impl hyper::body::Body for Body {
         match self {
             Body::Parts(parts) => SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum()),
             Body::Items(items) => items.length().map_or_else(SizeHint::default, SizeHint::with_exact),
-            Body::Made(_) | Body::Watch(_) => SizeHint::default(),
+            Body::Made(_) | Body::Watch(_) | Body::Relay(_) => SizeHint::default(),
         }
     }
 }

@@ -54,6 +54,10 @@ pub(super) enum Route {
     Nodes,
     /// `/kedge/nodes/NAME/revoke` and `readmit`.
     NodeAccess { node: String, verb: AccessVerb },
+    /// `/api/v1/nodes/NAME/proxy/...`: what is asked of the node.
+    NodeProxy { node: String, path: Vec<String> },
+    /// `/apis/kedge.dev/v1/nodes/NAME/calls/ID`: a node takes a call.
+    Call { node: String, id: String },
     /// `/kedge/rollouts/NAMESPACE/NAME`: how the update of a DaemonSet goes.
     Rollout { namespace: String, name: String },
     /// Nothing is served there.
@@ -118,6 +122,13 @@ pub(super) fn parse(path: &str) -> Route {
         ["api", version] => resources("", version),
         ["apis", group] => group_of(group),
         ["apis", group, version] => resources(group, version),
+        ["api", "v1", "nodes", node, "proxy", path @ ..] => {
+            let path = path.iter().map(|segment| (*segment).to_owned()).collect();
+            Route::NodeProxy { node: (*node).to_owned(), path }
+        }
+        ["apis", "kedge.dev", "v1", "nodes", node, "calls", id] => {
+            Route::Call { node: (*node).to_owned(), id: (*id).to_owned() }
+        }
         ["api", version, rest @ ..] => target("", version, rest),
         ["apis", group, version, rest @ ..] => target(group, version, rest),
         ["openapi", "v2"] => Route::OpenApiV2,
@@ -255,6 +266,13 @@ mod tests {
         );
         check("/api/v1/namespaces/a/bindings", "Bindings(\"a\")");
         check("/api/v1/bindings", "Unknown");
+        check(
+            "/api/v1/nodes/a/proxy/stats/summary",
+            "NodeProxy { node: \"a\", path: [\"stats\", \"summary\"] }",
+        );
+        check("/api/v1/nodes/a/proxy", "NodeProxy { node: \"a\", path: [] }");
+        check("/api/v1/nodes/a/proxy/%2e%2e/x", "NodeProxy { node: \"a\", path: [\"..\", \"x\"] }");
+        check("/apis/kedge.dev/v1/nodes/a/calls/1", "Call { node: \"a\", id: \"1\" }");
         check("/kedge/nodes", "Nodes");
         check("/kedge/nodes/a/revoke", "NodeAccess { node: \"a\", verb: Revoke }");
         check("/kedge/nodes/a/readmit", "NodeAccess { node: \"a\", verb: Readmit }");
@@ -291,6 +309,8 @@ mod tests {
             "/api/v1//nodes",
             "/api/v1/nodes/%ff",
             "/api/v1/nodes/a%00b",
+            "/apis/kedge.dev/v1/nodes/a/calls",
+            "/apis/kedge.dev/v1",
             "/metrics/x",
             "/apis/",
         ] {

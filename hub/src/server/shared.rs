@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::authentication::Credentials;
+use super::calls::Calls;
 use super::handshakes::Handshakes;
 use super::large::Large;
 use super::limits::Limits;
@@ -23,6 +24,7 @@ pub(crate) struct Server {
     pub(super) handshakes: Arc<Handshakes>,
     pub(super) large: Large,
     pub(super) credentials: Credentials,
+    pub(super) calls: Arc<Calls>,
 }
 
 impl Server {
@@ -34,6 +36,7 @@ impl Server {
             limits: Limits::new(&capacity),
             handshakes: Arc::new(Handshakes::new(capacity.handshakes)),
             large: Large::new(capacity.large_workers),
+            calls: Arc::default(),
         }
     }
 }

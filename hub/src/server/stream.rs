@@ -1,10 +1,13 @@
 //! A socket with a deadline for a peer that stops reading, and the lingering close of one that still sends.
 //!
 //! Reads may wait for ever (an idle watch reads nothing); a write that makes no progress for [`STALL`] fails, so a client that
-//! vanished or never reads holds its buffers for a minute, not until the kernel's timeout of a quarter of an hour.
+//! vanished or never reads holds its buffers for a minute, not until the kernel's timeout of a quarter of an hour. A session has patience:
+//! a person reads its end in a pager, or a program its other one.
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,6 +17,8 @@ use tokio::time::{Instant, Sleep};
 
 /// A write must make progress in this time. Well above the pauses of a bad radio link.
 const STALL: Duration = Duration::from_secs(60);
+/// The same in a session. A peer that vanished ends it sooner: the kernel gives up after a quarter of an hour.
+const SESSION_STALL: Duration = Duration::from_secs(4 * 60 * 60);
 
 /// Most bytes that a refused caller may still send before it is cut off: five times the largest body.
 const LINGER_BYTES: usize = 16 * 1024 * 1024;
@@ -40,15 +45,35 @@ pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
     let _ = tokio::time::timeout(LINGER_TIME, reading).await;
 }
 
+/// How long a peer may read nothing; a clone is the same one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Patience(Arc<AtomicBool>);
+
+impl Patience {
+    /// From here on it is that of a session.
+    pub(super) fn of_session(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn time(&self) -> Duration {
+        if self.0.load(Ordering::Relaxed) { SESSION_STALL } else { STALL }
+    }
+}
+
 pub(super) struct Stalling {
     socket: TcpStream,
+    patience: Patience,
     /// Set while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl Stalling {
     pub(super) fn new(socket: TcpStream) -> Stalling {
-        Stalling { socket, stalled: None }
+        Stalling { socket, patience: Patience::default(), stalled: None }
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        self.patience.clone()
     }
 
     fn watched<T>(
@@ -62,9 +87,10 @@ impl Stalling {
                 Poll::Ready(result)
             }
             Poll::Pending => {
+                let time = self.patience.time();
                 let timer = self
                     .stalled
-                    .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + STALL)));
+                    .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + time)));
                 match timer.as_mut().poll(context) {
                     Poll::Ready(()) => {
                         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))

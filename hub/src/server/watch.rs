@@ -3,7 +3,7 @@
 //! Events wait in the watch's own bounded queue and are written when the connection takes them; a watcher that is too slow is
 //! dropped and its stream ends, so that the client resumes from the last version it saw. A bookmark never names a
 //! version before every change up to it was sent. There is one each minute, at the end, and on a node's own watch when the node has heard
-//! of a later change than the watch has shown (`own_watches`).
+//! of a later change than the watch has shown (`own_watches`), or is called: then it carries the ids of the calls.
 //!
 //! One parameter is our own: `omitHeartbeats=true` leaves out changes of nothing but conditions' `lastHeartbeatTime`. A node that
 //! reports every five minutes asks for it on the watch of its own Node: its own reports need not come back over its link. Other API
@@ -16,6 +16,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kedge_api::CALLS_ANNOTATION;
 use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep};
 
@@ -52,6 +53,8 @@ pub(super) struct WatchStream {
     /// The version that the client knows it has come to.
     shown: u64,
     titles_sent: bool,
+    /// Calls that the next bookmark tells of.
+    calls: Vec<Arc<str>>,
     next_bookmark: Pin<Box<Sleep>>,
     deadline: Pin<Box<Sleep>>,
     ended: bool,
@@ -70,6 +73,8 @@ enum Queued {
     Bookmark(u64),
     /// The client has heard of a change of this version.
     Named(u64),
+    /// A call waits for the client, a node.
+    Called(Arc<str>),
     /// The hub closes at this version.
     Last(u64),
 }
@@ -79,6 +84,7 @@ impl Queued {
         match news {
             News::Change(waiting) => Queued::Change(waiting),
             News::Named(revision) => Queued::Named(revision),
+            News::Called(id) => Queued::Called(id),
             News::Last(revision) => Queued::Last(revision),
         }
     }
@@ -134,6 +140,7 @@ pub(super) fn start(
         omit_heartbeats,
         shown: from.after.unwrap_or(0),
         titles_sent: false,
+        calls: Vec::new(),
         next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK.mul_f64(0.75 + spread / 2.0))),
         deadline: Box::pin(tokio::time::sleep(lasting)),
         ended: false,
@@ -211,6 +218,12 @@ impl WatchStream {
         self.queue.push_back(Queued::Named(desired()));
     }
 
+    /// It is the watch of a node's own Node, which tells of calls.
+    pub(super) fn tell_of_calls(&mut self, own: &OwnWatches) {
+        let waiting = own.add_of_node(self.watch.reminder());
+        self.queue.extend(waiting.into_iter().map(Queued::Called));
+    }
+
     /// When its time is over.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline.deadline()
@@ -280,6 +293,10 @@ impl WatchStream {
                     named = named.max(*revision);
                     continue;
                 }
+                News::Called(id) => {
+                    self.calls.push(Arc::clone(id));
+                    continue;
+                }
                 News::Last(_) => {}
             }
             self.queue.push_back(Queued::new(news));
@@ -309,6 +326,13 @@ impl WatchStream {
             }
             Queued::Named(revision) => {
                 if self.shown < revision {
+                    self.queue_bookmark();
+                }
+                None
+            }
+            Queued::Called(id) => {
+                if self.bookmarks {
+                    self.calls.push(id);
                     self.queue_bookmark();
                 }
                 None
@@ -385,6 +409,8 @@ impl WatchStream {
         let mut meta = json!({"resourceVersion": revision.to_string()});
         if initial {
             meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        } else if !self.calls.is_empty() {
+            meta["annotations"] = json!({CALLS_ANNOTATION: std::mem::take(&mut self.calls).join(",")});
         }
         let kind = self.writer.kind;
         let object = match self.writer.form {

@@ -6,6 +6,7 @@ mod abuse;
 mod answers;
 mod apply;
 mod audit;
+mod calls;
 mod desired;
 mod events;
 mod garbled;

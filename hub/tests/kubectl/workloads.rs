@@ -323,7 +323,7 @@ fn logs_exec_and_port_forward_report_an_unreachable_node() {
         kubectl.ok_with("create -f -", SET);
         let check = |line: &str, part: &str| contains(&kubectl.fails(line), &[part]);
         let out_of_reach =
-            "error dialing backend: the hub does not dial nodes, and node \"edge-1\" has opened no stream";
+            "error dialing backend: node \"edge-1\" cannot be asked: it has never renewed its Lease";
         check("logs p", out_of_reach);
         check("logs p -c nothing", "container nothing is not valid for pod p");
         check("logs nothing", "pods \"nothing\" not found");

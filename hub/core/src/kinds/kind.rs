@@ -233,6 +233,7 @@ impl Kind {
                 Subresource { name: "exec", of: ("", "v1", "PodExecOptions"), verbs: STREAM },
                 Subresource { name: "portforward", of: ("", "v1", "PodPortForwardOptions"), verbs: STREAM },
             ],
+            "Node" => &[Subresource { name: "proxy", of: ("", "v1", "NodeProxyOptions"), verbs: &["get"] }],
             "Namespace" => {
                 &[Subresource { name: "finalize", of: ("", "v1", "Namespace"), verbs: &["update"] }]
             }

@@ -31,6 +31,14 @@ pub fn serving_node<'a>(pod: &'a Value, subresource: &str, named: &str) -> Resul
     }
 }
 
+/// The container that such a request means: the one that is named, else the only one.
+pub fn serving_container<'a>(pod: &'a Value, named: &'a str) -> &'a str {
+    match at(pod, &["spec", "containers"]).and_then(Value::as_array).map(Vec::as_slice) {
+        Some([only]) if named.is_empty() => text(only, &["name"]),
+        _ => named,
+    }
+}
+
 fn check_running(pod: &Value) -> Result<(), ApiError> {
     match text(pod, &["status", "phase"]) {
         phase @ ("Succeeded" | "Failed") => Err(ApiError::bad_request(format!(
@@ -85,6 +93,7 @@ mod tests {
         for subresource in ["log", "exec", "attach", "portforward"] {
             assert_eq!(serving_node(&pod, subresource, "").unwrap(), Some("n1"), "{subresource}");
         }
+        assert_eq!((serving_container(&pod, ""), serving_container(&pod, "b")), ("a", "b"));
     }
 
     #[test]

@@ -1,0 +1,248 @@
+//! The hub as a client of a node: one request on a connection that the node dialled, and the head of its answer.
+//!
+//! Always holds: what a node sends is bounded and checked before anything of it reaches who asked; its errors become `Status` objects,
+//! as upstream's API server makes of a kubelet's. Left to others: the body of a good answer (`relay`).
+
+use std::io;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use kedge_hub_core::api_error::ApiError;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::time::timeout;
+
+use super::relay::{Framing, Incoming, Relay};
+
+/// Time for the head of the answer. A container is looked for, or a program started in it.
+const HEAD: Duration = Duration::from_secs(30);
+/// Most bytes of the head.
+const HEAD_BYTES: usize = 16 * 1024;
+/// Most headers of it.
+const HEADERS: usize = 32;
+/// Most bytes of an error's text, as upstream reads.
+const ERROR_BYTES: usize = 10 * 1024;
+/// Headers of a request to upgrade that its two ends agree by.
+const OF_UPGRADES: [&str; 7] = [
+    "upgrade",
+    "sec-websocket-key",
+    "sec-websocket-version",
+    "sec-websocket-protocol",
+    "sec-websocket-extensions",
+    "sec-websocket-accept",
+    "x-stream-protocol-version",
+];
+
+/// What a node is asked.
+#[derive(Debug)]
+pub(in crate::server) struct Asked {
+    method: &'static str,
+    target: String,
+    /// Of a request to upgrade.
+    headers: Vec<(&'static str, HeaderValue)>,
+}
+
+impl Asked {
+    /// A plain request, which is answered.
+    pub(in crate::server) fn get(target: String) -> Asked {
+        Asked { method: "GET", target, headers: Vec::new() }
+    }
+
+    /// The same; if the client wants to upgrade, so does this.
+    pub(in crate::server) fn stream(target: String, parts: &http::request::Parts) -> Asked {
+        let method = if parts.method == http::Method::POST { "POST" } else { "GET" };
+        let mut headers = Vec::new();
+        if parts.headers.contains_key(header::UPGRADE) {
+            for name in OF_UPGRADES {
+                headers.extend(parts.headers.get_all(name).iter().map(|value| (name, value.clone())));
+            }
+        }
+        Asked { method, target, headers }
+    }
+
+    fn upgrades(&self) -> bool {
+        !self.headers.is_empty()
+    }
+
+    fn text(&self) -> Vec<u8> {
+        let connection = if self.upgrades() { "Upgrade" } else { "close" };
+        let mut text =
+            format!("{} {} HTTP/1.1\r\nHost: node\r\nConnection: {connection}\r\n", self.method, self.target)
+                .into_bytes();
+        for (name, value) in &self.headers {
+            text.extend_from_slice(name.as_bytes());
+            text.extend_from_slice(b": ");
+            text.extend_from_slice(value.as_bytes());
+            text.extend_from_slice(b"\r\n");
+        }
+        text.extend_from_slice(b"\r\n");
+        text
+    }
+}
+
+/// The head of an answer.
+#[derive(Debug)]
+struct Head {
+    status: u16,
+    framing: Option<Framing>,
+    headers: HeaderMap,
+}
+
+/// Sends the request and reads the head of the answer; one that says no is an error.
+pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> Result<Relay, ApiError> {
+    let failed = |why: String| ApiError::node_failed(node, &why);
+    let exchanged = async {
+        stream.write_all(&asked.text()).await?;
+        read_head(&mut stream).await
+    };
+    let (head, early) = match timeout(HEAD, exchanged).await {
+        Ok(exchanged) => exchanged.map_err(|error| failed(error.to_string()))?,
+        Err(_) => return Err(failed(format!("it did not answer within {} s", HEAD.as_secs()))),
+    };
+    match (head.status, head.framing) {
+        (101, _) if asked.upgrades() => {
+            let mut headers = head.headers;
+            headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+            Ok(Relay::upgraded(stream, early, headers))
+        }
+        (200, Some(framing)) => {
+            let mut headers = HeaderMap::new();
+            headers.extend(
+                head.headers.get(header::CONTENT_TYPE).map(|value| (header::CONTENT_TYPE, value.clone())),
+            );
+            Ok(Relay::body(stream, Incoming::new(early, framing), headers))
+        }
+        (400.., framing) => {
+            let text = error_text(stream, Incoming::new(early, framing.unwrap_or(Framing::Bytes(0)))).await;
+            Err(ApiError::of_kubelet(head.status, text))
+        }
+        (status, _) => Err(failed(format!("its answer has the status {status} and no length"))),
+    }
+}
+
+async fn read_head(stream: &mut DuplexStream) -> io::Result<(Head, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some((head, length)) = parse(&bytes)? {
+            return Ok((head, bytes.split_off(length)));
+        }
+        if bytes.len() >= HEAD_BYTES {
+            return Err(io::Error::other(format!("the head of its answer has more than {HEAD_BYTES} bytes")));
+        }
+        let mut piece = [0; 2048];
+        match stream.read(&mut piece).await? {
+            0 => return Err(io::Error::other("it closed the connection without an answer")),
+            amount => bytes.extend_from_slice(&piece[..amount]),
+        }
+    }
+}
+
+fn parse(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut head = httparse::Response::new(&mut headers);
+    let length = match head.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(error) => return Err(io::Error::other(format!("its answer is not HTTP: {error}"))),
+    };
+    let (mut framing, mut kept) = (None, HeaderMap::new());
+    for field in head.headers.iter() {
+        let value = String::from_utf8_lossy(field.value);
+        if field.name.eq_ignore_ascii_case("transfer-encoding") && value.eq_ignore_ascii_case("chunked") {
+            framing = Some(Framing::Chunks);
+        } else if field.name.eq_ignore_ascii_case("content-length") && framing.is_none() {
+            framing = value.trim().parse().ok().map(Framing::Bytes);
+        }
+        let is_kept = |name: &str| field.name.eq_ignore_ascii_case(name);
+        if OF_UPGRADES.iter().any(|name| is_kept(name)) || is_kept("content-type") {
+            let name = HeaderName::from_bytes(field.name.as_bytes());
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(field.value)) {
+                kept.append(name, value);
+            }
+        }
+    }
+    let status = head.code.filter(|code| StatusCode::from_u16(*code).is_ok()).unwrap_or_default();
+    Ok(Some((Head { status, framing, headers: kept }, length)))
+}
+
+/// The text of an error, as much as is read of it.
+async fn error_text(mut stream: DuplexStream, mut body: Incoming) -> String {
+    let mut text = Vec::new();
+    let reading = async {
+        while let Ok(Some(piece)) = body.next(&mut stream).await {
+            text.extend_from_slice(&piece);
+            if text.len() >= ERROR_BYTES {
+                return;
+            }
+        }
+    };
+    // what there is of it tells more than nothing
+    let _ = timeout(HEAD, reading).await;
+    text.truncate(ERROR_BYTES);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of a node's answer.
+    fn answered(upgrade: bool, answer: &str) -> Result<Relay, ApiError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (stream, mut node) = tokio::io::duplex(64 * 1024);
+            node.write_all(answer.as_bytes()).await.unwrap();
+            node.shutdown().await.unwrap();
+            let mut request = http::Request::get("/x");
+            if upgrade {
+                request = request.header("upgrade", "websocket").header("authorization", "secret");
+            }
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            let relay = ask(stream, "n", Asked::stream("/x?y=z".into(), &parts)).await;
+            let mut request = String::new();
+            let mut piece = [0; 1024];
+            let length = node.read(&mut piece).await.unwrap();
+            request.push_str(&String::from_utf8_lossy(&piece[..length]));
+            assert!(
+                request.starts_with("GET /x?y=z HTTP/1.1\r\n") && !request.contains("secret"),
+                "{request}"
+            );
+            assert_eq!(request.contains("upgrade: websocket\r\n"), upgrade);
+            relay
+        })
+    }
+
+    #[track_caller]
+    fn refused(upgrade: bool, answer: &str, code: u16, text: &str) {
+        let error = answered(upgrade, answer).expect_err("it is refused");
+        assert_eq!(error.code, code, "{error}");
+        assert!(error.message.contains(text), "{error}");
+    }
+
+    #[test]
+    fn good_answer_is_relayed_without_foreign_headers() {
+        let answer =
+            "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nSet-Cookie: a\r\nContent-Length: 1\r\n\r\nx";
+        let (status, headers) = answered(false, answer).ok().unwrap().head();
+        assert_eq!((status.as_u16(), headers.len()), (200, 1));
+        let answer = "HTTP/1.1 101 \r\nUpgrade: websocket\r\nSec-WebSocket-Accept: a\r\nServer: b\r\n\r\n";
+        let (status, headers) = answered(true, answer).ok().unwrap().head();
+        assert_eq!((status.as_u16(), headers.len()), (101, 3));
+    }
+
+    #[test]
+    fn error_of_a_node_is_a_status_in_its_words() {
+        refused(false, "HTTP/1.1 400 Bad\r\nContent-Length: 4\r\n\r\nno a", 400, "no a");
+        refused(true, "HTTP/1.1 404 \r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n", 404, "no");
+        refused(false, "HTTP/1.1 500 \r\nContent-Length: 9\r\n\r\ncut", 500, "cut");
+    }
+
+    #[test]
+    fn answer_that_makes_no_sense_is_refused() {
+        refused(false, "", 500, "without an answer");
+        refused(false, "SSH-2.0-x\r\n\r\n", 500, "not HTTP");
+        refused(false, "HTTP/1.1 101 \r\n\r\n", 500, "status 101");
+        refused(false, "HTTP/1.1 200 OK\r\n\r\nendless", 500, "no length");
+        refused(false, "HTTP/1.1 302 \r\nContent-Length: 0\r\nLocation: /\r\n\r\n", 500, "302");
+        refused(false, &format!("HTTP/1.1 200 OK\r\na: {}", "x".repeat(20_000)), 500, "more than");
+    }
+}

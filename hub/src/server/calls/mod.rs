@@ -1,0 +1,301 @@
+//! Calls: what only a node can answer, asked on a connection that the node dials.
+//!
+//! Somebody asks for a container's log. The hub notes a call under a random id, and the node hears of the id on a way that is open
+//! anyway (a bookmark on the watch of its own Node, a header of its next renewal's answer). The node dials, takes the call with
+//! `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`, and after the 101 roles turn: the hub is the client of the kubelet's API on that
+//! connection (`exchange`), and the answer goes to who asked (`relay`).
+//!
+//! Always holds: an id is taken once, by the node that it is for, within seconds, and another node that tries it learns and changes
+//! nothing; a node, a user and all together have so many sessions at most; nothing is stored, and a node without calls pays nothing.
+//! Left to others: who may ask (`handlers`), and what a node answers.
+
+mod exchange;
+mod relay;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, Method, Response, header};
+use kedge_api::{NODE_LEASE_NAMESPACE, NODE_USER_PREFIX, SESSION_UPGRADE};
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::identity::Identity;
+use kedge_hub_core::kinds::{LEASE, NODE};
+use kedge_hub_core::value::at;
+use serde_json::Value;
+use tokio::io::DuplexStream;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::context::RequestContext;
+use super::limits::Slot;
+use super::request::header as header_of;
+use super::respond::{self, Body};
+use crate::fresh::fresh;
+pub(super) use exchange::Asked;
+pub(super) use relay::{Kept, Relay, Waiting};
+
+/// Most sessions of one node: what its memory is for is its containers.
+const NODE_MOST: usize = 20;
+/// Most sessions of one user. Administrators share one credential.
+const USER_MOST: usize = 256;
+/// Most sessions in all: each holds some 64 KiB while bytes pass, so 32 MiB.
+const MOST: usize = 512;
+/// How long a node that watches has to dial: a process is started, and TLS begun over a slow link.
+const DIAL: Duration = Duration::from_secs(10);
+/// The longest period of renewals, by which a node without watches hears of a call.
+const LONGEST_PERIOD: u64 = 40;
+/// The Lease of a node that does not say.
+const LEASE_SECS: u64 = 40;
+/// Bytes that wait between the two connections of a session, each way.
+const PIPE_BYTES: usize = 16 * 1024;
+
+/// The calls that wait for their nodes, and the sessions that are open.
+#[derive(Debug, Default)]
+pub(super) struct Calls(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By id.
+    waiting: HashMap<Box<str>, Call>,
+    /// Sessions of nodes and of users, waiting or open.
+    held: HashMap<Holder, usize>,
+    all: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Holder {
+    Node(Box<str>),
+    User(Box<str>),
+}
+
+#[derive(Debug)]
+struct Call {
+    node: Box<str>,
+    dialled: oneshot::Sender<DuplexStream>,
+}
+
+/// A call that was made.
+struct Made {
+    session: Session,
+    dialled: oneshot::Receiver<DuplexStream>,
+}
+
+/// One session, counted until it is dropped; a call that still waits ends with it.
+#[derive(Debug)]
+pub(super) struct Session {
+    calls: Arc<Calls>,
+    id: Box<str>,
+    holders: [Holder; 2],
+}
+
+impl Calls {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // nothing in it can panic half way
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a call of this user for this node.
+    fn make(self: &Arc<Self>, node: &str, user: &str, id: String) -> Result<Made, ApiError> {
+        let holders = [Holder::Node(node.into()), Holder::User(user.into())];
+        let mut state = self.state();
+        for (holder, most) in holders.iter().zip([NODE_MOST, USER_MOST]) {
+            if state.held.get(holder).is_some_and(|held| *held >= most) {
+                let whose = match holder {
+                    Holder::Node(node) => format!("node {node:?}"),
+                    Holder::User(user) => format!("user {user:?}"),
+                };
+                let message =
+                    format!("{whose} has {most} sessions, and may have no more, please try again later");
+                return Err(ApiError::too_many_requests(message));
+            }
+        }
+        if state.all >= MOST {
+            let message = format!("the hub has {MOST} sessions, and takes no more, please try again later");
+            return Err(ApiError::unavailable(message));
+        }
+        state.all += 1;
+        for holder in &holders {
+            *state.held.entry(holder.clone()).or_default() += 1;
+        }
+        let (sender, dialled) = oneshot::channel();
+        let id: Box<str> = id.into();
+        state.waiting.insert(id.clone(), Call { node: node.into(), dialled: sender });
+        Ok(Made { session: Session { calls: Arc::clone(self), id, holders }, dialled })
+    }
+
+    /// Takes the call with this id, if it is for this node and waits.
+    fn take(&self, id: &str, node: &str) -> Option<Call> {
+        let mut state = self.state();
+        if state.waiting.get(id).is_some_and(|call| *call.node == *node) {
+            return state.waiting.remove(id);
+        }
+        None
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let mut state = self.calls.state();
+        state.waiting.remove(&self.id);
+        state.all -= 1;
+        for holder in &self.holders {
+            if let Some(held) = state.held.get_mut(holder) {
+                *held -= 1;
+                if *held == 0 {
+                    state.held.remove(holder);
+                }
+            }
+        }
+    }
+}
+
+/// A call that its node hears of, until this is dropped.
+struct Announced {
+    slot: Arc<Slot>,
+    id: Arc<str>,
+}
+
+impl Announced {
+    fn new(slot: Arc<Slot>, id: &str) -> Announced {
+        let id: Arc<str> = id.into();
+        slot.own_watches().call(&id);
+        Announced { slot, id }
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.slot.own_watches().forget(&self.id);
+    }
+}
+
+/// Asks a node, and answers what it answers.
+pub(super) async fn open(
+    context: &RequestContext<'_>,
+    node: &str,
+    asked: Asked,
+) -> Result<Response<Body>, ApiError> {
+    let server = context.server;
+    let wait = patience(context, node)?;
+    let user = context.identity_now()?.user.clone();
+    let made = server.calls.make(node, &user, new_id()?)?;
+    let identity = Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &["system:nodes"]);
+    let slot = server.limits.slot(Some(&identity), IpAddr::V4(Ipv4Addr::UNSPECIFIED), Instant::now());
+    let announced = Announced::new(slot, &made.session.id);
+    let dialled = timeout(wait, made.dialled).await;
+    drop(announced);
+    let Ok(Ok(stream)) = dialled else {
+        log::info!("node {node:?} was called for {user:?}, and did not dial within {} s", wait.as_secs());
+        return Err(ApiError::node_did_not_dial(node, wait.as_secs()));
+    };
+    // revoked meanwhile, or expired
+    context.identity_now()?;
+    let relay = exchange::ask(stream, node, asked).await?;
+    Ok(relay.held(made.session, context.presented.standing()).into_response())
+}
+
+/// How long a node is given to dial.
+///
+/// # Errors
+/// It cannot hear of a call: it never renewed, or the hub has not heard of it for long.
+fn patience(context: &RequestContext<'_>, node: &str) -> Result<Duration, ApiError> {
+    let hub = &context.server.hub;
+    let found = hub.get(&NODE, "", node).ok_or_else(|| ApiError::not_found(&NODE, node))?.value();
+    let conditions = at(&found, &["status", "conditions"]).and_then(Value::as_array);
+    let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");
+    if ready.is_some_and(|ready| ready["status"] == "Unknown") {
+        return Err(ApiError::node_out_of_reach(node, "the hub has not heard of it for a while"));
+    }
+    let Some(lease) = hub.get(&LEASE, NODE_LEASE_NAMESPACE, node) else {
+        return Err(ApiError::node_out_of_reach(node, "it has never renewed its Lease"));
+    };
+    let secs = at(&lease.value(), &["spec", "leaseDurationSeconds"]).and_then(Value::as_u64);
+    // it renews four times in its Lease's duration
+    let period = (secs.unwrap_or(LEASE_SECS) / 4).clamp(1, LONGEST_PERIOD);
+    Ok(DIAL + Duration::from_secs(period))
+}
+
+/// 160 random bits.
+fn new_id() -> Result<String, ApiError> {
+    Ok(fresh()?.random.iter().take(20).map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// A node takes a call: `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`.
+pub(super) fn take(context: &RequestContext<'_>, node: &str, id: &str) -> Result<Response<Body>, ApiError> {
+    // the credential's own identity: an administrator who acts as a node is not that node
+    if context.author() != Some(node) || context.identity_now()?.node() != Some(node) {
+        return Err(ApiError::forbidden(format!("only node {node:?} takes calls for it")));
+    }
+    if context.parts.method != Method::POST {
+        return Err(ApiError::method_not_allowed());
+    }
+    let upgrade = header_of(&context.parts.headers, "upgrade");
+    if !upgrade.eq_ignore_ascii_case(SESSION_UPGRADE) {
+        return Err(ApiError::bad_request(format!("Upgrade: expected {SESSION_UPGRADE}, found {upgrade:?}")));
+    }
+    let unknown = || ApiError::call_not_found(id);
+    let call = context.server.calls.take(id, node).ok_or_else(unknown)?;
+    let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+    call.dialled.send(theirs).map_err(|_| unknown())?;
+    let mut response = Relay::raw(ours).into_response();
+    *response.status_mut() = http::StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static(SESSION_UPGRADE));
+    Ok(response)
+}
+
+impl Relay {
+    fn into_response(self) -> Response<Body> {
+        let mut response = respond::empty(200);
+        let (status, headers) = self.head();
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        *response.body_mut() = Body::Relay(Box::new(self));
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make(calls: &Arc<Calls>, node: &str, user: &str, id: &str) -> Result<Made, ApiError> {
+        calls.make(node, user, id.to_owned())
+    }
+
+    #[test]
+    fn call_is_taken_once_and_by_its_node() {
+        let calls = Arc::new(Calls::default());
+        let made = make(&calls, "a", "u", "1").unwrap();
+        assert!(calls.take("1", "b").is_none() && calls.take("2", "a").is_none());
+        assert!(calls.take("1", "a").is_some(), "what another node tried changes nothing");
+        assert!(calls.take("1", "a").is_none());
+        drop(made);
+        let made = make(&calls, "a", "u", "2").unwrap();
+        drop(made);
+        assert!(calls.take("2", "a").is_none(), "its user has left");
+        let state = calls.state();
+        assert_eq!((state.all, state.held.len()), (0, 0));
+    }
+
+    #[test]
+    fn sessions_of_a_node_a_user_and_all_are_limited() {
+        let calls = Arc::new(Calls::default());
+        let fill = |node: &dyn Fn(usize) -> String, user: &dyn Fn(usize) -> String| {
+            let made = |n| make(&calls, &node(n), &user(n), &format!("{}-{n}", user(n)));
+            (0..1000).map_while(|n| made(n).ok()).collect::<Vec<_>>()
+        };
+        let of_node = fill(&|_| "a".into(), &|n| format!("u{n}"));
+        assert_eq!(of_node.len(), NODE_MOST);
+        assert_eq!(make(&calls, "a", "x", "x").err().map(|error| error.code), Some(429));
+        drop(of_node);
+        let of_user = fill(&|n| format!("n{n}"), &|_| "u".into());
+        assert_eq!(of_user.len(), USER_MOST);
+        let rest = fill(&|n| format!("n{n}"), &|n| format!("v{n}"));
+        assert_eq!(rest.len(), MOST - USER_MOST);
+        assert_eq!(make(&calls, "z", "z", "z").err().map(|error| error.code), Some(503));
+    }
+}

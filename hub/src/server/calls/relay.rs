@@ -1,0 +1,474 @@
+//! The bytes of a session, from one connection to the other.
+//!
+//! Always holds: one that does not read stops the other, and nothing but so many bytes wait between them; an answer of the node that
+//! breaks off breaks off for who asked, too; a session in which nothing passes ends. It is served without the HTTP library, like a
+//! watch: the library would not notice a client that leaves while nothing is sent.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::{HeaderMap, Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use tokio::time::{Instant, timeout};
+
+use super::Session;
+use crate::server::authentication::Standing;
+use crate::server::detached_watch::Manner;
+use crate::server::link::{Link, head_text};
+use crate::server::respond::Body;
+
+/// How long a session may be silent, as upstream's `streamingConnectionIdleTimeout`.
+const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
+/// How long the rest may take once one side has ended.
+const LINGER: Duration = Duration::from_secs(10);
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 8 * 1024;
+
+/// How a body is framed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Framing {
+    Bytes(u64),
+    Chunks,
+}
+
+/// Where in a body its reader is.
+#[derive(Debug)]
+enum Place {
+    Bytes(u64),
+    /// Before the size of a chunk.
+    Size,
+    Chunk(u64),
+    /// Before the line end after a chunk.
+    Behind,
+    /// Before the line end after the last chunk.
+    Last,
+    End,
+}
+
+/// A body on its way from a node.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    bytes: Vec<u8>,
+    place: Place,
+}
+
+impl Incoming {
+    pub(super) fn new(early: Vec<u8>, framing: Framing) -> Incoming {
+        let place = match framing {
+            Framing::Bytes(bytes) => Place::Bytes(bytes),
+            Framing::Chunks => Place::Size,
+        };
+        Incoming { bytes: early, place }
+    }
+
+    /// The next piece of the body; `None`: it is whole. May be dropped while it waits.
+    pub(super) async fn next(
+        &mut self,
+        stream: &mut (impl AsyncRead + Unpin),
+    ) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(piece) = self.piece()? {
+                return Ok(Some(piece));
+            }
+            if matches!(self.place, Place::End) {
+                return Ok(None);
+            }
+            let mut piece = [0; PIECE_BYTES];
+            match stream.read(&mut piece).await? {
+                0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the answer broke off")),
+                amount => self.bytes.extend_from_slice(&piece[..amount]),
+            }
+        }
+    }
+
+    /// What is here of the body; `None`: more must be read, or it is whole.
+    fn piece(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            match &mut self.place {
+                Place::Bytes(0) => self.place = Place::End,
+                Place::Chunk(0) => self.place = Place::Behind,
+                Place::End => return Ok(None),
+                _ if self.bytes.is_empty() => return Ok(None),
+                Place::Bytes(left) | Place::Chunk(left) => {
+                    let most = usize::try_from(*left).unwrap_or(usize::MAX).min(self.bytes.len());
+                    *left -= most as u64;
+                    let rest = self.bytes.split_off(most);
+                    return Ok(Some(std::mem::replace(&mut self.bytes, rest)));
+                }
+                Place::Size => match httparse::parse_chunk_size(&self.bytes) {
+                    Ok(httparse::Status::Complete((length, size))) => {
+                        self.bytes.drain(..length);
+                        self.place = if size == 0 { Place::Last } else { Place::Chunk(size) };
+                    }
+                    Ok(httparse::Status::Partial) => return Ok(None),
+                    Err(_) => return Err(garbled()),
+                },
+                place @ (Place::Behind | Place::Last) => {
+                    let next = if matches!(place, Place::Last) { Place::End } else { Place::Size };
+                    match self.bytes.get(..2) {
+                        Some(b"\r\n") => {
+                            self.bytes.drain(..2);
+                            self.place = next;
+                        }
+                        Some(_) => return Err(garbled()),
+                        None => return Ok(None),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn garbled() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the chunks of the answer are garbled")
+}
+
+#[derive(Debug)]
+enum What {
+    /// Whatever comes, both ways.
+    Raw { early: Vec<u8> },
+    /// The body of an answer.
+    Body(Incoming),
+}
+
+/// The rest of a session, after the head of its answer.
+#[derive(Debug)]
+pub(in crate::server) struct Relay {
+    stream: DuplexStream,
+    what: What,
+    headers: HeaderMap,
+    /// Of a token that asked.
+    standing: Option<Standing>,
+    _session: Option<Session>,
+}
+
+impl Relay {
+    /// The side of a node.
+    pub(super) fn raw(stream: DuplexStream) -> Relay {
+        Relay::upgraded(stream, Vec::new(), HeaderMap::new())
+    }
+
+    /// The side of a client that was upgraded.
+    pub(super) fn upgraded(stream: DuplexStream, early: Vec<u8>, headers: HeaderMap) -> Relay {
+        Relay { stream, what: What::Raw { early }, headers, standing: None, _session: None }
+    }
+
+    /// The side of a client that gets an answer.
+    pub(super) fn body(stream: DuplexStream, body: Incoming, headers: HeaderMap) -> Relay {
+        Relay { stream, what: What::Body(body), headers, standing: None, _session: None }
+    }
+
+    pub(super) fn held(self, session: Session, standing: Option<Standing>) -> Relay {
+        Relay { _session: Some(session), standing, ..self }
+    }
+
+    /// The head of the answer.
+    pub(super) fn head(&self) -> (StatusCode, HeaderMap) {
+        let status = match self.what {
+            What::Raw { .. } => StatusCode::SWITCHING_PROTOCOLS,
+            What::Body(_) => StatusCode::OK,
+        };
+        (status, self.headers.clone())
+    }
+}
+
+/// A relay whose answer waits to be written.
+pub(in crate::server) struct Kept {
+    head: http::response::Parts,
+    relay: Box<Relay>,
+    chunks: bool,
+}
+
+/// The slot of a connection for a relay that waits to be detached.
+#[derive(Default)]
+pub(in crate::server) struct Waiting(Mutex<Option<Kept>>);
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, Option<Kept>> {
+        // one value is put in or taken out, so a panic of another thread leaves it valid
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the answer if it is a relay; returns any other.
+    pub(in crate::server) fn keep(&self, response: Response<Body>, manner: Manner) -> Option<Response<Body>> {
+        let (head, body) = response.into_parts();
+        match body {
+            Body::Relay(relay) => {
+                *self.lock() = Some(Kept { head, relay, chunks: manner.chunks });
+                None
+            }
+            body => Some(Response::from_parts(head, body)),
+        }
+    }
+
+    pub(in crate::server) fn is_kept(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    pub(in crate::server) fn take(&self) -> Option<Kept> {
+        self.lock().take()
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
+    /// Serves a session to its end, and with it the connection.
+    pub(in crate::server) async fn relay(&mut self, kept: Kept) -> io::Result<()> {
+        let Kept { head, relay, chunks } = kept;
+        let Relay { stream, what, standing, _session, .. } = *relay;
+        let over = async {
+            match standing {
+                Some(mut standing) => std::future::poll_fn(|context| standing.poll_over(context)).await,
+                None => std::future::pending().await,
+            }
+        };
+        let version = if chunks { "HTTP/1.1" } else { "HTTP/1.0" };
+        let mut text = head_text(version, &head);
+        let relaying = async {
+            match what {
+                What::Raw { early } => {
+                    text.extend_from_slice(b"\r\n");
+                    text.extend_from_slice(&early);
+                    self.write(&text).await?;
+                    self.pass_raw(stream).await
+                }
+                What::Body(body) => {
+                    let framing: &[u8] = if chunks { b"transfer-encoding: chunked\r\n" } else { b"" };
+                    text.extend_from_slice(framing);
+                    text.extend_from_slice(b"connection: close\r\n\r\n");
+                    self.write(&text).await?;
+                    self.pass_body(stream, body, chunks).await
+                }
+            }
+        };
+        tokio::select! {
+            relayed = relaying => relayed,
+            // without the end of the answer: it is cut off
+            () = over => Ok(()),
+        }
+    }
+
+    async fn pass_body(
+        &mut self,
+        mut stream: DuplexStream,
+        mut body: Incoming,
+        chunks: bool,
+    ) -> io::Result<()> {
+        loop {
+            let piece = tokio::select! {
+                piece = body.next(&mut stream) => piece?,
+                gone = std::future::poll_fn(|context| self.poll_gone(None, context)) => return gone,
+                () = tokio::time::sleep(IDLE) => return Ok(()),
+            };
+            let Some(piece) = piece else { break };
+            if chunks {
+                let mut text = format!("{:x}\r\n", piece.len()).into_bytes();
+                text.extend_from_slice(&piece);
+                text.extend_from_slice(b"\r\n");
+                self.write(&text).await?;
+            } else {
+                self.write(&piece).await?;
+            }
+        }
+        if chunks {
+            self.write(b"0\r\n\r\n").await?;
+        }
+        self.shut_down().await
+    }
+
+    async fn pass_raw(&mut self, stream: DuplexStream) -> io::Result<()> {
+        self.read_everything();
+        let passed = Passed::new();
+        let (link_in, link_out) = tokio::io::split(self);
+        let (stream_in, stream_out) = tokio::io::split(stream);
+        let forth = passed.copy(link_in, stream_out);
+        let back = passed.copy(stream_in, link_out);
+        tokio::pin!(forth, back);
+        tokio::select! {
+            done = &mut back => done,
+            done = &mut forth => {
+                done?;
+                timeout(LINGER, back).await.unwrap_or(Ok(()))
+            }
+            () = passed.idle() => Ok(()),
+        }
+    }
+}
+
+/// When something last passed.
+struct Passed {
+    began: Instant,
+    at_secs: AtomicU64,
+}
+
+impl Passed {
+    fn new() -> Passed {
+        Passed { began: Instant::now(), at_secs: AtomicU64::new(0) }
+    }
+
+    async fn copy(
+        &self,
+        mut from: impl AsyncRead + Unpin,
+        mut to: impl AsyncWrite + Unpin,
+    ) -> io::Result<()> {
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            let amount = from.read(&mut piece).await?;
+            if amount == 0 {
+                return to.shutdown().await;
+            }
+            to.write_all(&piece[..amount]).await?;
+            to.flush().await?;
+            self.at_secs.store(self.began.elapsed().as_secs(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns when nothing has passed for too long.
+    async fn idle(&self) {
+        loop {
+            let end = self.began + Duration::from_secs(self.at_secs.load(Ordering::Relaxed)) + IDLE;
+            if end <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(end).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(framing: Framing, pieces: &[&str]) -> Result<String, io::ErrorKind> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (mut node, mut stream) = tokio::io::duplex(4096);
+            for piece in pieces {
+                node.write_all(piece.as_bytes()).await.unwrap();
+            }
+            drop(node);
+            let mut body = Incoming::new(Vec::new(), framing);
+            let mut text = Vec::new();
+            while let Some(piece) = body.next(&mut stream).await.map_err(|error| error.kind())? {
+                text.extend_from_slice(&piece);
+            }
+            Ok(String::from_utf8(text).unwrap())
+        })
+    }
+
+    #[test]
+    fn body_is_whole_or_an_error() {
+        let (cut, garbled) = (Err(io::ErrorKind::UnexpectedEof), Err(io::ErrorKind::InvalidData));
+        assert_eq!(read(Framing::Bytes(4), &["ab", "cd"]), Ok("abcd".into()));
+        assert_eq!(read(Framing::Bytes(0), &[]), Ok(String::new()));
+        assert_eq!(read(Framing::Bytes(5), &["ab", "cd"]), cut);
+        assert_eq!(read(Framing::Chunks, &["3\r\nabc\r\n1;x=y\r\nd\r\n0\r\n\r\n"]), Ok("abcd".into()));
+        assert_eq!(read(Framing::Chunks, &["3\r\nabc\r\n"]), cut);
+        assert_eq!(read(Framing::Chunks, &["3\r\nabc\r\n0\r\n"]), cut);
+        assert_eq!(read(Framing::Chunks, &["3\r\nabcd\r\n"]), garbled);
+        assert_eq!(read(Framing::Chunks, &["x\r\n"]), garbled);
+    }
+
+    #[test]
+    fn chunks_may_come_byte_by_byte() {
+        let mut body = Incoming::new(Vec::new(), Framing::Chunks);
+        let mut text = Vec::new();
+        for byte in b"a\r\n0123456789\r\n2\r\nxy\r\n0\r\n\r\n" {
+            body.bytes.push(*byte);
+            while let Some(piece) = body.piece().unwrap() {
+                text.extend_from_slice(&piece);
+            }
+        }
+        assert!(matches!(body.place, Place::End));
+        assert_eq!(text, b"0123456789xy");
+    }
+
+    /// A session between a client and a node, each at the other end of a pipe.
+    async fn session(what: What, story: impl AsyncFnOnce(DuplexStream, DuplexStream)) -> io::Result<()> {
+        let (client, server) = tokio::io::duplex(1024);
+        let (stream, node) = tokio::io::duplex(1024);
+        let relay = Relay { what, ..Relay::raw(stream) };
+        let (head, ()) = Response::new(()).into_parts();
+        let mut link = Link::new(server);
+        let kept = Kept { head, relay: Box::new(relay), chunks: true };
+        let serving = async {
+            let done = link.relay(kept).await;
+            drop(link);
+            done
+        };
+        let (done, ()) = tokio::join!(serving, story(client, node));
+        done
+    }
+
+    #[tokio::test]
+    async fn answer_that_breaks_off_has_no_last_chunk() {
+        for is_whole in [true, false] {
+            let body = What::Body(Incoming::new(b"2\r\nab".to_vec(), Framing::Chunks));
+            let done = session(body, async |mut client, mut node| {
+                if is_whole {
+                    node.write_all(b"\r\n0\r\n\r\n").await.unwrap();
+                }
+                drop(node);
+                let mut text = String::new();
+                client.read_to_string(&mut text).await.unwrap();
+                assert_eq!(text.ends_with("2\r\nab\r\n0\r\n\r\n"), is_whole, "{text}");
+            });
+            assert_eq!(done.await.is_ok(), is_whole);
+        }
+    }
+
+    #[tokio::test]
+    async fn client_that_leaves_ends_a_silent_session() {
+        for raw in [true, false] {
+            let what = match raw {
+                true => What::Raw { early: Vec::new() },
+                false => What::Body(Incoming::new(Vec::new(), Framing::Chunks)),
+            };
+            let done = session(what, async |client, mut node| {
+                drop(client);
+                assert_eq!(node.read(&mut [0; 16]).await.unwrap(), 0);
+            });
+            let _ = done.await;
+        }
+    }
+
+    #[tokio::test]
+    async fn raw_bytes_pass_both_ways_with_what_came_early() {
+        let done = session(What::Raw { early: b"early ".to_vec() }, async |mut client, mut node| {
+            let large = vec![b'x'; 100_000];
+            client.write_all(b"question").await.unwrap();
+            let mut asked = [0; 8];
+            node.read_exact(&mut asked).await.unwrap();
+            assert_eq!(&asked, b"question");
+            let sending = async {
+                node.write_all(&large).await.unwrap();
+                drop(node);
+            };
+            let mut text = Vec::new();
+            let (_, read) = tokio::join!(sending, client.read_to_end(&mut text));
+            read.unwrap();
+            assert!(text.ends_with(&large) && text.len() > large.len());
+            assert!(String::from_utf8_lossy(&text).contains("\r\n\r\nearly x"));
+        });
+        done.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn client_that_does_not_read_stops_the_node() {
+        let done = session(What::Raw { early: Vec::new() }, async |client, mut node| {
+            let mut sent = 0;
+            let sending = async {
+                loop {
+                    sent += node.write(&[0; 1024]).await.unwrap();
+                }
+            };
+            let _ = timeout(Duration::from_millis(50), sending).await;
+            // what the two pipes and one piece hold
+            assert!(sent <= 2 * 1024 + PIECE_BYTES + 1024, "{sent}");
+            drop(client);
+            drop(node);
+        });
+        let _ = done.await;
+    }
+}

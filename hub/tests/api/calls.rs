@@ -1,0 +1,177 @@
+//! Calls: what a node is asked by the connection that it opens, as administrators, the node and another node see them.
+
+use std::thread;
+
+use serde_json::{Value, json};
+
+use super::server::{Client, Hub, Reply};
+use super::{LEASES, NODES, PODS};
+
+const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
+const UPGRADE: [(&str, &str); 2] = [("connection", "Upgrade"), ("upgrade", "kedge-session")];
+
+/// A node with a Lease and a pod `p` that is bound to it.
+fn with_pod(hub: &Hub) -> Client {
+    let mut node = hub.node("edge-1");
+    node.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
+    let spec = json!({"holderIdentity": "edge-1", "leaseDurationSeconds": 4, "renewTime": "2026-11-23T00:00:00.000000Z"});
+    node.post(LEASES, &json!({"metadata": {"name": "edge-1"}, "spec": spec})).expect(201);
+    let spec = json!({"nodeName": "edge-1", "containers": [{"name": "a", "image": "i"}]});
+    hub.admin().post(PODS, &json!({"metadata": {"name": "p"}, "spec": spec})).expect(201);
+    node
+}
+
+/// Asks on a thread, and on a connection of its own.
+fn asks(client: &Client, path: &str) -> thread::JoinHandle<Reply> {
+    let (mut client, path) = (client.another(), path.to_owned());
+    thread::spawn(move || client.get(&path))
+}
+
+/// The path of the call that the watch of the own Node tells of next.
+fn called(watch: &mut super::server::Watch) -> String {
+    loop {
+        let event = watch.next().expect("the watch has not ended");
+        if let Some(ids) = event["object"]["metadata"]["annotations"]["kedge.dev/calls"].as_str() {
+            assert_eq!(
+                (&event["type"], event["object"]["kind"].as_str()),
+                (&json!("BOOKMARK"), Some("Node"))
+            );
+            return path_of(ids);
+        }
+    }
+}
+
+fn path_of(id: &str) -> String {
+    format!("/apis/kedge.dev/v1/nodes/edge-1/calls/{id}")
+}
+
+fn own_watch(node: &Client) -> super::server::Watch {
+    let own = format!("{NODES}?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3Dedge-1");
+    node.another().watch(&own)
+}
+
+/// Takes a call: a connection on which the hub asks.
+fn taken(node: &Client, path: &str) -> Client {
+    let mut session = node.another();
+    assert_eq!(session.send("POST", path, &UPGRADE, b"").code, 101);
+    session
+}
+
+#[test]
+fn call_is_answered_by_its_node_alone() {
+    let hub = Hub::new();
+    let (node, admin) = (with_pod(&hub), hub.admin());
+    let mut watch = own_watch(&node);
+    let asked = asks(&admin, &format!("{LOG}?tailLines=3&follow=true&pretty=true"));
+    let path = called(&mut watch);
+    // others learn nothing and change nothing
+    let other = hub.node("edge-2");
+    assert_eq!(other.another().send("POST", &path, &UPGRADE, b"").code, 403);
+    assert_eq!(other.another().send("POST", &path.replace("edge-1", "edge-2"), &UPGRADE, b"").code, 404);
+    assert_eq!(admin.another().send("POST", &path, &UPGRADE, b"").code, 403);
+    assert_eq!(hub.anonymous().send("POST", &path, &UPGRADE, b"").code, 403);
+    assert_eq!(node.another().send("POST", &path, &[], b"").code, 400);
+    assert_eq!(node.another().send("POST", &path_of("0"), &UPGRADE, b"").code, 404);
+    let mut session = taken(&node, &path);
+    assert_eq!(node.another().send("POST", &path, &UPGRADE, b"").code, 404, "once");
+    session
+        .write_raw(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nServer: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n",
+        )
+        .unwrap();
+    let answer = asked.join().unwrap();
+    assert_eq!((answer.code, answer.body.as_slice()), (200, &b"one"[..]));
+    assert_eq!(answer.header("content-type"), ["text/plain"]);
+    assert!(!answer.head().contains("erver: x"), "{}", answer.head());
+    let request = session.read_to_end();
+    assert!(
+        request.starts_with("GET /containerLogs/default/p/a?follow=true&tailLines=3 HTTP/1.1\r\n"),
+        "{request}"
+    );
+    assert!(!request.contains("uthorization") && !request.contains("pretty"), "{request}");
+    hub.terminate();
+}
+
+#[test]
+fn error_of_the_node_is_shown_in_its_words() {
+    let hub = Hub::new();
+    let node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    let asked = asks(&hub.admin(), &format!("{LOG}?previous=true"));
+    let mut session = taken(&node, &called(&mut watch));
+    let text = "previous terminated container \"a\" in pod \"p\" not found";
+    let answer = format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n{text}\n", text.len() + 1);
+    session.write_raw(answer.as_bytes()).unwrap();
+    let status = asked.join().unwrap().expect(400);
+    assert_eq!((status["message"].as_str(), status["reason"].as_str()), (Some(text), Some("BadRequest")));
+}
+
+#[test]
+fn call_is_in_the_renewals_answer_until_it_is_too_late() {
+    let hub = Hub::new();
+    let mut node = with_pod(&hub);
+    let asked = asks(&hub.admin(), LOG);
+    let mut renew = || {
+        let headers = [("content-type", "application/merge-patch+json"), ("prefer", "return=minimal")];
+        let body: Value = json!({"spec": {"renewTime": "2026-11-23T00:00:01.000000Z"}});
+        let reply = node.send("PATCH", &format!("{LEASES}/edge-1"), &headers, body.to_string().as_bytes());
+        assert_eq!(reply.code, 204);
+        reply.header("kedge-call").first().map(|id| (*id).to_owned())
+    };
+    let id = loop {
+        if let Some(id) = renew() {
+            break id;
+        }
+    };
+    assert_eq!(renew().as_deref(), Some(&*id), "until it is taken");
+    // nobody dials
+    asked.join().unwrap().refused(
+        504,
+        "error dialing backend: node \"edge-1\" was asked to open a connection, and did not within 11 s",
+    );
+    assert_eq!(renew(), None);
+    assert_eq!(node.another().send("POST", &path_of(&id), &UPGRADE, b"").code, 404);
+}
+
+#[test]
+fn only_administrators_ask_a_node_and_only_for_what_it_serves() {
+    let hub = Hub::new();
+    let mut node = with_pod(&hub);
+    let proxy = format!("{NODES}/edge-1/proxy");
+    assert_eq!(node.get(LOG).code, 403);
+    assert_eq!(node.get(&format!("{proxy}/healthz")).code, 403);
+    assert_eq!(hub.anonymous().get(LOG).code, 401);
+    let mut admin = hub.admin();
+    for path in ["", "/run/x", "/containerLogs/default/p/a", "/configz/..", "/%2e%2e/configz"] {
+        assert_eq!(admin.get(&format!("{proxy}{path}")).code, 404, "{path}");
+    }
+    assert_eq!(admin.send("POST", &format!("{proxy}/configz"), &[], b"").code, 405);
+    assert_eq!(admin.get(&format!("{NODES}/edge-9/proxy/healthz")).code, 404);
+    assert_eq!(admin.get(&format!("{LOG}?tailLines=-1")).code, 422);
+}
+
+#[test]
+fn session_ends_with_the_nodes_credential_and_with_the_hub() {
+    let mut hub = Hub::new();
+    let node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    let mut follow = || {
+        let mut client = hub.admin();
+        client.write_raw(format!("GET {LOG}?follow=true HTTP/1.1\r\nhost: h\r\n\r\n").as_bytes()).unwrap();
+        let mut session = taken(&node, &called(&mut watch));
+        session.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").unwrap();
+        (client, session)
+    };
+    let (mut client, mut session) = follow();
+    let (mut stopped, mut its_session) = follow();
+    let said = hub.command(&["node", "revoke", "edge-1", "--reason", "stolen"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let text = client.read_to_end();
+    assert!(text.ends_with("3\r\none\r\n"), "it breaks off: {text}");
+    session.read_to_end();
+    stopped.read_to_end();
+    its_session.read_to_end();
+    // what waits for a node keeps no hub
+    let (code, _) = hub.stop("TERM");
+    assert_eq!(code, Some(0));
+}
