@@ -4,6 +4,7 @@
 //! field of the configuration become its topmost layer. Always holds: a wrong flag is an error that names it. Leaves to others:
 //! the range of such a field (core), reading files (`local_config`).
 
+use crate::calls::SessionOptions;
 use crate::images::DEFAULT_PRELOADED;
 use crate::images::command::{ImagesOptions, Task};
 use crate::logs::LogsOptions;
@@ -53,6 +54,8 @@ pub enum Command {
     ConfigForgive(Places, String),
     /// Back to the local config.
     ConfigReset(Places),
+    /// Take a call of the hub (the agent starts it).
+    Session(Box<SessionOptions>),
     /// Serve the container of a bundle (the agent starts it).
     Shim(PathBuf),
     /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
@@ -392,6 +395,10 @@ impl Raw {
             ["pods"] => Command::Pods(self.places(), output),
             ["pods", "release"] => Command::PodsRelease(self.places(), None),
             ["pods", "release", pod] => Command::PodsRelease(self.places(), Some((*pod).to_owned())),
+            ["session", call] => {
+                let call = (*call).to_owned();
+                Command::Session(Box::new(SessionOptions { agent: self.agent()?, call }))
+            }
             ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
             ["pause", root] => Command::Pause(PathBuf::from(root)),
             ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
@@ -703,7 +710,8 @@ Commands:
                      run a program in a container (kedge exec --help), without any server
   images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
-  shim, pause, unpack  internal: for containers and images (docs/pods.md)
+  session, shim, pause, unpack
+                     internal: for the hub's calls, containers and images (docs/pods.md)
   slot health        on a disk image, for kedge-health.service: wait until this boot is good; exit code 1 if it is not
   slot update FILE   on a disk image: write an update (-: standard input) into the slot that does not run; the boot loader
                      tries it at the next boot, with --reboot now

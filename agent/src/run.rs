@@ -21,6 +21,7 @@ use kedge_platform::linux::{self, Awaited, Claim, LinuxClocks, LinuxHost, Notify
 use kedge_platform::{
     Clocks, Displaced, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog, WriteError,
 };
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::path::Path;
@@ -225,6 +226,8 @@ struct Agent {
     /// Notified when the process has ended that had the records.
     records_free: Arc<Notify>,
     claim: Records,
+    /// What starts a session; None: there is no server.
+    session: Option<Vec<OsString>>,
 }
 
 /// Whose the records in `--root-dir` are.
@@ -253,6 +256,7 @@ impl Agent {
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
 
         let is_image = crate::slot::is_image(&roots);
+        let session = crate::calls::words(&options, &node_name);
         let node_labels = crate::slot::labelled(options.node_labels, &roots);
         let marks = RunDirectory::new(&options.places.run_dir);
         let previous =
@@ -369,6 +373,7 @@ impl Agent {
             disk_changed,
             records_free,
             claim,
+            session,
         })
     }
 
@@ -538,6 +543,7 @@ impl Agent {
             Action::WatchPods(order) => self.loops.watch_pods(self.node.server(), Some(order)),
             Action::EndPodsWatch => self.loops.watch_pods(self.node.server(), None),
             Action::Pods(action) => self.loops.pods(*action),
+            Action::TakeCall(call) => crate::calls::start(self.session.as_deref(), &call),
             Action::NeedImages { images, is_all } => self.loops.need_images(images, is_all),
             Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),

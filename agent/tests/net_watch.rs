@@ -24,6 +24,7 @@ fn short(event: &WatchEvent) -> String {
         WatchEvent::Modified(object) => format!("~{}", name(object)),
         WatchEvent::Deleted(object) => format!("-{}", name(object)),
         WatchEvent::Bookmark(version) => format!("@{version}"),
+        WatchEvent::Called(ids) => format!("!{}", ids.join(",")),
         WatchEvent::Receiving => "..".to_owned(),
     }
 }

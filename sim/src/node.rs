@@ -323,7 +323,11 @@ impl Node {
                 process.watched = Some((namespace, name));
             }
             Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),
-            Action::WatchPods(_) | Action::EndPodsWatch | Action::Pods(_) | Action::NeedImages { .. } => {
+            Action::WatchPods(_)
+            | Action::EndPodsWatch
+            | Action::Pods(_)
+            | Action::TakeCall(_)
+            | Action::NeedImages { .. } => {
                 unreachable!("{NO_RUNTIME}")
             }
             Action::Exit { why, start_again } => {

@@ -13,6 +13,7 @@ use crate::config::start::{self, Facts, Parsed, Started};
 use crate::contact::{Contact, KUBECONFIG_LINE};
 use crate::event::{Action, Answer, Collection, Event, Level, Now, Outcome, Request, RequestKey};
 use crate::kubelet::{self, ConfigError, Effective};
+use crate::node::calls::Calls;
 use crate::node::events::NodeEvents;
 use crate::node::heartbeat::Heartbeat;
 use crate::node::object::{NodeNews, NodeObject};
@@ -56,6 +57,7 @@ struct Actors {
     node: NodeObject,
     heartbeat: Heartbeat,
     events: NodeEvents,
+    calls: Calls,
     /// None: there is no runtime on this node.
     pods: Option<Box<PodsActor>>,
     contact: Contact,
@@ -237,6 +239,7 @@ impl Actors {
             node,
             heartbeat: Heartbeat::new(lease_secs, turn),
             events,
+            calls: Calls::new(turn.now.mono),
             pods,
             contact: Contact::new(turn.now),
             is_hub: None,
@@ -255,6 +258,7 @@ impl Actors {
             Event::Answered(key, answer) => self.answered(key, &answer, turn),
             Event::Renewed(answer) => self.renewed(&answer, None, turn),
             Event::RenewedAsOf(latest) => self.renewed(&Answer::Accepted(None), Some(latest), turn),
+            Event::Called(ids) => self.calls.heard(&ids, turn),
             Event::Listed { of, listing } => {
                 self.reached(turn);
                 if self.is_watched(&of)

@@ -42,6 +42,8 @@ pub enum Event {
     Renewed(Answer),
     /// It was accepted, and the answer named the latest change that concerns the node: `Kedge-Desired`.
     RenewedAsOf(u64),
+    /// The hub said that calls with these ids wait for this node. It may say so more than once.
+    Called(Vec<String>),
     /// A list of the collection was read to its end.
     Listed { of: Collection, listing: Listing },
     /// Its watch showed an object that was added or changed; or one that is no longer there, in its last state.
@@ -138,6 +140,8 @@ pub enum Action {
     EndPodsWatch,
     /// An order of the pods' actor for the runtime, the images or the disk: never one for the API server.
     Pods(Box<PodAction>),
+    /// Start a session that takes the call with this id.
+    TakeCall(String),
     /// Note durably which images pods need, for commands that remove others.
     NeedImages {
         images: BTreeSet<String>,

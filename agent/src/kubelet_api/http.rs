@@ -61,6 +61,12 @@ struct Rewound {
     stream: Box<dyn Stream>,
 }
 
+/// The stream, after these bytes that were read of it already.
+#[must_use]
+pub fn rewound(early: Vec<u8>, stream: Box<dyn Stream>) -> Box<dyn Stream> {
+    Box::new(Rewound { early, stream })
+}
+
 impl AsyncRead for Rewound {
     fn poll_read(
         mut self: Pin<&mut Self>,

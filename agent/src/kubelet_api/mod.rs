@@ -3,7 +3,7 @@
 //! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller that is slow, large or gone
 //! costs a bounded amount of memory; an answer that breaks off is never taken for a whole one. It knows no sockets, so whoever accepts
 //! or dials a connection hands it over, and has judged who asks: every caller here may do everything. Left to others: framing
-//! (`http`), what is asked of the running agent (`local::client`), the way to the hub (`session`).
+//! (`http`), what is asked of the running agent (`local::client`), the way to the hub (`calls`).
 //!
 //! To add a route: its arm in [`route`], and an `async fn` in a file of its own that takes the [`Exchange`] and ends it in one of
 //! three ways: [`Exchange::answer`] (a body that is at hand), [`Exchange::stream`] (a body that grows), [`Exchange::take_over`] (a 101,
@@ -11,6 +11,8 @@
 //! `tokio::task::spawn_blocking`. Texts of errors are shown by kubectl: use the kubelet's words where it has some.
 
 mod http;
+mod logs;
+mod pods;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +25,7 @@ use tokio::time::timeout;
 
 use crate::flags::AgentOptions;
 use crate::local::client;
-pub use http::{Exchange, Grown, Request};
+pub use http::{Exchange, Grown, Request, rewound};
 
 /// What a request may arrive on.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -58,6 +60,10 @@ async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Re
         ("GET", [name @ ("healthz" | "configz" | "metrics")]) => {
             ask_agent(exchange, node, format!("/{name}")).await
         }
+        ("GET", ["containerLogs", namespace, pod, container]) => {
+            logs::serve(request, exchange, node, [namespace, pod, container]).await
+        }
+        ("GET", ["pods"]) => pods::serve(exchange, node).await,
         ("GET", _) => exchange.refuse(404, &format!("no such path: /{}", path.join("/"))).await,
         (method, _) => exchange.refuse(405, &format!("{method} is not served here")).await,
     }

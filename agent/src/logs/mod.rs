@@ -1,4 +1,4 @@
-//! `kedge logs`: what a container has written, from the files of this node, without any server.
+//! What a container has written, from the files of this node: `kedge logs`, without any server, and `/containerLogs` of the kubelet's API.
 //!
 //! Owns which pod, container and run is meant (`runs`), and what of it is wanted (`lines`). Always holds: it works while no agent
 //! runs; what cannot be read is an error that names the file; a pipe that is closed ends it without a complaint. A running agent is
@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often the agent is asked whether the container still runs.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// What `kedge logs` was asked for.
+/// What is asked for.
 #[derive(Debug)]
 pub struct LogsOptions {
     pub agent: AgentOptions,
@@ -58,7 +58,32 @@ fn failed(error: impl std::fmt::Display) -> CommandError {
 /// # Errors
 /// There is no such pod, container or run, or its files cannot be read.
 pub fn run(options: &LogsOptions) -> Result<(), CommandError> {
-    let run = Run::find(&logs_dir(&options.agent)?, options).map_err(failed)?;
+    let found = find(options)?;
+    found.write(options, &mut BufWriter::new(io::stdout().lock()))
+}
+
+/// A log that is there.
+pub(crate) struct Found(Run);
+
+/// Looks for the log that is meant.
+///
+/// # Errors
+/// There is no such pod, container or run.
+pub(crate) fn find(options: &LogsOptions) -> Result<Found, CommandError> {
+    Run::find(&logs_dir(&options.agent)?, options).map(Found).map_err(failed)
+}
+
+impl Found {
+    /// Writes what is wanted of it, and flushes whenever it waits for more. A reader who has left is no error.
+    ///
+    /// # Errors
+    /// Its files cannot be read, or nothing can be written.
+    pub(crate) fn write(&self, options: &LogsOptions, out: &mut impl Write) -> Result<(), CommandError> {
+        write(&self.0, options, out)
+    }
+}
+
+fn write(run: &Run, options: &LogsOptions, out: &mut impl Write) -> Result<(), CommandError> {
     let since = options.since.and_then(|since| std::time::SystemTime::now().checked_sub(since));
     let since = since.and_then(|since| since.duration_since(std::time::UNIX_EPOCH).ok());
     let since = since.and_then(|since| i64::try_from(since.as_micros()).ok()).map(Timestamp::from_micros);
@@ -67,12 +92,11 @@ pub fn run(options: &LogsOptions) -> Result<(), CommandError> {
         options.timestamps,
         options.limit_bytes,
     );
-    let mut log = Log::open(&run, options.tail).map_err(failed)?;
-    let mut out = BufWriter::new(io::stdout().lock());
+    let mut log = Log::open(run, options.tail).map_err(failed)?;
     let mut asked = Instant::now();
     let mut is_over = false;
     loop {
-        let written = copy(&mut log, &mut wanted, &mut out).and_then(|()| out.flush());
+        let written = copy(&mut log, &mut wanted, out).and_then(|()| out.flush());
         match written {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
             Err(error) => return Err(failed(format_args!("{}: {error}", run.shown()))),
@@ -89,7 +113,7 @@ pub fn run(options: &LogsOptions) -> Result<(), CommandError> {
         if asked.elapsed() >= ASK_EVERY {
             asked = Instant::now();
             // what it wrote last is read once more
-            is_over = run.is_superseded() || has_ended(options, &run);
+            is_over = run.is_superseded() || has_ended(options, run);
         }
     }
 }

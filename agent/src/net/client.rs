@@ -30,7 +30,7 @@ use super::kubeconfig::{KubeconfigError, ReadFile};
 use super::outcomes::{self, OpenWatch, Outcomes};
 use super::proxy::ProxyEnvironment;
 use super::transport::{
-    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, WallClock, locked, plain,
+    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, WallClock, locked, plain,
 };
 
 /// Most bytes read of an answer that says no: a `Status` object with its causes.
@@ -209,6 +209,8 @@ pub struct Response {
     pub warnings: Vec<String>,
     /// Our hub's answer to a renewal: the latest change that concerns the node.
     pub desired: Option<u64>,
+    /// Our hub's answer to a renewal: ids of calls that wait for the node.
+    pub calls: Vec<String>,
     /// The server offers to take a renewal as its time alone, [`RENEWAL_MEDIA`].
     pub takes_time_alone: bool,
     /// What was asked, for messages: `GET https://hub:6443/api/v1/nodes/edge-1`.
@@ -454,6 +456,16 @@ impl Api {
     }
 }
 
+/// A connection to the server before TLS, and what TLS and a request on it need.
+pub(crate) struct Dialled {
+    pub(crate) socket: std::net::TcpStream,
+    pub(crate) route: Arc<Route>,
+    /// The server's.
+    pub(crate) url: String,
+    /// The header, if a certificate is not all that we show.
+    pub(crate) authorization: Option<HeaderValue>,
+}
+
 /// One stream of requests to the server. A clone is the same stream.
 #[derive(Clone)]
 pub struct Client(Arc<Stream>, Option<u64>);
@@ -525,6 +537,18 @@ impl Client {
     #[must_use]
     pub fn dialled(&self) -> u64 {
         self.0.dialled.load(Ordering::Relaxed)
+    }
+
+    /// Opens a connection that carries no request of ours but the caller's own. Blocks, at most for `limit`.
+    ///
+    /// # Errors
+    /// There is no way to the server, or no credential.
+    pub(crate) fn dial(&self, limit: Duration) -> Result<Dialled, String> {
+        let access = self.0.api.credentials.latest();
+        let dialler = self.dialler(&access);
+        let socket = dialler.open(Instant::now() + limit).map_err(|error| error.to_string())?;
+        let authorization = access.authorization()?;
+        Ok(Dialled { socket, route: Arc::clone(&access.route), url: access.url.clone(), authorization })
     }
 
     /// Sends a request and reads the whole answer. Blocks, at most for the request's deadline.
@@ -640,14 +664,17 @@ impl Client {
             .max_idle_connections_per_host(1)
             .max_idle_age(MAX_IDLE)
             .build();
-        let dialler = Dialler {
+        Agent::with_parts(config, self.dialler(access), NoResolver)
+    }
+
+    fn dialler(&self, access: &Access) -> Dialler {
+        Dialler {
             route: Arc::clone(&access.route),
             lookup: Arc::clone(&self.0.api.lookup),
             cancel: self.0.cancel.clone(),
             dialled: Arc::clone(&self.0.dialled),
             user_agent: Arc::clone(&self.0.api.user_agent),
-        };
-        Agent::with_parts(config, dialler, NoResolver)
+        }
     }
 
     /// Sends a request and reads the head of the answer.
@@ -690,6 +717,7 @@ impl Client {
         let date_unix_secs = date_of(answer.headers());
         let warnings = warnings_of(answer.headers());
         let desired = desired_of(answer.headers());
+        let calls = calls_of(answer.headers());
         let takes_time_alone = takes_time_alone(answer.headers());
         let retry_after = answer.headers().get(header::RETRY_AFTER).cloned();
         let mut body = Vec::new();
@@ -712,6 +740,7 @@ impl Client {
                 date_unix_secs,
                 warnings,
                 desired,
+                calls,
                 takes_time_alone,
                 request,
             });
@@ -916,6 +945,11 @@ fn warnings_of(headers: &HeaderMap) -> Vec<String> {
 
 fn desired_of(headers: &HeaderMap) -> Option<u64> {
     headers.get(kedge_api::DESIRED_HEADER)?.to_str().ok()?.parse().ok()
+}
+
+fn calls_of(headers: &HeaderMap) -> Vec<String> {
+    let told = headers.get(kedge_api::CALLS_HEADER).and_then(|value| value.to_str().ok());
+    told.map(super::watch::ids_of).unwrap_or_default()
 }
 
 /// Whether `Accept-Patch` (RFC 5789 section 3.1) names the type.

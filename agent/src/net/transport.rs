@@ -94,9 +94,9 @@ impl TimeProvider for CertificateClock {
 pub(crate) struct Route {
     pub(crate) host: String,
     pub(crate) port: u16,
-    server_name: ServerName<'static>,
+    pub(crate) server_name: ServerName<'static>,
     proxy: Option<ProxyAddress>,
-    tls: Arc<ClientConfig>,
+    pub(crate) tls: Arc<ClientConfig>,
 }
 
 impl Route {
@@ -408,17 +408,7 @@ impl Connector<()> for Dialler {
         _chained: Option<()>,
     ) -> Result<Option<TlsTransport>, ureq::Error> {
         self.dialled.fetch_add(1, Ordering::Relaxed);
-        let deadline = deadline_after(details.timeout.after);
-        let dialled = match &self.route.proxy {
-            Some(proxy) => self.dial(&proxy.host, proxy.port, deadline),
-            None => self.dial(&self.route.host, self.route.port, deadline),
-        };
-        let (mut wire, address) = dialled?;
-        let mut peer = format!("{} ({address})", HostPort(&self.route.host, self.route.port));
-        if let Some(proxy) = &self.route.proxy {
-            self.open_tunnel(&mut wire, proxy)?;
-            peer = format!("{} (through the proxy {proxy:?})", HostPort(&self.route.host, self.route.port));
-        }
+        let (mut wire, peer) = self.open_wire(deadline_after(details.timeout.after))?;
         let session = self.shake_hands(&mut wire, &peer)?;
         let buffers = PassingBuffers::default();
         Ok(Some(TlsTransport { wire, session, buffers, may_have_plain: true, held: Vec::new(), peer }))
@@ -426,6 +416,29 @@ impl Connector<()> for Dialler {
 }
 
 impl Dialler {
+    /// A connection on which TLS with the server may begin. It blocks, and has no time limit any more.
+    pub(crate) fn open(&self, deadline: Instant) -> Result<std::net::TcpStream, DialError> {
+        let (wire, peer) = self.open_wire(deadline)?;
+        let socket = wire.socket.try_clone().and_then(|socket| {
+            socket.set_read_timeout(None)?;
+            socket.set_write_timeout(None)?;
+            Ok(socket)
+        });
+        socket.map(Into::into).map_err(|error| DialError::Handshake { peer, error })
+    }
+
+    /// The same, and the name of its other end for messages.
+    fn open_wire(&self, deadline: Instant) -> Result<(Wire, String), DialError> {
+        let (host, port) = (&self.route.host, self.route.port);
+        let Some(proxy) = &self.route.proxy else {
+            let (wire, address) = self.dial(host, port, deadline)?;
+            return Ok((wire, format!("{} ({address})", HostPort(host, port))));
+        };
+        let (mut wire, _) = self.dial(&proxy.host, proxy.port, deadline)?;
+        self.open_tunnel(&mut wire, proxy)?;
+        Ok((wire, format!("{} (through the proxy {proxy:?})", HostPort(host, port))))
+    }
+
     /// A TCP connection to the first address that takes one.
     fn dial(&self, host: &str, port: u16, deadline: Instant) -> Result<(Wire, SocketAddr), DialError> {
         let addresses = self.lookup.addresses(host, port, deadline, &self.cancel)?;

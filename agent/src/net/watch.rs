@@ -148,6 +148,8 @@ pub enum WatchEvent {
     Deleted(Value),
     /// Nothing changed up to this resourceVersion.
     Bookmark(String),
+    /// Calls with these ids wait for the node (our hub only). A bookmark follows.
+    Called(Vec<String>),
     /// A part of an event came; the rest is on its way.
     Receiving,
 }
@@ -318,9 +320,12 @@ fn watch_once(
     deliver(on_event, WatchEvent::Opened { date_unix_secs: body.date_unix_secs })?;
     let mut lines = Lines { body, limits, bytes: Vec::new(), scanned: 0 };
     while let Some(end) = lines.next_end(on_event)? {
-        let (event, version) = parse(&lines.bytes[..end], lines.body.asked())?;
+        let (event, version, calls) = parse(&lines.bytes[..end], lines.body.asked())?;
         lines.consume(end);
         let is_bookmark = matches!(event, WatchEvent::Bookmark(_));
+        if !calls.is_empty() {
+            deliver(on_event, WatchEvent::Called(calls))?;
+        }
         let delivered = deliver(on_event, event);
         // the callback has it, so going on means after it
         position.advance(&version, is_bookmark);
@@ -406,8 +411,8 @@ fn garbled(asked: &str, why: &str) -> Stop {
     })
 }
 
-/// One line as an event and the resourceVersion it leads to.
-fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String), Stop> {
+/// One line as an event, the resourceVersion it leads to, and the ids of calls that it tells of.
+fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String, Vec<String>), Stop> {
     let mut event: Value = serde_json::from_slice(line)
         .map_err(|error| garbled(asked, &format!("a line is not JSON: {error}")))?;
     let object = event.get_mut("object").map(Value::take).unwrap_or_default();
@@ -419,16 +424,28 @@ fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String), Stop> {
         Some(version) if !version.is_empty() => version.to_owned(),
         _ => return Err(garbled(asked, "an event has no resourceVersion")),
     };
+    let mut calls = Vec::new();
     let event = match kind {
         "ADDED" => WatchEvent::Added(object),
         "MODIFIED" => WatchEvent::Modified(object),
         "DELETED" => WatchEvent::Deleted(object),
-        "BOOKMARK" => WatchEvent::Bookmark(version.clone()),
+        "BOOKMARK" => {
+            let annotations = object.pointer("/metadata/annotations");
+            let told =
+                annotations.and_then(|annotations| annotations.get(kedge_api::CALLS_ANNOTATION)?.as_str());
+            calls = ids_of(told.unwrap_or_default());
+            WatchEvent::Bookmark(version.clone())
+        }
         other => {
             return Err(garbled(asked, &format!("an event has the type \"{}\"", excerpt(other))));
         }
     };
-    Ok((event, version))
+    Ok((event, version, calls))
+}
+
+/// The ids in a list by commas.
+pub(crate) fn ids_of(list: &str) -> Vec<String> {
+    list.split(',').filter(|id| !id.is_empty()).map(str::to_owned).collect()
 }
 
 /// An ERROR event carries a `Status`.
@@ -463,7 +480,7 @@ mod tests {
     fn watch_line_is_an_event_or_an_end() {
         let check = |line: &str, expect: &str| {
             let found = match parse(line.as_bytes(), "GET /x") {
-                Ok((event, version)) => format!("{event:?} {version}"),
+                Ok((event, version, calls)) => format!("{event:?} {version} {}", calls.join("+")),
                 Err(Stop::Expired) => "expired".to_owned(),
                 Err(Stop::Failed(error)) => error.to_string(),
                 Err(Stop::ByCallback) => "stopped".to_owned(),
@@ -475,6 +492,8 @@ mod tests {
         check(&format!(r#"{{"type":"MODIFIED","object":{object}}}"#), "Modified(");
         check(&format!(r#"{{"type":"DELETED","object":{object}}}"#), "Deleted(");
         check(&format!(r#"{{"type":"BOOKMARK","object":{object}}}"#), "Bookmark(\"7\") 7");
+        let called = r#"{"metadata":{"resourceVersion":"7","annotations":{"kedge.dev/calls":"a1,,b2"}}}"#;
+        check(&format!(r#"{{"type":"BOOKMARK","object":{called}}}"#), "Bookmark(\"7\") 7 a1+b2");
         check(&format!(r#"{{"type":"WHAT","object":{object}}}"#), "an event has the type \"WHAT\"");
         check(r#"{"type":"ADDED","object":{}}"#, "an event has no resourceVersion");
         check(r#"{"type":"ADDED"}"#, "an event has no resourceVersion");

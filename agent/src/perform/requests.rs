@@ -232,7 +232,10 @@ impl ApiServer {
                 self.forms.of_renewal(number, HttpRequest::post(leases, json_bytes(&body), deadline))
             }
         };
-        let Sent { answer, latest, offers_time_alone } = send(client, &request, false);
+        let Sent { answer, latest, calls, offers_time_alone } = send(client, &request, false);
+        if !calls.is_empty() {
+            self.heard(number, Event::Called(calls));
+        }
         self.forms.answered(number, form, &answer, offers_time_alone);
         match (answer, latest) {
             (Answer::Accepted(_), Some(latest)) => Event::RenewedAsOf(latest),
@@ -417,13 +420,15 @@ struct Sent {
     answer: Answer,
     /// The latest change that concerns the node, if the answer names one.
     latest: Option<u64>,
+    /// Ids of calls that wait for the node, if it tells of some.
+    calls: Vec<String>,
     /// The answer offers to take a renewal as its time alone.
     offers_time_alone: bool,
 }
 
 impl Sent {
     fn failed(answer: Answer) -> Self {
-        Self { answer, latest: None, offers_time_alone: false }
+        Self { answer, latest: None, calls: Vec::new(), offers_time_alone: false }
     }
 }
 
@@ -438,7 +443,12 @@ fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bo
                 log::warn!("{}: {warning}", response.request);
             }
             let answer = Answer::Accepted(if wants_object { response.json().ok() } else { None });
-            Sent { answer, latest: response.desired, offers_time_alone: response.takes_time_alone }
+            Sent {
+                answer,
+                latest: response.desired,
+                calls: response.calls,
+                offers_time_alone: response.takes_time_alone,
+            }
         }
         Err(error) => Sent::failed(failure(error)),
     }

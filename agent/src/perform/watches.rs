@@ -321,6 +321,10 @@ impl Listener<'_> {
                     brought |= version != from;
                     Some(version)
                 }
+                WatchEvent::Called(ids) => {
+                    self.send(Event::Called(ids));
+                    None
+                }
                 WatchEvent::Receiving => {
                     self.send(Event::WatchReceiving { watched: self.target.of.watched(), round });
                     None

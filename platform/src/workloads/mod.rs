@@ -7,6 +7,7 @@
 //!
 //! Leaves to others: which containers should run (core), what `config.json` says (core), which layers an image has (images).
 
+mod calls;
 pub mod cgroups;
 mod crun;
 mod devices;
@@ -36,6 +37,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use calls::{stand_apart, start_session};
 pub use cgroups::{Cgroups, GroupLimits};
 pub use devices::{Device, all_devices, device};
 pub use exec::{Exec, ExecEnd};

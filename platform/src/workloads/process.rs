@@ -210,6 +210,24 @@ pub(super) fn bound_to_parent(command: &mut Command) -> &mut Command {
     unsafe { command.process_group(0).pre_exec(prepare) }
 }
 
+/// Makes a program nobody's child, in a session of its own and with no blocked signals: it goes on when its starter ends, and its
+/// starter need not wait for its end. `spawn` gives a process that has ended already.
+pub(super) fn orphaned(command: &mut Command) -> &mut Command {
+    let prepare = || {
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+        nix::unistd::setsid()?;
+        // SAFETY: this runs in a process that was just forked and has one thread.
+        match unsafe { libc::fork() } {
+            0 => Ok(()),
+            // SAFETY: it ends the process at once; nothing is unwound or flushed that belongs to the starter.
+            1.. => unsafe { libc::_exit(0) },
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec it makes four system calls; it takes no lock and allocates nothing.
+    unsafe { command.pre_exec(prepare) }
+}
+
 /// Lets a program, and all that it starts, keep this descriptor: what is locked by it stays so until the last of them has ended.
 pub(super) fn handing_on(command: &mut Command, fd: RawFd) -> &mut Command {
     let keep = move || {

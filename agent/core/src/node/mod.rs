@@ -3,6 +3,7 @@
 //! Always holds: none waits for another, nor for the configuration. Leaves to others: when requests are sent and
 //! repeated (`outbox`).
 
+pub(crate) mod calls;
 pub(crate) mod events;
 pub(crate) mod heartbeat;
 pub(crate) mod lease;

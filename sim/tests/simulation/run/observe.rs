@@ -48,6 +48,7 @@ impl Simulation {
             | Action::WatchPods(_)
             | Action::EndPodsWatch
             | Action::Pods(_)
+            | Action::TakeCall(_)
             | Action::NeedImages { .. } => unreachable!("simulated nodes have no runtime"),
             Action::Exit { .. } => "Exit",
             Action::Log(..) => "Log",

@@ -1,0 +1,172 @@
+//! `kedge session CALL`: takes a call, and serves the kubelet's API to the hub on the connection that this node dials for it.
+//!
+//! One process for each session, which the agent starts and forgets: so a session outlives agents, and an agent without sessions pays
+//! nothing. Always holds: nothing is served before the hub has proven itself by TLS; one connection, one call, one request, then the
+//! process ends. Left to others: what is served (`kubelet_api`), which calls are taken (core), where the process lives
+//! (`kedge_platform::workloads`).
+
+use std::ffi::OsString;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kedge_api::SESSION_UPGRADE;
+use kedge_platform::Clocks as _;
+use kedge_platform::linux::{LinuxClocks, Roots};
+use kedge_platform::workloads;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::cli::CommandError;
+use crate::flags::{AgentOptions, Places};
+use crate::kubelet_api::{self, Node, Stream};
+use crate::net::client::{Api, ApiOptions};
+use crate::net::proxy::ProxyEnvironment;
+
+/// Time for name lookup and connection.
+const DIAL: Duration = Duration::from_secs(15);
+/// Time for TLS and the hub's answer, over a slow link.
+const TAKE: Duration = Duration::from_secs(15);
+/// Most bytes of the head of that answer.
+const HEAD_BYTES: usize = 16 * 1024;
+/// Stack of a thread that reads files or waits for a program.
+const STACK_BYTES: usize = 256 * 1024;
+
+/// What `kedge session` was asked for.
+#[derive(Debug)]
+pub struct SessionOptions {
+    pub agent: AgentOptions,
+    /// The call's id.
+    pub call: String,
+}
+
+/// The words with which an agent with these options starts a session, without the call's id; None: it knows no server.
+pub(crate) fn words(options: &AgentOptions, node_name: &str) -> Option<Vec<OsString>> {
+    let kubeconfig = options.kubeconfig.as_ref()?;
+    let Places { root_dir, run_dir, .. } = &options.places;
+    let absolute = |path: &std::path::Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut words = vec!["session".into()];
+    let mut flag = |name: &str, value: OsString| {
+        words.push(name.into());
+        words.push(value);
+    };
+    flag("--kubeconfig", absolute(kubeconfig).into());
+    flag("--hostname-override", node_name.into());
+    flag("--root-dir", absolute(root_dir).into());
+    flag("--run-dir", absolute(run_dir).into());
+    flag("--crun", absolute(&options.runtime.crun).into());
+    flag("--cgroup-root", options.runtime.cgroup_root.clone().into());
+    Some(words)
+}
+
+/// Starts a session that takes a call.
+pub(crate) fn start(words: Option<&[OsString]>, call: &str) {
+    let Some(words) = words else { return };
+    let mut words = words.to_vec();
+    words.insert(1, call.into());
+    match workloads::start_session(&words) {
+        Ok(()) => log::info!("the hub calls: a session takes the call"),
+        Err(error) => log::warn!("the hub calls, and no process can be started for it: {error}"),
+    }
+}
+
+/// `kedge session`.
+///
+/// # Errors
+/// The call could not be taken, or the session broke off.
+pub fn run(options: SessionOptions) -> Result<(), CommandError> {
+    workloads::stand_apart(options.agent.runtime.settings(&options.agent.places).as_ref());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_stack_size(STACK_BYTES)
+        .build()
+        .map_err(|error| failed("start the runtime", error))?;
+    let served = runtime.block_on(serve(options));
+    // a thread that waits for a disk ends with the process
+    runtime.shutdown_background();
+    served
+}
+
+fn failed(tried: &str, error: impl std::fmt::Display) -> CommandError {
+    CommandError::new(format_args!("session: {tried}: {error}"))
+}
+
+async fn serve(options: SessionOptions) -> Result<(), CommandError> {
+    let SessionOptions { agent, call } = options;
+    let node_name = agent.node_name.clone().unwrap_or_default();
+    let kubeconfig = agent.kubeconfig.clone().unwrap_or_default();
+    let path = format!("/apis/kedge.dev/v1/nodes/{node_name}/calls/{call}");
+    let stream = take(kubeconfig, &path).await?;
+    kubelet_api::serve(stream, Arc::new(Node { agent })).await.map_err(|error| failed("serve the hub", error))
+}
+
+/// Dials the hub and takes the call: from then on the hub asks.
+async fn take(kubeconfig: std::path::PathBuf, path: &str) -> Result<Box<dyn Stream>, CommandError> {
+    let clocks = LinuxClocks::new(&Roots::default());
+    // as the agent judges certificates
+    let clock = Arc::new(move || {
+        let wall = clocks.wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        wall.max(kedge_api::EARLIEST_NOW)
+    });
+    let options = ApiOptions { kubeconfig, clock, proxies: ProxyEnvironment::of_process() };
+    let api =
+        Api::open(options).map_err(|error| failed("read the kubeconfig", crate::errors::chain(&error)))?;
+    let dialled = tokio::task::spawn_blocking(move || api.stream("session").dial(DIAL)).await;
+    let dialled = dialled.map_err(|error| failed("dial", error))?.map_err(|error| failed("dial", error))?;
+    let (url, route) = (dialled.url, dialled.route);
+    let upgrading = async {
+        dialled.socket.set_nonblocking(true)?;
+        let socket = tokio::net::TcpStream::from_std(dialled.socket)?;
+        let tls = TlsConnector::from(route.tls.clone());
+        let mut stream = tls.connect(route.server_name.clone(), socket).await?;
+        let mut head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: {SESSION_UPGRADE}\r\nContent-Length: 0\r\n",
+            route.host
+        );
+        if let Some(token) = dialled.authorization.as_ref().and_then(|token| token.to_str().ok()) {
+            head.push_str(&format!("Authorization: {token}\r\n"));
+        }
+        head.push_str("\r\n");
+        stream.write_all(head.as_bytes()).await?;
+        stream.flush().await?;
+        let early = upgraded(&mut stream).await?;
+        Ok::<_, io::Error>(kubelet_api::rewound(early, Box::new(stream)))
+    };
+    let tried = format!("take the call, POST {url}{path}");
+    match timeout(TAKE, upgrading).await {
+        Ok(upgraded) => upgraded.map_err(|error| failed(&tried, error)),
+        Err(_) => Err(failed(&tried, format_args!("not done within {} s", TAKE.as_secs()))),
+    }
+}
+
+/// Waits for the 101; returns what came after its head.
+async fn upgraded(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    loop {
+        let mut headers = [httparse::EMPTY_HEADER; 32];
+        let mut head = httparse::Response::new(&mut headers);
+        match head.parse(&bytes) {
+            Ok(httparse::Status::Complete(length)) if head.code == Some(101) => {
+                return Ok(bytes.split_off(length));
+            }
+            Ok(httparse::Status::Complete(length)) => {
+                let status = head.code.unwrap_or_default();
+                let text = kedge_api::excerpt(&String::from_utf8_lossy(&bytes[length..]));
+                return Err(io::Error::other(format!("the answer is {status}, expected 101: {text}")));
+            }
+            Ok(httparse::Status::Partial) if bytes.len() < HEAD_BYTES => {}
+            Ok(httparse::Status::Partial) => {
+                return Err(io::Error::other(format!(
+                    "the head of the answer has more than {HEAD_BYTES} bytes"
+                )));
+            }
+            Err(error) => return Err(io::Error::other(format!("the answer is not HTTP: {error}"))),
+        }
+        let mut piece = [0; 2048];
+        match stream.read(&mut piece).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            amount => bytes.extend_from_slice(&piece[..amount]),
+        }
+    }
+}

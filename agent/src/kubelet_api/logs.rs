@@ -1,0 +1,123 @@
+//! `/containerLogs/NAMESPACE/POD/CONTAINER`: what a container has written.
+//!
+//! Always holds: a caller that reads slowly makes the reading of files wait, not memory grow; one that leaves ends it, also while nothing is
+//! written. Left to others: which files, and what of them (`crate::logs`).
+
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kedge_api::Timestamp;
+use tokio::sync::mpsc;
+
+use super::{Exchange, Node, Request};
+use crate::logs::{self, LogsOptions};
+
+/// Bytes that are sent at once.
+const PIECE_BYTES: usize = 8 * 1024;
+/// Pieces that wait for the caller.
+const PIECES: usize = 2;
+
+/// Answers with a log.
+pub(super) async fn serve(
+    request: &Request,
+    exchange: Exchange,
+    node: Arc<Node>,
+    [namespace, pod, container]: [&str; 3],
+) -> io::Result<()> {
+    let options = match options(request, &node, namespace, pod, container) {
+        Ok(options) => options,
+        Err(why) => return exchange.refuse(400, &why).await,
+    };
+    let (options, found) = tokio::task::spawn_blocking(move || {
+        let found = logs::find(&options);
+        (options, found)
+    })
+    .await?;
+    let found = match found {
+        Ok(found) => found,
+        // the kubelet's status for all of these
+        Err(error) => return exchange.refuse(400, &error.to_string()).await,
+    };
+    let mut answer = exchange.stream("text/plain").await?;
+    let (pieces, mut read) = mpsc::channel(PIECES);
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut out = BufWriter::with_capacity(PIECE_BYTES, Pieces(pieces));
+        found.write(&options, &mut out).and_then(|()| out.flush().map_err(crate::cli::CommandError::new))
+    });
+    loop {
+        let piece: Option<Vec<u8>> = tokio::select! {
+            piece = read.recv() => piece,
+            // the reader notices that nobody takes what it reads
+            () = answer.gone() => return Ok(()),
+        };
+        match piece {
+            Some(piece) => answer.write(&piece).await?,
+            None => break,
+        }
+    }
+    match reading.await? {
+        Ok(()) => answer.end().await,
+        // the answer breaks off
+        Err(error) => Err(io::Error::other(error.to_string())),
+    }
+}
+
+fn options(
+    request: &Request,
+    node: &Node,
+    namespace: &str,
+    pod: &str,
+    container: &str,
+) -> Result<LogsOptions, String> {
+    let number = |name: &str, least: u64| match request.param(name).filter(|text| !text.is_empty()) {
+        None => Ok(None),
+        Some(text) => match text.parse::<u64>() {
+            Ok(number) if number >= least => Ok(Some(number)),
+            _ => Err(format!("{name} is {text:?}, expected a whole number from {least} on")),
+        },
+    };
+    let since_time =
+        match request.param("sinceTime").filter(|text| !text.is_empty()) {
+            None => None,
+            Some(text) => Some(Timestamp::parse(text).map_err(|_| {
+                format!("sinceTime is {text:?}, expected a time such as 2026-11-23T04:00:00Z")
+            })?),
+        };
+    if let Some(stream) = request.param("stream").filter(|stream| !matches!(*stream, "" | "All")) {
+        return Err(format!("stream is {stream:?}, expected All: one stream alone is not served"));
+    }
+    if [namespace, pod, container]
+        .iter()
+        .any(|name| name.is_empty() || name.contains(['/', '_']) || name.starts_with('.'))
+    {
+        return Err(format!("{namespace:?}, {pod:?} and {container:?} are no names of a container"));
+    }
+    Ok(LogsOptions {
+        agent: node.agent.clone(),
+        pod: format!("{namespace}/{pod}"),
+        container: Some(container.to_owned()),
+        tail: number("tailLines", 0)?,
+        since: number("sinceSeconds", 1)?.map(Duration::from_secs),
+        since_time,
+        limit_bytes: number("limitBytes", 1)?,
+        timestamps: request.flag("timestamps"),
+        previous: request.flag("previous"),
+        follow: request.flag("follow"),
+    })
+}
+
+/// Where what is read goes.
+struct Pieces(mpsc::Sender<Vec<u8>>);
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.blocking_send(bytes.to_vec()).map_err(|_| io::Error::from(ErrorKind::BrokenPipe))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // a log that is followed is flushed at each look: so a reader that has left is noticed
+        if self.0.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+    }
+}

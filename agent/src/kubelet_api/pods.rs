@@ -1,0 +1,69 @@
+//! `/pods`: the pods of this node, as a list of Pods.
+//!
+//! What the agent knows of them without asking anybody: names, the state of their containers. Not their whole specs.
+
+use std::io;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{Exchange, Node};
+use crate::local::client;
+
+pub(super) async fn serve(exchange: Exchange, node: Arc<Node>) -> io::Result<()> {
+    let asked =
+        tokio::task::spawn_blocking(move || client::get(&node.agent.places.socket(), "/pods")).await?;
+    match asked {
+        Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
+            Ok(found) => exchange.answer(200, "application/json", list(&found).to_string().as_bytes()).await,
+            Err(error) => exchange.refuse(500, &format!("the agent's pods are no JSON: {error}")).await,
+        },
+        Ok(answer) => exchange.answer(answer.status, "text/plain; charset=utf-8", &answer.body).await,
+        Err(error) => exchange.refuse(503, &error.to_string()).await,
+    }
+}
+
+fn list(found: &Value) -> Value {
+    let items: Vec<Value> = found["pods"].as_array().into_iter().flatten().map(pod).collect();
+    json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+}
+
+fn pod(found: &Value) -> Value {
+    let containers = found["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let names: Vec<Value> = containers.iter().map(|one| json!({"name": one["name"]})).collect();
+    let statuses: Vec<Value> = containers.iter().map(status).collect();
+    json!({
+        "metadata": {"name": found["name"], "namespace": found["namespace"], "uid": found["uid"]},
+        "spec": {"containers": names},
+        "status": {"containerStatuses": statuses},
+    })
+}
+
+fn status(container: &Value) -> Value {
+    let state = match container["state"].as_str() {
+        Some("Running") => json!({"running": {}}),
+        Some("Exited" | "Lost") => json!({"terminated": {}}),
+        _ => json!({"waiting": {"reason": container["reason"]}}),
+    };
+    json!({"name": container["name"], "restartCount": container["restarts"], "state": state})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_of_the_agent_is_a_list_of_pods() {
+        let container =
+            |name: &str, state: &str| json!({"name": name, "state": state, "restarts": 2, "reason": "x"});
+        let containers = [container("a", "Running"), container("b", "Waiting"), container("c", "Lost")];
+        let found = json!({"pods": [{"name": "p", "namespace": "n", "uid": "u", "containers": containers}]});
+        let list = list(&found);
+        let states = ["/running", "/waiting/reason", "/terminated"];
+        for (number, state) in states.iter().enumerate() {
+            let path = format!("/items/0/status/containerStatuses/{number}/state{state}");
+            assert!(list.pointer(&path).is_some(), "{path} in {list}");
+        }
+        assert_eq!(list["items"][0]["metadata"], json!({"name": "p", "namespace": "n", "uid": "u"}));
+    }
+}
