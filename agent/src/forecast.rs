@@ -4,6 +4,7 @@
 //! an agent says what will run, by the very rules of a start. Leaves to others: reading one record (`perform::disk`).
 
 use crate::flags::AgentOptions;
+use crate::net::known_server::KnownServer;
 use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::static_files::StaticFiles;
 use crate::{local_config, run};
@@ -60,6 +61,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         bad_configs: None,
         bad_configs_unreadable: None,
         health: Arc::new(DiskHealth::default()),
+        server: KnownServer::default(),
         static_files: StaticFiles::default(),
         runtime: None,
         read_only: Some("a forecast changes nothing".into()),

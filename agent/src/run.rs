@@ -8,6 +8,7 @@ use crate::errors::chain;
 use crate::faults::Faults;
 use crate::flags::{AgentOptions, Places};
 use crate::local::{self, Call, answers};
+use crate::net::known_server::KnownServer;
 use crate::net::transport::WallClock;
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{DiskLoop, DiskOrder, KnownIdentity};
@@ -299,6 +300,7 @@ impl Agent {
             bad_configs: None,
             bad_configs_unreadable: None,
             health: Arc::default(),
+            server: KnownServer::of(options.kubeconfig.clone()),
             static_files: StaticFiles::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),

@@ -707,6 +707,7 @@ fn host_facts(name: &str) -> HostFacts {
         pids_in_use: 120,
         runtime: Runtime::Absent,
         pod_network: PodNetworks::default(),
+        api_server: None,
         has_apparmor: false,
         watchdog: kedge_core::HardwareWatchdog::default(),
     }

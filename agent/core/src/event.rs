@@ -5,7 +5,7 @@
 
 use crate::config::records::{CheckpointName, Read, StateFile};
 use crate::kubelet::Effective;
-use crate::pods::{PodAction, PodAsk, PodEvent};
+use crate::pods::{ApiServer, PodAction, PodAsk, PodEvent};
 use crate::watching::{ObjectVersion, WatchEnd, WatchOrder, Watched};
 use kedge_api::Timestamp;
 use serde_json::Value;
@@ -365,6 +365,8 @@ pub struct HostFacts {
     pub runtime: Runtime,
     /// Where they get a network of their own.
     pub pod_network: PodNetworks,
+    /// Where the API server is; None: there is none that pods could be told.
+    pub api_server: Option<ApiServer>,
     /// The kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
     /// What resets the machine when its kernel hangs.

@@ -7,6 +7,7 @@
 
 pub mod client;
 mod credentials;
+pub(crate) mod known_server;
 pub mod kubeconfig;
 pub mod outcomes;
 pub mod proxy;

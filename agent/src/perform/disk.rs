@@ -6,6 +6,7 @@
 
 use super::containers::RuntimeHealth;
 use super::static_files::StaticFiles;
+use crate::net::known_server::KnownServer;
 use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
@@ -135,6 +136,7 @@ pub(crate) struct DiskLoop {
     /// Why the list could not be read at the last look.
     pub(crate) bad_configs_unreadable: Option<String>,
     pub(crate) health: Arc<DiskHealth>,
+    pub(crate) server: KnownServer,
     pub(crate) static_files: StaticFiles,
     /// None: there is no runtime on this node.
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
@@ -396,6 +398,7 @@ impl DiskLoop {
             pids_in_use: usage.pids_in_use,
             runtime: self.runtime.as_ref().map_or(Runtime::Absent, |runtime| runtime.report()),
             pod_network: self.runtime.as_ref().map(|_| Plugins::default().look()).unwrap_or_default(),
+            api_server: self.runtime.as_ref().and_then(|_| self.server.look()),
             has_apparmor: has_apparmor(&Roots::default()),
             watchdog: if self.is_image {
                 watchdog(&self.host.watchdogs())
@@ -637,6 +640,7 @@ mod tests {
             bad_configs: None,
             bad_configs_unreadable: None,
             health: Arc::default(),
+            server: KnownServer::default(),
             static_files: StaticFiles::default(),
             runtime: None,
             read_only: None,

@@ -3,7 +3,7 @@
 //!
 //! The program is Debian's perl, which makes any system call by its number. No try changes anything of the machine if it succeeds.
 
-use crate::setup::{Machine, Wanted, isolated, wanted};
+use crate::setup::{Machine, Wanted, add_program, isolated, wanted};
 use kedge_core::pods::{Seccomp, Security};
 use kedge_platform::workloads::{bind_below, unmount};
 use std::collections::BTreeMap;
@@ -84,29 +84,6 @@ call("unshare:mount", "unshare", 0x00020000);
 call("unshare:user", "unshare", 0x10000000);
 "#;
 
-/// Adds perl, with the libraries that it is linked with, to the image.
-fn add_perl(image: &Path) {
-    let listed = Command::new("ldd").arg("/usr/bin/perl").output().unwrap();
-    let listed = String::from_utf8(listed.stdout).unwrap();
-    let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
-    for path in libraries.chain(["/usr/bin/perl"]) {
-        let to = image.join(path.trim_start_matches('/'));
-        fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(path, &to).unwrap();
-    }
-    for directory in Command::new("find")
-        .arg(image)
-        .args(["-type", "d"])
-        .output()
-        .unwrap()
-        .stdout
-        .split(|byte| *byte == b'\n')
-    {
-        let path = std::str::from_utf8(directory).unwrap();
-        assert!(path.is_empty() || Command::new("chmod").args(["a+rx", path]).status().unwrap().success());
-    }
-}
-
 fn with(security: Security, user: &'static str, outside: u32) -> Wanted {
     let script = SCRIPT
         .replace("NAMES", &NAMES.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -120,7 +97,7 @@ fn with(security: Security, user: &'static str, outside: u32) -> Wanted {
 
 fn tries(security: Security, user: &'static str) -> BTreeMap<String, String> {
     let machine = Machine::new();
-    add_perl(&machine.scratch.join("image"));
+    add_program(&machine.scratch.join("image"), "/usr/bin/perl");
     let mut runtime = machine.open();
     // its number is beyond those that the container has
     let mut outside = Command::new("sleep").arg("600").spawn().unwrap();

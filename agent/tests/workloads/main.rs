@@ -10,6 +10,7 @@ mod adoption;
 mod ends;
 mod escapes;
 mod faults;
+mod identity;
 mod killed_agents;
 mod network;
 mod pods;

@@ -1,7 +1,7 @@
 //! Pods from `kubectl apply` to their end, with a real hub, a real agent, crun and a local image.
 
 use crate::network::SHIPPED;
-use crate::setup::{INSIDE, LIMIT, isolated_network, kill, make_image};
+use crate::setup::{INSIDE, LIMIT, add_program, isolated_network, kill, make_image};
 use kedge_core::images::BlobDigest;
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::cluster::Cluster;
@@ -118,9 +118,15 @@ fn has_own_etc(scratch: &Path) {
 
 /// An OCI layout with busybox.
 fn layout(at: &Path) -> std::path::PathBuf {
+    layout_with(at, &[])
+}
+
+/// With these programs of the machine, too.
+pub(crate) fn layout_with(at: &Path, programs: &[&str]) -> std::path::PathBuf {
     let blobs = at.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     make_image(&at.join("image"));
+    programs.iter().for_each(|program| add_program(&at.join("image"), program));
     let archived = Command::new("tar")
         .args(["--mode=a+rX", "-C"])
         .arg(at.join("image"))

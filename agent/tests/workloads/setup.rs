@@ -242,6 +242,21 @@ pub(crate) fn make_image(layer: &Path) {
     }
 }
 
+/// Adds a program of this machine, with the libraries that it is linked with, to an image.
+pub(crate) fn add_program(image: &Path, program: &str) {
+    let listed = Command::new("ldd").arg(program).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
+    for path in libraries.chain([program]) {
+        let to = image.join(path.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(path, &to).unwrap();
+    }
+    // this process's umask made the directories
+    let readable = Command::new("chmod").args(["-R", "a+rX"]).arg(image).status().unwrap();
+    assert!(readable.success());
+}
+
 pub(crate) fn id(name: &str, attempt: u32) -> ContainerId {
     ContainerId { pod: "uid-1".into(), name: name.into(), attempt }
 }

@@ -465,6 +465,7 @@ impl PodsActor {
             pods: around.config.max_pods.into(),
             network: host.pod_network.clone(),
             has_cluster_dns: !around.config.name_servers().0.is_empty(),
+            api_server: host.api_server.clone(),
             has_apparmor: host.has_apparmor,
             unsafe_sysctls: around.config.pods.unsafe_sysctls.clone(),
             filters_calls: around.config.pods.filters_calls,

@@ -1,10 +1,11 @@
 //! A container's program, arguments and variables, from its spec, its image and the objects it refers to.
 //!
 //! Always holds: the words of an error are upstream's; `$(NAME)` is expanded as upstream does it (variables defined before, `$$`
-//! escapes, unknown references stay as they are); values from objects are not expanded. Leaves to others: the user, `HOSTNAME`
+//! escapes, unknown references stay as they are); values from objects are not expanded; the address of the API server is one that the
+//! pod can reach, or none is given. Leaves to others: the user, `HOSTNAME`
 //! and `PATH` of a container that has none (the runtime).
 
-use crate::pods::event::{ImageConfig, Mount, NodeFacts, ObjectKind, ObjectName};
+use crate::pods::event::{ApiServer, ImageConfig, Mount, NodeFacts, ObjectKind, ObjectName};
 use crate::pods::fields;
 use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::spec::{Container, EnvSource, KeySelector, LocalName, Pod, VolumeMount};
@@ -152,9 +153,38 @@ fn too_much(what: &str) -> EnvProblem {
     EnvProblem::Config(format!("{what} is longer than {MOST_TEXT} bytes in all"))
 }
 
-/// What the spec defines, in order; a name that is defined again has its last value, and its last place.
+/// Where the API server is, for clients in the pod: as a kubelet gives the variables of the Service `kubernetes`, whatever
+/// `enableServiceLinks` says, but with the address that the node uses. Empty where the pod could not reach it.
+fn variables_of_the_server(pod: &Pod, node: &NodeFacts) -> Vec<(String, String)> {
+    let Some(server) = node.api_server.as_ref().filter(|_| !lacks_server(pod, node)) else { return vec![] };
+    let port = server.port.to_string();
+    let url = format!("tcp://{}", server.joined());
+    let link = format!("KUBERNETES_PORT_{port}_TCP");
+    [
+        ("KUBERNETES_SERVICE_HOST", server.host.clone()),
+        ("KUBERNETES_SERVICE_PORT", port.clone()),
+        ("KUBERNETES_SERVICE_PORT_HTTPS", port.clone()),
+        ("KUBERNETES_PORT", url.clone()),
+        (&link, url),
+        (&format!("{link}_PROTO"), "tcp".to_owned()),
+        (&format!("{link}_PORT"), port),
+        (&format!("{link}_ADDR"), server.host.clone()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+/// Whether the API server listens where this pod cannot reach it: on the machine's loopback.
+pub(crate) fn lacks_server(pod: &Pod, node: &NodeFacts) -> bool {
+    !pod.spec.host_network && node.api_server.as_ref().is_some_and(ApiServer::is_loopback)
+}
+
+/// What the spec defines, in order, after where the API server is; a name that is defined again has its last value, and its last place.
 fn own_variables(container: &Container, sources: &Sources<'_>) -> Result<Vec<(String, String)>, EnvProblem> {
     let mut defined = Defined { known: BTreeMap::new(), order: vec![], left: MOST_TEXT };
+    for (name, value) in variables_of_the_server(sources.pod, sources.node) {
+        defined.add(name, value)?;
+    }
     for from in &container.env_from {
         let (kind, source) = match (&from.config_map_ref, &from.secret_ref) {
             (Some(source), _) => (ObjectKind::ConfigMap, source),
@@ -543,5 +573,51 @@ mod tests {
             argv(container, &ImageConfig::default(), sources)
         });
         assert_eq!(nothing, Err(EnvProblem::Config("no command specified".into())));
+    }
+
+    #[test]
+    fn address_of_the_server_is_one_that_the_pod_reaches() {
+        let check = |server: Option<(&str, u16)>, host_network: bool, env: Value, expect: &[&str]| {
+            let pod = Pod::read(&json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"},
+                "spec": {"hostNetwork": host_network, "containers": [{"name": "a", "env": env}]}}))
+            .unwrap();
+            let api_server = server.map(|(host, port)| ApiServer { host: host.into(), port });
+            let node = NodeFacts { api_server, ..NodeFacts::default() };
+            let sources = Sources { pod: &pod, objects: &objects(), node: &node, pod_ips: &[] };
+            let found = variables(&pod.spec.containers[0], &ImageConfig::default(), &sources).unwrap();
+            let found: Vec<String> = found.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            assert_eq!(found, expect);
+        };
+        let all = [
+            "KUBERNETES_SERVICE_HOST=hub.lan",
+            "KUBERNETES_SERVICE_PORT=6443",
+            "KUBERNETES_SERVICE_PORT_HTTPS=6443",
+            "KUBERNETES_PORT=tcp://hub.lan:6443",
+            "KUBERNETES_PORT_6443_TCP=tcp://hub.lan:6443",
+            "KUBERNETES_PORT_6443_TCP_PROTO=tcp",
+            "KUBERNETES_PORT_6443_TCP_PORT=6443",
+            "KUBERNETES_PORT_6443_TCP_ADDR=hub.lan",
+        ];
+        let hub = Some(("hub.lan", 6443));
+        check(hub, false, json!([]), &all);
+        check(hub, true, json!([]), &all);
+        check(None, true, json!([]), &[]);
+        for loopback in ["127.0.0.1", "::1", "localhost", "LOCALHOST.", "::ffff:127.0.0.1", "0.0.0.0"] {
+            check(Some((loopback, 6443)), false, json!([{"name": "A", "value": "1"}]), &["A=1"]);
+        }
+        let of_loopback = [
+            "KUBERNETES_SERVICE_PORT=443",
+            "KUBERNETES_SERVICE_PORT_HTTPS=443",
+            "KUBERNETES_PORT=tcp://[::1]:443",
+            "KUBERNETES_PORT_443_TCP=tcp://[::1]:443",
+            "KUBERNETES_PORT_443_TCP_PROTO=tcp",
+            "KUBERNETES_PORT_443_TCP_PORT=443",
+            "KUBERNETES_PORT_443_TCP_ADDR=::1",
+            "URL=https://::1",
+            "KUBERNETES_SERVICE_HOST=own",
+        ];
+        let own = json!([{"name": "URL", "value": "https://$(KUBERNETES_SERVICE_HOST)"},
+            {"name": "KUBERNETES_SERVICE_HOST", "value": "own"}]);
+        check(Some(("::1", 443)), true, own, &of_loopback);
     }
 }

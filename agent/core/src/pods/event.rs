@@ -591,12 +591,41 @@ pub struct NodeFacts {
     pub network: PodNetworks,
     /// `clusterDNS` has an address.
     pub has_cluster_dns: bool,
+    /// None: there is none, or not known where.
+    pub api_server: Option<ApiServer>,
     /// The kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
     /// `allowedUnsafeSysctls`.
     pub unsafe_sysctls: Vec<String>,
     /// `seccompDefault`: what names no profile has `RuntimeDefault`.
     pub filters_calls: bool,
+}
+
+/// Where an API server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiServer {
+    /// A name, or an address without brackets: what its certificate is for.
+    pub host: String,
+    pub port: u16,
+}
+
+impl ApiServer {
+    /// A pod with a network of its own finds itself there.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        let host = self.host.trim_end_matches('.').to_ascii_lowercase();
+        let address = host.parse::<std::net::IpAddr>().map(|address| address.to_canonical());
+        address.is_ok_and(|it| it.is_loopback() || it.is_unspecified())
+            || host == "localhost"
+            || host.ends_with(".localhost")
+    }
+
+    /// `host:port`, with brackets around an IPv6 address.
+    #[must_use]
+    pub fn joined(&self) -> String {
+        let Self { host, port } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
 }
 
 /// A ConfigMap or a Secret.

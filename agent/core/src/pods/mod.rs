@@ -35,11 +35,11 @@ mod updating;
 mod volumes;
 
 pub use event::{
-    Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit, Failure,
-    FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts, ObjectKind,
-    ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork, PodNetworks,
-    PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, Seccomp, Security,
-    StaticFile, TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
+    ApiServer, Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit,
+    Failure, FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts,
+    ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork,
+    PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, Seccomp,
+    Security, StaticFile, TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
 };
 
 pub use hooks::{HookAct, HookKind, HookOrder};

@@ -470,6 +470,12 @@ impl VolumeSpec {
         }
     }
 
+    /// Whether it has a token of the pod's service account.
+    pub(crate) fn has_token(&self) -> bool {
+        let sources = self.file_sources().unwrap_or_default();
+        sources.iter().any(|source| matches!(source, FileSource::Token(_)))
+    }
+
     /// `defaultMode` of a volume of files.
     pub(crate) fn default_mode(&self) -> Option<u32> {
         let object = self.config_map.as_ref().or(self.secret.as_ref());

@@ -8,8 +8,8 @@ use crate::event::Level;
 use crate::pods::admission::{self, host_ports};
 use crate::pods::environment::{self, EnvProblem, Sources};
 use crate::pods::event::{
-    ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork, PodNetworks,
-    PodSandbox, Volume,
+    ApiServer, ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork,
+    PodNetworks, PodSandbox, Volume,
 };
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
@@ -204,6 +204,16 @@ impl Life {
                 pod.name, pod.namespace, pod.uid
             );
             self.announce(true, "MissingClusterDNS", message, ctx.actions);
+        }
+        let wants_server = pod.spec.volumes.iter().any(|volume| volume.has_token());
+        if wants_server && environment::lacks_server(pod, node) && self.sandbox_retry.failures() == 0 {
+            let at = node.api_server.as_ref().map(ApiServer::joined).unwrap_or_default();
+            let message = format!(
+                "the node asks its API server at {at}, where a pod with a network of its own finds itself: \
+                 KUBERNETES_SERVICE_HOST is not set. Give the node's kubeconfig an address of the server's machine, or the \
+                 pod hostNetwork"
+            );
+            self.announce(true, "APIServerOnLoopback", message, ctx.actions);
         }
         self.sandbox = Sandbox::Preparing;
         self.files.made(&volumes);

@@ -121,7 +121,10 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].workingDir", Served),
     ("dnsConfig", Served),
     ("dnsPolicy", Served),
-    ("enableServiceLinks", Ignored("there are no Services on a node")),
+    (
+        "enableServiceLinks",
+        Ignored("the API server is told in any case, and there are no other Services on a node"),
+    ),
     ("ephemeralContainers", Ignored("they are not started; a pod without them runs")),
     ("hostAliases", Served),
     ("hostIPC", Served),

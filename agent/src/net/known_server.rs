@@ -1,0 +1,70 @@
+//! Where the API server is that the kubeconfig names: for pods, which ask it, too.
+//!
+//! Always holds: the file is read again only when it has changed, and one that cannot be read leaves what was known, for the agent goes on
+//! with it as well. Leaves to others: whether a pod can reach it (core).
+
+use super::kubeconfig::{self, Stamp};
+use kedge_core::pods::ApiServer;
+use std::path::PathBuf;
+
+/// The server of a kubeconfig, as last read.
+#[derive(Default)]
+pub(crate) struct KnownServer {
+    kubeconfig: Option<PathBuf>,
+    stamp: Option<Stamp>,
+    known: Option<ApiServer>,
+}
+
+impl KnownServer {
+    pub(crate) fn of(kubeconfig: Option<PathBuf>) -> Self {
+        Self { kubeconfig, ..Self::default() }
+    }
+
+    /// None: there is no kubeconfig, or its server is behind a path, which the variables of a pod cannot say.
+    pub(crate) fn look(&mut self) -> Option<ApiServer> {
+        let path = self.kubeconfig.as_ref()?;
+        let stamp = Stamp::of(path);
+        if stamp.is_some() && stamp != self.stamp {
+            self.stamp = stamp;
+            if let Ok(kubeconfig) = kubeconfig::load(path) {
+                let server = kubeconfig.server;
+                let is_whole = server.base_path.is_empty();
+                self.known = is_whole.then_some(ApiServer { host: server.host, port: server.port });
+            }
+        }
+        self.known.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::Engine as _;
+
+    #[test]
+    fn server_is_read_again_when_the_file_changes() {
+        let scratch = kedge_rig::Scratch::new("known-server").unwrap();
+        let authority = rcgen::generate_simple_self_signed(["hub.lan".to_owned()]).unwrap().cert.pem();
+        let ca = base64::engine::general_purpose::STANDARD.encode(authority);
+        let write = |server: &str| {
+            let text = format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters:\n- name: a\n  cluster:\n    server: {server}\n    \
+                 certificate-authority-data: {ca}\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nusers:\n- name: a\n  \
+                 user: {{token: x}}\n"
+            );
+            scratch.write("new", &text);
+            std::fs::rename(scratch.join("new"), scratch.join("kubeconfig")).unwrap();
+        };
+        let mut known = KnownServer::of(Some(scratch.join("kubeconfig")));
+        assert_eq!(known.look(), None);
+        write("https://hub.lan:6443");
+        let first = Some(ApiServer { host: "hub.lan".into(), port: 6443 });
+        assert_eq!(known.look(), first);
+        write("no address at all");
+        assert_eq!(known.look(), first, "the agent goes on with what it had, too");
+        write("'https://[fd00::1]'");
+        assert_eq!(known.look(), Some(ApiServer { host: "fd00::1".into(), port: 443 }));
+        write("https://hub.lan/k8s");
+        assert_eq!(known.look(), None);
+    }
+}
