@@ -332,6 +332,7 @@ fn ask_for_a_watch(api: &Arc<Api>, from: WatchFrom) {
             }
             WatchEvent::Bookmark(version) => assert!(!version.is_empty()),
             WatchEvent::Opened { .. } | WatchEvent::Receiving => {}
+            WatchEvent::Called(ids) => assert!(!ids.is_empty()),
         }
         events += 1;
         if events < EVENTS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
