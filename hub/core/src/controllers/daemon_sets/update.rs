@@ -165,7 +165,7 @@ pub(super) struct Here<'a> {
     pub(super) placed: Placed,
     /// All that are not gone, also those that end; the oldest first.
     pub(super) all: Vec<&'a Pod>,
-    /// Those that neither end nor have ended.
+    /// Those that neither end nor have ended: what is ready first, for of two only the first stays.
     pub(super) old: Vec<&'a Pod>,
     pub(super) new: Vec<&'a Pod>,
     pub(super) is_set_aside: bool,
@@ -189,7 +189,10 @@ pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) 
         }
         all.sort_by(|one, other| (&one.created, &one.name).cmp(&(&other.created, &other.name)));
         let live = all.iter().copied().filter(|pod| pod.is_live());
-        let (new, old): (Vec<_>, Vec<_>) = live.partition(|pod| wanted.is_current(pod));
+        let (mut new, mut old): (Vec<_>, Vec<_>) = live.partition(|pod| wanted.is_current(pod));
+        for pods in [&mut new, &mut old] {
+            pods.sort_by_key(|pod: &&Pod| pod.ready_since.is_none());
+        }
         let is_set_aside = placed.runs && node.is_lost && new.is_empty();
         heres.push(Here { node, placed, all, old, new, is_set_aside });
     }
@@ -545,6 +548,8 @@ mod tests {
         check(&rolling, &two, &[], &["a", "b"], &[]);
         check(&rolling, &two, &["a:new:ok"], &["b"], &[]);
         check(&rolling, &two, &["a:new:ok", "a:new:ok", "b:new:ok"], &[], &["a-new-1"]);
+        // as after a second update under a surge: upstream would end the one that serves
+        check(&rolling, &two, &["a:old:no", "a:old:ok", "b:new:no"], &[], &["a-old-0"]);
         // not before the last one is gone
         check(&rolling, &two, &["a:new:ok", "b:old:ending"], &[], &[]);
         check(&rolling, &two, &["a:new:ok", "b:new:failed"], &[], &[]);

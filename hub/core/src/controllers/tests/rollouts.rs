@@ -1,5 +1,6 @@
 //! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
-//! hang or find no image, drains, a hub that is killed between two writes. One seed is one run.
+//! hang or find no image, pulls that take long, full disks, drains, a hub that is killed between two writes; with `maxUnavailable` or
+//! `maxSurge`, and with agents of which some pull ahead. One seed is one run.
 //!
 //! After each step of the controller the promises of docs/rollouts.md are checked from what the store and the agents know, not from what the
 //! controller remembers; each has a name in the assertions. In the end the faults stop, and the last revision must be everywhere.
@@ -14,6 +15,7 @@ use crate::controllers::{Action, Controller as _, Task, World};
 use crate::kinds::pod::NODE_NAME_FIELD;
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
 use crate::requests::{DeleteOptions, Propagation};
+use kedge_api::{IMAGES_PULLED, PULL_AHEAD_ANNOTATION, PullAhead};
 use kedge_rig::Random;
 
 /// Nodes of the usual run; `KEDGE_ROLLOUT_NODES` asks for others, `KEDGE_ROLLOUT_SEEDS` for so many runs.
@@ -24,7 +26,7 @@ const STEPS: usize = 160;
 const STEPS_TO_SETTLE: usize = 400;
 /// Seconds between two steps.
 const STEP: u64 = 10;
-const FATES: [&str; 6] = ["good", "good", "crash", "hang", "nopull", "cut"];
+const FATES: [&str; 7] = ["good", "good", "slow", "crash", "hang", "nopull", "cut"];
 
 #[derive(Debug, Default)]
 struct Place {
@@ -33,6 +35,8 @@ struct Place {
     /// What it ran cut it off: only the operator brings it back.
     is_cut: bool,
     is_marked: bool,
+    /// No image can be pulled until this step.
+    full_until: usize,
 }
 
 impl Place {
@@ -51,6 +55,8 @@ struct Run {
     since: usize,
     restarts: usize,
     has_reported: bool,
+    /// The request to pull images ahead that its node cannot serve.
+    refuses: Option<String>,
 }
 
 /// How the current revision stands, as the store has it.
@@ -68,6 +74,12 @@ struct Fleet {
     seed: u64,
     step: usize,
     places: BTreeMap<String, Place>,
+    /// Nodes whose agent pulls ahead.
+    capable: BTreeSet<String>,
+    /// Node and image.
+    pulled: BTreeSet<(String, String)>,
+    /// A new pod begins beside the old one.
+    surges: bool,
     runs: BTreeMap<String, Run>,
     images: usize,
     /// Images that every node in reach ran at once.
@@ -80,11 +92,14 @@ impl Fleet {
     fn new(seed: u64, count: usize) -> Fleet {
         let mut random = Random::new(seed);
         let mut hub = Hub::with_namespace();
-        let mut places = BTreeMap::new();
+        let (mut places, mut capable) = (BTreeMap::new(), BTreeSet::new());
         for index in 0..count {
             let name = format!("node-{index:04}");
             let canary = if index < 3 { "true" } else { "false" };
             hub.create(&NODE, json!({"metadata": {"name": name, "labels": {"canary": canary}}}));
+            if random.percent(70) {
+                capable.insert(name.clone());
+            }
             places.insert(name, Place::default());
         }
         let budget = (count / 10).max(1);
@@ -97,11 +112,16 @@ impl Fleet {
             annotations["kedge.dev/canary-selector"] = "canary=true".into();
             annotations["kedge.dev/canary-soak"] = "60s".into();
         }
+        let surges = random.percent(30);
+        let strategy = match surges {
+            true => json!({"maxUnavailable": 0, "maxSurge": budget}),
+            false => json!({"maxUnavailable": budget}),
+        };
         hub.create(
             &DAEMON_SET,
             json!({"metadata": {"namespace": "n", "name": "d", "annotations": annotations}, "spec": {
             "selector": {"matchLabels": {"app": "d"}},
-            "updateStrategy": {"rollingUpdate": {"maxUnavailable": budget}},
+            "updateStrategy": {"rollingUpdate": strategy},
             "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": "v0-good"}]}}}}),
         );
         Fleet {
@@ -111,6 +131,9 @@ impl Fleet {
             seed,
             step: 0,
             places,
+            capable,
+            pulled: BTreeSet::new(),
+            surges,
             runs: BTreeMap::new(),
             images: 0,
             everywhere: BTreeSet::new(),
@@ -173,6 +196,12 @@ impl Fleet {
                 }
                 self.saw("partitions");
             }
+            9..11 => {
+                let names: Vec<String> = self.places.keys().cloned().collect();
+                let name = self.random.pick(&names).clone();
+                self.places.get_mut(&name).unwrap().full_until = self.step + 1 + self.random.index(30);
+                self.saw("full disks");
+            }
             8 => {
                 let uids: Vec<String> = self.runs.keys().cloned().collect();
                 if !uids.is_empty() {
@@ -200,7 +229,8 @@ impl Fleet {
             .collect();
         for (name, is_away) in changed {
             let ready = if is_away { "Unknown" } else { "True" };
-            let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+            let version = if self.capable.contains(&name) { "v1.36.0+kedge-0.1.0" } else { "v1.36.0" };
+            let status = json!({"conditions": [{"type": "Ready", "status": ready}], "nodeInfo": {"kubeletVersion": version}});
             self.hub.edit(&NODE, "", &name, |node| node["status"] = status.clone());
             self.places.get_mut(&name).unwrap().is_marked = is_away;
             for pod in World::list(&self.hub.index, &POD, "n") {
@@ -225,7 +255,58 @@ impl Fleet {
             format!("2026-01-01T{:02}:{:02}:{:02}Z", self.step / 60 % 24, self.step % 60, run.restarts % 60);
         let status = json!({"phase": "Running", "qosClass": "BestEffort", "containerStatuses": [container],
             "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": since}]});
-        self.hub.edit(&POD, "n", name, |pod| pod["status"] = status.clone());
+        self.hub.edit(&POD, "n", name, |pod| {
+            let answer = crate::value::condition(&pod["status"], IMAGES_PULLED).cloned();
+            pod["status"] = status.clone();
+            if let (Some(answer), Some(list)) = (answer, pod["status"]["conditions"].as_array_mut()) {
+                list.push(answer);
+            }
+        });
+    }
+
+    /// Whether an image is on a node by now; some take long, some never come.
+    fn pulls(&mut self, node: &str, image: &str) -> Option<bool> {
+        let key = (node.to_owned(), image.to_owned());
+        if self.pulled.contains(&key) {
+            return Some(true);
+        }
+        if image.ends_with("-nopull") || self.places[node].full_until > self.step {
+            return None;
+        }
+        let is_there = !image.ends_with("-slow") || self.random.percent(15);
+        if is_there {
+            self.pulled.insert(key);
+        }
+        Some(is_there)
+    }
+
+    /// The agent of a pod does what it is asked to pull ahead.
+    fn pull_ahead(&mut self, name: &str, uid: &str, pod: &Value) {
+        let Some(request) = pod["metadata"]["annotations"][PULL_AHEAD_ANNOTATION].as_str() else { return };
+        let request: PullAhead = serde_json::from_str(request).unwrap();
+        let node = self.runs[uid].node.clone();
+        if !self.capable.contains(&node) {
+            return;
+        }
+        let (status, reason) = match self.pulls(&node, &request.images[0].image) {
+            Some(true) => ("True", "Pulled"),
+            Some(false) => ("False", "Pulling"),
+            None => ("False", "ErrImagePull"),
+        };
+        self.saw(if reason == "ErrImagePull" { "refused ahead" } else { "pulled ahead" });
+        let refuses = (status == "False").then(|| request.revision.clone());
+        self.runs.get_mut(uid).unwrap().refuses = refuses;
+        let answer = json!({"type": IMAGES_PULLED, "status": status, "reason": reason,
+            "message": format!("{}: as simulated", request.revision)});
+        let known = crate::value::condition(&pod["status"], IMAGES_PULLED);
+        if known.is_some_and(|known| known["message"] == answer["message"] && known["reason"] == reason) {
+            return;
+        }
+        self.hub.edit(&POD, "n", name, |pod| {
+            let Some(list) = pod["status"]["conditions"].as_array_mut() else { return };
+            list.retain(|one| one["type"] != IMAGES_PULLED);
+            list.push(answer.clone());
+        });
     }
 
     /// The agents in reach act, each with delays.
@@ -236,7 +317,15 @@ impl Fleet {
                 let value = pod.value();
                 let image = value["spec"]["containers"][0]["image"].as_str().unwrap().to_owned();
                 let node = pod.field(NODE_NAME_FIELD).to_owned();
-                let run = Run { node, image, is_ready: false, since: 0, restarts: 0, has_reported: false };
+                let run = Run {
+                    node,
+                    image,
+                    is_ready: false,
+                    since: 0,
+                    restarts: 0,
+                    has_reported: false,
+                    refuses: None,
+                };
                 self.runs.insert(uid.clone(), run);
             }
             let run = self.runs[&uid].clone();
@@ -248,6 +337,12 @@ impl Fleet {
                 let (namespace, requires) = ("n".to_owned(), Vec::new());
                 self.hub.perform(Action::Delete { kind: &POD, namespace, name, options, requires }).unwrap();
                 self.runs.remove(&uid);
+                continue;
+            }
+            self.pull_ahead(&name, &uid, &pod.value());
+            let is_there =
+                run.has_reported && run.is_ready || self.pulls(&run.node, &run.image) == Some(true);
+            if !is_there && !run.image.ends_with("-nopull") {
                 continue;
             }
             let run = self.runs.get_mut(&uid).unwrap();
@@ -340,12 +435,21 @@ impl Fleet {
                     return;
                 }
                 *took += 1;
+                let pod = self.hub.value(&POD, "n", name);
+                let request = pod["metadata"]["annotations"][PULL_AHEAD_ANNOTATION].as_str();
+                let request = request.map(|text| serde_json::from_str::<PullAhead>(text).unwrap().revision);
+                let waits = request.is_some() && request == run.refuses && !self.surges;
+                self.require("no pod is stopped for images that are not there", !waits, || name.clone());
+                let uid = options.uid.as_deref();
+                let mut others = self.runs.iter().filter(|(other, _)| Some(other.as_str()) != uid);
+                let serves = others.any(|(_, other)| other.node == run.node && other.is_ready);
+                self.require("a surge leaves no node without a pod", serves || !self.surges, || name.clone());
                 self.require("no healthy pod is restarted needlessly", run.image != before.image, || {
                     name.clone()
                 });
-                self.require("a stopped update takes no pod that serves", !before.is_stopped, || {
-                    name.clone()
-                });
+                // of two that a surge left one may go
+                let is_spared = !before.is_stopped || self.surges && serves;
+                self.require("a stopped update takes no pod that serves", is_spared, || name.clone());
             }
             Action::Create { kind, value } if kind.kind == POD.kind => {
                 let image = of_template(value);
@@ -381,8 +485,11 @@ impl Fleet {
         for pod in &pods {
             on.entry(pod.field(NODE_NAME_FIELD)).or_default().push(pod);
         }
-        let crowded = on.iter().find(|(_, pods)| pods.len() > 1);
-        self.require("at most one pod is on a node", crowded.is_none(), || format!("{crowded:?}"));
+        let most = if self.surges { 2 } else { 1 };
+        let crowded = on.iter().find(|(_, pods)| pods.len() > most);
+        self.require("at most one pod is on a node, under a surge two", crowded.is_none(), || {
+            format!("{crowded:?}")
+        });
         // a pod that nobody reported yet is not ready, and of the current revision or about to be replaced
         let (mut out, mut current) = (0, 0);
         for (name, place) in &self.places {
@@ -397,7 +504,9 @@ impl Fleet {
                 Some(None) => out += usize::from(!place.is_marked),
             }
         }
-        if took > 0 {
+        if took > 0 && self.surges {
+            self.saw("surges");
+        } else if took > 0 {
             self.saw("replaced");
             self.require("the budget is never exceeded by an update", out <= self.budget, || {
                 format!("{out} of {} nodes are out after it took {took}", self.places.len())
@@ -506,9 +615,21 @@ fn promises_hold_in_a_fleet_with_faults() {
             *seen.entry(what).or_default() += times;
         }
     }
-    for what in
-        ["updates", "undos", "partitions", "drains", "kills", "replaced", "stops", "roll backs", "restored"]
-    {
+    for what in [
+        "updates",
+        "undos",
+        "partitions",
+        "drains",
+        "kills",
+        "replaced",
+        "stops",
+        "roll backs",
+        "restored",
+        "full disks",
+        "pulled ahead",
+        "refused ahead",
+        "surges",
+    ] {
         assert!(seen.contains_key(what), "no {what}: the simulation proves little: {seen:?}");
     }
     eprintln!("{seeds} fleets of {count} nodes: {seen:?}");
