@@ -45,6 +45,7 @@ mod tests {
     use kedge_rig::Random;
 
     mod daemon_sets;
+    mod design_document;
     mod pull_ahead;
     mod rollouts;
     mod scheduler;

@@ -14,7 +14,7 @@ use kedge_rig::Random;
 /// What the random walk leaves to chance at most: nodes without a serving pod.
 const BUDGET: usize = 2;
 
-fn set(image: &str) -> Value {
+pub(super) fn set(image: &str) -> Value {
     json!({"metadata": {"namespace": "n", "name": "d"}, "spec": {
         "selector": {"matchLabels": {"app": "d"}},
         "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": image}]}}}})
@@ -41,7 +41,7 @@ impl Hub {
     }
 
     /// The pods that neither end nor have ended, by node, with their images.
-    fn running(&self) -> BTreeMap<String, Vec<String>> {
+    pub(super) fn running(&self) -> BTreeMap<String, Vec<String>> {
         let mut running: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for pod in self.pods().iter().filter(|pod| is_live(pod)) {
             let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -60,7 +60,7 @@ impl Hub {
     }
 
     /// The agent confirms the end of a pod that is to end.
-    fn confirm(&mut self, pod: &str) {
+    pub(super) fn confirm(&mut self, pod: &str) {
         let options = DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() };
         let (namespace, name) = ("n".to_owned(), pod.to_owned());
         self.perform(Action::Delete { kind: &POD, namespace, name, options, requires: Vec::new() }).unwrap();
@@ -508,7 +508,7 @@ impl Hub {
     }
 
     /// How many nodes run this image.
-    fn with_image(&self, image: &str) -> usize {
+    pub(super) fn with_image(&self, image: &str) -> usize {
         self.running().values().filter(|images| *images == &[image]).count()
     }
 

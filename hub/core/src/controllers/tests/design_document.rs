@@ -1,0 +1,95 @@
+//! What the design document of DaemonSet updates asks for and no other test shows; docs/rollouts.md names the test of each point.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::Hub;
+use super::daemon_sets::{budget, is_ready, is_terminating, rolled_out, set};
+use crate::controllers::daemon_sets::DaemonSets;
+use crate::kinds::{DAEMON_SET, NODE};
+use crate::requests::Propagation;
+
+impl Hub {
+    fn label(&mut self, node: &str, value: &str) {
+        self.edit(&NODE, "", node, |node| node["metadata"]["labels"] = json!({"role": value}));
+    }
+
+    fn take_turns(&mut self, controller: &mut DaemonSets) {
+        for _ in 0..8 {
+            self.run(controller);
+            self.agents_act();
+        }
+    }
+}
+
+fn on(nodes: &[(&str, &str)]) -> BTreeMap<String, Vec<String>> {
+    nodes.iter().map(|(node, image)| ((*node).to_owned(), vec![(*image).to_owned()])).collect()
+}
+
+#[test]
+fn update_touches_only_nodes_with_the_label() {
+    let (mut hub, mut controller) = (Hub::with_nodes(3), DaemonSets::default());
+    hub.label("node-0", "clock");
+    hub.label("node-1", "clock");
+    let mut value = set("i:1");
+    value["spec"]["template"]["spec"]["nodeSelector"] = json!({"role": "clock"});
+    hub.create(&DAEMON_SET, value);
+    hub.take_turns(&mut controller);
+    assert_eq!(hub.running(), on(&[("node-0", "i:1"), ("node-1", "i:1")]));
+    hub.change_image("i:2");
+    hub.take_turns(&mut controller);
+    assert_eq!(hub.running(), on(&[("node-0", "i:2"), ("node-1", "i:2")]));
+    hub.label("node-2", "clock");
+    hub.label("node-0", "other");
+    hub.take_turns(&mut controller);
+    assert_eq!(hub.running(), on(&[("node-1", "i:2"), ("node-2", "i:2")]));
+}
+
+#[test]
+fn pod_that_does_not_fit_runs_once_there_is_room() {
+    const ROOM_FROM: u64 = 60;
+    let (mut hub, mut controller) = rolled_out(3, budget(1));
+    hub.change_image("i:2");
+    for second in 0..200 {
+        hub.run_at(&mut controller, second);
+        for pod in hub.pods() {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let (name, node) = (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]));
+            let is_new = pod["spec"]["containers"][0]["image"] == "i:2";
+            let has_failed = pod["status"]["phase"] == "Failed";
+            match (is_terminating(&pod), node == "node-1" && is_new && second < ROOM_FROM) {
+                (true, _) => hub.confirm(&name),
+                (false, true) if !has_failed => hub.report(&name, "Failed", false),
+                (false, false) if !has_failed && !is_ready(&pod) => hub.report(&name, "Running", true),
+                _ => {}
+            }
+        }
+        if second + 1 == ROOM_FROM {
+            assert_eq!(hub.with_image("i:2"), 1, "it waits at its budget: {:?}", hub.running());
+        }
+    }
+    assert_eq!(hub.with_image("i:2"), 3, "{:?}", hub.running());
+}
+
+#[test]
+fn nodes_that_come_and_go_get_one_pod_at_most() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    hub.delete(&NODE, "", "node-1", Propagation::Unset);
+    hub.create(&NODE, json!({"metadata": {"name": "node-9"}}));
+    hub.mark("node-9", "True");
+    hub.run(&mut controller);
+    hub.create(&NODE, json!({"metadata": {"name": "node-1"}}));
+    hub.mark("node-1", "True");
+    for image in ["i:2", "i:3"] {
+        hub.change_image(image);
+        for _ in 0..12 {
+            hub.run(&mut controller);
+            let crowded = hub.running().into_iter().find(|(_, images)| images.len() > 1);
+            assert_eq!(crowded, None);
+            hub.agents_act();
+        }
+        let expect = ["node-0", "node-1", "node-2", "node-9"].map(|node| (node, image));
+        assert_eq!(hub.running(), on(&expect));
+    }
+}
