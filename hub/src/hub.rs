@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use tokio::sync::oneshot;
 
 use kedge_hub_core::kinds::{
-    self, CONFIG_MAP, Kind, NAMESPACE, SERVICE, SERVICE_ACCOUNT, schema, service, text,
+    self, CONFIG_MAP, Kind, NAMESPACE, POD, SERVICE, SERVICE_ACCOUNT, schema, service, text,
 };
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Fresh, Objects, new_object};
@@ -255,6 +255,10 @@ impl Hub {
 impl Objects for Hub {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
         Hub::get(self, kind, namespace, name)
+    }
+
+    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
+        self.list(&POD, namespace)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::server::{Client, Hub, Reply, scratch};
-use crate::{JSON, MAPS, PODS, SETS};
+use crate::{JSON, MAPS, NODES, PODS, SETS};
 use serde_json::{Value, json};
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
@@ -97,6 +97,37 @@ fn levels_of_pod_security_forbid_and_warn() {
     let made = client.post("/apis/apps/v1/namespaces/tenant/daemonsets", &set);
     assert!(made.header("warning")[0].contains("host namespaces (hostPID=true)"));
     made.expect(201);
+    let raised = json!({"metadata": {"labels": {label("enforce"): "restricted"}}});
+    let raised = client.patch("merge", &format!("{namespaces}/tenant"), &raised);
+    let expect = [
+        "299 - \"existing pods in namespace \\\"tenant\\\" violate the new PodSecurity enforce level \\\"restricted:latest\\\"\"",
+        "299 - \"p: allowPrivilegeEscalation != false, unrestricted capabilities, runAsNonRoot != true, seccompProfile\"",
+    ];
+    assert_eq!(raised.header("warning"), expect);
+}
+
+#[test]
+fn no_execute_taint_ends_the_pods_that_do_not_tolerate_it() {
+    let hub = Hub::new();
+    let (mut admin, mut node) = (hub.admin(), hub.node("edge-1"));
+    node.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
+    let mut patient = pod("patient", "edge-1");
+    patient["spec"]["tolerations"] = json!([{"key": "out", "operator": "Exists"}]);
+    admin.post(PODS, &patient).expect(201);
+    admin.post(PODS, &pod("other", "edge-1")).expect(201);
+    let taint = json!({"spec": {"taints": [{"key": "out", "effect": "NoExecute"}]}});
+    admin.patch("merge", &format!("{NODES}/edge-1"), &taint).expect(200);
+    wait_until(&mut admin, &format!("{PODS}/other"), is_terminating);
+    let why = admin.get(&format!("{PODS}/other")).expect(200)["status"]["conditions"][0].clone();
+    assert_eq!(
+        (&why["type"], &why["reason"]),
+        (&json!("DisruptionTarget"), &json!("DeletionByTaintManager"))
+    );
+    assert!(!is_terminating(&admin.get(&format!("{PODS}/patient"))));
+    let events = "/api/v1/namespaces/default/events?fieldSelector=reason%3DTaintManagerEviction";
+    wait_until(&mut admin, events, |reply| {
+        reply.json()["items"][0]["message"] == "Marking for deletion Pod default/other"
+    });
 }
 
 #[test]

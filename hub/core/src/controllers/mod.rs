@@ -355,6 +355,10 @@ mod tests {
         fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
             self.index().get(kind, namespace, name)
         }
+
+        fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
+            requests::Objects::pods_of(self.index(), namespace)
+        }
     }
 
     impl World for Changing<'_> {

@@ -6,6 +6,8 @@
 
 mod checks;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::Value;
 
 use crate::api_error::ApiError;
@@ -14,9 +16,13 @@ use crate::kinds::{DAEMON_SET, Kind, NAMESPACE, POD};
 use crate::object::Object;
 use crate::requests::Objects;
 use crate::value::{at, text};
+use checks::Violation;
 use kedge_api::KUBERNETES_VERSION;
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
+
+/// Most pods that are judged when a namespace raises its level: some ten milliseconds of a request. Upstream judges 3000, for a second.
+const MOST_PODS: usize = 500;
 
 /// How much a pod may ask for; each allows less than the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,8 +50,8 @@ struct Policy {
 /// What Pod Security says of a change that it does not forbid.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remarks {
-    /// For a `Warning` header.
-    pub(crate) warning: Option<String>,
+    /// For `Warning` headers.
+    pub(crate) warnings: Vec<String>,
     /// For the audit log.
     pub(crate) audit: Option<String>,
 }
@@ -79,14 +85,18 @@ impl Rule {
         }
     }
 
-    /// What a pod breaks, as one text.
-    fn judge(self, annotations: &Value, spec: &Value) -> Option<String> {
+    fn violations(self, annotations: &Value, spec: &Value) -> Vec<Violation> {
         let latest = KUBERNETES_VERSION.1;
         let minor = self.minor.map_or(latest, |minor| minor.min(latest));
-        let found = match self.level {
-            Level::Privileged => return None,
+        match self.level {
+            Level::Privileged => Vec::new(),
             level => checks::violations(level, minor, annotations, spec),
-        };
+        }
+    }
+
+    /// What a pod breaks, as one text.
+    fn judge(self, annotations: &Value, spec: &Value) -> Option<String> {
+        let found = self.violations(annotations, spec);
         let shown = found.iter().map(|found| match &*found.detail {
             "" => found.reason.clone(),
             detail => format!("{} ({detail})", found.reason),
@@ -171,6 +181,9 @@ pub(crate) fn judge(
     new: &Value,
 ) -> Result<Remarks, ApiError> {
     let is_pod = kind.kind == POD.kind;
+    if let Some(old) = old.filter(|_| kind.kind == NAMESPACE.kind) {
+        return Ok(Remarks { warnings: raised(objects, old, new), audit: None });
+    }
     let (metadata, spec) = match kind.kind {
         _ if is_pod && old.is_none_or(|old| images(old) != images(new)) => (&new["metadata"], &new["spec"]),
         template if template == DAEMON_SET.kind => {
@@ -190,7 +203,60 @@ pub(crate) fn judge(
         return Err(ApiError::forbidden_object(kind, text(new, &["metadata", "name"]), &why));
     }
     let remark = |rule: Rule| rule.judge(annotations, spec).map(|found| format!("would {found}"));
-    Ok(Remarks { warning: remark(policy.warn), audit: remark(policy.audit) })
+    Ok(Remarks { warnings: remark(policy.warn).into_iter().collect(), audit: remark(policy.audit) })
+}
+
+/// What a namespace's change of its enforced level says about the pods that it has.
+fn raised(objects: &dyn Objects, old: &Value, new: &Value) -> Vec<String> {
+    let (was, is) = (Policy::of(old).0.enforce, Policy::of(new).0.enforce);
+    let is_lower = was.minor == is.minor && is.level <= was.level;
+    if was == is || is.level == Level::Privileged || is_lower {
+        return Vec::new();
+    }
+    let name = text(new, &["metadata", "name"]);
+    let mut pods: Vec<Value> = objects.pods_of(name).iter().map(|pod| pod.value()).collect();
+    let all = pods.len();
+    // one of each controller first: the others are like it
+    let mut controllers = BTreeSet::new();
+    pods.sort_by_cached_key(|pod| controller_of(pod).is_some_and(|uid| !controllers.insert(uid.to_owned())));
+    pods.truncate(MOST_PODS);
+    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for pod in &pods {
+        let broken = is.violations(&pod["metadata"]["annotations"], &pod["spec"]);
+        let reasons: Vec<String> = broken.into_iter().map(|broken| broken.reason).collect();
+        if !reasons.is_empty() {
+            found.entry(reasons.join(", ")).or_default().push(text(pod, &["metadata", "name"]));
+        }
+    }
+    let mut warnings = Vec::new();
+    if pods.len() < all {
+        warnings.push(format!(
+            "new PodSecurity enforce level only checked against the first {MOST_PODS} of {all} existing pods"
+        ));
+    }
+    if !found.is_empty() {
+        let level = is.shown();
+        warnings.push(format!(
+            "existing pods in namespace {name:?} violate the new PodSecurity enforce level {level:?}"
+        ));
+    }
+    let of_pods = found.into_iter().map(|(reasons, names)| {
+        let first = names.iter().min().copied().unwrap_or_default();
+        match names.len() {
+            1 => format!("{first}: {reasons}"),
+            2 => format!("{first} (and 1 other pod): {reasons}"),
+            count => format!("{first} (and {} other pods): {reasons}", count - 1),
+        }
+    });
+    let mut of_pods: Vec<String> = of_pods.collect();
+    of_pods.sort();
+    warnings.extend(of_pods);
+    warnings
+}
+
+fn controller_of(pod: &Value) -> Option<&str> {
+    let mut owners = pod["metadata"]["ownerReferences"].as_array()?.iter();
+    owners.find(|owner| owner["controller"] == true).map(|owner| text(owner, &["uid"]))
 }
 
 /// By the text: most namespaces have no such label, and are not parsed for each pod.

@@ -1,8 +1,23 @@
 //! Each check, the policy of labels, and what is forbidden or remarked on.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::*;
+
+/// The pods of a namespace.
+struct Pods(Vec<Arc<Object>>);
+
+impl Objects for Pods {
+    fn get(&self, _: &'static Kind, _: &str, _: &str) -> Option<Arc<Object>> {
+        None
+    }
+
+    fn pods_of(&self, _: &str) -> Vec<Arc<Object>> {
+        self.0.clone()
+    }
+}
 
 /// A pod that breaks nothing.
 fn good() -> Value {
@@ -235,4 +250,40 @@ fn bad_label_is_refused_once() {
     assert_eq!(texts(&with("x"), Some(&with("baseline"))), 1);
     assert_eq!(texts(&with("x"), Some(&with("x"))), 0, "a namespace that has it can be changed otherwise");
     assert_eq!(texts(&with("y"), Some(&with("x"))), 1);
+}
+
+#[test]
+fn raised_level_names_the_pods_that_break_it() {
+    let with = |labels: Value| json!({"metadata": {"name": "n", "labels": labels}});
+    let enforce = |level: &str| with(json!({format!("{PREFIX}enforce"): level}));
+    let pod = |index: usize, set: Option<&str>| {
+        let mut pod = json!({"metadata": {"namespace": "n", "name": format!("p{index:04}")}, "spec": {
+            "hostNetwork": index % 2 == 1, "containers": [{"name": "c"}]}});
+        if let Some(uid) = set {
+            pod["metadata"]["ownerReferences"] = json!([{"uid": uid, "controller": true}]);
+        }
+        Arc::new(Object::new(&POD, &pod, 1).unwrap())
+    };
+    let few = Pods((0..4).map(|index| pod(index, None)).collect());
+    let heading = |level: &str| {
+        format!(
+            "existing pods in namespace \"n\" violate the new PodSecurity enforce level \"{level}:latest\""
+        )
+    };
+    let raise = |pods: &Pods, old: &Value, new: &str| raised(pods, old, &enforce(new));
+    let expect = [heading("baseline"), "p0001 (and 1 other pod): host namespaces".to_owned()];
+    assert_eq!(raise(&few, &with(json!({})), "baseline"), expect);
+    assert_eq!(raise(&few, &enforce("baseline"), "restricted").len(), 3);
+    for (old, new) in [("restricted", "baseline"), ("baseline", "baseline"), ("baseline", "privileged")] {
+        assert_eq!(raise(&few, &enforce(old), new), Vec::<String>::new(), "{old} {new}");
+    }
+    // one of each controller is judged, however many pods the first has
+    let mut many: Vec<_> = (0..600).map(|index| pod(index * 2, Some("large"))).collect();
+    many.push(pod(1999, Some("small")));
+    let expect = [
+        "new PodSecurity enforce level only checked against the first 500 of 601 existing pods".to_owned(),
+        heading("baseline"),
+        "p1999: host namespaces".to_owned(),
+    ];
+    assert_eq!(raise(&Pods(many), &with(json!({})), "baseline"), expect);
 }

@@ -158,7 +158,7 @@ fn edit_found(
         return Ok(Decision::Answer(Answer { deleted, ..answer }));
     }
     let mut warnings = (kind.warnings)(&new, Some(&old));
-    warnings.extend(remarks.warning);
+    warnings.extend(remarks.warnings);
     let pending = Pending { created: false, deleted, warnings, violation: remarks.audit };
     let quota = options.limited.then(|| quota(kind)).flatten().map(Require::Quota);
     let requires = quota.into_iter().chain(options.requires.iter().cloned()).collect();

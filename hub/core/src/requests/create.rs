@@ -188,7 +188,7 @@ pub(super) fn created(
     options: &WriteOptions<'_>,
 ) -> Decision {
     let mut warnings = (kind.warnings)(&value, None);
-    warnings.extend(remarks.warning);
+    warnings.extend(remarks.warnings);
     let violation = remarks.audit;
     if options.dry_run {
         return Decision::Answer(Answer { created: true, warnings, violation, ..Answer::dry(value) });

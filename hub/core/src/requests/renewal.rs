@@ -172,6 +172,10 @@ mod tests {
         fn get(&self, _: &'static Kind, _: &str, _: &str) -> Option<Arc<Object>> {
             Some(self.0.clone())
         }
+
+        fn pods_of(&self, _: &str) -> Vec<Arc<Object>> {
+            Vec::new()
+        }
     }
 
     fn object(value: &Value) -> Object {

@@ -7,27 +7,40 @@ use time::OffsetDateTime;
 
 use crate::api_error::ApiError;
 use crate::apply::Owner;
-use crate::kinds::Kind;
+use crate::kinds::{Kind, POD};
 use crate::object::Object;
 use crate::pod_security::Remarks;
-use crate::state::{Everything, Index, Require, Sink, Write};
+use crate::selector::Selection;
+use crate::state::{Everything, Index, Query, Require, Sink, Write};
 use crate::value::rfc3339;
 
 /// Access to the stored objects.
 pub trait Objects {
     /// One object; `namespace` is empty for cluster-scoped kinds.
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>>;
+    /// All pods of a namespace.
+    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>>;
 }
 
 impl<S: Sink> Objects for Index<S> {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
         Index::get(self, kind, namespace, name)
     }
+
+    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
+        // a page without a limit has no reason to fail
+        let page = self.list(&POD, &Selection::all(namespace), &Query::default());
+        page.map(|page| page.objects).unwrap_or_default()
+    }
 }
 
 impl<S: Sink> Objects for Everything<'_, S> {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
         self.of(kind).get(kind, namespace, name)
+    }
+
+    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
+        self.of(&POD).pods_of(namespace)
     }
 }
 
@@ -149,7 +162,7 @@ impl Answer {
 
     pub(super) fn warned(mut self, kind: &Kind, new: &Value, old: &Value, remarks: Remarks) -> Answer {
         self.warnings = (kind.warnings)(new, Some(old));
-        self.warnings.extend(remarks.warning);
+        self.warnings.extend(remarks.warnings);
         self.violation = remarks.audit;
         self
     }
