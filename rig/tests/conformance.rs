@@ -2,20 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::{fs, io};
 
 const PAGE: &str = include_str!("../../docs/conformance.md");
 /// Tests of the suite that need running pods.
 const ALL: usize = 179;
 
 /// The names of all test functions below a directory.
-fn tests_below(directory: &Path, found: &mut BTreeSet<String>) {
-    let entries =
-        std::fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
-    for path in entries.map(|entry| entry.unwrap().path()) {
+fn tests_below(directory: &Path, found: &mut BTreeSet<String>) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
         if path.is_dir() && !path.ends_with("target") {
-            tests_below(&path, found);
+            tests_below(&path, found)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = std::fs::read_to_string(&path).unwrap();
+            let text = fs::read_to_string(&path)?;
             let mut is_test = false;
             for line in text.lines().map(str::trim) {
                 is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
@@ -26,6 +26,7 @@ fn tests_below(directory: &Path, found: &mut BTreeSet<String>) {
             }
         }
     }
+    Ok(())
 }
 
 /// The numbers and last cells of the table's rows.
@@ -44,7 +45,8 @@ fn rows(page: &str) -> Vec<(usize, &str)> {
 fn page_names_tests_that_exist() {
     let mut tests = BTreeSet::new();
     for part in ["agent", "hub", "platform"] {
-        tests_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(part), &mut tests);
+        let part = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(part);
+        tests_below(&part, &mut tests).unwrap_or_else(|error| panic!("{}: {error}", part.display()));
     }
     assert!(tests.len() > 1000, "too few tests found: {}", tests.len());
     let mut missing = Vec::new();
