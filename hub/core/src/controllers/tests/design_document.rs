@@ -1,13 +1,15 @@
 //! What the design document of DaemonSet updates asks for and no other test shows; docs/rollouts.md names the test of each point.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::Hub;
 use super::daemon_sets::{budget, is_ready, is_terminating, rolled_out, set};
 use crate::controllers::daemon_sets::DaemonSets;
-use crate::kinds::{DAEMON_SET, NODE};
+use crate::controllers::{Action, Controller as _, Edit};
+use crate::kinds::{DAEMON_SET, NODE, POD};
 use crate::requests::Propagation;
 
 impl Hub {
@@ -91,5 +93,38 @@ fn nodes_that_come_and_go_get_one_pod_at_most() {
         }
         let expect = ["node-0", "node-1", "node-2", "node-9"].map(|node| (node, image));
         assert_eq!(hub.running(), on(&expect));
+    }
+}
+
+/// How long the controller takes over one pod that changed, beside so many others: `cargo test --release -p kedge-hub-core cost_of --
+/// --ignored --nocapture`.
+#[test]
+#[ignore = "prints figures, and judges nothing"]
+#[allow(clippy::disallowed_methods, reason = "it measures")]
+fn cost_of_one_changed_pod() {
+    const CHANGES: u32 = 20;
+    for nodes in [100, 1000, 10_000] {
+        let (mut hub, mut controller) = rolled_out(nodes, |_| {});
+        let names: Vec<String> = hub.names(&POD);
+        let mut took = Duration::ZERO;
+        for name in names.iter().cycle().step_by(7).take(CHANGES as usize) {
+            let mut mark = hub.random.to_string();
+            mark.push_str(name);
+            let edit: Edit = Box::new(move |pod, _| {
+                pod["metadata"]["annotations"] = json!({"mark": mark});
+                true
+            });
+            let (namespace, name) = ("n".to_owned(), name.trim_start_matches("n/").to_owned());
+            let changed = Action::Update { kind: &POD, namespace, name, edit, requires: Vec::new() };
+            for (kind, event) in hub.perform(changed).unwrap() {
+                controller.observe(kind, &event);
+            }
+            let now = hub.now(1);
+            let begin = Instant::now();
+            let decision = controller.reconcile(&hub.index, now);
+            took += begin.elapsed();
+            assert!(decision.tasks.is_empty(), "nothing to do");
+        }
+        eprintln!("{nodes} nodes: {} us for each changed pod", (took / CHANGES).as_micros());
     }
 }
