@@ -10,6 +10,7 @@ mod clocks;
 mod disk;
 mod evidence;
 mod host;
+pub mod logind;
 mod memory;
 mod place;
 mod program;

@@ -47,6 +47,7 @@ pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
 pub use pause::pause;
 pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
 pub use probe::{Board, has_apparmor, probe};
+pub(crate) use process::receive;
 pub use process::{WindowSize, window_size};
 pub use records::{ContainerExit, LogOrder};
 pub use rootfs::{UserFiles, bind_below, mount_memory, unmount};

@@ -164,7 +164,7 @@ pub(super) fn set_window_size(terminal: impl AsFd, size: WindowSize) -> io::Resu
 const DESCRIPTORS: usize = 3;
 
 /// Reads once from a Unix socket; the descriptors that came along are ours from then on.
-pub(super) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(bytes)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;

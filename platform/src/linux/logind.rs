@@ -1,0 +1,575 @@
+//! The machine's shutdown, which logind holds up while somebody has a delay of it: over the system's message bus, in the six messages
+//! that this takes.
+//!
+//! What always holds: a message has a limit, and each call a time; whatever the other side sends is an error at most. A delay ends with
+//! its descriptor, so that of an agent that is gone holds up nothing.
+//!
+//! Leaves to others: what is done meanwhile, and connecting again.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::workloads::receive;
+
+/// Where the system's bus listens.
+pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
+
+/// How long a call may take: logind answers within milliseconds, and starts on demand within seconds.
+const CALL: Duration = Duration::from_secs(20);
+/// Longest message that is read; those of the bus that are meant for us have 200 bytes.
+const MESSAGE_BYTES: usize = 64 * 1024;
+/// Longest line of the greeting.
+const LINE_BYTES: usize = 1024;
+/// Signals that came while an answer was awaited.
+const KEPT: usize = 16;
+
+const LOGIND: &str = "org.freedesktop.login1";
+const LOGIND_PATH: &str = "/org/freedesktop/login1";
+const LOGIND_MANAGER: &str = "org.freedesktop.login1.Manager";
+const BUS: &str = "org.freedesktop.DBus";
+const SIGNAL: &str = "PrepareForShutdown";
+
+/// A delay of the machine's shutdown; dropped, it is over.
+#[derive(Debug)]
+pub struct Delay(#[allow(dead_code, reason = "it counts by being open")] OwnedFd);
+
+/// A connection to logind.
+#[derive(Debug)]
+pub struct Logind {
+    stream: UnixStream,
+    serial: u32,
+    /// Whether shutdowns began or were cancelled, as heard.
+    heard: VecDeque<bool>,
+}
+
+/// An argument of a call.
+#[derive(Clone, Copy)]
+enum Argument<'a> {
+    Text(&'a str),
+    Number(i32),
+}
+
+use Argument::{Number, Text};
+
+impl Logind {
+    /// Connects to the bus, and asks to be told of shutdowns.
+    ///
+    /// # Errors
+    /// There is no bus, or it does not let us in.
+    pub fn connect(bus: &Path) -> io::Result<Self> {
+        let stream = UnixStream::connect(bus)?;
+        stream.set_write_timeout(Some(CALL))?;
+        let mut logind = Self { stream, serial: 0, heard: VecDeque::new() };
+        logind.greet()?;
+        logind.call(BUS, "/org/freedesktop/DBus", BUS, "Hello", &[])?;
+        let rule =
+            format!("type='signal',interface='{LOGIND_MANAGER}',member='{SIGNAL}',path='{LOGIND_PATH}'");
+        logind.call(BUS, "/org/freedesktop/DBus", BUS, "AddMatch", &[Text(&rule)])?;
+        Ok(logind)
+    }
+
+    /// The longest that logind waits for delays.
+    ///
+    /// # Errors
+    /// It did not say.
+    pub fn longest_delay(&mut self) -> io::Result<Duration> {
+        let arguments = [Text(LOGIND_MANAGER), Text("InhibitDelayMaxUSec")];
+        let answer = self.call(LOGIND, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", &arguments)?;
+        let mut reader = Reader { bytes: &answer.body, at: 0 };
+        let signature = reader.signature()?;
+        if signature != "t" {
+            return Err(unexpected(&format!("a delay of type {signature:?}")));
+        }
+        Ok(Duration::from_micros(reader.wide()?))
+    }
+
+    /// Has logind read its configuration again.
+    ///
+    /// # Errors
+    /// systemd refused.
+    pub fn reload(&mut self) -> io::Result<()> {
+        let (path, manager) = ("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager");
+        let arguments = [Text("systemd-logind.service"), Text("main"), Number(nix::libc::SIGHUP)];
+        self.call("org.freedesktop.systemd1", path, manager, "KillUnit", &arguments).map(drop)
+    }
+
+    /// Takes a delay of the next shutdown.
+    ///
+    /// # Errors
+    /// logind refused; one that is under way cannot be delayed any more.
+    pub fn delay(&mut self, who: &str, why: &str) -> io::Result<Delay> {
+        let arguments = [Text("shutdown"), Text(who), Text(why), Text("delay")];
+        let mut answer = self.call(LOGIND, LOGIND_PATH, LOGIND_MANAGER, "Inhibit", &arguments)?;
+        answer
+            .descriptors
+            .pop()
+            .map(Delay)
+            .ok_or_else(|| unexpected("an answer to Inhibit without a descriptor"))
+    }
+
+    /// Waits until a shutdown begins (true) or is cancelled.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub fn wait(&mut self) -> io::Result<bool> {
+        self.stream.set_read_timeout(None)?;
+        loop {
+            if let Some(begins) = self.heard.pop_front() {
+                return Ok(begins);
+            }
+            let message = self.read()?;
+            self.hear(&message);
+        }
+    }
+
+    fn hear(&mut self, message: &Message) {
+        if message.member == SIGNAL && message.interface == LOGIND_MANAGER && message.signature == "b" {
+            let mut reader = Reader { bytes: &message.body, at: 0 };
+            if let (Ok(begins), true) = (reader.number(), self.heard.len() < KEPT) {
+                self.heard.push_back(begins != 0);
+            }
+        }
+    }
+
+    fn greet(&mut self) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(CALL))?;
+        let uid: String =
+            nix::unistd::geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
+        self.stream.write_all(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
+        self.expect_line("OK ")?;
+        self.stream.write_all(b"NEGOTIATE_UNIX_FD\r\n")?;
+        self.expect_line("AGREE_UNIX_FD")?;
+        self.stream.write_all(b"BEGIN\r\n")
+    }
+
+    /// Byte by byte, for what follows the line must stay.
+    fn expect_line(&mut self, expected: &str) -> io::Result<()> {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") && line.len() < LINE_BYTES {
+            let mut byte = [0];
+            self.fill(&mut byte, &mut Vec::new())?;
+            line.push(byte[0]);
+        }
+        let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+        if line.starts_with(expected) {
+            return Ok(());
+        }
+        Err(unexpected(&format!("{line:?} for {expected:?}")))
+    }
+
+    fn call(
+        &mut self,
+        to: &str,
+        path: &str,
+        interface: &str,
+        member: &str,
+        arguments: &[Argument<'_>],
+    ) -> io::Result<Message> {
+        self.serial = self.serial.wrapping_add(1).max(1);
+        let serial = self.serial;
+        self.stream.write_all(&call(serial, [path, interface, member, to], arguments))?;
+        self.stream.set_read_timeout(Some(CALL))?;
+        let within = |error: io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => io::Error::new(
+                ErrorKind::TimedOut,
+                format!("{member} of {to} was not answered within {CALL:?}"),
+            ),
+            kind => io::Error::new(kind, format!("{member} of {to}: {error}")),
+        };
+        loop {
+            let message = self.read().map_err(within)?;
+            if message.reply_to != Some(serial) {
+                self.hear(&message);
+                continue;
+            }
+            if message.error.is_empty() {
+                return Ok(message);
+            }
+            let text = Reader { bytes: &message.body, at: 0 }.text().unwrap_or_default();
+            return Err(io::Error::other(format!("{member} of {to}: {}: {text}", message.error)));
+        }
+    }
+
+    fn read(&mut self) -> io::Result<Message> {
+        let mut descriptors = Vec::new();
+        let mut bytes = vec![0; HEAD];
+        self.fill(&mut bytes, &mut descriptors)?;
+        let rest = rest_of(&bytes)?;
+        bytes.resize(HEAD + rest, 0);
+        self.fill(&mut bytes[HEAD..], &mut descriptors)?;
+        Message::parse(&bytes, descriptors)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<()> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match receive(self.stream.as_fd(), &mut bytes[filled..]) {
+                Ok((0, _)) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok((count, received)) => {
+                    filled += count;
+                    descriptors.extend(received);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unexpected(what: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("the message bus gave {what}"))
+}
+
+// ---- messages, in the byte order of the machines that we run on: little-endian
+
+/// Bytes of a message before its fields.
+const HEAD: usize = 16;
+const LITTLE_ENDIAN: u8 = b'l';
+const METHOD_CALL: u8 = 1;
+/// Codes of fields.
+const PATH: u8 = 1;
+const INTERFACE: u8 = 2;
+const MEMBER: u8 = 3;
+const ERROR_NAME: u8 = 4;
+const REPLY_SERIAL: u8 = 5;
+const DESTINATION: u8 = 6;
+const SIGNATURE: u8 = 8;
+
+/// What of a message is of interest.
+#[derive(Debug, Default)]
+struct Message {
+    reply_to: Option<u32>,
+    interface: String,
+    member: String,
+    error: String,
+    signature: String,
+    body: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Message {
+    fn parse(bytes: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut message = Self { descriptors, ..Self::default() };
+        let mut reader = Reader { bytes, at: 12 };
+        let end = HEAD + usize::try_from(reader.number()?).map_err(io::Error::other)?;
+        while reader.at < end {
+            reader.align(8);
+            let (code, signature) = (reader.byte()?, reader.signature()?);
+            match (code, signature.as_str()) {
+                (INTERFACE, "s") => message.interface = reader.text()?,
+                (MEMBER, "s") => message.member = reader.text()?,
+                (ERROR_NAME, "s") => message.error = reader.text()?,
+                (SIGNATURE, "g") => message.signature = reader.signature()?,
+                (REPLY_SERIAL, "u") => message.reply_to = Some(reader.number()?),
+                (_, "s" | "o") => drop(reader.text()?),
+                (_, "g") => drop(reader.signature()?),
+                (_, "u") => drop(reader.number()?),
+                (code, signature) => return Err(unexpected(&format!("field {code} of type {signature:?}"))),
+            }
+        }
+        reader.at = end;
+        reader.align(8);
+        message.body = bytes.get(reader.at..).unwrap_or_default().to_vec();
+        Ok(message)
+    }
+}
+
+/// How much follows this head.
+fn rest_of(head: &[u8]) -> io::Result<usize> {
+    if head.first() != Some(&LITTLE_ENDIAN) {
+        return Err(unexpected("a message in another byte order"));
+    }
+    let number = |at| Reader { bytes: head, at }.number().map(|number| number as usize);
+    let (body, fields) = (number(4)?, number(12)?);
+    if body > MESSAGE_BYTES || fields > MESSAGE_BYTES {
+        return Err(unexpected(&format!("a message of {} bytes", body.saturating_add(fields))));
+    }
+    Ok(fields.next_multiple_of(8) + body)
+}
+
+/// A call; `names`: path, interface, member, destination.
+fn call(serial: u32, names: [&str; 4], arguments: &[Argument<'_>]) -> Vec<u8> {
+    let mut fields = Vec::new();
+    let codes = [(PATH, b'o'), (INTERFACE, b's'), (MEMBER, b's'), (DESTINATION, b's')];
+    for ((code, kind), name) in codes.into_iter().zip(names) {
+        pad(&mut fields, 8);
+        fields.extend([code, 1, kind, 0]);
+        put_text(&mut fields, name);
+    }
+    let mut body = Vec::new();
+    let mut signature = String::new();
+    for argument in arguments {
+        match argument {
+            Text(text) => {
+                signature.push('s');
+                put_text(&mut body, text);
+            }
+            Number(number) => {
+                signature.push('i');
+                pad(&mut body, 4);
+                body.extend(number.to_le_bytes());
+            }
+        }
+    }
+    if !signature.is_empty() {
+        pad(&mut fields, 8);
+        fields.extend([SIGNATURE, 1, b'g', 0]);
+        put_signature(&mut fields, &signature);
+    }
+    message(METHOD_CALL, serial, fields, &body)
+}
+
+fn message(kind: u8, serial: u32, mut fields: Vec<u8>, body: &[u8]) -> Vec<u8> {
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
+    let mut bytes = vec![LITTLE_ENDIAN, kind, 0, 1];
+    bytes.extend(length(body));
+    bytes.extend(serial.to_le_bytes());
+    bytes.extend(length(&fields));
+    pad(&mut fields, 8);
+    bytes.extend(fields);
+    bytes.extend(body);
+    bytes
+}
+
+/// What has its own place in a message of eights has the same in the message.
+fn pad(bytes: &mut Vec<u8>, unit: usize) {
+    bytes.resize(bytes.len().next_multiple_of(unit), 0);
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    pad(bytes, 4);
+    bytes.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
+    bytes.extend(text.as_bytes());
+    bytes.push(0);
+}
+
+fn put_signature(bytes: &mut Vec<u8>, signature: &str) {
+    bytes.push(u8::try_from(signature.len()).unwrap_or(u8::MAX));
+    bytes.extend(signature.as_bytes());
+    bytes.push(0);
+}
+
+/// Reads values in their order.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn align(&mut self, unit: usize) {
+        self.at = self.at.next_multiple_of(unit);
+    }
+
+    fn take(&mut self, count: usize) -> io::Result<&[u8]> {
+        let end = self.at.saturating_add(count);
+        let taken = self.bytes.get(self.at..end).ok_or_else(|| unexpected("a message that is cut off"))?;
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn byte(&mut self) -> io::Result<u8> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn number(&mut self) -> io::Result<u32> {
+        self.align(4);
+        let bytes = self.take(4)?.try_into().map_err(io::Error::other)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn wide(&mut self) -> io::Result<u64> {
+        self.align(8);
+        let bytes = self.take(8)?.try_into().map_err(io::Error::other)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn text(&mut self) -> io::Result<String> {
+        let length = self.number()? as usize;
+        let text = String::from_utf8_lossy(self.take(length)?).into_owned();
+        self.take(1)?;
+        Ok(text)
+    }
+
+    fn signature(&mut self) -> io::Result<String> {
+        let length = usize::from(self.byte()?);
+        let text = String::from_utf8_lossy(self.take(length)?).into_owned();
+        self.take(1)?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    use std::io::{IoSlice, Read};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
+
+    const METHOD_RETURN: u8 = 2;
+    const ERROR: u8 = 3;
+    const SIGNAL_KIND: u8 = 4;
+
+    /// The bus's side, for one client.
+    struct Bus {
+        stream: UnixStream,
+        asked: Vec<String>,
+    }
+
+    impl Bus {
+        fn line(&mut self) -> String {
+            let mut line = Vec::new();
+            while !line.ends_with(b"\r\n") {
+                let mut byte = [0];
+                self.stream.read_exact(&mut byte).unwrap();
+                line.push(byte[0]);
+            }
+            String::from_utf8_lossy(&line).trim_matches(['\0', '\r', '\n']).to_owned()
+        }
+
+        fn greet(&mut self) {
+            let uid: String =
+                nix::unistd::geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(self.line(), format!("AUTH EXTERNAL {uid}"));
+            self.stream.write_all(b"OK 0123\r\n").unwrap();
+            assert_eq!(self.line(), "NEGOTIATE_UNIX_FD");
+            self.stream.write_all(b"AGREE_UNIX_FD\r\n").unwrap();
+            assert_eq!(self.line(), "BEGIN");
+        }
+
+        /// The serial of the next call.
+        fn call(&mut self) -> u32 {
+            let mut head = [0; HEAD];
+            self.stream.read_exact(&mut head).unwrap();
+            let mut rest = vec![0; rest_of(&head).unwrap()];
+            self.stream.read_exact(&mut rest).unwrap();
+            let bytes = [&head[..], &rest].concat();
+            let call = Message::parse(&bytes, Vec::new()).unwrap();
+            self.asked.push(format!("{} {}", call.member, call.signature));
+            u32::from_le_bytes(bytes[8..12].try_into().unwrap())
+        }
+
+        fn send(&mut self, kind: u8, fields: &[(u8, &str)], reply_to: Option<u32>, body: &[u8]) {
+            self.stream.write_all(&answer(kind, fields, reply_to, body)).unwrap();
+        }
+
+        fn signal(&mut self, begins: bool) {
+            let fields =
+                [(PATH, LOGIND_PATH), (INTERFACE, LOGIND_MANAGER), (MEMBER, SIGNAL), (SIGNATURE, "b")];
+            self.send(SIGNAL_KIND, &fields, None, &u32::from(begins).to_le_bytes());
+        }
+    }
+
+    fn answer(kind: u8, names: &[(u8, &str)], reply_to: Option<u32>, body: &[u8]) -> Vec<u8> {
+        let mut fields = Vec::new();
+        for (code, name) in names {
+            pad(&mut fields, 8);
+            let kind = if *code == SIGNATURE {
+                b'g'
+            } else if *code == PATH {
+                b'o'
+            } else {
+                b's'
+            };
+            fields.extend([*code, 1, kind, 0]);
+            if kind == b'g' { put_signature(&mut fields, name) } else { put_text(&mut fields, name) }
+        }
+        if let Some(serial) = reply_to {
+            pad(&mut fields, 8);
+            fields.extend([REPLY_SERIAL, 1, b'u', 0]);
+            fields.extend(serial.to_le_bytes());
+        }
+        message(kind, 7, fields, body)
+    }
+
+    /// Runs the bus's side beside a client that has been let in.
+    fn with_bus(
+        name: &str,
+        play: impl FnOnce(&mut Bus) + Send + 'static,
+    ) -> (Logind, JoinHandle<Vec<String>>) {
+        let path = std::env::temp_dir().join(format!("kedge-bus-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut bus = Bus { stream: listener.accept().unwrap().0, asked: vec![] };
+            bus.greet();
+            for _ in 0..2 {
+                let serial = bus.call();
+                bus.send(METHOD_RETURN, &[], Some(serial), &[]);
+            }
+            play(&mut bus);
+            bus.asked
+        });
+        let logind = Logind::connect(&path).unwrap();
+        let _ = std::fs::remove_file(&path);
+        (logind, thread)
+    }
+
+    #[test]
+    fn delay_lasts_as_long_as_its_descriptor() {
+        let (mut pipe, write_end) = std::io::pipe().unwrap();
+        let (mut logind, bus) = with_bus("delay", move |bus| {
+            let serial = bus.call();
+            // a signal may come before the answer
+            bus.signal(true);
+            let reply = answer(METHOD_RETURN, &[(SIGNATURE, "h")], Some(serial), &0u32.to_le_bytes());
+            let descriptors = [write_end.as_raw_fd()];
+            let with = [ControlMessage::ScmRights(&descriptors)];
+            let parts = [IoSlice::new(&reply)];
+            sendmsg::<()>(bus.stream.as_raw_fd(), &parts, &with, MsgFlags::empty(), None).unwrap();
+            drop(write_end);
+            bus.signal(false);
+        });
+        let delay = logind.delay("kedge", "pods end first").unwrap();
+        assert!(logind.wait().unwrap(), "it begins");
+        assert!(!logind.wait().unwrap(), "it is cancelled");
+        let asked = bus.join().unwrap();
+        assert_eq!(asked, ["Hello ", "AddMatch s", "Inhibit ssss"]);
+        assert_eq!(logind.wait().unwrap_err().kind(), ErrorKind::UnexpectedEof, "the bus has gone");
+        drop(delay);
+        assert_eq!(pipe.read(&mut [0]).unwrap(), 0, "nobody holds it any more");
+    }
+
+    #[test]
+    fn longest_delay_is_read_and_refusals_are_named() {
+        let (mut logind, bus) = with_bus("limit", |bus| {
+            let serial = bus.call();
+            let mut body = vec![1, b't', 0];
+            pad(&mut body, 8);
+            body.extend(5_000_000u64.to_le_bytes());
+            bus.send(METHOD_RETURN, &[(SIGNATURE, "v")], Some(serial), &body);
+            let serial = bus.call();
+            let mut body = Vec::new();
+            put_text(&mut body, "not today");
+            bus.send(ERROR, &[(ERROR_NAME, "org.example.Denied"), (SIGNATURE, "s")], Some(serial), &body);
+        });
+        assert_eq!(logind.longest_delay().unwrap(), Duration::from_secs(5));
+        let error = logind.reload().unwrap_err().to_string();
+        assert_eq!(error, "KillUnit of org.freedesktop.systemd1: org.example.Denied: not today");
+        assert_eq!(bus.join().unwrap()[2..], ["Get ss", "KillUnit ssi"]);
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        let good = call(1, [LOGIND_PATH, LOGIND_MANAGER, SIGNAL, LOGIND], &[Text("a"), Number(7)]);
+        assert_eq!(rest_of(&good[..HEAD]).unwrap(), good.len() - HEAD);
+        for at in 0..good.len() {
+            for byte in [0, 1, 0x7f, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] = byte;
+                let _ = rest_of(&bytes[..HEAD]);
+                let _ = Message::parse(&bytes, Vec::new());
+                let _ = Message::parse(&bytes[..at], Vec::new());
+            }
+        }
+        let mut huge = good;
+        huge[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(rest_of(&huge[..HEAD]).unwrap_err().to_string().contains("a message of 42949"));
+    }
+}
