@@ -1,4 +1,4 @@
-//! Removes whole trees of files that others made: what containers wrote, what images held.
+//! Removes and measures whole trees of files that others made: what containers wrote, what images held.
 //!
 //! What always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names and no depth of
 //! stack, because the directories of a directory are moved up before it is removed. No link is followed, and nothing that is
@@ -6,18 +6,19 @@
 //!
 //! Leaves to others: when something may go.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use nix::dir::{Dir, Type};
+use nix::dir::{Dir, OwningIter, Type};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, renameat};
-use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 /// Names that are listed at once.
@@ -143,6 +144,86 @@ fn batch(directory: &mut Dir) -> nix::Result<Vec<(CString, Option<Type>)>> {
         }
     }
     Ok(names)
+}
+
+/// What a tree takes of its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// As blocks are counted, so a file with holes takes what it has.
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+/// Deepest directories that are measured, each with two descriptors: what lies deeper is not counted.
+const DEEPEST: usize = 128;
+/// Files of several names that are remembered, so that each counts once; of more each name counts.
+const SHARED_FILES: usize = 65_536;
+/// After so many entries a walk rests for as long as they took: it takes half a processor at most.
+const REST_AFTER: u32 = 256;
+const LONGEST_REST: Duration = Duration::from_millis(100);
+
+/// Measures a tree, on its own file system alone and through no link; what goes meanwhile is passed over. After `most` entries it ends:
+/// the tree takes that much at least.
+///
+/// # Errors
+/// It is no directory, or cannot be read.
+pub fn measure(path: &Path, most: u64) -> io::Result<Size> {
+    let top = opened(nix::fcntl::open(path, flags(), Mode::empty())?)?;
+    let found = fstat(&top.0)?;
+    let mut size = Size::default();
+    size.add(&found);
+    let mut shared = HashSet::new();
+    let mut open = vec![top];
+    let (mut since_rest, mut began) = (0, Instant::now());
+    while let Some((directory, entries)) = open.last_mut() {
+        let Some(Ok(entry)) = entries.next() else {
+            open.pop();
+            continue;
+        };
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let Ok(at) = fstatat(&*directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { continue };
+        let is_directory = at.st_mode & nix::libc::S_IFMT == nix::libc::S_IFDIR;
+        let is_shared = !is_directory && at.st_nlink > 1 && shared.len() < SHARED_FILES;
+        if at.st_dev != found.st_dev || (is_shared && !shared.insert(at.st_ino)) {
+            continue;
+        }
+        size.add(&at);
+        if size.inodes >= most {
+            break;
+        }
+        let below = is_directory.then(|| nix::fcntl::openat(&*directory, name, flags(), Mode::empty()));
+        if let Some(Ok(below)) = below.filter(|_| open.len() < DEEPEST)
+            // it may be another one by now
+            && fstat(&below).is_ok_and(|below| below.st_dev == found.st_dev)
+            && let Ok(below) = opened(below)
+        {
+            open.push(below);
+        }
+        since_rest += 1;
+        if since_rest == REST_AFTER {
+            std::thread::sleep(began.elapsed().min(LONGEST_REST));
+            (since_rest, began) = (0, Instant::now());
+        }
+    }
+    Ok(size)
+}
+
+/// A directory, to look things up in and to be listed.
+fn opened(directory: OwnedFd) -> io::Result<(OwnedFd, OwningIter)> {
+    let entries = Dir::from_fd(directory.try_clone()?)?.into_iter();
+    Ok((directory, entries))
+}
+
+impl Size {
+    fn add(&mut self, found: &FileStat) {
+        // the kernel's unit, whatever the file system's
+        let bytes = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(512);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.inodes += 1;
+    }
 }
 
 /// Trees that go one after another, in a thread of its own: whoever gives one away does not wait for the disk. The thread ends with

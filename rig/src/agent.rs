@@ -21,12 +21,14 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 pub const RIG_DROP_IN_FILE: &str = "10-rig.conf";
 
 /// The drop-in of every node of the rig: no health port, because all nodes would want the same one, and a short Lease, so that
-/// there is a renewal to see every three seconds. As a drop-in it also holds over every pushed configuration.
+/// there is a renewal to see every three seconds. How full this machine's disk is must not keep pods away. As a drop-in it also
+/// holds over every pushed configuration.
 pub const RIG_DROP_IN: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 healthzPort: 0
 nodeLeaseDurationSeconds: 12
+evictionHard: {nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}
 ";
 
 /// How a node differs from the next.

@@ -310,6 +310,9 @@ impl Actors {
                 if matches!(*event, PodEvent::Inventory(_)) {
                     self.heartbeat.look_again(turn.now);
                 }
+                if let PodEvent::Shutdown(stops) = *event {
+                    self.heartbeat.machine_stops(stops);
+                }
                 if let Some(pods) = &mut self.pods {
                     pods.take(*event, turn);
                 }
@@ -575,9 +578,13 @@ impl Actors {
                 node: self.node.node(),
                 facts: self.heartbeat.facts(),
                 config: self.config.config(),
+                pressures: self.heartbeat.pressures(),
                 is_held: self.config.configuration.are_pods_held(),
             };
             pods.settle(&around, turn);
+            if std::mem::take(&mut pods.wants_look) {
+                self.heartbeat.look_again(turn.now);
+            }
             for notice in std::mem::take(&mut pods.notices) {
                 self.events.publish(notice, turn);
             }

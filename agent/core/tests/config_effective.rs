@@ -6,8 +6,8 @@ use core::time::Duration;
 use kedge_core::kubelet::effective_of_proven;
 use kedge_core::kubelet::quantity::Threshold;
 use kedge_core::kubelet::{
-    ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Taint, canonical_overrides,
-    effective,
+    ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Signal, Taint,
+    canonical_overrides, effective,
 };
 use serde_json::{Value, json};
 
@@ -151,7 +151,9 @@ fn no_layer_gives_the_defaults() {
             "containerLogMaxFiles": 5,
             "containerLogMaxSize": "10Mi",
             "crashLoopThreshold": 10,
-            "evictionHard": {"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
+            "evictionHard": {"imagefs.available": "15%", "imagefs.inodesFree": "5%", "memory.available": "100Mi",
+                "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
+            "evictionMaxPodGracePeriod": 0,
             "evictionPressureTransitionPeriod": "5m0s",
             "fileCheckFrequency": "20s",
             "healthzBindAddress": "127.0.0.1",
@@ -171,6 +173,8 @@ fn no_layer_gives_the_defaults() {
             "registerNode": true,
             "registryBurst": 10,
             "registryPullQPS": 5,
+            "shutdownGracePeriod": "0s",
+            "shutdownGracePeriodCriticalPods": "0s",
         })
     );
     assert_eq!(found.without_effect, [""; 0]);
@@ -196,6 +200,10 @@ maxPods: 0
 systemReserved: {cpu: 1500m, memory: 200Mi, ephemeral-storage: 1Gi, pid: '1000'}
 kubeReserved: {cpu: '0.1'}
 evictionHard: {memory.available: 5%, nodefs.available: 1Gi, nodefs.inodesFree: 0%, pid.available: 10%}
+evictionSoft: {memory.available: 10%}
+evictionSoftGracePeriod: {memory.available: 1m30s}
+evictionMinimumReclaim: {nodefs.available: 500Mi, pid.available: '0'}
+evictionMaxPodGracePeriod: 20
 evictionPressureTransitionPeriod: 1ms
 ",
     );
@@ -221,6 +229,18 @@ evictionPressureTransitionPeriod: 1ms
     assert_eq!(config.eviction_hard.nodefs_available, Threshold::Amount(1 << 30));
     assert_eq!(config.eviction_hard.nodefs_inodes_free, Threshold::Off);
     assert_eq!(config.eviction_hard.pid_available, Threshold::Share(100_000));
+    let threshold = |signal: Signal, grace: Option<u64>| {
+        let mut all = config.eviction.thresholds.iter();
+        let found = all.find(|it| it.signal == signal && it.grace == grace.map(Duration::from_secs));
+        found.map(|it| (it.least, it.reclaim)).unwrap()
+    };
+    assert_eq!(threshold(Signal::Memory, Some(90)), (Threshold::Share(100_000), Threshold::Off));
+    assert_eq!(threshold(Signal::Memory, None), (Threshold::Share(50_000), Threshold::Off));
+    let (nodefs, imagefs) = (threshold(Signal::NodefsBytes, None), threshold(Signal::ImagefsBytes, None));
+    assert_eq!(nodefs, (Threshold::Amount(1 << 30), Threshold::Amount(500 << 20)));
+    assert_eq!(imagefs, (Threshold::Share(150_000), Threshold::Off));
+    assert_eq!(config.eviction.thresholds.len(), 7);
+    assert_eq!(config.eviction.longest_grace, Duration::from_secs(20));
     assert_eq!(config.eviction_pressure_transition_period, Duration::from_millis(1));
     assert_eq!(found.without_effect, [""; 0]);
     assert_eq!(found.object["configTrialDuration"], "1h10m0s");
@@ -313,7 +333,8 @@ fn drop_in_changes_only_what_it_writes() {
 
 #[test]
 fn thresholds_merge_one_by_one_over_the_defaults() {
-    let defaults = json!({"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"});
+    let defaults = json!({"imagefs.available": "15%", "imagefs.inodesFree": "5%", "memory.available": "100Mi",
+        "nodefs.available": "10%", "nodefs.inodesFree": "5%"});
     let with = |memory: &str| {
         let mut thresholds = defaults.clone();
         thresholds["memory.available"] = json!(memory);
@@ -610,6 +631,14 @@ fn values_and_pairs_are_valid_up_to_their_limits() {
         ("configTrialDuration: 168h", true),
         ("configTrialDuration: 168h1ns", false),
         ("evictionPressureTransitionPeriod: 24h1s", false),
+        ("evictionSoft: {memory.available: 5%}\nevictionSoftGracePeriod: {memory.available: 1m}", true),
+        ("evictionSoft: {memory.available: 5%}", false),
+        ("evictionSoft: {memory.available: much}\nevictionSoftGracePeriod: {memory.available: 1m}", false),
+        ("evictionSoft: {memory.free: 5%}\nevictionSoftGracePeriod: {memory.free: 1m}", false),
+        ("evictionSoft: {memory.available: 5%}\nevictionSoftGracePeriod: {memory.available: -1m}", false),
+        ("evictionMinimumReclaim: {nodefs.available: 0Mi, containerfs.available: 1Gi}", true),
+        ("evictionMinimumReclaim: {nodefs.available: -1Mi}", false),
+        ("evictionMaxPodGracePeriod: -1", false),
         ("maxPods: 10000", true),
         ("maxPods: 10001", false),
         ("healthzBindAddress: 127.8.9.1", true),
@@ -676,6 +705,13 @@ fn local_value_that_the_first_release_took_is_held() {
         ("nodeLeaseDurationSeconds: 300", "160"),
         ("nodeLeaseDurationSeconds: 1", "4"),
         ("evictionPressureTransitionPeriod: 25h", "\"24h0m0s\""),
+        ("evictionSoft: {memory.free: 5%}", "nothing"),
+        (
+            "evictionSoft: {memory.available: 5%}\nevictionSoftGracePeriod: {memory.available: soon}",
+            "nothing",
+        ),
+        ("evictionMinimumReclaim: {memory.available: -1Mi}", "nothing"),
+        ("evictionMaxPodGracePeriod: -1", "0"),
         ("maxPods: 2147483647", "10000"),
         ("healthzBindAddress: 0.0.0.0", "\"127.0.0.1\""),
         ("maxParallelImagePulls: 0", "1"),
@@ -683,6 +719,7 @@ fn local_value_that_the_first_release_took_is_held() {
         ("containerLogMaxFiles: 1", "2"),
         ("podPidsLimit: 9223372036854775807", "4194304"),
         ("imageMinimumGCAge: -1s", "\"0s\""),
+        ("shutdownGracePeriod: 2h", "\"1h0m0s\""),
         ("oomScoreAdj: -2147483648", "-1000"),
         ("maxOpenFiles: -9223372036854775808", "0"),
         ("tracing: {samplingRatePerMillion: -1}", "0"),

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "the fakes know what they hold; a surprise must end the test")]
 
 use kedge_api::Timestamp;
+use kedge_core::kubelet::Signal;
 use kedge_core::pods::*;
 use kedge_core::{Answer, Now};
 use serde_json::{Value, json};
@@ -121,6 +122,10 @@ struct World {
     api: Api,
     wishes: Wishes,
     files: BTreeMap<String, String>,
+    /// What pods end for, as the agent was told last.
+    pressing: Option<Pressing>,
+    /// Pods that were evicted, by their records.
+    evicted: BTreeSet<String>,
     /// Failures in a row that this agent was told of each probe.
     failures: BTreeMap<ProbeKey, u32>,
     /// When something other than a probe was last ordered.
@@ -167,6 +172,8 @@ impl World {
             api,
             wishes: Wishes::default(),
             files: BTreeMap::new(),
+            pressing: None,
+            evicted: BTreeSet::new(),
             failures: BTreeMap::new(),
             busy: Duration::ZERO,
             is_rough: true,
@@ -222,6 +229,9 @@ impl World {
             PodAction::CreateContainer(order) => self.judge_create(order),
             PodAction::StartContainer(key) => self.judge_start(key),
             PodAction::StopContainer { container, .. } => self.judge_stop(&container.clone()),
+            PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: Some(content) } => {
+                self.judge_record(&uid.clone(), &content.clone());
+            }
             PodAction::PatchPodStatus { pod, patch } => self.judge_rejection(&pod.uid, &patch["status"]),
             PodAction::PreparePod(_) | PodAction::RemovePod { .. } => {
                 self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
@@ -237,7 +247,10 @@ impl World {
             | PodAction::CreateMirrorPod { .. }
             | PodAction::ReadObject(_)
             | PodAction::RequestToken(_) => self.api.requests.push_back(action),
-            PodAction::RecordEvent(_) | PodAction::WarnOfNode { .. } | PodAction::Log(..) => {}
+            PodAction::RecordEvent(_)
+            | PodAction::WarnOfNode { .. }
+            | PodAction::Log(..)
+            | PodAction::LookAtHost => {}
             command => self.runtime.queue.push(command),
         }
     }
@@ -252,6 +265,40 @@ impl World {
             pods.iter().filter(|pod| pod.uid.as_str() != uid && self.wishes.ports.contains(pod.uid.as_str()));
         let has_cause = others.any(|pod| !pod.is_ending && pod.rejected.is_none());
         self.must(has_cause, "invariant: no pod is rejected for what a pod has that ends");
+    }
+
+    /// A pod is evicted while there is pressure, is written down as such before it is stopped, and is none that is critical.
+    fn judge_record(&mut self, uid: &PodUid, content: &[u8]) {
+        let record: Value = serde_json::from_slice(content).unwrap();
+        let is_new = record["failed"]["reason"] == "Evicted" && self.evicted.insert(uid.as_str().to_owned());
+        if is_new {
+            self.must(self.pressing.is_some(), "invariant: no pod is evicted after the pressure passed");
+            let is_critical = record["pod"]["spec"]["priority"] == 2_000_000_000;
+            self.must(!is_critical && record["nodeUID"] != "", "invariant: no critical pod is evicted");
+            self.must(!self.wishes.held, "invariant: while pods are held none is evicted");
+            self.wishes.ended.insert(uid.as_str().to_owned());
+        }
+    }
+
+    fn look(&mut self) {
+        let resource = [Signal::Memory, Signal::NodefsBytes, Signal::Pids][self.random.below(3)];
+        let longest_grace = self.random.one_in(2).then_some(Duration::from_secs(20));
+        let pressing = Pressing { signal: resource, least: 100, available: 50, longest_grace };
+        self.pressing = self.random.one_in(2).then_some(pressing);
+        self.tell(PodEvent::Looked(self.pressing.clone()));
+    }
+
+    fn usage(&mut self, pod: PodUid) -> PodUsage {
+        let amount = self.random.below(1000) as u64;
+        let disk = Some(DiskUsage { bytes: amount, inodes: 1 });
+        let main = ContainerUsage { memory_bytes: Some(amount), disk };
+        PodUsage {
+            pod,
+            memory_bytes: Some(amount),
+            processes: Some(amount),
+            containers: BTreeMap::from([("main".to_owned(), main)]),
+            volumes: BTreeMap::new(),
+        }
     }
 
     fn judge_create(&self, order: &ContainerOrder) {
@@ -386,6 +433,12 @@ impl World {
                 }
                 self.runtime.hooks.insert((order.container.clone(), order.kind));
                 PodEvent::HookEnded { container: order.container, kind: order.kind, done }
+            }
+            PodAction::CollectImages(_) => PodEvent::ImagesCollected(Err("nothing to remove".into())),
+            PodAction::MeasurePods { measure, pods } => {
+                let pods: Vec<PodUid> = pods.into_iter().filter(|_| !fails).collect();
+                let usages = pods.into_iter().map(|pod| self.usage(pod)).collect();
+                PodEvent::PodsMeasured { measure, usages, took: Duration::from_millis(10) }
             }
             PodAction::NoteHealth { container, health } => {
                 if self.runtime.containers.contains_key(&container) {
@@ -655,6 +708,9 @@ impl World {
             4 => json!({"containers": [{"name": "main", "image": "x:1", "env":
                 [{"name": "V", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}],
                 "volumes": [{"name": "v", "configMap": {"name": "m"}}]}),
+            _ if self.random.one_in(3) => {
+                json!({"priority": 2_000_000_000, "containers": [{"name": "main", "image": "x:1"}]})
+            }
             _ => json!({"containers": [{"name": "main", "image": "x:1", "tty": self.random.one_in(3)}]}),
         };
         if spec["containers"][0]["ports"].is_array() {
@@ -967,7 +1023,7 @@ impl World {
     // ---- the walk
 
     fn step(&mut self) {
-        match self.random.below(42) {
+        match self.random.below(44) {
             0..=13 => self.perform_command(),
             14..=18 => self.perform_write(),
             19..=22 => self.perform_request(),
@@ -984,6 +1040,7 @@ impl World {
             37 if self.random.one_in(15) => self.move_node(),
             38 if self.random.one_in(8) => self.hold(),
             40 if self.random.one_in(2) => self.edit_map(),
+            42 if self.random.one_in(2) => self.look(),
             41 if self.random.one_in(2) => self.fail_pod(),
             39 if self.random.one_in(10) => {
                 self.wishes.released = true;
@@ -1024,6 +1081,8 @@ impl World {
     /// Everything works from here on, until nothing is left to do.
     fn settle(&mut self) {
         self.is_rough = false;
+        self.pressing = None;
+        self.tell(PodEvent::Looked(None));
         (self.api.map, self.api.has_secret) = (Some(self.api.version), true);
         let inventory = self.inventory();
         self.tell(PodEvent::Inventory(inventory));

@@ -10,10 +10,11 @@ use super::pulls::{ImagePlace, PullQueue, Pulls};
 use crate::errors::chain;
 use crate::images::{Puller, Store};
 use crate::net::transport::WallClock;
+use crate::workloads::measure::Places;
 use crate::workloads::network::Plugins;
 use crate::workloads::{Node, Performer, volumes};
 use kedge_core::kubelet::Config;
-use kedge_core::pods::{FailureReason, ImageOrder, PodAction, PodEvent, PullPolicy};
+use kedge_core::pods::{FailureReason, ImageOrder, Measure, PodAction, PodEvent, PodUid, PullPolicy};
 use kedge_core::{Event, Runtime};
 use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{LinuxHost, Roots};
@@ -338,6 +339,10 @@ impl RuntimeLoop {
                 Err(why) => self.send(PodEvent::ImagesCollected(Err(why))),
             },
             Order::Pod(PodAction::PullImage(order)) => self.see_to_image(&running.puller, *order),
+            Order::Pod(PodAction::MeasurePods { measure, pods }) => {
+                let groups = running.performer.workloads().board().cgroups.clone();
+                self.measure(groups, measure, pods);
+            }
             Order::Pod(action) => {
                 if let PodAction::RemovePod { pod, .. } = &action {
                     self.pulls.forget(pod);
@@ -346,6 +351,25 @@ impl RuntimeLoop {
                     self.send(event);
                 }
             }
+        }
+    }
+
+    /// In a thread of its own, for a disk may take long to walk; core asks for one of each sort at a time.
+    fn measure(&self, groups: Cgroups, measure: Measure, pods: Vec<PodUid>) {
+        let places = Places {
+            groups,
+            pods_group: self.node.pods_group.clone(),
+            roots: self.settings.data.clone(),
+            volumes: self.node.volumes.disk.clone(),
+            logs: self.node.logs.clone(),
+        };
+        let events = self.events.clone();
+        let begun = spawn("measure", move || {
+            let _ = events.blocking_send(Event::Pods(Box::new(places.measure(measure, &pods))));
+        });
+        if let Err(error) = begun {
+            log::warn!("pods are not measured: cannot start a thread: {error}");
+            self.send(PodEvent::PodsMeasured { measure, usages: Vec::new(), took: Duration::ZERO });
         }
     }
 

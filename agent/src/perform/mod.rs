@@ -7,6 +7,7 @@ pub(crate) mod containers;
 pub(crate) mod disk;
 mod pulls;
 mod requests;
+mod shutdown;
 pub(crate) mod static_files;
 mod watches;
 
@@ -19,8 +20,10 @@ use disk::{DiskHealth, DiskLoop, DiskOrder};
 use kedge_core::kubelet::Config;
 use kedge_core::pods::PodAction;
 use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
+use kedge_platform::linux::logind;
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
+use shutdown::Shutdown;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -68,6 +71,8 @@ struct PodLoops {
     probes: Probes,
     /// None: no configuration is in use yet.
     containers: Option<Containers>,
+    /// None: the machine waits for no pod when it stops.
+    shutdown: Option<Shutdown>,
 }
 
 /// The parts of the loops.
@@ -128,7 +133,8 @@ impl Loops {
         let pods = match containers {
             Some(parts) => {
                 let probes = Probes::new(parts.settings.clone(), parts.events.clone());
-                Some(PodLoops { watch: watch("watch-pods")?, parts, probes, containers: None })
+                let watch = watch("watch-pods")?;
+                Some(PodLoops { watch, parts, probes, containers: None, shutdown: None })
             }
             None => None,
         };
@@ -142,6 +148,18 @@ impl Loops {
             Ok(containers) => pods.containers = Some(containers),
             Err(error) => log::error!("no pods can run: cannot start a thread: {error}"),
         }
+        let grace: Duration = config.pods.shutdown.iter().map(|group| group.grace).sum();
+        if grace.is_zero() {
+            return;
+        }
+        let places = shutdown::Places {
+            bus: logind::SYSTEM_BUS.into(),
+            drop_in: "/run/systemd/logind.conf.d/99-kedge.conf".into(),
+        };
+        match Shutdown::start(places, grace, pods.parts.events.clone()) {
+            Ok(shutdown) => pods.shutdown = Some(shutdown),
+            Err(error) => log::warn!("the machine does not wait for pods: cannot start a thread: {error}"),
+        }
     }
 
     pub(crate) fn pods(&self, action: PodAction) {
@@ -152,6 +170,11 @@ impl Loops {
             PodAction::RunProbe(order) => {
                 if let Some(pods) = &self.pods {
                     pods.probes.run(*order);
+                }
+            }
+            PodAction::LetMachineStop => {
+                if let Some(shutdown) = self.pods.as_ref().and_then(|pods| pods.shutdown.as_ref()) {
+                    shutdown.let_go();
                 }
             }
             PodAction::RunHook(order) => {

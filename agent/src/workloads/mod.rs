@@ -5,6 +5,7 @@
 //! undoes it. Blocks for as long as the disk or a bounded run of crun takes: use a thread that may. Leaves to others: every decision
 //! (core), images (`Layers`), running plugins (`network`).
 
+pub(crate) mod measure;
 pub mod network;
 pub(crate) mod probes;
 pub mod signals;

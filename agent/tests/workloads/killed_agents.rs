@@ -19,8 +19,7 @@ const COUNTERS: usize = 4;
 /// From the start of an agent to its end: at most this, so that some end before they are ready and some in full work.
 const LONGEST_LIFE_MS: usize = 2000;
 /// No trial: what is killed so often would have its pods held, and they should come and go.
-const NO_TRIAL: &str =
-    "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nconfigTrialDuration: 0s\n";
+const NO_TRIAL: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nconfigTrialDuration: 0s\n";
 
 fn pod(name: &str, restart_policy: &str, script: &str, shared: &Path) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {

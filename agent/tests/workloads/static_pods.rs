@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
 
-const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfileCheckFrequency: 1s\npodPidsLimit: 77\ncontainerLogMaxSize: 64Ki\ncontainerLogMaxFiles: 2\n";
+const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nfileCheckFrequency: 1s\npodPidsLimit: 77\ncontainerLogMaxSize: 64Ki\ncontainerLogMaxFiles: 2\n";
 const LOG_BYTES: u64 = 64 << 10;
 const MANIFEST: &str = "apiVersion: v1
 kind: Pod

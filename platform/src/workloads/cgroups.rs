@@ -107,6 +107,27 @@ impl Cgroups {
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
+    /// The memory that the group's processes could not give back: what they have but for files that nobody used lately, as the kubelet
+    /// counts it. `None`: there is no such group, or it does not count.
+    pub fn working_set(&self, group: &str) -> Option<u64> {
+        let (root, used, unused) = match self {
+            Self::V2(root) => (root.as_path(), "memory.current", "inactive_file "),
+            Self::V1(_) => (self.tree_of("memory")?, "memory.usage_in_bytes", "total_inactive_file "),
+            Self::Absent => return None,
+        };
+        let directory = below(root, group).ok()?;
+        let used: u64 = read(&directory.join(used)).ok()?.trim().parse().ok()?;
+        let stat = read(&directory.join("memory.stat")).ok()?;
+        let unused = stat.lines().find_map(|line| line.strip_prefix(unused)?.trim().parse::<u64>().ok());
+        Some(used.saturating_sub(unused.unwrap_or(0)))
+    }
+
+    /// How many processes and threads the group has. `None`: there is no such group, or it does not count.
+    pub fn count(&self, group: &str) -> Option<u64> {
+        let directory = below(self.tree_of("pids")?, group).ok()?;
+        read(&directory.join("pids.current")).ok()?.trim().parse().ok()
+    }
+
     /// Kills all processes in the group and below it, and waits, a bounded time, until they are gone. A group that does not
     /// exist is empty.
     ///
@@ -407,6 +428,28 @@ mod tests {
         groups.remove("/a").unwrap();
         assert!(!pids.join("a").exists() && !devices.join("a").exists());
         assert!(groups.confine_devices() && !Cgroups::V1(vec![("pids".into(), pids)]).confine_devices());
+        let _ = fs::remove_dir_all(scratch);
+    }
+
+    #[test]
+    fn use_is_read_in_the_words_of_each_tree() {
+        let scratch = std::env::temp_dir().join(format!("kedge-use-{}", std::process::id()));
+        let group = scratch.join("a/b");
+        fs::create_dir_all(&group).unwrap();
+        for (file, text) in [
+            ("memory.current", "1000\n"),
+            ("memory.usage_in_bytes", "2000\n"),
+            ("memory.stat", "anon 5\ninactive_file 300\ntotal_inactive_file 400\n"),
+            ("pids.current", "7\n"),
+        ] {
+            fs::write(group.join(file), text).unwrap();
+        }
+        let v2 = Cgroups::V2(scratch.clone());
+        let v1 = ["memory", "pids"].map(|name| (name.to_owned(), scratch.clone()));
+        let v1 = Cgroups::V1(v1.to_vec());
+        assert_eq!((v2.working_set("/a/b"), v2.count("/a/b")), (Some(700), Some(7)));
+        assert_eq!((v1.working_set("/a/b"), v1.count("/a/b")), (Some(1600), Some(7)));
+        assert_eq!((v2.working_set("/a/c"), v2.count("/a/c")), (None, None), "unknown is not zero");
         let _ = fs::remove_dir_all(scratch);
     }
 

@@ -25,9 +25,9 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The collection of heartbeats.
 pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// The node's own drop-in in a section that changes nothing else: several agents share this machine, so no health port.
-pub(crate) const PLAIN: &str =
-    "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\n";
+/// The node's own drop-in in a section that changes nothing else: several agents share this machine, so no health
+/// port, and how full its disk is must not keep pods away.
+pub(crate) const PLAIN: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\nevictionHard: {nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}\n";
 
 /// A hub in a directory of its own.
 pub(crate) struct Setup {

@@ -41,6 +41,11 @@ impl Collecting {
         self.thresholds
     }
 
+    /// One begins now, whatever is due; false: another one is under way.
+    pub(crate) fn begin_at_once(&mut self) -> bool {
+        self.wake.take().is_some()
+    }
+
     /// It has ended: what to report.
     pub(crate) fn ended(&mut self, now: Duration, result: &Result<Collected, String>) -> Report {
         self.wake = Some(now + PERIOD);

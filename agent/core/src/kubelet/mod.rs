@@ -12,6 +12,7 @@ use serde_json::Value;
 
 mod combinations;
 pub mod duration;
+mod eviction;
 pub mod layers;
 mod path;
 pub mod quantity;
@@ -20,10 +21,13 @@ mod settings;
 mod show;
 pub mod yaml;
 
+pub use eviction::{Eviction, EvictionThreshold, Signal};
 pub use layers::{LayerText, LocalLayers, Origin, Provenance, Source};
 #[cfg(feature = "fault-injection")]
 pub use settings::FaultInjection;
-pub use settings::{Config, EvictionHard, ImageSettings, MAX_TAINTS, PodSettings, Reserved, Taint, Trial};
+pub use settings::{
+    Config, EvictionHard, ImageSettings, MAX_TAINTS, PodSettings, Reserved, ShutdownGroup, Taint, Trial,
+};
 
 use layers::{Problems, Stack};
 use schema::Beyond;
@@ -139,6 +143,7 @@ fn hold(
     };
     schema::hold_in_bounds(object, &mut judge);
     settings::hold_texts(object, &mut judge);
+    eviction::hold_entries(object, &mut judge);
     held
 }
 

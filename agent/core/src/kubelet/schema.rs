@@ -202,6 +202,8 @@ const fn at_least(low: i64) -> Kind {
 const PERCENT: Kind = Kind::Int { low: 0, high: 100 };
 const U32: Kind = Kind::Int { low: 0, high: u32::MAX as i64 };
 const LIST_OF_TEXT: Kind = Kind::List(&Kind::Text);
+/// How long a machine may wait for its pods.
+const SHUTDOWN: Kind = Kind::DurationIn { low: 0, high: HOUR };
 const MAP_OF_TEXT: Kind = Kind::Map(&Kind::Text);
 
 /// The fields of a KubeletConfiguration, `apiVersion` and `kind` apart. Sorted by subject as upstream's types.go.
@@ -283,10 +285,10 @@ pub static FIELDS: &[Field] = &[
     )
     .zero_is_default()
     .took(at_least(0)),
-    with_pods("evictionSoft", MAP_OF_TEXT),
-    with_pods("evictionSoftGracePeriod", MAP_OF_TEXT),
-    with_pods("evictionMaxPodGracePeriod", I32),
-    with_pods("evictionMinimumReclaim", MAP_OF_TEXT),
+    bounded("evictionSoft", MAP_OF_TEXT, Default::None, "the signals of evictionHard, each with a period"),
+    bounded("evictionSoftGracePeriod", MAP_OF_TEXT, Default::None, "not negative"),
+    bounded("evictionMaxPodGracePeriod", COUNT, Default::Int(0), "not negative").took(I32),
+    bounded("evictionMinimumReclaim", MAP_OF_TEXT, Default::None, "not negative"),
     // thresholds always merge with their defaults here
     no_effect("mergeDefaultEvictionSettings", Kind::Bool),
     with_pods("podsPerCore", COUNT).took(I32),
@@ -366,9 +368,16 @@ pub static FIELDS: &[Field] = &[
         "Get, Cache or Watch; empty is Watch as upstream",
     ),
     with_pods("volumeStatsAggPeriod", Kind::Duration),
-    with_pods("shutdownGracePeriod", Kind::Duration),
-    with_pods("shutdownGracePeriodCriticalPods", Kind::Duration),
-    with_pods("shutdownGracePeriodByPodPriority", Kind::List(&Kind::Object(PRIORITY_GRACE_PERIOD))),
+    bounded("shutdownGracePeriod", SHUTDOWN, Default::Text("0s"), "an operator who stops a machine waits for it")
+        .took(Kind::Duration),
+    bounded("shutdownGracePeriodCriticalPods", SHUTDOWN, Default::Text("0s"), "at most shutdownGracePeriod")
+        .took(Kind::Duration),
+    bounded(
+        "shutdownGracePeriodByPodPriority",
+        Kind::List(&Kind::Object(PRIORITY_GRACE_PERIOD)),
+        Default::None,
+        "not beside shutdownGracePeriod; each at most an hour",
+    ),
     // images
     bounded("registryPullQPS", COUNT, Default::Int(5), "not negative; 0 is no limit").took(I32),
     bounded("registryBurst", COUNT, Default::Int(10), "not negative; 0 is 10 as upstream").took(I32),
@@ -525,8 +534,8 @@ const EVICTION_HARD: &[Field] = &[
     honoured("nodefs.available", Kind::Threshold, Default::Text("10%")),
     honoured("nodefs.inodesFree", Kind::Threshold, Default::Text("5%")),
     honoured("pid.available", Kind::Threshold, Default::None),
-    with_pods("imagefs.available", Kind::Threshold),
-    with_pods("imagefs.inodesFree", Kind::Threshold),
+    honoured("imagefs.available", Kind::Threshold, Default::Text("15%")),
+    honoured("imagefs.inodesFree", Kind::Threshold, Default::Text("5%")),
     with_pods("containerfs.available", Kind::Threshold),
     with_pods("containerfs.inodesFree", Kind::Threshold),
     with_pods("allocatableMemory.available", Kind::Threshold),
@@ -536,7 +545,7 @@ const MEMORY_RESERVATION: &[Field] =
     &[with_pods("numaNode", I32), with_pods("limits", Kind::Map(&Kind::Quantity))];
 
 const PRIORITY_GRACE_PERIOD: &[Field] =
-    &[with_pods("priority", I32), with_pods("shutdownGracePeriodSeconds", I64)];
+    &[honoured("priority", I32, Default::None), honoured("shutdownGracePeriodSeconds", I64, Default::None)];
 
 const AUTHENTICATION: &[Field] = &[
     no_effect("x509", Kind::Object(&[no_effect("clientCAFile", Kind::Text)])),

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::images::collect::Thresholds;
 use crate::images::settings::Registries;
 
+use super::eviction::{Eviction, Signal};
 use super::quantity::{Quantity, Threshold};
 use super::schema::Beyond;
 use super::{duration, path, schema};
@@ -53,6 +54,10 @@ pub struct EvictionHard {
     pub nodefs_available: Threshold,
     /// `nodefs.inodesFree`, inodes.
     pub nodefs_inodes_free: Threshold,
+    /// `imagefs.available`, bytes: of the same file system.
+    pub imagefs_available: Threshold,
+    /// `imagefs.inodesFree`, inodes.
+    pub imagefs_inodes_free: Threshold,
     /// `pid.available`, process numbers. Off unless set, as upstream.
     pub pid_available: Threshold,
 }
@@ -77,6 +82,8 @@ pub struct PodSettings {
     pub static_path: Option<String>,
     /// `fileCheckFrequency`: how often the files there are read, a second at least.
     pub file_check_frequency: Duration,
+    /// In which groups pods end when the machine stops, the lowest priority first; none: it waits for no pod.
+    pub shutdown: Vec<ShutdownGroup>,
     /// `podPidsLimit`; `None`: not set.
     pub pids_limit: Option<i64>,
     /// `allowedUnsafeSysctls`: names, or their beginning before a `*`.
@@ -90,6 +97,29 @@ pub struct PodSettings {
     /// `containerLogMaxFiles`.
     pub log_max_files: u32,
 }
+
+/// Pods that end together when the machine stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShutdownGroup {
+    /// Of this priority and above, up to the next group.
+    pub priority: i64,
+    /// How long they have.
+    pub grace: Duration,
+}
+
+impl ShutdownGroup {
+    /// One of `shutdownGracePeriodByPodPriority`.
+    fn read(entry: &Value) -> Self {
+        let number = |field: &str| entry.get(field).and_then(Value::as_i64).unwrap_or_default();
+        let secs = u64::try_from(number("shutdownGracePeriodSeconds")).unwrap_or_default();
+        Self { priority: number("priority"), grace: Duration::from_secs(secs).min(LONGEST_SHUTDOWN) }
+    }
+}
+
+/// Longest grace of one group: an operator who stops a machine waits for it.
+const LONGEST_SHUTDOWN: Duration = Duration::from_secs(3600);
+/// From this priority on pods are critical: upstream's `SystemCriticalPriority`.
+const CRITICAL_PRIORITY: i64 = 2_000_000_000;
 
 /// What the configuration says about images, but for where they come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +188,8 @@ pub struct Config {
     pub kube_reserved: Reserved,
     /// `evictionHard`.
     pub eviction_hard: EvictionHard,
+    /// All thresholds of node pressure, `eviction_hard` among them, and how pods are ended by them.
+    pub eviction: Eviction,
     /// `evictionPressureTransitionPeriod`: how long pressure must be gone before the condition says so.
     pub eviction_pressure_transition_period: Duration,
     /// `podLogsDir`: absolute.
@@ -200,6 +232,7 @@ impl Config {
             system_reserved: reader.below("systemReserved").reserved(),
             kube_reserved: reader.below("kubeReserved").reserved(),
             eviction_hard: reader.below("evictionHard").eviction_hard(),
+            eviction: reader.eviction(object),
             eviction_pressure_transition_period: reader.duration("evictionPressureTransitionPeriod"),
             pod_logs_dir: reader.pod_logs_dir(),
             cluster_domain: reader.text("clusterDomain"),
@@ -355,6 +388,7 @@ impl<'a> Reader<'a> {
         PodSettings {
             static_path: Some(self.text("staticPodPath")).filter(|path| !path.is_empty()),
             file_check_frequency: frequency.max(MOST_FREQUENT_FILE_CHECK),
+            shutdown: self.shutdown(),
             pids_limit: Some(self.integer("podPidsLimit")).filter(|limit| *limit > 0),
             unsafe_sysctls: self.texts("allowedUnsafeSysctls"),
             filters_calls: self.bool("seccompDefault"),
@@ -362,6 +396,21 @@ impl<'a> Reader<'a> {
             log_max_bytes: self.log_bytes(),
             log_max_files: self.integer("containerLogMaxFiles"),
         }
+    }
+
+    fn shutdown(&self) -> Vec<ShutdownGroup> {
+        let list = self.value("shutdownGracePeriodByPodPriority").and_then(Value::as_array);
+        let mut groups: Vec<ShutdownGroup> = list.into_iter().flatten().map(ShutdownGroup::read).collect();
+        if groups.is_empty() {
+            let all = self.duration("shutdownGracePeriod");
+            let critical = self.duration("shutdownGracePeriodCriticalPods").min(all);
+            groups = vec![
+                ShutdownGroup { priority: 0, grace: all - critical },
+                ShutdownGroup { priority: CRITICAL_PRIORITY, grace: critical },
+            ];
+        }
+        groups.sort_by_key(|group| group.priority);
+        if groups.iter().all(|group| group.grace.is_zero()) { Vec::new() } else { groups }
     }
 
     fn log_bytes(&self) -> u64 {
@@ -443,8 +492,24 @@ impl<'a> Reader<'a> {
             memory_available: self.threshold("memory.available"),
             nodefs_available: self.threshold("nodefs.available"),
             nodefs_inodes_free: self.threshold("nodefs.inodesFree"),
+            imagefs_available: self.threshold("imagefs.available"),
+            imagefs_inodes_free: self.threshold("imagefs.inodesFree"),
             pid_available: self.threshold("pid.available"),
         }
+    }
+
+    fn eviction(&mut self, object: &Map<String, Value>) -> Eviction {
+        let hard = self.below("evictionHard").eviction_hard();
+        let hard = [
+            (Signal::Memory, hard.memory_available),
+            (Signal::NodefsBytes, hard.nodefs_available),
+            (Signal::NodefsInodes, hard.nodefs_inodes_free),
+            (Signal::ImagefsBytes, hard.imagefs_available),
+            (Signal::ImagefsInodes, hard.imagefs_inodes_free),
+            (Signal::Pids, hard.pid_available),
+        ];
+        let longest = Duration::from_secs(self.integer("evictionMaxPodGracePeriod"));
+        Eviction::read(&hard, object, longest)
     }
 
     fn taints(&mut self) -> Vec<Taint> {

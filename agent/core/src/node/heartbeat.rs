@@ -7,6 +7,7 @@ use crate::config::condition::ConfigOk;
 use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey, Runtime};
 use crate::kubelet::Config;
 use crate::node::lease::LeaseKeeper;
+use crate::node::pressure::Pressures;
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::outbox::{Outbox, Terms};
 use crate::report::{LeaseReport, StorageReport};
@@ -73,6 +74,10 @@ impl Heartbeat {
 
     // ------------------------------------------------------------------------------------------ host and disk
 
+    pub(crate) fn pressures(&self) -> &Pressures {
+        &self.status.pressures
+    }
+
     pub(crate) fn facts(&self) -> Option<&HostFacts> {
         self.status.facts()
     }
@@ -102,6 +107,10 @@ impl Heartbeat {
     /// Something about the host has changed.
     pub(crate) fn look_again(&mut self, now: Now) {
         self.next_host_facts = now.mono;
+    }
+
+    pub(crate) fn machine_stops(&mut self, stops: bool) {
+        self.status.machine_stops(stops);
     }
 
     pub(crate) fn disk_stalled(&mut self, now: Now, stalled: bool) {

@@ -8,5 +8,6 @@ pub(crate) mod events;
 pub(crate) mod heartbeat;
 pub(crate) mod lease;
 pub(crate) mod object;
+pub(crate) mod pressure;
 pub(crate) mod registration;
 pub(crate) mod status;

@@ -6,7 +6,8 @@
 
 use crate::config::condition::ConfigOk;
 use crate::event::{HardwareWatchdog, HostFacts, Now, PodNetworks, Runtime};
-use crate::kubelet::{Config, EvictionHard};
+use crate::kubelet::Config;
+use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
 use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
 use serde_json::{Map, Value, json};
@@ -30,21 +31,6 @@ pub fn kubelet_version(agent_version: &str) -> String {
     format!("v{major}.{minor}.0+kedge-{agent_version}")
 }
 
-/// What a pressure condition remembers: upstream holds it for a while after the pressure went.
-#[derive(Debug, Clone, Default)]
-struct Pressure {
-    last_seen: Option<Duration>,
-}
-
-impl Pressure {
-    fn observe(&mut self, now: Now, low: bool, hold: Duration) -> bool {
-        if low {
-            self.last_seen = Some(now.mono);
-        }
-        self.last_seen.is_some_and(|seen| low || now.mono < seen + hold)
-    }
-}
-
 /// The host's part of the status: composed when facts arrive, compared at every event.
 #[derive(Debug, Clone)]
 struct Host {
@@ -58,12 +44,8 @@ struct Host {
 /// Composes and compares.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StatusKeeper {
-    memory: Pressure,
-    disk: Pressure,
-    pid: Pressure,
+    pub(crate) pressures: Pressures,
     host: Option<Host>,
-    /// Pressure as of the last facts: memory, disk, pid.
-    pressed: [bool; 3],
     /// Reservations that leave nothing of a resource.
     used_up: Vec<String>,
     disk_stalled: bool,
@@ -71,6 +53,7 @@ pub(crate) struct StatusKeeper {
     unwatched_since: Option<Duration>,
     /// And that for longer than a start takes.
     is_unwatched: bool,
+    is_stopping: bool,
     /// What the API server is believed to have.
     believed: Option<NodeStatus>,
     /// How often the Node was read.
@@ -111,13 +94,7 @@ impl StatusKeeper {
         config: &Config,
         version: &str,
     ) -> Vec<String> {
-        let low = low(&facts, &config.eviction_hard);
-        let hold = config.eviction_pressure_transition_period;
-        self.pressed = [
-            self.memory.observe(now, low[0], hold),
-            self.disk.observe(now, low[1], hold),
-            self.pid.observe(now, low[2], hold),
-        ];
+        self.pressures.observe(now, &facts, config);
         let is_missing = matches!(facts.watchdog, HardwareWatchdog::Absent | HardwareWatchdog::Idle(_));
         self.unwatched_since = is_missing.then(|| self.unwatched_since.unwrap_or(now.mono));
         self.is_unwatched = self.unwatched_since.is_some_and(|since| now.mono >= since + WATCHDOG_PATIENCE);
@@ -132,6 +109,11 @@ impl StatusKeeper {
     /// The disk of the state has stopped answering, or answers again.
     pub(crate) fn disk_stalled(&mut self, stalled: bool) {
         self.disk_stalled = stalled;
+    }
+
+    /// The machine stops, or does not after all.
+    pub(crate) fn machine_stops(&mut self, stops: bool) {
+        self.is_stopping = stops;
     }
 
     /// What the API server is believed to have.
@@ -260,7 +242,7 @@ impl StatusKeeper {
     }
 
     fn own_conditions(&self) -> [Words<'_>; 4] {
-        let [memory, disk, pid] = self.pressed;
+        let [memory, disk, pid] = self.pressures.pressed;
         let pressure = |name, pressed: bool, texts: [(&'static str, &'static str); 2]| {
             let (reason, message) = texts[usize::from(pressed)];
             Words { name, status: if pressed { "True" } else { "False" }, reason, message }
@@ -342,6 +324,8 @@ impl StatusKeeper {
 
     fn ready(&self) -> Words<'_> {
         let (status, reason, message) = match self.host.as_ref().map(|host| &host.facts.runtime) {
+            // upstream's words
+            _ if self.is_stopping => ("False", "KubeletNotReady", "node is shutting down"),
             Some(Runtime::NotReady(why)) => ("False", "KubeletNotReady", why.as_str()),
             Some(Runtime::Starting) => ("False", "KubeletNotReady", "container runtime is starting"),
             _ => ("True", "KubeletReady", "kubelet is posting ready status"),
@@ -358,20 +342,6 @@ fn disk_stalled(is: bool) -> Words<'static> {
         ("False", "DiskAnswers", "the disk of the node's state answers")
     };
     Words { name: kedge_api::DISK_STALLED, status, reason, message }
-}
-
-/// Which resources are below their threshold: memory, disk, pid.
-fn low(facts: &HostFacts, hard: &EvictionHard) -> [bool; 3] {
-    let below = |threshold: &crate::kubelet::quantity::Threshold, available: u64, capacity: u64| {
-        // a capacity of zero means it could not be read: unknown is not empty
-        capacity > 0 && threshold.amount(capacity).is_some_and(|least| available < least)
-    };
-    [
-        below(&hard.memory_available, facts.memory_available_bytes, facts.memory_bytes),
-        below(&hard.nodefs_available, facts.storage_available_bytes, facts.storage_bytes)
-            || below(&hard.nodefs_inodes_free, facts.inodes_free, facts.inodes),
-        below(&hard.pid_available, facts.pids.saturating_sub(facts.pids_in_use), facts.pids),
-    ]
 }
 
 /// The words of a condition, without its times.
@@ -525,7 +495,7 @@ fn contains(all: &Resources, ours: &Resources) -> bool {
 }
 
 /// In the API server's canonical form, so that the value read back equals the one sent.
-fn bytes(value: u64) -> String {
+pub(crate) fn bytes(value: u64) -> String {
     let mut value = value;
     for suffix in ["", "Ki", "Mi", "Gi", "Ti", "Pi"] {
         if !value.is_multiple_of(1024) || value == 0 {
@@ -564,60 +534,6 @@ mod tests {
         for (value, expect) in [(0, "0"), (1, "1m"), (999, "999m"), (4000, "4"), (3250, "3250m")] {
             assert_eq!(milli(value), expect);
         }
-    }
-
-    #[test]
-    fn pressure_is_held_for_its_period() {
-        let at = |secs| Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
-        let hold = Duration::from_secs(300);
-        let mut pressure = Pressure::default();
-        for (secs, low, expect) in [
-            (0, false, false),
-            (10, true, true),
-            (20, true, true),
-            (319, false, true),
-            (320, false, false),
-            (330, false, false),
-        ] {
-            assert_eq!(pressure.observe(at(secs), low, hold), expect, "after {secs} s");
-        }
-    }
-
-    /// Memory, disk and pid pressure of a host with 1,000 of everything, thresholds of 100 each, and so much available.
-    #[track_caller]
-    fn check_low(memory: u64, storage: u64, inodes_free: u64, pids_in_use: u64, expect: [bool; 3]) {
-        let least = crate::kubelet::quantity::Threshold::parse("100").expect("a number");
-        let hard = EvictionHard {
-            memory_available: least,
-            nodefs_available: least,
-            nodefs_inodes_free: least,
-            pid_available: least,
-        };
-        let facts = HostFacts {
-            memory_bytes: 1000,
-            storage_bytes: 1000,
-            inodes: 1000,
-            pids: 1000,
-            memory_available_bytes: memory,
-            storage_available_bytes: storage,
-            inodes_free,
-            pids_in_use,
-            ..HostFacts::default()
-        };
-        assert_eq!(low(&facts, &hard), expect);
-        // what could not be read says nothing
-        let unknown = HostFacts { memory_bytes: 0, storage_bytes: 0, inodes: 0, pids: 0, ..facts };
-        assert_eq!(low(&unknown, &hard), [false; 3]);
-    }
-
-    #[test]
-    fn amount_at_the_threshold_is_no_pressure() {
-        check_low(100, 100, 100, 900, [false, false, false]);
-        check_low(99, 100, 100, 900, [true, false, false]);
-        check_low(100, 99, 100, 900, [false, true, false]);
-        check_low(100, 100, 99, 900, [false, true, false]);
-        check_low(100, 100, 100, 901, [false, false, true]);
-        check_low(100, 100, 100, 2000, [false, false, true]);
     }
 
     #[test]

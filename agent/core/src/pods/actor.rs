@@ -7,9 +7,11 @@
 
 use crate::config::running::Notice;
 use crate::event::{Action, Answer, HostFacts, Level, Request, RequestKey, Runtime};
+use crate::images::collect::Thresholds;
 use crate::images::collecting::Collecting;
 use crate::kubelet::Config;
 use crate::node::events::event_name;
+use crate::node::pressure::Pressures;
 use crate::node::registration;
 use crate::node::status::allocatable;
 use crate::pods::event::{
@@ -132,6 +134,12 @@ pub(crate) struct PodsActor {
     /// When they are read again; None: they are being read, or there are none.
     static_wake: Option<Duration>,
     collecting: Collecting,
+    /// What pods want removed once the collection under way has ended.
+    collects_next: Option<Thresholds>,
+    /// Looks at the host that pods were told of.
+    looks: u64,
+    /// The host is to be looked at now.
+    pub(crate) wants_look: bool,
     rereading: Rereading,
     /// Events about the node.
     pub(crate) notices: Vec<Notice>,
@@ -160,10 +168,14 @@ impl PodsActor {
             static_files: settings.static_path.clone().map(|path| (path, settings.file_check_frequency)),
             static_wake: None,
             collecting: Collecting::new(config.images.collection),
+            collects_next: None,
+            looks: 0,
+            wants_look: false,
             rereading: Rereading::new(settings.rereads_each_minute, turn.now.mono),
             notices: Vec::new(),
             refusal: None,
         };
+        actor.pods.plan_shutdown(settings.shutdown.clone());
         turn.act(Action::Pods(Box::new(PodAction::ReadDesired)));
         match actor.static_files.is_some() {
             true => actor.read_static_files(turn),
@@ -183,10 +195,19 @@ impl PodsActor {
             let frequency = self.static_files.as_ref().map(|(_, frequency)| *frequency);
             self.static_wake = frequency.map(|frequency| turn.now.mono + frequency);
         }
+        if let PodEvent::Shutdown(stops) = event {
+            let what = if stops { "event" } else { "cancellation" };
+            // upstream's words
+            let message = format!("Shutdown manager detected shutdown {what}");
+            self.notices.push(Notice { warning: false, reason: "NodeShutdown", message });
+        }
         if let PodEvent::ImagesCollected(result) = &event {
             let report = self.collecting.ended(turn.now.mono, result);
             turn.log_all(report.lines);
             self.notices.extend(report.notice);
+            if let Some(thresholds) = self.collects_next.take() {
+                return self.order(PodAction::CollectImages(thresholds), turn);
+            }
         }
         let mut actions = Vec::new();
         self.pods.handle(turn.now, event, &mut actions);
@@ -354,6 +375,10 @@ impl PodsActor {
                 self.notices.push(Notice { warning: true, reason, message });
             }
             PodAction::ListPods => self.list_again(turn),
+            PodAction::LookAtHost => self.wants_look = true,
+            PodAction::CollectImages(thresholds) if !self.collecting.begin_at_once() => {
+                self.collects_next = Some(thresholds);
+            }
             write @ PodAction::SaveDesired { .. } => self.writes.push_back(write),
             command => turn.act(Action::Pods(Box::new(command))),
         }
@@ -440,6 +465,10 @@ impl PodsActor {
         {
             turn.act(Action::Pods(Box::new(PodAction::CollectImages(thresholds))));
         }
+        // what it needs of images is noted
+        if std::mem::replace(&mut self.looks, around.pressures.looks) != around.pressures.looks {
+            self.take(PodEvent::Looked(around.pressures.pressing.clone()), turn);
+        }
         for lane in [&mut self.work, &mut self.reads, &mut self.news] {
             lane.send(turn);
         }
@@ -463,6 +492,7 @@ impl PodsActor {
             cpu_milli,
             memory_bytes,
             pods: around.config.max_pods.into(),
+            pressures: around.pressures.conditions(),
             network: host.pod_network.clone(),
             has_cluster_dns: !around.config.name_servers().0.is_empty(),
             api_server: host.api_server.clone(),
@@ -534,6 +564,7 @@ pub(crate) struct Around<'a> {
     pub(crate) node: Option<&'a api::Node>,
     pub(crate) facts: Option<&'a HostFacts>,
     pub(crate) config: &'a Config,
+    pub(crate) pressures: &'a Pressures,
     pub(crate) is_held: bool,
 }
 
@@ -598,6 +629,7 @@ mod tests {
         outbox: Outbox<RequestKey, Order>,
         config: Config,
         facts: HostFacts,
+        pressures: Pressures,
         node: api::Node,
     }
 
@@ -639,7 +671,8 @@ mod tests {
             let actor = PodsActor::new(&config, &mut turn);
             let facts =
                 HostFacts { cpus: 4, memory_bytes: 1 << 30, runtime: Runtime::Ready, ..HostFacts::default() };
-            let mut bench = Self { actor, options, outbox, config, facts, node: api::Node::default() };
+            let (pressures, node) = (Pressures::default(), api::Node::default());
+            let mut bench = Self { actor, options, outbox, config, facts, pressures, node };
             actions.extend(bench.at(1, |actor, turn| {
                 actor.take(PodEvent::DesiredRead(Ok(vec![])), turn);
                 actor.take(PodEvent::Inventory(Inventory::default()), turn);
@@ -652,10 +685,10 @@ mod tests {
         fn at(&mut self, secs: u64, act: impl FnOnce(&mut PodsActor, &mut Turn)) -> Vec<Action> {
             let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
             let (mut jitter, mut actions) = (Jitter::new(1), vec![]);
-            let Self { actor, options, outbox, config, facts, node } = self;
+            let Self { actor, options, outbox, config, facts, pressures, node } = self;
             let mut turn = Turn { now, options, jitter: &mut jitter, outbox, actions: &mut actions };
             act(actor, &mut turn);
-            let around = Around { node: Some(node), facts: Some(facts), config, is_held: false };
+            let around = Around { node: Some(node), facts: Some(facts), config, pressures, is_held: false };
             actor.settle(&around, &mut turn);
             actions
         }

@@ -3,9 +3,9 @@
 //! Always holds: a pod that has run here is not judged again, so a restart of the agent ends none; the verdict follows from the
 //! pod, the node and the pods admitted before it. Leaves to others: which fields are served (`table`).
 
-use crate::pods::event::{HostPort, NodeFacts};
+use crate::pods::event::{HostPort, NodeFacts, QosClass};
 use crate::pods::spec::{Pod, PodSpec};
-use crate::pods::{resources, security, table, volumes};
+use crate::pods::{eviction, resources, security, table, volumes};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a pod does not run here.
@@ -66,7 +66,25 @@ pub(crate) fn admit<'a>(
         let why = "Cannot enforce AppArmor: AppArmor is not enabled on the host";
         return rejected("AppArmor", why.into());
     }
+    if let Some(message) = refused_under_pressure(pod, is_static, node) {
+        return rejected("Evicted", message);
+    }
     fits(pod, node, others)
+}
+
+/// Upstream's rule for a node under pressure: critical pods come, and under pressure of memory alone those that request some, or tolerate its taint.
+fn refused_under_pressure(pod: &Pod, is_static: bool, node: &NodeFacts) -> Option<String> {
+    let taint = ("node.kubernetes.io/memory-pressure", "NoSchedule");
+    let may_come = match node.pressures[..] {
+        [] => true,
+        ["MemoryPressure"] => {
+            resources::qos_class(&pod.spec) != QosClass::BestEffort
+                || pod.spec.tolerations.iter().any(|toleration| toleration.tolerates(taint.0, taint.1))
+        }
+        _ => false,
+    };
+    let is_refused = !may_come && !eviction::is_critical_spec(&pod.spec, is_static);
+    is_refused.then(|| format!("The node had condition: [{}]. ", node.pressures.join(" ")))
 }
 
 /// Upstream's general predicates, in its order: resources, node selector, ports.
@@ -219,9 +237,8 @@ mod tests {
         check(asks("many"), &[], Some((INVALID, "expected a quantity")));
         let resources = |which: &str, resource: &str, amount: &str| json!({"containers": [{"name": "a", "resources": {which: {resource: amount}}}]});
         check(resources("requests", "ephemeral-storage", "1Gi"), &[], None);
-        for (which, resource) in
-            [("limits", "ephemeral-storage"), ("requests", "hugepages-2Mi"), ("limits", "example.com/gpu")]
-        {
+        check(resources("limits", "ephemeral-storage", "1Gi"), &[], None);
+        for (which, resource) in [("requests", "hugepages-2Mi"), ("limits", "example.com/gpu")] {
             let message = format!("{which}.{resource} is not served");
             check(resources(which, resource, "1"), &[], Some((NOT_SERVED, message.as_str())));
             check(resources(which, resource, "0"), &[], None);
@@ -243,6 +260,40 @@ mod tests {
         check(apparmor.clone(), &[], Some(("AppArmor", "AppArmor is not enabled on the host")));
         let node = NodeFacts { pods: 1, has_apparmor: true, ..NodeFacts::default() };
         assert!(admit(&pod(apparmor), false, &node, [].iter()).is_ok());
+    }
+
+    #[test]
+    fn node_under_pressure_takes_what_upstream_lets_in() {
+        let check = |spec: Value, pressures: &[&'static str], is_static, expect: Option<&str>| {
+            let node = NodeFacts {
+                memory_bytes: 1 << 30,
+                pods: 1,
+                pressures: pressures.to_vec(),
+                ..NodeFacts::default()
+            };
+            let found = admit(&pod(spec.clone()), is_static, &node, [].iter())
+                .map_err(|why| (why.reason, why.message));
+            let expect = expect.map(|message| ("Evicted".to_owned(), message.to_owned()));
+            assert_eq!(found.err(), expect, "{spec} {pressures:?}");
+        };
+        let plain = || json!({"containers": [{"name": "a"}]});
+        let burstable =
+            || json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "1Mi"}}}]});
+        let tolerant = |key: &str| json!({"containers": [{"name": "a"}], "tolerations": [{"key": key, "operator": "Exists"}]});
+        let critical = || json!({"containers": [{"name": "a"}], "priority": 2_000_000_000});
+        let (memory, disk) = ("MemoryPressure", "DiskPressure");
+        let refused = "The node had condition: [MemoryPressure]. ";
+        check(plain(), &[], false, None);
+        check(plain(), &[memory], false, Some(refused));
+        check(plain(), &[memory], true, None);
+        check(critical(), &[memory, disk], false, None);
+        check(burstable(), &[memory], false, None);
+        check(tolerant("node.kubernetes.io/memory-pressure"), &[memory], false, None);
+        check(tolerant(""), &[memory], false, None);
+        check(tolerant("node.kubernetes.io/disk-pressure"), &[memory], false, Some(refused));
+        let both = "The node had condition: [MemoryPressure DiskPressure]. ";
+        check(burstable(), &[memory, disk], false, Some(both));
+        check(burstable(), &[disk], false, Some("The node had condition: [DiskPressure]. "));
     }
 
     #[test]

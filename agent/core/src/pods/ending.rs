@@ -43,7 +43,7 @@ impl Life {
         }
     }
 
-    fn stop_containers(&mut self, ctx: &mut Context<'_>) {
+    pub(crate) fn stop_containers(&mut self, ctx: &mut Context<'_>) {
         let grace = self.grace_left(ctx.now.mono);
         let sidecars: Vec<String> = self.sidecars();
         let live: Vec<String> = self
@@ -92,7 +92,9 @@ impl Life {
     fn grace_left(&self, now: Duration) -> Duration {
         let of_end = self.end.as_ref().map(|end| end.grace.saturating_sub(now.saturating_sub(end.since)));
         let of_failure = self.failed.as_ref().map(|failed| failed.grace_left(now));
-        let left = of_end.into_iter().chain(of_failure).min();
+        let of_shutdown =
+            self.shutdown.as_ref().map(|end| end.grace.saturating_sub(now.saturating_sub(end.since)));
+        let left = of_end.into_iter().chain(of_failure).chain(of_shutdown).min();
         left.unwrap_or_else(|| self.own_grace()).max(LEAST_GRACE)
     }
 
@@ -225,9 +227,12 @@ impl Life {
 
     /// It is over, and none of its containers runs, or is about to.
     pub(crate) fn is_down(&self) -> bool {
-        let may_run =
-            self.containers.values().any(|container| container.is_live() || is_busy(container.command));
-        self.is_over() && !may_run
+        self.is_over() && !self.may_run()
+    }
+
+    /// One of its containers runs, or is about to.
+    pub(crate) fn may_run(&self) -> bool {
+        self.containers.values().any(|container| container.is_live() || is_busy(container.command))
     }
 
     /// Whether everything is removed that the runtime had.

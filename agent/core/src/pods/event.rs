@@ -15,6 +15,7 @@ use crate::event::Level;
 pub use crate::event::PodNetworks;
 pub use crate::images::ImageConfig;
 use crate::images::collect::{Collected, Thresholds};
+use crate::kubelet::Signal;
 use crate::pods::hooks::{HookKind, HookOrder};
 use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
 use kedge_api::Timestamp;
@@ -109,6 +110,12 @@ pub enum PodEvent {
     /// Whether the pods are held (a crash loop under a proven config): while they are, nothing is started or stopped.
     /// Nothing is done before the first of these.
     Held(bool),
+    /// The host was looked at: the threshold that pods end for now, if any.
+    Looked(Option<Pressing>),
+    /// The machine stops and waits for the pods (true), or does not stop after all.
+    Shutdown(bool),
+    /// The answer to `MeasurePods`; a pod that could not be measured is left out. `took`: how long that took.
+    PodsMeasured { measure: Measure, usages: Vec<PodUsage>, took: Duration },
     /// The answer to `CollectImages`. `Err`: nothing was removed.
     ImagesCollected(Result<Collected, String>),
     /// All pods that the API server binds to this node, read at once, and the UID of the Node they are bound to. Only a list that
@@ -150,6 +157,12 @@ pub enum PodAction {
     PullImage(Box<ImageOrder>),
     /// Remove images that no pod needs, by these thresholds. Answered by `ImagesCollected`.
     CollectImages(Thresholds),
+    /// The machine may stop. No answer.
+    LetMachineStop,
+    /// Look at the host now; `Looked` follows. No answer.
+    LookAtHost,
+    /// Measure what these pods take. Answered by `PodsMeasured`, one of each sort at a time; a disk may take long to walk.
+    MeasurePods { measure: Measure, pods: Vec<PodUid> },
     /// Make the container, with its first process not started. Answered by `Observed` (created).
     CreateContainer(Box<ContainerOrder>),
     /// Start it. Answered by `Observed` (running, or exited if that was quick).
@@ -205,6 +218,63 @@ pub enum PodAction {
     WarnOfNode { reason: &'static str, message: String },
     /// Log a line.
     Log(Level, String),
+}
+
+/// A threshold of node pressure that pods end for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pressing {
+    pub signal: Signal,
+    /// Less than this is available.
+    pub least: u64,
+    pub available: u64,
+    /// What pods are given at most; None: they end at once.
+    pub longest_grace: Option<Duration>,
+}
+
+/// What of pods is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// The memory that they could not give back, by container.
+    Memory,
+    Processes,
+    /// Bytes and inodes on the disk: root file systems, logs, volumes.
+    Disk,
+    /// The same, for the limits of pods.
+    Limits,
+}
+
+/// What a pod takes; absent: nobody could tell, or it was not asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodUsage {
+    pub pod: PodUid,
+    pub memory_bytes: Option<u64>,
+    pub processes: Option<u64>,
+    pub containers: BTreeMap<String, ContainerUsage>,
+    /// By name; those that lie on the disk of the node.
+    pub volumes: BTreeMap<String, DiskUsage>,
+}
+
+/// What a container takes, all its runs together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ContainerUsage {
+    pub memory_bytes: Option<u64>,
+    pub disk: Option<DiskUsage>,
+}
+
+/// What something takes of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DiskUsage {
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+impl DiskUsage {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let bytes = self.bytes.saturating_add(other.bytes);
+        Self { bytes, inodes: self.inodes.saturating_add(other.inodes) }
+    }
 }
 
 /// A file of the desired set.
@@ -587,6 +657,8 @@ pub struct NodeFacts {
     pub cpu_milli: u64,
     pub memory_bytes: u64,
     pub pods: u64,
+    /// Conditions of pressure that hold: `MemoryPressure` and its like.
+    pub pressures: Vec<&'static str>,
     /// While it is not ready, only pods on the host's network are started.
     pub network: PodNetworks,
     /// `clusterDNS` has an address.

@@ -219,6 +219,8 @@ pub(crate) struct Life {
     pub(crate) end: Option<End>,
     /// The node ends it, and its object stays.
     pub(crate) failed: Option<Failed>,
+    /// The machine stops: how long its containers have.
+    pub(crate) shutdown: Option<End>,
     /// Of a pod with a deadline.
     pub(crate) active: Option<Active>,
     pub(crate) sandbox: Sandbox,
@@ -256,6 +258,8 @@ pub(crate) struct Context<'a> {
     pub(crate) objects: &'a mut Objects,
     /// Whether that API server is the present one, so that they can be read.
     pub(crate) can_read: bool,
+    /// The machine stops.
+    pub(crate) is_shutting_down: bool,
     pub(crate) actions: &'a mut Vec<PodAction>,
 }
 
@@ -271,6 +275,7 @@ impl Life {
             verdict: Verdict::Pending,
             end: None,
             failed: None,
+            shutdown: None,
             active: None,
             sandbox: Sandbox::Absent,
             sandbox_retry: Retry::default(),
@@ -382,7 +387,8 @@ impl Life {
     /// Notes how containers ended that are not started again.
     pub(crate) fn note_results(&mut self) {
         let Some(pod) = self.pod.clone() else { return };
-        if self.end.is_some() || self.failed.is_some() {
+        // what ends because the machine stops has not done its work
+        if self.end.is_some() || self.failed.is_some() || self.shutdown.is_some() {
             return;
         }
         let policy = pod.spec.restart_policy;

@@ -13,6 +13,7 @@ mod backoff;
 mod ending;
 mod environment;
 mod event;
+mod eviction;
 mod failing;
 mod fields;
 #[cfg(test)]
@@ -25,6 +26,7 @@ mod record;
 mod reporting;
 mod resources;
 mod security;
+mod shutdown;
 mod spec;
 mod starting;
 mod static_pods;
@@ -35,11 +37,12 @@ mod updating;
 mod volumes;
 
 pub use event::{
-    ApiServer, Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Dns, Exit,
-    Failure, FailureReason, HostPort, Image, ImageConfig, ImageOrder, Inventory, Mount, NodeFacts,
-    ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk, PodEvent, PodFound, PodNetwork,
-    PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PullPolicy, QosClass, Resources, Seccomp,
-    Security, StaticFile, TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
+    ApiServer, Command, ContainerKey, ContainerOrder, ContainerState, ContainerUsage, DesiredFile,
+    DesiredFound, DiskUsage, Dns, Exit, Failure, FailureReason, HostPort, Image, ImageConfig, ImageOrder,
+    Inventory, Measure, Mount, NodeFacts, ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk,
+    PodEvent, PodFound, PodNetwork, PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PodUsage,
+    Pressing, PullPolicy, QosClass, Resources, Seccomp, Security, StaticFile, TokenName, TokenRead, Volume,
+    VolumeFile, VolumeSource,
 };
 
 pub use hooks::{HookAct, HookKind, HookOrder};
@@ -47,6 +50,7 @@ pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, Prob
 
 use crate::config::digest::Digest;
 use crate::event::{Answer, Level, Now};
+use crate::kubelet::ShutdownGroup;
 use failing::{Active, Failed};
 use kedge_api::Timestamp;
 use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
@@ -106,6 +110,10 @@ pub struct Pods {
     has_static: bool,
     early: Early,
     lives: BTreeMap<PodUid, Life>,
+    eviction: eviction::Eviction,
+    /// By priority; none: the machine waits for no pod.
+    shutdown_groups: Vec<ShutdownGroup>,
+    shutdown: Option<shutdown::Shutdown>,
     /// Records that could not be read.
     unreadable: BTreeSet<PodUid>,
     /// By Node UID.
@@ -187,6 +195,9 @@ impl Pods {
             has_static: false,
             early: Early::default(),
             lives: BTreeMap::new(),
+            eviction: eviction::Eviction::default(),
+            shutdown_groups: Vec::new(),
+            shutdown: None,
             unreadable: BTreeSet::new(),
             objects: BTreeMap::new(),
             unreadable_copies: BTreeSet::new(),
@@ -215,7 +226,15 @@ impl Pods {
         let lives = self.lives.values().filter(|_| is_ready);
         let wake = |life: &Life| life.wake.into_iter().chain(life.probe_wake).min();
         let lives = lives.filter_map(|life| if life.is_dirty { Some(Duration::ZERO) } else { wake(life) });
-        lives.chain(self.mirror_wake).chain(self.desired_wake).chain(self.list_wake).min()
+        let may_evict = is_ready && self.is_held == Some(false);
+        let eviction = self.eviction_deadline().filter(|_| may_evict);
+        lives
+            .chain(eviction)
+            .chain(self.shutdown_deadline())
+            .chain(self.mirror_wake)
+            .chain(self.desired_wake)
+            .chain(self.list_wake)
+            .min()
     }
 
     /// Whether all that a decision needs was heard of.
@@ -262,7 +281,13 @@ impl Pods {
                     life.hook_ended(&container, kind, &done, actions);
                 }
             }
-            PodEvent::Tick | PodEvent::StaticPodsUnchanged | PodEvent::ImagesCollected(_) => {}
+            PodEvent::Tick | PodEvent::StaticPodsUnchanged => {}
+            PodEvent::ImagesCollected(_) => self.images_collected(actions),
+            PodEvent::Looked(pressing) => self.looked(now, pressing),
+            PodEvent::Shutdown(stops) => self.machine_stops(stops, actions),
+            PodEvent::PodsMeasured { measure, usages, took } => {
+                self.measured(now, measure, &usages, took, actions);
+            }
             PodEvent::Node(facts) => self.node(*facts),
             PodEvent::Held(is_held) => {
                 self.is_held = Some(is_held);
@@ -862,15 +887,19 @@ impl Pods {
             actions.push(PodAction::ListPods);
         }
         if !self.is_ready() {
-            return;
+            return self.see_to_shutdown(now, actions);
         }
         self.take_logs(now);
         let may_run = self.is_held == Some(false);
         for life in self.lives.values_mut().filter(|life| life.probe_wake.is_some_and(|at| at <= now.mono)) {
             life.see_to_probes(now, self.node.as_ref(), may_run, actions);
         }
+        if may_run && self.shutdown.is_none() {
+            self.see_to_pressure(now, actions);
+        }
         for _ in 0..MOST_ROUNDS {
             self.settle_mirrors(now, actions);
+            self.see_to_shutdown(now, actions);
             let due: Vec<PodUid> = self.due(now).collect();
             if due.is_empty() {
                 break;
@@ -943,6 +972,7 @@ impl Pods {
         life.is_dirty = false;
         life.wake = None;
         let is_held = self.is_held != Some(false);
+        let is_shutting_down = self.is_shutting_down();
         let node_uid = life.node_uid().to_owned();
         let can_read = self.node_uid.as_ref() == Some(&node_uid);
         let mut ctx = Context {
@@ -951,6 +981,7 @@ impl Pods {
             lives: &self.lives,
             objects: self.objects.entry(node_uid).or_insert_with_key(|uid| Objects::of(uid)),
             can_read,
+            is_shutting_down,
             actions,
         };
         life.note_results();
@@ -967,6 +998,8 @@ impl Pods {
         if !is_held {
             if life.is_over() {
                 life.go_down(&mut ctx);
+            } else if life.shutdown.is_some() {
+                life.shut_down(&mut ctx);
             } else {
                 life.go_up(&mut ctx);
             }

@@ -227,9 +227,13 @@ impl Life {
     /// The server has a final status, and nothing here adds to it.
     fn is_told_by_others(&self) -> bool {
         let is_failure_told = || {
-            let told = self.api.as_ref().map(|api| (&api.status["phase"], &api.status["reason"]));
-            let reason = self.failed.as_ref().map(|failed| failed.reason.as_str());
-            told.is_some_and(|(phase, told)| phase == "Failed" && told.as_str() == reason)
+            let (Some(api), Some(failed)) = (&self.api, &self.failed) else { return false };
+            let lists = ["initContainerStatuses", "containerStatuses"];
+            let mut told = lists.iter().flat_map(|list| api.status[*list].as_array()).flatten();
+            // somebody else may have evicted it in the API, and knows of no end
+            api.status["phase"] == "Failed"
+                && api.status["reason"] == *failed.reason
+                && told.all(|container| container["state"]["running"].is_null())
         };
         (self.is_finished_elsewhere || is_failure_told())
             && self.containers.values().all(|container| container.run.is_none())

@@ -33,19 +33,45 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     })
 }
 
-/// The first resource that nobody limits or sets aside here. A request for ephemeral storage is the scheduler's affair.
+/// What eviction compares with requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Resource {
+    Memory,
+    /// `ephemeral-storage`.
+    Storage,
+}
+
+impl Resource {
+    pub(crate) fn requested_by(self, container: &Container) -> Option<u64> {
+        match self {
+            Self::Memory => of_container(container).memory_request_bytes,
+            Self::Storage => storage(&container.resources.requests).or_else(|| storage_limit(container)),
+        }
+    }
+}
+
+/// What a pod requests of it.
+pub(crate) fn requested(spec: &PodSpec, resource: Resource) -> Option<u64> {
+    total(spec, |container| resource.requested_by(container))
+}
+
+/// `limits.ephemeral-storage`.
+pub(crate) fn storage_limit(container: &Container) -> Option<u64> {
+    storage(&container.resources.limits).filter(|limit| *limit > 0)
+}
+
+fn storage(list: &BTreeMap<String, Value>) -> Option<u64> {
+    Some(quantity(list.get("ephemeral-storage")?)?.units().unsigned_abs())
+}
+
+/// The first resource that nobody limits or sets aside here.
 pub(crate) fn refusal(spec: &PodSpec) -> Option<String> {
-    let served = |which: &str, resource: &str| match resource {
-        "cpu" | "memory" => true,
-        "ephemeral-storage" => which == "requests",
-        _ => false,
-    };
+    let served = |resource: &str| matches!(resource, "cpu" | "memory" | "ephemeral-storage");
     let is_zero = |value: &Value| quantity(value).is_some_and(|quantity| quantity.milli_units() == 0);
     spec.all_containers().find_map(|container| {
         let both = [("requests", &container.resources.requests), ("limits", &container.resources.limits)];
         both.into_iter().find_map(|(which, list)| {
-            let (resource, _) =
-                list.iter().find(|(resource, value)| !served(which, resource) && !is_zero(value))?;
+            let (resource, _) = list.iter().find(|(resource, value)| !served(resource) && !is_zero(value))?;
             let resource = kedge_api::excerpt(resource);
             Some(format!("container {}: {which}.{resource} is not served", container.name))
         })

@@ -147,6 +147,8 @@ pub(crate) struct PodSpec {
     pub(crate) restart_policy: RestartPolicy,
     pub(crate) termination_grace_period_seconds: Option<u64>,
     pub(crate) active_deadline_seconds: Option<u64>,
+    pub(crate) priority: Option<i64>,
+    pub(crate) tolerations: Vec<Toleration>,
     pub(crate) host_network: bool,
     #[serde(rename = "hostPID")]
     pub(crate) host_pid: bool,
@@ -218,6 +220,26 @@ impl PodSpec {
             }
         }
         Ok(())
+    }
+}
+
+/// `v1.Toleration`.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Toleration {
+    key: String,
+    operator: String,
+    value: String,
+    effect: String,
+}
+
+impl Toleration {
+    /// Whether it tolerates a taint without value.
+    pub(crate) fn tolerates(&self, key: &str, effect: &str) -> bool {
+        let is_any = self.operator == "Exists";
+        (self.effect.is_empty() || self.effect == effect)
+            && (self.key == key || (self.key.is_empty() && is_any))
+            && (is_any || self.value.is_empty())
     }
 }
 
@@ -446,6 +468,9 @@ pub(crate) struct VolumeSpec {
     pub(crate) projected: Option<ProjectedVolume>,
 }
 
+/// `medium` of an `emptyDir` that is a tmpfs.
+const MEMORY: &str = "Memory";
+
 /// One source of a volume's files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum FileSource<'a> {
@@ -455,6 +480,18 @@ pub(crate) enum FileSource<'a> {
 }
 
 impl VolumeSpec {
+    /// Whether what it holds takes of the node's disk, and is the pod's.
+    pub(crate) fn is_on_disk(&self) -> bool {
+        self.config_map.is_some() || self.empty_dir.as_ref().is_some_and(|dir| dir.medium != MEMORY)
+    }
+
+    /// `sizeLimit` of an `emptyDir` on the disk, where nothing but a measurement keeps it.
+    pub(crate) fn limit_on_disk(&self) -> Option<u64> {
+        let dir = self.empty_dir.as_ref().filter(|dir| dir.medium != MEMORY)?;
+        let limit = crate::pods::resources::quantity(dir.size_limit.as_ref()?)?.units().unsigned_abs();
+        Some(limit).filter(|limit| *limit > 0)
+    }
+
     /// Where its files come from; None: it is no volume of files.
     pub(crate) fn file_sources(&self) -> Option<Vec<FileSource<'_>>> {
         match self {

@@ -78,6 +78,12 @@ impl Life {
             self.saved.is_stale = true;
             return;
         }
+        if ctx.is_shutting_down {
+            // upstream's words
+            let (reason, message) =
+                ("NodeShutdown".to_owned(), "Pod was rejected as the node is shutting down.".to_owned());
+            return self.reject(admission::Rejection { reason, message }, ctx);
+        }
         let Some(node) = ctx.node else { return };
         let counted = ctx.lives.values().filter(|life| life.takes_its_share());
         let spec = |life: &'_ Life| life.pod.clone();

@@ -1,0 +1,151 @@
+//! Node pressure as the configuration has it: signals, their hard and soft thresholds, how pods are ended by them.
+//!
+//! Always holds: an entry that a kubelet refuses is refused in a push; in this machine's own files, which the first release took
+//! unread, it is left out and reported. Leaves to others: when a threshold is met (`node::pressure`), who ends (`pods`).
+
+use super::quantity::{Quantity, Threshold};
+use super::schema::Beyond;
+use super::{duration, path};
+use core::time::Duration;
+use kedge_api::excerpt;
+use serde_json::{Map, Value};
+
+/// What is measured of the node. Images have no file system of their own here: `imagefs` is the same as `nodefs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    Memory,
+    NodefsBytes,
+    NodefsInodes,
+    ImagefsBytes,
+    ImagefsInodes,
+    Pids,
+}
+
+const SIGNALS: [(&str, Signal); 6] = [
+    ("memory.available", Signal::Memory),
+    ("nodefs.available", Signal::NodefsBytes),
+    ("nodefs.inodesFree", Signal::NodefsInodes),
+    ("imagefs.available", Signal::ImagefsBytes),
+    ("imagefs.inodesFree", Signal::ImagefsInodes),
+    ("pid.available", Signal::Pids),
+];
+/// Signals of a kubelet that this node does not measure.
+const OTHER_SIGNALS: [&str; 3] =
+    ["containerfs.available", "containerfs.inodesFree", "allocatableMemory.available"];
+
+impl Signal {
+    fn parse(name: &str) -> Option<Self> {
+        SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| *signal)
+    }
+
+    /// What pods are ended for, as upstream names it.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::NodefsBytes | Self::ImagefsBytes => "ephemeral-storage",
+            Self::NodefsInodes | Self::ImagefsInodes => "inodes",
+            Self::Pids => "pids",
+        }
+    }
+}
+
+/// When there is pressure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvictionThreshold {
+    pub signal: Signal,
+    /// Less than this is available.
+    pub least: Threshold,
+    /// `evictionSoftGracePeriod`: for so long before pods end; `None`: a hard one, they end at once.
+    pub grace: Option<Duration>,
+    /// `evictionMinimumReclaim`: so much more must be available before it is over.
+    pub reclaim: Threshold,
+}
+
+/// `evictionHard`, `evictionSoft` and what belongs to them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Eviction {
+    pub thresholds: Vec<EvictionThreshold>,
+    /// `evictionMaxPodGracePeriod`: longest grace of a pod that ends for a soft threshold.
+    pub longest_grace: Duration,
+}
+
+pub(super) const SOFT: &str = "evictionSoft";
+pub(super) const PERIODS: &str = "evictionSoftGracePeriod";
+pub(super) const RECLAIM: &str = "evictionMinimumReclaim";
+
+impl Eviction {
+    /// `hard` as read; the maps from the object, whose entries can be read.
+    pub(super) fn read(
+        hard: &[(Signal, Threshold)],
+        object: &Map<String, Value>,
+        longest_grace: Duration,
+    ) -> Self {
+        let text = |field: &str, signal: Signal| {
+            let (name, _) = SIGNALS.iter().find(|(_, known)| *known == signal)?;
+            object.get(field)?.get(name)?.as_str()
+        };
+        let reclaim = |signal| text(RECLAIM, signal).and_then(reclaim_of).unwrap_or(Threshold::Off);
+        let hard = hard.iter().map(|(signal, least)| (*signal, *least, None));
+        let soft = SIGNALS.iter().filter_map(|(_, signal)| {
+            let least = Threshold::parse(text(SOFT, *signal)?)?;
+            Some((*signal, least, Some(period_of(text(PERIODS, *signal)?)?)))
+        });
+        let thresholds = hard.chain(soft).map(|(signal, least, grace)| {
+            let reclaim = reclaim(signal);
+            EvictionThreshold { signal, least, grace, reclaim }
+        });
+        Self { thresholds: thresholds.collect(), longest_grace }
+    }
+}
+
+fn period_of(text: &str) -> Option<Duration> {
+    duration::parse(text).and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos)
+}
+
+/// Unlike a threshold it may be zero.
+fn reclaim_of(text: &str) -> Option<Threshold> {
+    let is_zero = Quantity::parse(text).is_some_and(Quantity::is_zero);
+    if is_zero { Some(Threshold::Off) } else { Threshold::parse(text) }
+}
+
+/// Whether a text is such a value.
+type IsRight = fn(&str) -> bool;
+
+/// Each map with what its values are.
+const MAPS: [(&str, &str, IsRight); 3] = [
+    (PERIODS, "a duration such as \"1m30s\" that is not negative", |text| period_of(text).is_some()),
+    (SOFT, "a quantity such as \"200Mi\" or a percentage from \"0%\" to \"100%\"", |text| {
+        Threshold::parse(text).is_some()
+    }),
+    (RECLAIM, "a quantity such as \"200Mi\" or a percentage from \"0%\" to \"100%\"", |text| {
+        reclaim_of(text).is_some()
+    }),
+];
+
+/// Takes out entries that cannot be read, and reports them.
+pub(super) fn hold_entries(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
+    let mut without_period: Vec<String> = Vec::new();
+    for (field, expected, is_right) in MAPS {
+        let Some(Value::Object(entries)) = object.get_mut(field) else { continue };
+        entries.retain(|signal, value| {
+            let mut path = field.to_owned();
+            path::enter(&mut path, signal);
+            let is_known = Signal::parse(signal).is_some() || OTHER_SIGNALS.contains(&signal.as_str());
+            let text = value.as_str().unwrap_or_default();
+            let message = match (is_known, is_right(text)) {
+                (true, true) => return true,
+                (true, false) => format!("{path} is {:?}, expected {expected}", excerpt(text)),
+                (false, _) => format!("{} is no signal of a kubelet", excerpt(&path)),
+            };
+            if field == PERIODS {
+                without_period.push(signal.clone());
+            }
+            report(Beyond { field: path, message, nearest: "nothing".into(), was_taken: true });
+            false
+        });
+    }
+    if let Some(Value::Object(soft)) = object.get_mut(SOFT) {
+        soft.retain(|signal, _| !without_period.contains(signal));
+    }
+}

@@ -1,0 +1,219 @@
+//! Node pressure: which thresholds are met, since when, and what the conditions say.
+//!
+//! Always holds, as upstream: a threshold that was met is met until its minimum reclaim is available, too; a condition is true from
+//! the first look that meets a threshold of it, whatever its grace period, until none was met for the transition period; pods end for a
+//! threshold only when it has been met for its grace period. What could not be read says nothing. Leaves to others: who ends
+//! (`pods::eviction`), the words of the conditions (`status`).
+
+use crate::event::{HostFacts, Now};
+use crate::kubelet::{Config, EvictionThreshold, Signal};
+use crate::pods::Pressing;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The conditions, in the order of `Pressures::pressed`.
+pub(crate) const CONDITIONS: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
+
+/// The pressure on one node.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pressures {
+    /// Thresholds that are met, by their place in the configuration, and since when.
+    met: BTreeMap<usize, Duration>,
+    /// When a condition was last seen to hold.
+    last_seen: [Option<Duration>; 3],
+    /// What the conditions say: memory, disk, pid.
+    pub(crate) pressed: [bool; 3],
+    /// What pods end for, as of the last look.
+    pub(crate) pressing: Option<Pressing>,
+    /// How often the host was looked at.
+    pub(crate) looks: u64,
+}
+
+impl Pressures {
+    /// Takes a look at the host.
+    pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config) {
+        self.looks += 1;
+        let thresholds = &config.eviction.thresholds;
+        let mut met = BTreeMap::new();
+        for (index, threshold) in thresholds.iter().enumerate() {
+            let since = self.met.get(&index).copied();
+            if is_met(threshold, facts, since.is_some()) {
+                met.insert(index, since.unwrap_or(now.mono));
+            }
+        }
+        self.met = met;
+        let hold = config.eviction_pressure_transition_period;
+        for (index, pressed) in self.pressed.iter_mut().enumerate() {
+            let is_met = self.met.keys().any(|met| condition_of(thresholds[*met].signal) == index);
+            if is_met {
+                self.last_seen[index] = Some(now.mono);
+            }
+            *pressed = self.last_seen[index].is_some_and(|seen| is_met || now.mono < seen + hold);
+        }
+        let ripe = self.met.iter().filter(|(index, since)| {
+            thresholds[**index].grace.is_none_or(|grace| now.mono >= **since + grace)
+        });
+        // memory first as upstream; what ends pods at once before what gives them time
+        let next = ripe.map(|(index, _)| &thresholds[*index]);
+        let next =
+            next.min_by_key(|threshold| (threshold.signal != Signal::Memory, threshold.grace.is_some()));
+        self.pressing = next.and_then(|threshold| {
+            let (available, capacity) = measured(threshold.signal, facts);
+            let longest_grace = threshold.grace.map(|_| config.eviction.longest_grace);
+            let least = threshold.least.amount(capacity)?;
+            Some(Pressing { signal: threshold.signal, least, available, longest_grace })
+        });
+    }
+
+    /// The conditions that hold.
+    pub(crate) fn conditions(&self) -> Vec<&'static str> {
+        let all = CONDITIONS.into_iter().zip(self.pressed);
+        all.filter(|(_, pressed)| *pressed).map(|(name, _)| name).collect()
+    }
+}
+
+fn is_met(threshold: &EvictionThreshold, facts: &HostFacts, was_met: bool) -> bool {
+    let (available, capacity) = measured(threshold.signal, facts);
+    // a capacity of zero means it could not be read: unknown is not empty
+    let Some(least) = threshold.least.amount(capacity).filter(|_| capacity > 0) else { return false };
+    let reclaim = threshold.reclaim.amount(capacity).filter(|_| was_met).unwrap_or(0);
+    available < least.saturating_add(reclaim)
+}
+
+/// What is available, and what there is at all.
+fn measured(signal: Signal, facts: &HostFacts) -> (u64, u64) {
+    match signal {
+        Signal::Memory => (facts.memory_available_bytes, facts.memory_bytes),
+        Signal::NodefsBytes | Signal::ImagefsBytes => (facts.storage_available_bytes, facts.storage_bytes),
+        Signal::NodefsInodes | Signal::ImagefsInodes => (facts.inodes_free, facts.inodes),
+        Signal::Pids => (facts.pids.saturating_sub(facts.pids_in_use), facts.pids),
+    }
+}
+
+fn condition_of(signal: Signal) -> usize {
+    match signal {
+        Signal::Memory => 0,
+        Signal::Pids => 2,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::quantity::Threshold;
+    use kedge_api::Timestamp;
+
+    fn config(thresholds: Vec<EvictionThreshold>) -> Config {
+        let mut config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        config.eviction.thresholds = thresholds;
+        config.eviction.longest_grace = Duration::from_secs(9);
+        config
+    }
+
+    fn hard(signal: Signal) -> EvictionThreshold {
+        EvictionThreshold { signal, least: Threshold::Amount(100), grace: None, reclaim: Threshold::Off }
+    }
+
+    /// A host with 1,000 of everything and so much available.
+    fn host(memory: u64, storage: u64, inodes_free: u64, pids_in_use: u64) -> HostFacts {
+        HostFacts {
+            memory_bytes: 1000,
+            storage_bytes: 1000,
+            inodes: 1000,
+            pids: 1000,
+            memory_available_bytes: memory,
+            storage_available_bytes: storage,
+            inodes_free,
+            pids_in_use,
+            ..HostFacts::default()
+        }
+    }
+
+    fn at(secs: u64) -> Now {
+        Now { mono: Duration::from_secs(secs), wall: Timestamp::default() }
+    }
+
+    #[test]
+    fn amount_at_the_threshold_is_no_pressure() {
+        let all = [Signal::Memory, Signal::NodefsBytes, Signal::NodefsInodes, Signal::Pids].map(hard);
+        let check = |(memory, storage, inodes, pids), expect: [bool; 3]| {
+            let mut pressures = Pressures::default();
+            pressures.observe(at(0), &host(memory, storage, inodes, pids), &config(all.to_vec()));
+            assert_eq!(pressures.pressed, expect, "{memory} {storage} {inodes} {pids}");
+            assert_eq!(pressures.pressing.is_some(), expect != [false; 3]);
+        };
+        check((100, 100, 100, 900), [false, false, false]);
+        check((99, 100, 100, 900), [true, false, false]);
+        check((100, 99, 100, 900), [false, true, false]);
+        check((100, 100, 99, 900), [false, true, false]);
+        check((100, 100, 100, 901), [false, false, true]);
+        check((100, 100, 100, 2000), [false, false, true]);
+        let mut pressures = Pressures::default();
+        let unknown = HostFacts { cpus: 1, ..HostFacts::default() };
+        pressures.observe(at(0), &unknown, &config(all.to_vec()));
+        assert_eq!((pressures.pressed, pressures.pressing), ([false; 3], None), "what could not be read");
+    }
+
+    #[test]
+    fn condition_is_held_for_its_period() {
+        let config = config(vec![hard(Signal::Memory)]);
+        let mut pressures = Pressures::default();
+        for (secs, available, expect) in [
+            (0, 500, [false, false]),
+            (10, 50, [true, true]),
+            (20, 99, [true, true]),
+            (319, 500, [true, false]),
+            (320, 500, [false, false]),
+            (330, 500, [false, false]),
+        ] {
+            pressures.observe(at(secs), &host(available, 500, 500, 0), &config);
+            assert_eq!([pressures.pressed[0], pressures.pressing.is_some()], expect, "after {secs} s");
+        }
+    }
+
+    #[test]
+    fn threshold_is_met_until_its_reclaim_is_available() {
+        let mut pressures = Pressures::default();
+        let threshold = EvictionThreshold { reclaim: Threshold::Amount(50), ..hard(Signal::NodefsBytes) };
+        let config = config(vec![threshold]);
+        for (available, expect) in [(149, false), (99, true), (149, true), (150, false), (149, false)] {
+            pressures.observe(at(0), &host(500, available, 500, 0), &config);
+            assert_eq!(pressures.pressing.is_some(), expect, "{available}");
+        }
+    }
+
+    #[test]
+    fn soft_threshold_presses_at_once_and_evicts_later() {
+        let soft = EvictionThreshold {
+            least: Threshold::Amount(300),
+            grace: Some(Duration::from_secs(60)),
+            ..hard(Signal::Memory)
+        };
+        let config = config(vec![soft, hard(Signal::Memory), hard(Signal::NodefsBytes)]);
+        let mut pressures = Pressures::default();
+        // seconds, memory, storage; then whether the condition holds, and what pods end for
+        let soft = Some((Signal::Memory, 300, Some(9)));
+        let hard = Some((Signal::Memory, 100, None));
+        let disk = Some((Signal::NodefsBytes, 100, None));
+        for (secs, memory, storage, expect) in [
+            (0, 200, 500, None),
+            (59, 200, 500, None),
+            (60, 200, 500, soft),
+            (61, 200, 50, soft),
+            (62, 50, 50, hard),
+            (63, 300, 50, disk),
+            (64, 200, 500, None),
+            (123, 200, 500, None),
+            (124, 200, 500, soft),
+        ] {
+            pressures.observe(at(secs), &host(memory, storage, 500, 0), &config);
+            let found = pressures.pressing.as_ref();
+            let found = found.map(|it| (it.signal, it.least, it.longest_grace.map(|grace| grace.as_secs())));
+            assert_eq!(found, expect, "after {secs} s");
+            assert!(pressures.pressed[0], "the condition does not wait");
+        }
+        assert_eq!(pressures.conditions(), ["MemoryPressure", "DiskPressure"]);
+    }
+}

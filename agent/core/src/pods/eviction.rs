@@ -1,0 +1,675 @@
+//! Pods that end because the node runs short, or because they take more of its disk than they may.
+//!
+//! Always holds, as upstream: while a disk is short, images that no pod needs go before pods do; one pod ends at a time, and whether
+//! another has to is judged by a look at the host after that; a static pod, and one of a priority of 2,000,000,000 or more, is never
+//! ended. None ends after the pressure has passed, nor while pods are held. Pods are measured only while there is pressure, or where
+//! one has a limit on the disk, and rarely beside what that takes. Leaves to others: when there is pressure (`node::pressure`), measuring
+//! (the runtime), ending a pod (`failing`, `ending`).
+
+use crate::event::{Level, Now};
+use crate::images::collect::Thresholds;
+use crate::kubelet::Signal;
+use crate::node::status::bytes;
+use crate::pods::Pods;
+use crate::pods::event::{DiskUsage, Measure, PodAction, PodUid, PodUsage, Pressing};
+use crate::pods::failing::Failed;
+use crate::pods::life::{Life, Swept, Verdict};
+use crate::pods::resources::{Resource, requested, storage_limit};
+use crate::pods::spec::{Container, PodSpec};
+use std::cmp::Reverse;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// From this priority on a pod is critical: upstream's `SystemCriticalPriority`.
+const CRITICAL_PRIORITY: i64 = 2_000_000_000;
+/// The grace of pods that end at once: upstream's.
+const LEAST_GRACE_SECS: u64 = 1;
+/// How long a pod may take to go before the host is looked at again: upstream's `podCleanupTimeout`.
+const CLEANUP: Duration = Duration::from_secs(30);
+/// Between two looks at the host while there is pressure: upstream's monitoring interval.
+const LOOK: Duration = Duration::from_secs(10);
+/// Before pods are measured again where none could be ended.
+const NOTHING_TO_END: Duration = Duration::from_secs(60);
+/// Between two measurements of what pods with a limit have on the disk: upstream's `volumeStatsAggPeriod`.
+const LIMITS_EVERY: Duration = Duration::from_secs(60);
+/// Measuring takes at most this part of the time.
+const SHARE: u32 = 20;
+/// Every image that no pod needs.
+const UNUSED_IMAGES: Thresholds = Thresholds {
+    minimum_age: Duration::ZERO,
+    maximum_age: Some(Duration::ZERO),
+    high_percent: 100,
+    low_percent: 100,
+};
+const EVICTED: &str = "Evicted";
+
+/// What is being done against the pressure.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Step {
+    /// Nothing.
+    #[default]
+    Idle,
+    /// Images are being removed.
+    Collecting,
+    Measuring(Measure),
+    /// This pod ends; the host is looked at by then.
+    Ending {
+        pod: PodUid,
+        until: Duration,
+    },
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Eviction {
+    /// As of the last look at the host.
+    pressing: Option<Pressing>,
+    /// Nothing was done since that look.
+    is_fresh: bool,
+    step: Step,
+    /// Images were removed since a pod ended, or the pressure began.
+    has_collected: bool,
+    /// The resource whose want was reported.
+    reported: Option<&'static str>,
+    /// No pod is measured before.
+    pause: Duration,
+    look_due: Option<Duration>,
+    /// Pods are being measured for their limits.
+    measures_limits: bool,
+    limits_due: Duration,
+}
+
+impl Pods {
+    /// The host was looked at.
+    pub(crate) fn looked(&mut self, now: Now, pressing: Option<Pressing>) {
+        let eviction = &mut self.eviction;
+        eviction.is_fresh = true;
+        eviction.look_due = pressing.as_ref().map(|_| now.mono + LOOK);
+        if pressing.is_none() {
+            (eviction.has_collected, eviction.reported, eviction.pause) = (false, None, Duration::ZERO);
+        }
+        eviction.pressing = pressing;
+    }
+
+    /// Images were removed, whoever asked for it.
+    pub(crate) fn images_collected(&mut self, actions: &mut Vec<PodAction>) {
+        if self.eviction.step == Step::Collecting {
+            self.look_anew(actions);
+        }
+    }
+
+    fn look_anew(&mut self, actions: &mut Vec<PodAction>) {
+        (self.eviction.step, self.eviction.is_fresh) = (Step::Idle, false);
+        actions.push(PodAction::LookAtHost);
+    }
+
+    pub(crate) fn eviction_deadline(&self) -> Option<Duration> {
+        let eviction = &self.eviction;
+        let ending = match eviction.step {
+            Step::Ending { until, .. } => Some(until),
+            _ => None,
+        };
+        let limits = Some(eviction.limits_due).filter(|_| !eviction.measures_limits && self.has_limits());
+        ending.into_iter().chain(eviction.look_due).chain(limits).min()
+    }
+
+    /// The next step against pressure, and the measuring of pods with limits.
+    pub(crate) fn see_to_pressure(&mut self, now: Now, actions: &mut Vec<PodAction>) {
+        if let Step::Ending { pod, until } = &self.eviction.step {
+            let has_gone = |life: &Life| life.is_down() && life.swept != Swept::No;
+            if self.lives.get(pod).is_none_or(has_gone) || *until <= now.mono {
+                self.eviction.has_collected = false;
+                self.look_anew(actions);
+            }
+        }
+        if self.eviction.look_due.is_some_and(|due| due <= now.mono) {
+            self.eviction.look_due = Some(now.mono + LOOK);
+            actions.push(PodAction::LookAtHost);
+        }
+        if self.eviction.step == Step::Idle && self.eviction.is_fresh && self.eviction.pause <= now.mono {
+            self.reclaim(now, actions);
+        }
+        if !self.eviction.measures_limits && self.eviction.limits_due <= now.mono && self.has_limits() {
+            self.eviction.measures_limits = true;
+            let pods = self.living().filter(|life| is_limited(life)).map(|life| life.uid.clone()).collect();
+            actions.push(PodAction::MeasurePods { measure: Measure::Limits, pods });
+        }
+    }
+
+    fn reclaim(&mut self, now: Now, actions: &mut Vec<PodAction>) {
+        let Some(pressing) = self.eviction.pressing.clone() else { return };
+        let resource = pressing.signal.resource();
+        if self.eviction.reported != Some(resource) {
+            self.eviction.reported = Some(resource);
+            let message = format!("Attempting to reclaim {resource}");
+            actions.push(PodAction::WarnOfNode { reason: "EvictionThresholdMet", message });
+        }
+        let measure = measure_of(pressing.signal);
+        if measure == Measure::Disk && !self.eviction.has_collected {
+            self.eviction.has_collected = true;
+            self.eviction.step = Step::Collecting;
+            actions.push(PodAction::CollectImages(UNUSED_IMAGES));
+            return;
+        }
+        let pods: Vec<PodUid> =
+            self.living().filter(|life| !is_critical(life)).map(|life| life.uid.clone()).collect();
+        if pods.is_empty() {
+            return self.give_up(now, resource, actions);
+        }
+        self.eviction.step = Step::Measuring(measure);
+        actions.push(PodAction::MeasurePods { measure, pods });
+    }
+
+    fn give_up(&mut self, now: Now, resource: &str, actions: &mut Vec<PodAction>) {
+        let line = format!("the node is low on {resource}, and runs no pod that may be ended for it");
+        actions.push(PodAction::Log(Level::Warn, line));
+        self.eviction.pause = now.mono + NOTHING_TO_END;
+    }
+
+    /// Pods were measured.
+    pub(crate) fn measured(
+        &mut self,
+        now: Now,
+        measure: Measure,
+        usages: &[PodUsage],
+        took: Duration,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let may_end = self.is_held == Some(false);
+        if measure == Measure::Limits {
+            self.eviction.measures_limits = false;
+            self.eviction.limits_due = now.mono + LIMITS_EVERY.max(took * SHARE);
+            for usage in usages.iter().filter(|_| may_end) {
+                self.hold_to_limits(now, usage, actions);
+            }
+            return;
+        }
+        if self.eviction.step != Step::Measuring(measure) {
+            return;
+        }
+        self.eviction.step = Step::Idle;
+        let pressing = self.eviction.pressing.clone();
+        let Some(pressing) = pressing.filter(|it| may_end && measure_of(it.signal) == measure) else {
+            return;
+        };
+        // a walk over a disk that takes long is not repeated at once
+        self.eviction.pause = now.mono + took * SHARE;
+        // where none could be measured, nobody knows whose fault it is
+        let ranked = self.ranked(pressing.signal, usages).filter(|_| !usages.is_empty());
+        let Some((uid, usage)) = ranked else {
+            return self.give_up(now, pressing.signal.resource(), actions);
+        };
+        let Some(life) = self.lives.get_mut(&uid) else { return };
+        let own = life.own_grace();
+        let grace = pressing.longest_grace.map_or(Duration::ZERO, |longest| longest.min(own));
+        let message = message_of(life, &pressing, usage);
+        evict(life, now, message, true, grace, actions);
+        self.eviction.step = Step::Ending { pod: uid, until: now.mono + CLEANUP.max(grace) };
+    }
+
+    /// Who ends first, in upstream's order: who takes more than requested, by priority, by how much more.
+    fn ranked<'a>(&self, signal: Signal, usages: &'a [PodUsage]) -> Option<(PodUid, Option<&'a PodUsage>)> {
+        let rank = |life: &Life| {
+            let spec = life.pod.as_ref().map(|pod| &pod.spec)?;
+            let usage = usages.iter().find(|usage| usage.pod == life.uid);
+            let used = usage.and_then(|usage| used_of(signal, spec, usage));
+            let requested = resource_of(signal).and_then(|resource| requested(spec, resource)).unwrap_or(0);
+            let over = used.map(|used| i128::from(used) - i128::from(requested));
+            // of processes there are no requests
+            let exceeds = signal != Signal::Pids && over.is_some_and(|over| over > 0);
+            let rank = (used.is_some(), !exceeds, priority(life), Reverse(over));
+            Some((rank, life.uid.clone(), usage))
+        };
+        let candidates = self.living().filter(|life| !is_critical(life)).filter_map(rank);
+        let first = candidates.min_by(|one, other| (&one.0, &one.1).cmp(&(&other.0, &other.1)));
+        first.map(|(_, uid, usage)| (uid, usage))
+    }
+
+    /// Ends a pod that has more on the disk than it may.
+    fn hold_to_limits(&mut self, now: Now, usage: &PodUsage, actions: &mut Vec<PodAction>) {
+        let Some(life) = self.lives.get_mut(&usage.pod).filter(|life| is_living(life) && !is_critical(life))
+        else {
+            return;
+        };
+        let complaint = life.pod.as_ref().and_then(|pod| beyond_limits(&pod.spec, usage));
+        if let Some(message) = complaint {
+            // as upstream: the pod's own fault, no disruption
+            evict(life, now, message, false, Duration::ZERO, actions);
+        }
+    }
+
+    fn has_limits(&self) -> bool {
+        self.living().any(is_limited)
+    }
+
+    /// Those that take something of the node and do not end.
+    fn living(&self) -> impl Iterator<Item = &Life> {
+        self.lives.values().filter(|life| is_living(life))
+    }
+}
+
+fn is_living(life: &Life) -> bool {
+    life.pod.is_some() && life.verdict == Verdict::Admitted && !life.is_over() && life.has_begun()
+}
+
+fn priority(life: &Life) -> i64 {
+    life.pod.as_ref().and_then(|pod| pod.spec.priority).unwrap_or(0)
+}
+
+/// Upstream's `IsCriticalPod`.
+pub(crate) fn is_critical(life: &Life) -> bool {
+    life.is_static() || priority(life) >= CRITICAL_PRIORITY
+}
+
+/// The same of a pod that has not been admitted.
+pub(crate) fn is_critical_spec(spec: &PodSpec, is_static: bool) -> bool {
+    is_static || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
+}
+
+fn is_limited(life: &Life) -> bool {
+    let Some(pod) = &life.pod else { return false };
+    let mut containers = pod.spec.all_containers();
+    containers.any(|container| storage_limit(container).is_some())
+        || pod.spec.volumes.iter().any(|volume| volume.limit_on_disk().is_some())
+}
+
+fn evict(
+    life: &mut Life,
+    now: Now,
+    message: String,
+    is_disruption: bool,
+    grace: Duration,
+    actions: &mut Vec<PodAction>,
+) {
+    let text = format!("pod {}/{} is evicted: {message}", life.namespace, life.name);
+    actions.push(PodAction::Log(Level::Warn, text));
+    life.announce(true, EVICTED, message.clone(), actions);
+    let grace_secs = grace.as_secs().max(LEAST_GRACE_SECS);
+    life.fail(Failed { reason: EVICTED.into(), message, is_disruption, grace_secs, since: now.mono });
+}
+
+fn measure_of(signal: Signal) -> Measure {
+    match signal {
+        Signal::Memory => Measure::Memory,
+        Signal::Pids => Measure::Processes,
+        _ => Measure::Disk,
+    }
+}
+
+/// What can be requested of it.
+fn resource_of(signal: Signal) -> Option<Resource> {
+    match signal {
+        Signal::Memory => Some(Resource::Memory),
+        Signal::NodefsBytes | Signal::ImagefsBytes => Some(Resource::Storage),
+        _ => None,
+    }
+}
+
+fn amount_of(signal: Signal, disk: DiskUsage) -> u64 {
+    match signal {
+        Signal::NodefsInodes | Signal::ImagefsInodes => disk.inodes,
+        _ => disk.bytes,
+    }
+}
+
+fn used_of(signal: Signal, spec: &PodSpec, usage: &PodUsage) -> Option<u64> {
+    match signal {
+        Signal::Memory => usage.memory_bytes,
+        Signal::Pids => usage.processes,
+        _ => disk_of(spec, usage).map(|disk| amount_of(signal, disk)),
+    }
+}
+
+/// What a pod has on the disk: its containers' root file systems and logs, and its own volumes. None: nobody could tell.
+fn disk_of(spec: &PodSpec, usage: &PodUsage) -> Option<DiskUsage> {
+    let is_own =
+        |name: &String| spec.volumes.iter().any(|volume| volume.name == *name && volume.is_on_disk());
+    let volumes = usage.volumes.iter().filter(|(name, _)| is_own(name)).map(|(_, disk)| *disk);
+    let containers = usage.containers.values().filter_map(|container| container.disk);
+    let all: Vec<DiskUsage> = containers.chain(volumes).collect();
+    (!all.is_empty()).then(|| all.into_iter().fold(DiskUsage::default(), DiskUsage::plus))
+}
+
+/// Which limit it is beyond, in upstream's words and order.
+fn beyond_limits(spec: &PodSpec, usage: &PodUsage) -> Option<String> {
+    let volume = spec.volumes.iter().find_map(|volume| {
+        let (limit, used) = (volume.limit_on_disk()?, usage.volumes.get(&volume.name)?);
+        let text =
+            || format!("Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", volume.name, bytes(limit));
+        (used.bytes > limit).then(text)
+    });
+    let limits = || spec.all_containers().filter_map(storage_limit);
+    let pod = || {
+        let limit = limits().fold(0u64, u64::saturating_add);
+        let is_beyond = limits().next().is_some() && disk_of(spec, usage)?.bytes > limit;
+        is_beyond.then(|| {
+            format!(
+                "Pod ephemeral local storage usage exceeds the total limit of containers {}. ",
+                bytes(limit)
+            )
+        })
+    };
+    let container = || {
+        spec.all_containers().find_map(|container| {
+            let limit = storage_limit(container)?;
+            let used = usage.containers.get(&container.name)?.disk?.bytes;
+            let (name, text) = (&container.name, bytes(limit));
+            let text = || format!("Container {name} exceeded its local ephemeral storage limit {text:?}. ");
+            (used > limit).then(text)
+        })
+    };
+    volume.or_else(pod).or_else(container)
+}
+
+/// Upstream's words.
+fn message_of(life: &Life, pressing: &Pressing, usage: Option<&PodUsage>) -> String {
+    let signal = pressing.signal;
+    let resource = signal.resource();
+    let shown = |amount: u64| match signal {
+        Signal::Memory | Signal::NodefsBytes | Signal::ImagefsBytes => bytes(amount),
+        _ => thousands(amount),
+    };
+    let (least, available) = (shown(pressing.least), shown(pressing.available));
+    let mut message = format!(
+        "The node was low on resource: {resource}. Threshold quantity: {least}, available: {available}. "
+    );
+    let containers = life.pod.iter().flat_map(|pod| pod.spec.all_containers());
+    for container in containers {
+        let Some((used, requested)) = usage.and_then(|usage| consumption(signal, container, usage)) else {
+            continue;
+        };
+        if used > requested {
+            let (name, used, requested) = (&container.name, shown(used), shown(requested));
+            let _ = write!(
+                message,
+                "Container {name} was using {used}, request is {requested}, has larger consumption of {resource}. "
+            );
+        }
+    }
+    message
+}
+
+/// What a container takes, and what it has requested.
+fn consumption(signal: Signal, container: &Container, usage: &PodUsage) -> Option<(u64, u64)> {
+    let own = usage.containers.get(&container.name)?;
+    let used = match signal {
+        Signal::Memory => own.memory_bytes?,
+        Signal::NodefsBytes | Signal::ImagefsBytes => own.disk?.bytes,
+        _ => return None,
+    };
+    Some((used, resource_of(signal)?.requested_by(container).unwrap_or(0)))
+}
+
+/// As the API server writes numbers that are no bytes.
+fn thousands(value: u64) -> String {
+    let mut value = value;
+    for suffix in ["", "k", "M", "G", "T", "P"] {
+        if !value.is_multiple_of(1000) || value == 0 {
+            return format!("{value}{suffix}");
+        }
+        value /= 1000;
+    }
+    format!("{value}E")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::PodEvent;
+    use crate::pods::event::ContainerUsage;
+    use crate::pods::fixture::Node;
+    use serde_json::{Value, json};
+
+    const MI: u64 = 1 << 20;
+
+    fn pressing(signal: Signal, longest_grace: Option<u64>) -> Option<Pressing> {
+        let longest_grace = longest_grace.map(Duration::from_secs);
+        Some(Pressing { signal, least: 100 * MI, available: 50 * MI, longest_grace })
+    }
+
+    fn looked(node: &mut Node, pressing: Option<Pressing>) {
+        node.tell(PodEvent::Looked(pressing));
+    }
+
+    fn spec(priority: i64, request: &str) -> Value {
+        json!({"priority": priority, "containers": [{"name": "a", "image": "x:1",
+            "resources": {"requests": {"memory": request, "ephemeral-storage": request}}}]})
+    }
+
+    /// A pod whose one container takes so many MiB of everything.
+    fn takes(pod: &str, mi: u64) -> PodUsage {
+        let disk = DiskUsage { bytes: mi * MI, inodes: mi };
+        let own = ContainerUsage { memory_bytes: Some(mi * MI), disk: Some(disk) };
+        PodUsage {
+            pod: PodUid::new(pod).expect("a UID"),
+            memory_bytes: Some(mi * MI),
+            processes: Some(mi),
+            containers: [("a".to_owned(), own)].into(),
+            volumes: Default::default(),
+        }
+    }
+
+    fn measured(node: &mut Node, measure: Measure, usages: Vec<PodUsage>) {
+        node.tell(PodEvent::PodsMeasured { measure, usages, took: Duration::ZERO });
+    }
+
+    fn asked(node: &Node) -> Vec<Measure> {
+        let measure = |action: &PodAction| match action {
+            PodAction::MeasurePods { measure, .. } => Some(*measure),
+            _ => None,
+        };
+        node.seen.iter().filter_map(measure).collect()
+    }
+
+    #[test]
+    fn pod_is_evicted_in_upstreams_words() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "10Mi"));
+        looked(&mut node, pressing(Signal::Memory, None));
+        assert_eq!(asked(&node), [Measure::Memory], "no image is removed for memory");
+        measured(&mut node, Measure::Memory, vec![takes("p", 64)]);
+        let message = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. \
+            Container a was using 64Mi, request is 10Mi, has larger consumption of memory. ";
+        let status = node.status("p");
+        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")));
+        assert_eq!(status["message"], message);
+        let condition = node.condition("p", "DisruptionTarget");
+        assert_eq!([&condition["status"], &condition["reason"]], ["True", "TerminationByKubelet"]);
+        assert_eq!(condition["message"], message);
+        assert!(node.news().contains(&format!("Evicted {message}")));
+        assert_eq!(node.stops(), [("p", 2)], "as soon as a pod can end here");
+        let met = "Attempting to reclaim memory".to_owned();
+        let met = PodAction::WarnOfNode { reason: "EvictionThresholdMet", message: met };
+        assert_eq!(node.seen.iter().filter(|action| **action == met).count(), 1);
+        assert!(node.runs.is_empty());
+    }
+
+    #[test]
+    fn order_is_by_excess_then_priority_then_amount() {
+        // name, priority, request, use; then who goes first
+        type Row = (&'static str, i64, &'static str, u64);
+        let check = |signal: Signal, rows: &[Row], expect: &str| {
+            let mut node = Node::new();
+            rows.iter().for_each(|(name, priority, request, _)| node.bind(name, spec(*priority, request)));
+            looked(&mut node, pressing(signal, None));
+            if measure_of(signal) == Measure::Disk {
+                node.tell(PodEvent::ImagesCollected(Err("none".into())));
+                looked(&mut node, pressing(signal, None));
+            }
+            let usages =
+                rows.iter().filter(|row| row.3 > 0).map(|(name, _, _, mi)| takes(name, *mi)).collect();
+            measured(&mut node, measure_of(signal), usages);
+            let first = node.stops().first().map(|(name, _)| (*name).to_owned());
+            assert_eq!(first.unwrap_or_default(), expect, "{signal:?} {rows:?}");
+            assert!(node.stops().len() <= 1, "one at a time");
+        };
+        let memory = Signal::Memory;
+        check(memory, &[("a", 0, "100Mi", 99), ("b", 1000, "10Mi", 11)], "b");
+        check(memory, &[("a", 5, "0", 900), ("b", 1, "0", 10)], "b");
+        check(memory, &[("a", 0, "50Mi", 100), ("b", 0, "10Mi", 70)], "b");
+        check(memory, &[("a", 0, "50Mi", 40), ("b", 0, "50Mi", 45)], "b");
+        check(memory, &[("a", 0, "0", 900), ("b", 0, "10Mi", 0)], "b");
+        check(memory, &[("a", CRITICAL_PRIORITY, "0", 900), ("b", 1000, "100Mi", 1)], "b");
+        check(memory, &[("a", CRITICAL_PRIORITY, "0", 900)], "");
+        check(Signal::NodefsBytes, &[("a", 0, "50Mi", 40), ("b", 7, "10Mi", 20)], "b");
+        check(Signal::ImagefsInodes, &[("a", 0, "50Mi", 40), ("b", 0, "10Mi", 20)], "a");
+        check(Signal::Pids, &[("a", 0, "0", 4), ("b", 7, "0", 40)], "a");
+        check(Signal::Pids, &[("a", 0, "0", 4), ("b", 0, "0", 40)], "b");
+    }
+
+    #[test]
+    fn images_go_before_pods() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "0"));
+        let collects = |node: &Node| {
+            let all = node.seen.iter();
+            all.filter(|action| matches!(action, PodAction::CollectImages(_))).count()
+        };
+        looked(&mut node, pressing(Signal::NodefsBytes, None));
+        looked(&mut node, pressing(Signal::NodefsBytes, None));
+        assert_eq!((collects(&node), asked(&node).len()), (1, 0));
+        node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+        assert_eq!(node.seen.last(), Some(&PodAction::LookAtHost), "perhaps that was enough");
+        looked(&mut node, None);
+        assert!(asked(&node).is_empty());
+        looked(&mut node, pressing(Signal::NodefsBytes, None));
+        node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+        looked(&mut node, pressing(Signal::NodefsBytes, None));
+        assert_eq!((collects(&node), asked(&node)), (2, vec![Measure::Disk]));
+    }
+
+    #[test]
+    fn eviction_ends_with_the_pressure() {
+        let mut node = Node::new();
+        ["a", "b", "c"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        let all = || vec![takes("a", 3), takes("b", 2), takes("c", 1)];
+        looked(&mut node, pressing(Signal::Memory, None));
+        looked(&mut node, None);
+        measured(&mut node, Measure::Memory, all());
+        assert!(node.stops().is_empty(), "it passed while pods were measured");
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, all());
+        assert_eq!(node.stops(), [("a", 2)]);
+        assert_eq!(asked(&node).len(), 2, "the next one only by another look");
+        assert!(node.seen.contains(&PodAction::LookAtHost), "which comes once it has gone");
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, all());
+        assert_eq!(node.stops(), [("a", 2), ("b", 2)]);
+        looked(&mut node, None);
+        node.wait(1000);
+        assert!(node.runs("c"));
+        assert_eq!(asked(&node).len(), 3);
+    }
+
+    #[test]
+    fn soft_eviction_gives_pods_their_time() {
+        for (longest, own, expect) in [(60, 30, 30), (20, 30, 20), (0, 30, 2)] {
+            let mut node = Node::new();
+            let mut spec = spec(0, "0");
+            spec["terminationGracePeriodSeconds"] = json!(own);
+            node.bind("p", spec);
+            looked(&mut node, pressing(Signal::Memory, Some(longest)));
+            measured(&mut node, Measure::Memory, vec![takes("p", 1)]);
+            assert_eq!(node.stops(), [("p", expect)]);
+        }
+    }
+
+    #[test]
+    fn pod_that_does_not_end_holds_up_the_next_for_half_a_minute() {
+        let mut node = Node::new();
+        ["a", "b"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        node.is_deaf = true;
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, vec![takes("a", 3), takes("b", 2)]);
+        node.wait(29);
+        looked(&mut node, pressing(Signal::Memory, None));
+        assert_eq!(asked(&node).len(), 1);
+        node.wait(1);
+        looked(&mut node, pressing(Signal::Memory, None));
+        assert_eq!(asked(&node).len(), 2);
+    }
+
+    #[test]
+    fn eviction_goes_on_with_the_next_agent() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "0"));
+        node.is_deaf = true;
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, vec![takes("p", 1)]);
+        assert_eq!(node.stops().len(), 1);
+        node.is_deaf = false;
+        node.start();
+        let status = node.status("p");
+        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")));
+        assert_eq!(node.condition("p", "DisruptionTarget")["status"], "True");
+        assert!(node.runs.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_evicted_while_pods_are_held() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "0"));
+        looked(&mut node, pressing(Signal::Memory, None));
+        node.tell(PodEvent::Held(true));
+        measured(&mut node, Measure::Memory, vec![takes("p", 1)]);
+        looked(&mut node, pressing(Signal::Memory, None));
+        assert!(node.stops().is_empty());
+        assert_eq!(asked(&node).len(), 1);
+    }
+
+    #[test]
+    fn pod_beyond_its_limits_on_the_disk_is_evicted() {
+        let limited = |limit: &str| {
+            json!({"containers": [{"name": "a", "image": "x:1", "resources": {"limits": {"ephemeral-storage": limit}}}],
+                "volumes": [{"name": "v", "emptyDir": {}}]})
+        };
+        let volume = |medium: &str| json!({"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "10Mi", "medium": medium}}]});
+        let with_volume = |mi: u64| {
+            let mut usage = takes("p", 1);
+            usage.volumes.insert("v".into(), DiskUsage { bytes: mi * MI, inodes: 1 });
+            usage
+        };
+        let check = |spec: Value, usage: PodUsage, expect: &str| {
+            let mut node = Node::new();
+            node.bind("p", spec);
+            node.wait(60);
+            let is_measured = asked(&node) == [Measure::Limits];
+            if is_measured {
+                measured(&mut node, Measure::Limits, vec![usage]);
+            }
+            let message = node.status("p")["message"].as_str().unwrap_or_default();
+            assert_eq!(message, expect);
+            assert_eq!(node.runs("p"), expect.is_empty());
+            assert!(node.condition("p", "DisruptionTarget").is_null());
+        };
+        check(limited("10Mi"), takes("p", 10), "");
+        let whole = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. ";
+        check(limited("10Mi"), takes("p", 11), whole);
+        check(limited("10Mi"), with_volume(10), whole);
+        check(volume(""), with_volume(10), "");
+        check(volume(""), with_volume(11), "Usage of EmptyDir volume \"v\" exceeds the limit \"10Mi\". ");
+        check(volume("Memory"), with_volume(11), "");
+        let two = json!({"containers": [
+            {"name": "a", "image": "x:1", "resources": {"limits": {"ephemeral-storage": "10Mi"}}},
+            {"name": "b", "image": "x:1", "resources": {"limits": {"ephemeral-storage": "1Gi"}}}]});
+        check(two, takes("p", 11), "Container a exceeded its local ephemeral storage limit \"10Mi\". ");
+    }
+
+    #[test]
+    fn pods_without_limits_are_not_measured() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "1Mi"));
+        node.wait(1000);
+        assert!(asked(&node).is_empty());
+        let limits = json!({"containers": [{"name": "a", "image": "x:1",
+            "resources": {"limits": {"ephemeral-storage": "1Mi"}}}]});
+        node.bind("q", limits);
+        node.wait(10);
+        let took = Duration::from_secs(10);
+        let usages = vec![takes("q", 1)];
+        node.tell(PodEvent::PodsMeasured { measure: Measure::Limits, usages, took });
+        node.wait(199);
+        assert_eq!(asked(&node).len(), 1, "a twentieth of the time");
+        node.wait(1);
+        assert_eq!(asked(&node).len(), 2);
+    }
+}

@@ -1,0 +1,130 @@
+//! The machine's shutdown: a thread that holds it up until pods have ended, by logind's delay.
+//!
+//! Always holds: a delay is taken before the first shutdown is awaited, again after one that was cancelled, and given up when core says
+//! so; it ends with this process, too, and logind waits no longer than it is configured to. Without logind the machine stops as it
+//! would without this, which is logged once, and looked at again. No watchdog waits for this thread. Leaves to others: which pods end
+//! when (core).
+
+use super::lock;
+use kedge_core::Event;
+use kedge_core::pods::PodEvent;
+use kedge_platform::linux::logind::{Delay, Logind};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc::Sender;
+
+const STACK_BYTES: usize = 64 * 1024;
+/// Before a bus that is gone, or was never there, is tried again; doubled up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// How often logind is asked whether it has read its configuration again, and how long between.
+const LOOKS: u32 = 10;
+const LOOK: Duration = Duration::from_millis(200);
+/// Beside what pods have: what the last statuses take.
+const SPARE: Duration = Duration::from_secs(5);
+
+/// Where the parts of the machine are.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    /// The socket of the system's message bus.
+    pub(crate) bus: PathBuf,
+    /// Where logind reads the longest delay that it waits for; forgotten with the next boot.
+    pub(crate) drop_in: PathBuf,
+}
+
+/// A shutdown that is held up.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shutdown(Arc<Mutex<Option<Delay>>>);
+
+impl Shutdown {
+    /// Holds up the machine's shutdown for as long as pods have together.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn start(places: Places, grace: Duration, events: Sender<Event>) -> io::Result<Self> {
+        let shutdown = Self::default();
+        let own = shutdown.clone();
+        let thread = std::thread::Builder::new().name("shutdown".into()).stack_size(STACK_BYTES);
+        thread.spawn(move || own.run(&places, grace + SPARE, &events))?;
+        Ok(shutdown)
+    }
+
+    /// The machine may stop.
+    pub(crate) fn let_go(&self) {
+        drop(lock(&self.0).take());
+    }
+
+    fn run(&self, places: &Places, needed: Duration, events: &Sender<Event>) {
+        let mut pause = FIRST_PAUSE;
+        let mut logged = String::new();
+        loop {
+            let mut has_held = false;
+            let Err(error) = self.follow(places, needed, events, &mut has_held);
+            self.let_go();
+            let why = error.to_string();
+            if has_held {
+                (pause, logged) = (FIRST_PAUSE, String::new());
+            }
+            if logged != why {
+                log::warn!(
+                    "the machine does not wait for pods when it stops: {}: {why}; trying again",
+                    places.bus.display()
+                );
+                logged = why;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn follow(
+        &self,
+        places: &Places,
+        needed: Duration,
+        events: &Sender<Event>,
+        has_held: &mut bool,
+    ) -> io::Result<std::convert::Infallible> {
+        let mut logind = Logind::connect(&places.bus)?;
+        see_to_limit(&mut logind, places, needed)?;
+        let mut is_stopping = false;
+        loop {
+            if !is_stopping {
+                let delay = logind.delay("kedge", "Pods end before the machine stops")?;
+                *lock(&self.0) = Some(delay);
+                *has_held = true;
+            }
+            is_stopping = logind.wait()?;
+            let _ = events.blocking_send(Event::Pods(Box::new(PodEvent::Shutdown(is_stopping))));
+        }
+    }
+}
+
+/// logind waits five seconds by default.
+fn see_to_limit(logind: &mut Logind, places: &Places, needed: Duration) -> io::Result<()> {
+    if logind.longest_delay()? >= needed {
+        return Ok(());
+    }
+    let text = format!(
+        "# written by kedge: shutdownGracePeriod of its configuration, and a little more\n[Login]\nInhibitDelayMaxSec={}\n",
+        needed.as_secs()
+    );
+    if let Some(folder) = places.drop_in.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(&places.drop_in, text)?;
+    logind.reload()?;
+    for _ in 0..LOOKS {
+        std::thread::sleep(LOOK);
+        if logind.longest_delay()? >= needed {
+            return Ok(());
+        }
+    }
+    let found = logind.longest_delay()?;
+    log::warn!(
+        "logind waits {found:?} for pods when the machine stops, expected {needed:?} as {} says; pods may be cut off",
+        places.drop_in.display()
+    );
+    Ok(())
+}
