@@ -7,6 +7,8 @@
 //! Readers and watches see the core's index and nothing else. Leaves to others: being late, lost or wrong; permissions; a node's
 //! side of a watch (`watch`).
 
+mod pods;
+
 use crate::NODE;
 use crate::watch::Feed;
 use kedge_api as api;
@@ -566,7 +568,7 @@ impl Hub {
                 })
             }
             Request::PostEvent(event) => return answer(self.post(event)),
-            Request::Pods { .. } => unreachable!("{}", crate::node::NO_RUNTIME),
+            Request::Pods { ask, .. } => return self.answer_pods(name, ask),
         };
         // our hub is asked for no answer, others for one of metadata
         if done.is_ok() && self.flavour == Flavour::Kubernetes {

@@ -8,6 +8,7 @@
 
 pub mod board;
 mod checks;
+pub mod containers;
 pub mod disk;
 pub mod hub;
 pub mod node;

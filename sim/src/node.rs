@@ -7,6 +7,7 @@
 use crate::HEADER;
 use crate::board::Board;
 use crate::checks::{self, Asked};
+use crate::containers::Containers;
 use crate::disk::Disk;
 use crate::hub::Hub;
 use crate::watch::{News, Watch};
@@ -24,8 +25,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// Of what no simulated agent can do.
-pub(crate) const NO_RUNTIME: &str = "simulated nodes have no runtime";
+/// Of what a node without containers never asks.
+const NO_RUNTIME: &str = "this node has no runtime";
 
 /// Something that happened, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,8 +51,10 @@ pub struct Process {
     /// Namespace and name of the ConfigMap that is watched.
     pub watched: Option<(String, String)>,
     map_watch: Option<Watch>,
+    pods_watch: Option<PodsWatch>,
     node_round: u64,
     map_round: u64,
+    pods_round: u64,
     pub exit: Option<String>,
     /// `maxPods` of the configuration in use.
     pub used: Option<u32>,
@@ -74,8 +77,10 @@ impl Process {
             node_watch: anew(&self.node_watch),
             watched: self.watched.clone(),
             map_watch: anew(&self.map_watch),
+            pods_watch: self.pods_watch.as_ref().map(|_| PodsWatch::default()),
             node_round: self.node_round,
             map_round: self.map_round,
+            pods_round: self.pods_round,
             exit: self.exit.clone(),
             used: self.used,
             stop_asked: self.stop_asked,
@@ -86,6 +91,15 @@ impl Process {
     pub fn map_round(&self) -> u64 {
         self.map_round
     }
+}
+
+/// A watch of the pods bound to the node. It shows what differs from what it showed before, so several changes of one pod may be one.
+#[derive(Default)]
+struct PodsWatch {
+    /// Each pod with its version, by its UID; None: a list is due.
+    shown: Option<BTreeMap<String, Value>>,
+    /// The hub had changed so often when all was shown.
+    looked_at: Option<u64>,
 }
 
 /// Everything around the core of one agent.
@@ -101,6 +115,8 @@ pub struct Node {
     /// `--node-labels`.
     pub labels: BTreeMap<String, String>,
     pub process: Option<Process>,
+    /// None: it runs no pods.
+    pub containers: Option<Containers>,
     pub seen: Vec<Seen>,
     pub log: Vec<String>,
     /// Whole ConfigMaps that the agent read.
@@ -129,6 +145,7 @@ impl Node {
             facts: host_facts(name),
             labels: BTreeMap::new(),
             process: None,
+            containers: None,
             seen: Vec::new(),
             log: Vec::new(),
             downloads: 0,
@@ -151,6 +168,7 @@ impl Node {
             labels: self.labels.clone(),
             facts: self.facts.clone(),
             process: self.process.as_ref().map(Process::fork),
+            containers: self.containers.clone(),
             seen: Vec::new(),
             log: Vec::new(),
             ..*self
@@ -216,9 +234,13 @@ impl Node {
             seed: self.seed.wrapping_add(self.starts),
         };
         let of_twin = self.thorough.then(|| options.clone());
-        let node = Core::new(options, self.now()).map_err(|error| error.report())?;
-        let twin =
+        let mut node = Core::new(options, self.now()).map_err(|error| error.report())?;
+        let mut twin =
             of_twin.map(|options| Core::new(options, self.now()).expect("the same options were right"));
+        if let Some(containers) = &mut self.containers {
+            [Some(&mut node), twin.as_mut()].into_iter().flatten().for_each(Core::serve_pods);
+            containers.new_process();
+        }
         self.starts += 1;
         self.board.begin_run();
         self.disk.new_process();
@@ -233,8 +255,10 @@ impl Node {
             node_watch: None,
             watched: None,
             map_watch: None,
+            pods_watch: None,
             node_round: 0,
             map_round: 0,
+            pods_round: 0,
             exit: None,
             used: None,
             stop_asked: false,
@@ -323,12 +347,16 @@ impl Node {
                 process.watched = Some((namespace, name));
             }
             Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),
-            Action::WatchPods(_)
-            | Action::EndPodsWatch
-            | Action::Pods(_)
-            | Action::TakeCall(_)
-            | Action::NeedImages { .. } => {
-                unreachable!("{NO_RUNTIME}")
+            Action::TakeCall(_) => unreachable!("the hub of this world calls no node"),
+            Action::WatchPods(order) => {
+                assert!(order.round > process.pods_round, "a round twice");
+                process.pods_round = order.round;
+                process.pods_watch = Some(PodsWatch::default());
+            }
+            Action::EndPodsWatch => process.pods_watch = None,
+            Action::Pods(order) => self.containers.as_mut().expect(NO_RUNTIME).order(*order),
+            Action::NeedImages { images, is_all } => {
+                self.containers.as_mut().expect(NO_RUNTIME).need(images, is_all);
             }
             Action::Exit { why, start_again } => {
                 assert_eq!(start_again, !process.stop_asked, "another kind of end: {why:?}");
@@ -395,8 +423,46 @@ impl Node {
             return false;
         };
         process.facts_wanted = false;
-        let facts = HostFacts { boot_id: self.boot_id(), ..self.facts.clone() };
+        let mut facts = HostFacts { boot_id: self.boot_id(), ..self.facts.clone() };
+        if self.containers.is_some() {
+            (facts.runtime, facts.pod_network) = (Runtime::Ready, PodNetworks::Ready("edge".into()));
+        }
         self.handle(Event::HostFacts(Box::new(facts)));
+        true
+    }
+
+    /// Performs what is next of the orders for containers, images and the desired set. Says whether there was something.
+    pub fn do_pods(&mut self) -> bool {
+        let (now, is_online) = (self.now().wall, self.link);
+        // before a configuration is in use core takes nothing of pods
+        if self.process.as_ref().is_none_or(|process| process.used.is_none()) {
+            return false;
+        }
+        let Some(event) = self.containers.as_mut().and_then(|it| it.next(is_online, now)) else {
+            return false;
+        };
+        self.handle(Event::Pods(Box::new(event)));
+        true
+    }
+
+    /// The watch of the pods shows its list or its next change, if there is one.
+    pub fn do_watch_pods(&mut self, hub: &Hub) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        let round = process.pods_round;
+        let Some(watch) = process.pods_watch.as_mut().filter(|watch| watch.looked_at != Some(hub.changes()))
+        else {
+            return false;
+        };
+        let (pods, version) = hub.pods_of(&self.name);
+        let (news, is_list) = watch.next(&pods);
+        let is_all = watch.has_shown(&pods);
+        watch.looked_at = is_all.then(|| hub.changes());
+        let Some(event) = news else { return false };
+        self.handle(event);
+        if is_all {
+            let (watched, version) = (Watched::Pods, version.to_string());
+            self.handle(Event::WatchPosition { watched, round, version, is_change: !is_list });
+        }
         true
     }
 
@@ -457,7 +523,7 @@ impl Node {
         let (watch, latest) = match watched {
             Watched::Node => (&mut process.node_watch, process.node_round),
             Watched::ConfigMap => (&mut process.map_watch, process.map_round),
-            Watched::Pods => unreachable!("{NO_RUNTIME}"),
+            Watched::Pods => unreachable!("it is no watch of one object"),
         };
         if latest == round {
             *watch = None;
@@ -519,7 +585,7 @@ impl Node {
         let (watch, round) = match watched {
             Watched::Node => (&mut process.node_watch, process.node_round),
             Watched::ConfigMap => (&mut process.map_watch, process.map_round),
-            Watched::Pods => unreachable!("{NO_RUNTIME}"),
+            Watched::Pods => unreachable!("it is no watch of one object"),
         };
         if watch.take().is_none() {
             return false;
@@ -558,9 +624,10 @@ impl Node {
         let down = || (!link).then(|| Answer::Failed("connection refused".into()));
         self.do_step()
             || self.do_facts()
+            || self.do_pods()
             || self.do_request(hub, down())
             || self.do_renewal(hub, down())
-            || (link && (self.do_watch_node(hub) || self.do_watch_map(hub)))
+            || (link && (self.do_watch_node(hub) || self.do_watch_map(hub) || self.do_watch_pods(hub)))
     }
 
     pub fn exited(&self) -> bool {
@@ -573,6 +640,7 @@ impl Node {
     pub fn exit(&mut self) {
         let process = self.process.take().expect("it runs");
         assert!(process.exit.is_some(), "it ordered no exit");
+        self.containers_outlive();
         let exit = Exit {
             exit_code: "exited".into(),
             exit_status: "0".into(),
@@ -598,7 +666,15 @@ impl Node {
     /// The process ends, and the supervisor records how.
     pub fn end(&mut self, exit: Exit) {
         self.process = None;
+        self.containers_outlive();
         self.board.record_exit(exit);
+    }
+
+    fn containers_outlive(&mut self) {
+        let now = self.now().wall;
+        if let Some(containers) = &mut self.containers {
+            containers.agent_ended(now);
+        }
     }
 
     /// The process ends with a panic.
@@ -610,6 +686,7 @@ impl Node {
     /// The process ends without an exit record.
     pub fn die_unrecorded(&mut self) {
         self.process = None;
+        self.containers_outlive();
         self.board.forget_exit();
     }
 
@@ -621,6 +698,9 @@ impl Node {
     /// The same; `loss` says which part of the unsynced data is lost.
     pub fn power_cut_with(&mut self, loss: Loss) -> Losses {
         self.process = None;
+        if let Some(containers) = &mut self.containers {
+            containers.power_lost();
+        }
         self.board.reboot();
         self.disk.lose_power(loss)
     }
@@ -660,6 +740,34 @@ impl Node {
 
     pub fn read_bad_configs(&self) -> Read {
         self.disk.read(&StateFile::BadConfigs.path(&self.version))
+    }
+}
+
+impl PodsWatch {
+    /// What differs from what was shown, and whether it is a list.
+    fn next(&mut self, pods: &[Value]) -> (Option<Event>, bool) {
+        let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let Some(shown) = &mut self.shown else {
+            self.shown = Some(pods.iter().map(|pod| (uid(pod), pod.clone())).collect());
+            let listing = Listing::Objects(pods.to_vec());
+            return (Some(Event::Listed { of: Collection::Pods, listing }), true);
+        };
+        let gone = shown.keys().find(|known| pods.iter().all(|pod| uid(pod) != **known)).cloned();
+        if let Some(object) = gone.and_then(|uid| shown.remove(&uid)) {
+            return (Some(Event::Changed { of: Collection::Pods, object, is_deleted: true }), false);
+        }
+        let changed = pods.iter().find(|pod| shown.get(&uid(pod)) != Some(pod)).cloned();
+        let event = changed.map(|object| {
+            shown.insert(uid(&object), object.clone());
+            Event::Changed { of: Collection::Pods, object, is_deleted: false }
+        });
+        (event, false)
+    }
+
+    fn has_shown(&self, pods: &[Value]) -> bool {
+        self.shown.as_ref().is_some_and(|shown| {
+            shown.len() == pods.len() && pods.iter().all(|pod| shown.values().any(|known| known == pod))
+        })
     }
 }
 

@@ -1,0 +1,476 @@
+//! The runtime, the images and the desired set of a simulated node: what lies in `/run`, on the disk and in the registry, and the
+//! processes of containers.
+//!
+//! Owns what is true of each container, beside what the agent was shown of it. Always holds: commands are performed in the order they
+//! were given; one that was under way when the agent or the power went is done wholly, by half or not at all; `/run` and unsynced
+//! layers go with the power, records and logs stay. It can fail, hang, lie (`Lie`), and keeps the first promise that it saw broken.
+//! Leaves to others: what must hold at rest (`tests/pods`), a configuration's disk (`disk`).
+
+use kedge_api::Timestamp;
+use kedge_core::images::collect::Collected;
+use kedge_core::images::room::Disk;
+use kedge_core::pods::{
+    Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Exit, Failure,
+    FailureReason, Health, Image, ImageConfig, ImageOrder, Inventory, Observation, PodAction, PodEvent,
+    PodFound, PodNetwork, PodUid, ProbeOutcome,
+};
+use kedge_platform::fake::Random;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// One in so many commands fails where commands may.
+const FAILS: u64 = 12;
+
+/// What the runtime or the disk gets wrong, so that a test can be seen to notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lie {
+    /// The end of an agent ends its containers, too.
+    EndsWithTheAgent,
+    /// A container that was stopped goes on.
+    StopIsIgnored,
+    /// The end of a container is seen by nobody.
+    EndIsUnseen,
+    /// A layer is vouched for before it is synced.
+    LayerIsNotSynced,
+    /// A pod is reported prepared, and is half.
+    HalfIsWhole,
+    /// A pod is reported recorded, and is not.
+    RecordIsNotWritten,
+    /// A record is reported removed, and is not.
+    RecordStays,
+    /// What pods need is not noted.
+    NeedIsNotNoted,
+}
+
+/// One run of one container.
+#[derive(Debug, Clone)]
+struct Run {
+    /// As the runtime shows it.
+    shown: Observation,
+    /// Its process is there.
+    is_live: bool,
+    /// It was started, and nothing that may end it happened since.
+    should_live: bool,
+    pod: (String, String),
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Containers {
+    // in /run
+    pods: BTreeMap<PodUid, PodFound>,
+    runs: BTreeMap<ContainerKey, Run>,
+    health: BTreeMap<ContainerKey, Health>,
+    /// Processes of runs that were removed: by a lie only.
+    ghosts: Vec<((String, String), String)>,
+    // on the disk
+    logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    desired: BTreeMap<DesiredFile, Vec<u8>>,
+    /// Images whose record says that they are there.
+    vouched: BTreeSet<String>,
+    /// Layers, and whether they are synced.
+    layers: BTreeMap<String, bool>,
+    needed: BTreeSet<String>,
+    // of the agent that runs
+    queue: VecDeque<PodAction>,
+    wants_inventory: bool,
+    random: Random,
+    /// Commands may fail.
+    pub fails: bool,
+    /// A dead mount: what makes, stops or removes waits.
+    pub is_stuck: bool,
+    pub lie: Option<Lie>,
+    /// UIDs of pods that somebody asked to end.
+    pub asked_to_end: BTreeSet<String>,
+    /// The first broken promise.
+    pub broken: Option<String>,
+    /// Runs that were started, by this node's whole life.
+    pub started: u64,
+    /// Runs that a next agent found alive.
+    pub adopted: u64,
+}
+
+impl Containers {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            pods: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            health: BTreeMap::new(),
+            ghosts: Vec::new(),
+            logs: BTreeMap::new(),
+            desired: BTreeMap::new(),
+            vouched: BTreeSet::new(),
+            layers: BTreeMap::new(),
+            needed: BTreeSet::new(),
+            queue: VecDeque::new(),
+            wants_inventory: false,
+            random: Random::new(seed),
+            fails: false,
+            is_stuck: false,
+            lie: None,
+            asked_to_end: BTreeSet::new(),
+            broken: None,
+            started: 0,
+            adopted: 0,
+        }
+    }
+
+    fn must(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds && self.broken.is_none() {
+            self.broken = Some(what());
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ looking
+
+    /// Whether a process of this pod's container runs.
+    pub fn runs(&self, uid: &str) -> bool {
+        self.runs.iter().any(|(key, run)| key.pod.as_str() == uid && run.is_live)
+    }
+
+    /// Whether the process of the run with this ID is there.
+    pub fn is_live(&self, id: &str) -> bool {
+        self.runs.iter().any(|(key, run)| key.id() == id && run.is_live)
+    }
+
+    /// Images whose containers run.
+    pub fn running_images(&self) -> BTreeSet<String> {
+        self.runs.values().filter(|run| run.is_live).map(|run| run.shown.image_name.clone()).collect()
+    }
+
+    /// UIDs of the pods of which something is in `/run`, and of those with a record.
+    pub fn left(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+        let of_runs = self.runs.keys().map(|key| &key.pod);
+        let there = self.pods.keys().chain(of_runs).map(|uid| uid.as_str().to_owned()).collect();
+        let recorded = self.desired.keys().filter_map(|file| match file {
+            DesiredFile::Pod(uid) => Some(uid.as_str().to_owned()),
+            DesiredFile::Object(_) => None,
+        });
+        (there, recorded.collect())
+    }
+
+    /// Most runs of one container that are kept.
+    pub fn most_runs(&self) -> usize {
+        let mut counts = BTreeMap::new();
+        for key in self.runs.keys() {
+            *counts.entry((&key.pod, &key.container)).or_insert(0) += 1;
+        }
+        counts.into_values().max().unwrap_or(0)
+    }
+
+    /// Judged after each act: what was started runs until something happens that may end it.
+    pub fn check(&mut self) -> Result<(), String> {
+        let dead = self.runs.iter().find(|(_, run)| run.should_live && !run.is_live).map(|(key, _)| key.id());
+        self.must(dead.is_none(), || {
+            format!("invariant_no_end_of_the_agent_ends_a_container: {} ended", dead.unwrap_or_default())
+        });
+        self.broken.take().map_or(Ok(()), Err)
+    }
+
+    // ------------------------------------------------------------------------------------------ what happens
+
+    /// A new agent begins.
+    pub(crate) fn new_process(&mut self) {
+        self.wants_inventory = true;
+        self.adopted += self.runs.values().filter(|run| run.is_live).count() as u64;
+    }
+
+    /// The agent ended: of the commands that it gave the first ones are done, unheard, and the next one perhaps by half.
+    pub(crate) fn agent_ended(&mut self, now: Timestamp) {
+        let mut queue = std::mem::take(&mut self.queue);
+        let whole = self.random.index(queue.len() + 1);
+        let rest = queue.split_off(whole);
+        for action in queue {
+            self.perform(action, true, now);
+        }
+        if let Some(action) = rest.into_iter().next() {
+            self.do_half(action);
+        }
+        if self.lie == Some(Lie::EndsWithTheAgent) {
+            self.runs.values_mut().filter(|run| run.is_live).for_each(|run| end(run, &exited(143, Some(15))));
+        }
+    }
+
+    fn do_half(&mut self, action: PodAction) {
+        match action {
+            PodAction::PreparePod(pod) => {
+                let found = PodFound {
+                    uid: pod.uid.clone(),
+                    namespace: pod.namespace,
+                    name: pod.name,
+                    node_uid: pod.node_uid,
+                    network: None,
+                };
+                self.pods.entry(pod.uid).or_insert(found);
+            }
+            // downloaded, and nothing vouches for it
+            PodAction::PullImage(order) => drop(self.layers.entry(order.image).or_insert(false)),
+            PodAction::CreateContainer(order) if self.layers.get(&order.image.id) == Some(&true) => {
+                drop(self.create(*order));
+            }
+            _ => {}
+        }
+    }
+
+    /// The power went, with the agent.
+    pub(crate) fn power_lost(&mut self) {
+        for action in std::mem::take(&mut self.queue).into_iter().take(self.random.index(4)) {
+            if let PodAction::SaveDesired { file, content } = action {
+                self.save(file, content);
+            }
+        }
+        (self.pods, self.runs, self.health) = Default::default();
+        self.ghosts.clear();
+        self.layers.retain(|_, is_synced| *is_synced);
+        self.is_stuck = false;
+    }
+
+    /// A container ends by itself.
+    pub fn end_one(&mut self, exit: &Exit) -> Option<PodEvent> {
+        let live: Vec<ContainerKey> =
+            self.runs.iter().filter(|(_, run)| run.is_live).map(|(key, _)| key.clone()).collect();
+        let key = live.get(self.random.index(live.len()))?;
+        let run = self.runs.get_mut(key)?;
+        if self.lie == Some(Lie::EndIsUnseen) {
+            (run.is_live, run.should_live) = (false, false);
+            return None;
+        }
+        end(run, &ContainerState::Exited(exit.clone()));
+        run.should_live = false;
+        Some(PodEvent::Observed(run.shown.clone()))
+    }
+
+    /// `kedge images prune`: removes what nobody noted as needed. Returns what went.
+    pub fn prune(&mut self) -> Vec<String> {
+        let goes: Vec<String> =
+            self.vouched.iter().filter(|name| !self.needed.contains(*name)).cloned().collect();
+        for name in &goes {
+            self.vouched.remove(name);
+            self.layers.remove(name);
+        }
+        goes
+    }
+
+    // ------------------------------------------------------------------------------------------ orders
+
+    pub(crate) fn order(&mut self, action: PodAction) {
+        if let PodAction::StopContainer { container, .. } = &action {
+            let is_asked = self.asked_to_end.contains(container.pod.as_str());
+            self.must(is_asked, || {
+                format!("invariant_no_end_of_the_agent_ends_a_container: {container} is stopped unasked")
+            });
+            if let Some(run) = self.runs.get_mut(container) {
+                run.should_live = false;
+            }
+        }
+        self.queue.push_back(action);
+    }
+
+    pub(crate) fn need(&mut self, images: BTreeSet<String>, is_all: bool) {
+        if self.lie == Some(Lie::NeedIsNotNoted) {
+            return;
+        }
+        if is_all {
+            self.needed.clear();
+        }
+        self.needed.extend(images);
+    }
+
+    /// The next answer for the agent; None: nothing is to be done, or all of it waits.
+    pub(crate) fn next(&mut self, is_online: bool, now: Timestamp) -> Option<PodEvent> {
+        if std::mem::take(&mut self.wants_inventory) {
+            return Some(PodEvent::Inventory(self.inventory()));
+        }
+        let waits = |action: &PodAction| {
+            matches!(
+                action,
+                PodAction::PreparePod(_) | PodAction::StopContainer { .. } | PodAction::RemovePod { .. }
+            )
+        };
+        loop {
+            let at = self.queue.iter().position(|action| !self.is_stuck || !waits(action))?;
+            let action = self.queue.remove(at)?;
+            let event = self.perform(action, is_online, now);
+            if event.is_some() {
+                return event;
+            }
+        }
+    }
+
+    fn inventory(&self) -> Inventory {
+        Inventory {
+            pods: self.pods.values().cloned().collect(),
+            containers: self.runs.values().map(|run| run.shown.clone()).collect(),
+            logs: self.logs.clone(),
+            health: self.health.clone(),
+        }
+    }
+
+    fn perform(&mut self, action: PodAction, is_online: bool, now: Timestamp) -> Option<PodEvent> {
+        let fails = self.fails && self.random.one_in(FAILS);
+        let failed = |command, message: &str| {
+            let failure = Failure { reason: FailureReason::Other, message: message.to_owned() };
+            Some(PodEvent::Failed { command, failure })
+        };
+        match action {
+            PodAction::PreparePod(pod) => {
+                let network = (!fails).then(PodNetwork::default);
+                let found = PodFound {
+                    uid: pod.uid.clone(),
+                    namespace: pod.namespace,
+                    name: pod.name,
+                    node_uid: pod.node_uid,
+                    network: network.clone(),
+                };
+                self.pods.insert(pod.uid.clone(), found);
+                match network.or_else(|| (self.lie == Some(Lie::HalfIsWhole)).then(PodNetwork::default)) {
+                    Some(network) => Some(PodEvent::PodPrepared { pod: pod.uid, network }),
+                    None => failed(Command::PreparePod(pod.uid), "mount: input/output error"),
+                }
+            }
+            PodAction::UpdateVolumes { pod, .. } => Some(PodEvent::VolumesUpdated { pod }),
+            PodAction::PullImage(order) => {
+                let command =
+                    Command::PullImage { pod: order.pod.clone(), container: order.container.clone() };
+                match fails || !is_online && !self.vouched.contains(&order.image) {
+                    true => failed(command, "the registry does not answer"),
+                    false => Some(self.pull(*order)),
+                }
+            }
+            PodAction::CreateContainer(order) if fails => {
+                failed(Command::CreateContainer(order.key), "crun failed")
+            }
+            PodAction::CreateContainer(order) => Some(self.create(*order)),
+            PodAction::StartContainer(key) if fails => failed(Command::StartContainer(key), "crun failed"),
+            PodAction::StartContainer(key) => self.start(&key, now),
+            PodAction::StopContainer { container, .. } => self.stop(&container),
+            PodAction::RemoveContainer(key) => Some(self.remove(key)),
+            PodAction::RemovePod { pod, keep_logs } => {
+                self.pods.remove(&pod);
+                if !keep_logs {
+                    self.logs.remove(&pod);
+                }
+                Some(PodEvent::PodRemoved { pod })
+            }
+            PodAction::RunProbe(order) => {
+                Some(PodEvent::Probed { probe: order.key, outcome: ProbeOutcome::Passed })
+            }
+            PodAction::RunHook(order) => {
+                Some(PodEvent::HookEnded { container: order.container, kind: order.kind, done: Ok(()) })
+            }
+            PodAction::NoteHealth { container, health } => {
+                self.health.insert(container, health);
+                None
+            }
+            PodAction::SaveDesired { file, .. } if fails => {
+                Some(PodEvent::DesiredSaved { file, done: Err("no space left on device".into()) })
+            }
+            PodAction::SaveDesired { file, content } => {
+                self.save(file.clone(), content);
+                Some(PodEvent::DesiredSaved { file, done: Ok(()) })
+            }
+            PodAction::ReadDesired => {
+                let found = self.desired.iter();
+                let found = found
+                    .map(|(file, content)| DesiredFound { file: file.clone(), content: Ok(content.clone()) });
+                Some(PodEvent::DesiredRead(Ok(found.collect())))
+            }
+            PodAction::ReadStaticPods(_) => Some(PodEvent::StaticPods(Ok(Vec::new()))),
+            PodAction::CollectImages(_) => {
+                let images = self.prune();
+                let disk = Disk {
+                    capacity_bytes: 1 << 30,
+                    available_bytes: 1 << 29,
+                    inodes: 1 << 16,
+                    inodes_free: 1 << 15,
+                };
+                let problems = Vec::new();
+                let collected = Collected { disk, wanted_bytes: 0, freed_bytes: 0, images, problems };
+                Some(PodEvent::ImagesCollected(Ok(collected)))
+            }
+            // for the API server or the log: core gives none of these to the board
+            _ => None,
+        }
+    }
+
+    fn save(&mut self, file: DesiredFile, content: Option<Vec<u8>>) {
+        match content {
+            Some(_) if self.lie == Some(Lie::RecordIsNotWritten) => {}
+            Some(content) => drop(self.desired.insert(file, content)),
+            None if self.lie == Some(Lie::RecordStays) => {}
+            None => drop(self.desired.remove(&file)),
+        }
+    }
+
+    fn pull(&mut self, order: ImageOrder) -> PodEvent {
+        if self.vouched.insert(order.image.clone()) {
+            self.layers.insert(order.image.clone(), self.lie != Some(Lie::LayerIsNotSynced));
+        }
+        let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
+        let image = Image { id: order.image.clone(), reference: order.image, config, pulled: None };
+        PodEvent::ImageReady { pod: order.pod, container: order.container, image }
+    }
+
+    fn create(&mut self, order: ContainerOrder) -> PodEvent {
+        let is_synced = self.layers.get(&order.image.id) == Some(&true);
+        self.must(is_synced, || {
+            format!("invariant_an_image_not_wholly_synced_is_not_run: {} for {}", order.image.id, order.key)
+        });
+        let is_prepared = self.pods.get(&order.key.pod).is_some_and(|pod| pod.network.is_some());
+        self.must(is_prepared, || format!("invariant_a_half_prepared_pod_is_not_run: {}", order.key));
+        let key = order.key;
+        self.logs.entry(key.pod.clone()).or_default().insert(key.container.clone(), key.attempt);
+        let shown = Observation {
+            container: key.clone(),
+            state: ContainerState::Created,
+            image_name: order.image_name,
+            image_reference: order.image.reference,
+        };
+        let pod = (order.namespace, order.pod_name);
+        self.runs.insert(key, Run { shown: shown.clone(), is_live: false, should_live: false, pod });
+        PodEvent::Observed(shown)
+    }
+
+    fn start(&mut self, key: &ContainerKey, now: Timestamp) -> Option<PodEvent> {
+        let pod = self.runs.get(key)?.pod.clone();
+        let is_it = |other: &(String, String), container: &str| *other == pod && container == key.container;
+        let twin = self.runs.iter().any(|(other, run)| run.is_live && is_it(&run.pod, &other.container))
+            || self.ghosts.iter().any(|(other, container)| is_it(other, container));
+        self.must(!twin, || format!("invariant_no_pod_runs_twice: {key} beside another run"));
+        self.started += 1;
+        let run = self.runs.get_mut(key)?;
+        run.shown.state = ContainerState::Running { pid: 7, started: now };
+        (run.is_live, run.should_live) = (true, true);
+        Some(PodEvent::Observed(run.shown.clone()))
+    }
+
+    fn stop(&mut self, key: &ContainerKey) -> Option<PodEvent> {
+        let run = self.runs.get_mut(key)?;
+        let was_live = run.is_live;
+        if was_live {
+            end(run, &exited(143, Some(15)));
+            run.is_live = self.lie == Some(Lie::StopIsIgnored);
+        }
+        Some(PodEvent::Observed(run.shown.clone()))
+    }
+
+    fn remove(&mut self, key: ContainerKey) -> PodEvent {
+        if let Some(run) = self.runs.remove(&key)
+            && run.is_live
+        {
+            let is_lie = self.lie.is_some();
+            self.must(is_lie, || format!("invariant_no_pod_runs_twice: {key} is removed while it runs"));
+            self.ghosts.push((run.pod, key.container.clone()));
+        }
+        self.health.remove(&key);
+        PodEvent::ContainerRemoved(key)
+    }
+}
+
+fn exited(code: i32, signal: Option<i32>) -> ContainerState {
+    ContainerState::Exited(Exit { code, signal, oom_killed: false, started: None, finished: None })
+}
+
+fn end(run: &mut Run, state: &ContainerState) {
+    run.shown.state = state.clone();
+    run.is_live = false;
+}
