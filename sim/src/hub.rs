@@ -95,6 +95,10 @@ impl Objects for Rules<'_> {
         remove(&mut node, "/spec", "configSource");
         Object::new(kind, &node, object.revision).map(Arc::new)
     }
+
+    fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
+        self.0.index.pods_of(namespace)
+    }
 }
 
 impl Hub {
