@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kedge_api::Timestamp;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::{Exchange, Node, Request};
+use crate::local::client;
 use crate::logs::{self, LogsOptions};
 
 /// Bytes that are sent at once.
@@ -30,14 +32,15 @@ pub(super) async fn serve(
         Err(why) => return exchange.refuse(400, &why).await,
     };
     let (options, found) = tokio::task::spawn_blocking(move || {
-        let found = logs::find(&options);
+        let found =
+            logs::find(&options).map_err(|error| not_begun(&options).unwrap_or_else(|| error.to_string()));
         (options, found)
     })
     .await?;
     let found = match found {
         Ok(found) => found,
         // the kubelet's status for all of these
-        Err(error) => return exchange.refuse(400, &error.to_string()).await,
+        Err(why) => return exchange.refuse(400, &why).await,
     };
     let mut answer = exchange.stream("text/plain").await?;
     let (pieces, mut read) = mpsc::channel(PIECES);
@@ -107,6 +110,25 @@ fn options(
     })
 }
 
+/// In the kubelet's words, that there is no log because the container has not begun.
+fn not_begun(options: &LogsOptions) -> Option<String> {
+    let answer = client::get(&options.agent.places.socket(), "/pods").ok().filter(|_| !options.previous)?;
+    let found: Value = serde_json::from_slice(&answer.body).ok()?;
+    waiting(&found, &options.pod, options.container.as_deref()?)
+}
+
+fn waiting(found: &Value, pod: &str, container: &str) -> Option<String> {
+    let (namespace, name) = pod.split_once('/')?;
+    let mut pods = found["pods"].as_array()?.iter();
+    let of_name = pods.find(|one| one["namespace"] == namespace && one["name"] == name)?;
+    let found = of_name["containers"].as_array()?.iter().find(|one| one["name"] == container)?;
+    if !matches!(found["state"].as_str(), Some("Waiting" | "Created")) {
+        return None;
+    }
+    let reason = found["reason"].as_str().unwrap_or("ContainerCreating");
+    Some(format!("container {container:?} in pod {name:?} is waiting to start: {reason}"))
+}
+
 /// Where what is read goes.
 struct Pieces(mpsc::Sender<Vec<u8>>);
 
@@ -119,5 +141,32 @@ impl Write for Pieces {
     fn flush(&mut self) -> io::Result<()> {
         // a log that is followed is flushed at each look: so a reader that has left is noticed
         if self.0.is_closed() { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn container_that_has_not_begun_is_told_from_others() {
+        let one =
+            |name: &str, state: &str, reason: Value| json!({"name": name, "state": state, "reason": reason});
+        let containers = [
+            one("a", "Waiting", json!("ImagePullBackOff")),
+            one("b", "Waiting", Value::Null),
+            one("c", "Running", Value::Null),
+        ];
+        let found = json!({"pods": [{"namespace": "n", "name": "p", "containers": containers}]});
+        let check = |pod: &str, container: &str, expect: Option<&str>| {
+            let why = waiting(&found, pod, container);
+            assert_eq!(why.as_deref().map(|why| why.rsplit(": ").next().unwrap()), expect, "{why:?}");
+        };
+        check("n/p", "a", Some("ImagePullBackOff"));
+        check("n/p", "b", Some("ContainerCreating"));
+        check("n/p", "c", None);
+        check("n/p", "d", None);
+        check("m/p", "a", None);
     }
 }
