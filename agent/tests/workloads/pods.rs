@@ -1,7 +1,7 @@
 //! Pods from `kubectl apply` to their end, with a real hub, a real agent, crun and a local image.
 
 use crate::network::SHIPPED;
-use crate::setup::{INSIDE, LIMIT, add_program, isolated_network, kill, make_image};
+use crate::setup::{INSIDE, LIMIT, add_program, isolated_network, kill, make_image, processes};
 use kedge_core::images::BlobDigest;
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::cluster::Cluster;
@@ -184,18 +184,23 @@ fn pod_lives_from_kubectl_apply_to_delete() {
 
         // the agent is killed: the container goes on, and the next agent has it
         let agent = setup.cluster.agent(NODE);
-        setup.replace_the_agent();
-        assert_eq!(pids(), [pid], "it was not restarted");
-        assert!(setup.runs_with(0), "{}", setup.pod()["status"]);
+        let (followed, over_api) = std::thread::scope(|scope| {
+            let over_api =
+                scope.spawn(|| kubectl.run(&["logs", "-f", "web", "--request-timeout=0"]).unwrap());
+            setup.shows("a session", || !processes("session").is_empty());
+            setup.replace_the_agent();
+            assert_eq!(pids(), [pid], "it was not restarted");
+            assert!(setup.runs_with(0), "{}", setup.pod()["status"]);
 
-        // the container is killed: another takes its place, and who follows the log of the first comes to its end
-        let followed = std::thread::scope(|scope| {
+            // the container is killed: another takes its place, and who follows the log of the first comes to its end
             let followed = scope.spawn(|| agent.kedge(&["logs", "-f", "web"]).unwrap());
             kill(pid);
             setup.shows("another container", || setup.runs_with(1));
-            followed.join().unwrap()
+            (followed.join().unwrap(), over_api.join().unwrap())
         });
         assert_eq!(followed, (0, "hello edge\n".to_owned(), String::new()));
+        assert_eq!(over_api, "hello edge\n", "over the API, through the end of the agent");
+        assert_eq!(kubectl.run(&["logs", "-p", "web"]).unwrap(), "hello edge\n");
         let (code, previous, _) = agent.kedge(&["logs", "-p", "--timestamps", "default/web"]).unwrap();
         assert!(code == 0 && previous.ends_with("Z hello edge\n"), "{previous}");
         let (code, _, why) = agent.kedge(&["logs", "web", "-c", "other"]).unwrap();
