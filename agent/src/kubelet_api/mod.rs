@@ -10,6 +10,7 @@
 //! and the raw stream with all that the caller has sent since its head). What blocks (files, the agent's socket) goes through
 //! `tokio::task::spawn_blocking`. Texts of errors are shown by kubectl: use the kubelet's words where it has some.
 
+mod exec;
 mod http;
 mod logs;
 mod pods;
@@ -64,6 +65,12 @@ async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Re
             logs::serve(request, exchange, node, [namespace, pod, container]).await
         }
         ("GET", ["pods"]) => pods::serve(exchange, node).await,
+        ("GET" | "POST", ["exec", namespace, pod, container]) => {
+            exec::exec(request, exchange, node, (namespace, pod, None, container)).await
+        }
+        ("GET" | "POST", ["exec", namespace, pod, uid, container]) => {
+            exec::exec(request, exchange, node, (namespace, pod, Some(uid), container)).await
+        }
         ("GET", _) => exchange.refuse(404, &format!("no such path: /{}", path.join("/"))).await,
         (method, _) => exchange.refuse(405, &format!("{method} is not served here")).await,
     }

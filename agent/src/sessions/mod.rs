@@ -1,13 +1,14 @@
 //! Talking to programs in containers: `kedge exec` on the device, and the same for a client of the API server.
 //!
 //! Owns which container is meant (`place`), the movement of bytes in both directions (`relay`), and the clients: a person's terminal
-//! (`local`). Always holds: it works while no agent runs, because everything is read from the records
+//! (`local`), a WebSocket (`websocket`). Always holds: it works while no agent runs, because everything is read from the records
 //! of the containers; a program ends with its client. Memory is bounded: who does not read keeps the program waiting, as at any
 //! pipe. Blocks: it is a command, or a process of its own. Leaves to others: starting and ending programs (platform).
 
 mod local;
 pub(crate) mod place;
 pub(crate) mod relay;
+pub(crate) mod websocket;
 
 use kedge_platform::streams::Signals;
 use kedge_platform::workloads::{Session, SessionOrder, Settings, WindowSize};
@@ -19,7 +20,7 @@ use place::Place;
 use relay::{End, Running as _};
 
 /// What a terminal has whose own size is not known.
-const USUAL_SIZE: WindowSize = WindowSize { rows: 24, columns: 80 };
+pub(crate) const USUAL_SIZE: WindowSize = WindowSize { rows: 24, columns: 80 };
 /// What the shell adds to a signal's number.
 const SIGNAL_CODE: i32 = 128;
 

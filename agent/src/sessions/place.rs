@@ -19,7 +19,21 @@ impl Place {
     /// It is not there, or does not run; the text is for a person.
     pub(crate) fn find(settings: &Settings, pod: &str, container: Option<&str>) -> Result<Self, String> {
         let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
-        choose(running_pods(settings), namespace, name, container)
+        Self::of(settings, (namespace, name, None), container)
+    }
+
+    /// By namespace, name, and, where it is known, UID.
+    ///
+    /// # Errors
+    /// As [`Place::find`].
+    pub(crate) fn of(
+        settings: &Settings,
+        (namespace, name, uid): (&str, &str, Option<&str>),
+        container: Option<&str>,
+    ) -> Result<Self, String> {
+        let mut pods = running_pods(settings);
+        pods.retain(|pod| uid.is_none_or(|uid| pod.uid == uid));
+        choose(pods, namespace, name, container)
     }
 }
 

@@ -1,12 +1,19 @@
 //! `kedge exec` beside containers of the real crun: streams, codes, terminals, and what is left of a session whose client is gone.
 
 use crate::setup::{LIMIT, Machine, id, isolated, processes, wanted};
+use kedge::flags;
+use kedge::kubelet_api::{Node, serve};
 use kedge_platform::workloads::{Session, SessionOrder, WindowSize};
 use kedge_rig::scratch::wait_until;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::thread;
+use tungstenite::protocol::Role;
+use tungstenite::{Error, Message, WebSocket};
 
 /// How much goes through a pipe in each direction.
 const BULK_BYTES: usize = 8 << 20;
@@ -168,8 +175,11 @@ fn terminal_has_size_and_one_stream() {
         let machine = Machine::new();
         let mut runtime = machine.open();
         runtime.run(&wanted("a", "exec sleep 1000"));
-        let (code, output, errors) =
-            exec(&machine, "-t prod/web-0 -- tty; busybox stty size; echo $TERM; echo e >&2; exit 5", "");
+        let (code, output, errors) = exec(
+            &machine,
+            "-t prod/web-0 -- tty; until busybox stty size 2>/dev/null; do :; done; echo $TERM; echo e >&2; exit 5",
+            "",
+        );
         assert_eq!(
             (code, output.as_str(), errors.as_str()),
             (5, "/dev/pts/0\r\n24 80\r\nxterm\r\ne\r\n", "")
@@ -196,5 +206,139 @@ fn terminal_has_size_and_one_stream() {
         });
         drop(session);
         assert!(!is_running("77401"));
+    });
+}
+
+/// A client of the kubelet's API, as kubectl is.
+struct Remote {
+    socket: WebSocket<UnixStream>,
+    serving: thread::JoinHandle<()>,
+}
+
+impl Remote {
+    fn open(machine: &Machine, protocol: &str, query: &str, script: &str) -> Self {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let places = [machine.settings.run.parent().unwrap(), machine.settings.data.parent().unwrap()];
+        let [run, root] = places.map(|path| path.to_str().unwrap().to_owned());
+        let words = ["kedge", "agent", "--run-dir", &run, "--root-dir", &root].map(OsString::from);
+        let Ok(flags::Command::Agent(agent)) = flags::parse(words) else { panic!() };
+        let serving = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                theirs.set_nonblocking(true).unwrap();
+                let stream = tokio::net::UnixStream::from_std(theirs).unwrap();
+                // a client that breaks off is an error of the stream
+                let _ = serve(Box::new(stream), Arc::new(Node { agent: *agent })).await;
+            });
+        });
+        let script = kedge_api::percent_encoded(script);
+        let head = format!(
+            "GET /exec/prod/web-0/a?command=/bin/sh&command=-c&command={script}&{query} HTTP/1.1\r\nHost: n\r\nConnection: Upgrade\r\n\
+             Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\
+             Sec-WebSocket-Protocol: {protocol}\r\n\r\n"
+        );
+        ours.write_all(head.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        let mut byte = [0];
+        while !answer.ends_with(b"\r\n\r\n") && ours.read(&mut byte).unwrap() > 0 {
+            answer.push(byte[0]);
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 101 ") && answer.contains(protocol), "{answer}");
+        assert!(answer.contains("HSmrc0sMlYUkAGmm5OPpG2HaGWk="), "{answer}");
+        Self { socket: WebSocket::from_raw_socket(ours, Role::Client, None), serving }
+    }
+
+    fn say(&mut self, channel: u8, bytes: &[u8]) {
+        self.socket.send(Message::binary([&[channel], bytes].concat())).unwrap();
+    }
+
+    /// All that comes on the three channels until the end.
+    fn hear(mut self) -> [String; 3] {
+        let mut heard = [Vec::new(), Vec::new(), Vec::new()];
+        loop {
+            match self.socket.read() {
+                Ok(Message::Binary(bytes)) => heard[usize::from(bytes[0]) - 1].extend_from_slice(&bytes[1..]),
+                Ok(Message::Close(_)) => {}
+                Ok(other) => panic!("{other:?}"),
+                Err(Error::ConnectionClosed) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        drop(self.socket);
+        self.serving.join().unwrap();
+        heard.map(|bytes| String::from_utf8(bytes).unwrap())
+    }
+}
+
+const V4: &str = "v4.channel.k8s.io";
+const V5: &str = "v5.channel.k8s.io";
+
+#[test]
+fn websocket_carries_streams_size_and_code() {
+    isolated("sessions::websocket_carries_streams_size_and_code", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        let mut remote = Remote::open(&machine, V5, "input=1&output=1&error=1", "cat; echo why >&2; exit 3");
+        remote.say(0, b"one ");
+        remote.say(0, b"two");
+        remote.say(255, &[0]);
+        let [output, errors, status] = remote.hear();
+        assert_eq!((output.as_str(), errors.as_str()), ("one two", "why\n"));
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        assert_eq!(status["details"]["causes"][0]["message"], "3", "{status}");
+
+        let [output, _, status] = Remote::open(&machine, V4, "stdout=true", "echo x >&2; echo y").hear();
+        assert_eq!(output, "y\n");
+        assert!(status.contains("Success"), "{status}");
+
+        let mut remote =
+            Remote::open(&machine, V5, "input=1&output=1&error=1&tty=1", "read x; busybox stty size; read x");
+        remote.say(4, br#"{"Width":99,"Height":33}"#);
+        remote.say(0, b"\r\r");
+        let [output, ..] = remote.hear();
+        assert!(output.contains("33 99\r\n"), "{output}");
+    });
+}
+
+#[test]
+fn websocket_passes_bulk_and_ends_with_its_client() {
+    isolated("sessions::websocket_passes_bulk_and_ends_with_its_client", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        let remote = Remote::open(&machine, V5, "input=1&output=1", "cat");
+        let sent: Vec<u8> = (0..BULK_BYTES).map(|at| b'a' + (at * at / 7 % 26) as u8).collect();
+        let mut writer = Remote {
+            socket: WebSocket::from_raw_socket(
+                remote.socket.get_ref().try_clone().unwrap(),
+                Role::Client,
+                None,
+            ),
+            serving: thread::spawn(|| {}),
+        };
+        let to_send = sent.clone();
+        let writing = thread::spawn(move || {
+            to_send.chunks(32 * 1024).for_each(|chunk| writer.say(0, chunk));
+            writer.say(255, &[0]);
+        });
+        let [received, ..] = remote.hear();
+        writing.join().unwrap();
+        assert!(received.as_bytes() == sent, "{} of {} bytes", received.len(), sent.len());
+
+        // one that goes away, one that breaks the protocol, one that never reads
+        for channel in [None, Some(9)] {
+            let mut remote =
+                Remote::open(&machine, V5, "input=1&output=1", "sleep 77501 & seq 1000000; sleep 77502");
+            wait_until("its process", LIMIT, || is_running("77501"));
+            if let Some(channel) = channel {
+                remote.say(channel, b"x");
+            }
+            let serving = remote.serving;
+            drop(remote.socket);
+            serving.join().unwrap();
+            assert!(!is_running("7750"), "{:?}", processes("sleep"));
+        }
     });
 }

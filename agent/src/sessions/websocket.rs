@@ -1,0 +1,319 @@
+//! A client of the API server: exec and attach over a WebSocket, by `v5.channel.k8s.io` and `v4.channel.k8s.io`.
+//!
+//! Each message belongs to a channel, its first byte: 0 input, 1 and 2 outputs, 3 how it ended (a Status), 4 the terminal's size; in v5
+//! 255 closes the channel that the next byte names. Always holds: a message has at most [`MESSAGE_BYTES`], so have the bytes that
+//! wait for a client that does not read; whoever breaks the protocol is gone. Leaves to others: frames (tungstenite), the
+//! way to the client, which program it talks to.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use kedge_platform::streams::{Awaited, wait};
+use kedge_platform::workloads::WindowSize;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tungstenite::error::{CapacityError, Error};
+use tungstenite::protocol::frame::coding::CloseCode;
+use tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
+use tungstenite::{Message, WebSocket};
+
+use super::relay::{CHUNK_BYTES, Client, End, Lost, Output, Said};
+
+/// What is spoken, the best first.
+const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+/// What RFC 6455 has a server add to the client's key.
+const KEY_SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// Longest message that is taken: kubectl sends 32 KiB at once, other clients whole files.
+const MESSAGE_BYTES: usize = 1024 * 1024;
+/// What is read and written at once.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// How long a client may take to read how it ended, and to hang up.
+const LAST_PATIENCE: Duration = Duration::from_secs(10);
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const STATUS: u8 = 3;
+const RESIZE: u8 = 4;
+const CLOSE: u8 = 255;
+
+/// The best protocol of those that a client offers, separated by commas.
+pub(crate) fn protocol(offered: &str) -> Option<&'static str> {
+    let offered: Vec<&str> = offered.split(',').map(str::trim).collect();
+    PROTOCOLS.into_iter().find(|known| offered.contains(known))
+}
+
+/// The protocols, for an error.
+pub(crate) fn protocols() -> String {
+    PROTOCOLS.join(", ")
+}
+
+/// What proves to a client that its key was read.
+pub(crate) fn accept(key: &str) -> String {
+    let text = format!("{key}{KEY_SUFFIX}");
+    let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
+    base64::engine::general_purpose::STANDARD.encode(digest)
+}
+
+/// What a message says; `None`: nothing that matters here.
+///
+/// # Errors
+/// It breaks the protocol.
+pub(crate) fn said(mut message: Vec<u8>, can_close: bool) -> Result<Option<Said>, Lost> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Size {
+        width: u16,
+        height: u16,
+    }
+    Ok(match message.as_slice() {
+        // an empty input means nothing, not an end
+        [STDIN] | [] => None,
+        [STDIN, ..] => {
+            message.remove(0);
+            Some(Said::Input(message))
+        }
+        [RESIZE, size @ ..] => {
+            // as upstream: a size that cannot be read changes nothing
+            let size = serde_json::from_slice::<Size>(size).ok();
+            size.map(|size| Said::Resize(WindowSize { rows: size.height, columns: size.width }))
+        }
+        [CLOSE, channel @ ..] if can_close => match channel {
+            [STDIN] => Some(Said::EndOfInput),
+            [STDOUT | STDERR | STATUS | RESIZE] => None,
+            _ => return Err(Lost),
+        },
+        // a channel of ours to write, or none
+        _ => return Err(Lost),
+    })
+}
+
+/// The Status of an end.
+pub(crate) fn status(end: &Result<End, String>) -> Value {
+    match end {
+        Ok(End::Code(0)) => json!({"metadata": {}, "status": "Success"}),
+        Ok(End::Code(code)) => json!({
+            "metadata": {},
+            "status": "Failure",
+            "message": format!("command terminated with non-zero exit code: exit status {code}"),
+            "reason": "NonZeroExitCode",
+            "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+        }),
+        Ok(End::Gone) => failure("the client is gone"),
+        Err(why) => failure(why),
+    }
+}
+
+fn failure(why: &str) -> Value {
+    let message = format!("error executing command in container: {why}");
+    json!({
+        "metadata": {},
+        "status": "Failure",
+        "message": format!("Internal error occurred: {message}"),
+        "reason": "InternalError",
+        "details": {"causes": [{"message": message}]},
+        "code": 500,
+    })
+}
+
+/// The client, behind a stream that never blocks.
+pub(crate) struct Remote {
+    socket: WebSocket<UnixStream>,
+    can_close: bool,
+    /// What was handed to the socket may still wait in its buffer.
+    is_waiting: bool,
+}
+
+impl Remote {
+    /// After the 101. `first` is the output that the client may wait for to know that the way is open.
+    pub(crate) fn new(stream: UnixStream, protocol: &str, first: Output) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let config = WebSocketConfig::default()
+            .read_buffer_size(BUFFER_BYTES)
+            .write_buffer_size(BUFFER_BYTES)
+            .max_write_buffer_size(MESSAGE_BYTES)
+            .max_message_size(Some(MESSAGE_BYTES))
+            .max_frame_size(Some(MESSAGE_BYTES));
+        let socket = WebSocket::from_raw_socket(stream, Role::Server, Some(config));
+        let mut remote = Self { socket, can_close: protocol == PROTOCOLS[0], is_waiting: false };
+        let _ = remote.take(first, &[]);
+        Ok(remote)
+    }
+
+    fn send(&mut self, channel: u8, bytes: &[u8]) -> Result<(), Lost> {
+        let mut message = Vec::with_capacity(bytes.len() + 1);
+        message.push(channel);
+        message.extend_from_slice(bytes);
+        self.is_waiting = true;
+        match self.socket.write(Message::binary(message)) {
+            // what does not fit now is in its buffer
+            Err(error) if !is_later(&error) => Err(Lost),
+            _ => self.flush(),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Lost> {
+        match self.socket.flush() {
+            Ok(()) => {
+                self.is_waiting = false;
+                Ok(())
+            }
+            Err(error) if is_later(&error) => {
+                self.is_waiting = true;
+                Ok(())
+            }
+            Err(_) => Err(Lost),
+        }
+    }
+
+    /// Tells the client how it ended, and waits, a bounded time, until it has hung up.
+    pub(crate) fn finish(mut self, end: &Result<End, String>) {
+        if !matches!(end, Ok(End::Gone)) {
+            let _ = self.send(STATUS, status(end).to_string().as_bytes());
+            let _ = self.socket.close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }));
+            self.is_waiting = true;
+        }
+        let until = Instant::now() + LAST_PATIENCE;
+        let mut is_shut = false;
+        while Instant::now() < until {
+            if self.is_waiting && self.flush().is_err() {
+                self.is_waiting = false;
+            }
+            if !self.is_waiting && !is_shut {
+                is_shut = true;
+                let _ = self.socket.get_ref().shutdown(Shutdown::Write);
+            }
+            // what it still says is dropped; read, so that it does not meet a closed door before it has read the end
+            match self.socket.read() {
+                Ok(_) => continue,
+                Err(error) if is_later(&error) => {}
+                Err(_) if self.is_waiting => {}
+                Err(_) => return,
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let stream = self.socket.get_ref();
+            let mut awaited = vec![Awaited::read(stream)];
+            if self.is_waiting {
+                awaited.push(Awaited::write(stream));
+            }
+            if wait(&mut awaited, Some(left)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn is_later(error: &Error) -> bool {
+    matches!(error, Error::Io(error) if super::relay::is_later(error))
+}
+
+impl Client for Remote {
+    fn said(&mut self, takes_input: bool) -> Option<Said> {
+        if !takes_input {
+            return None;
+        }
+        loop {
+            let message = match self.socket.read() {
+                Ok(Message::Binary(bytes)) => Vec::from(bytes),
+                Ok(Message::Text(text)) => text.as_str().as_bytes().to_vec(),
+                Ok(Message::Close(_)) => return Some(Said::Gone),
+                Ok(_) => continue,
+                Err(error) if is_later(&error) => return None,
+                Err(Error::Capacity(CapacityError::MessageTooLong { .. })) => {
+                    let reason = "message too long".into();
+                    let _ = self.socket.close(Some(CloseFrame { code: CloseCode::Size, reason }));
+                    let _ = self.flush();
+                    return Some(Said::Gone);
+                }
+                Err(_) => return Some(Said::Gone),
+            };
+            match said(message, self.can_close) {
+                Ok(None) => {}
+                Ok(Some(said)) => return Some(said),
+                Err(Lost) => return Some(Said::Gone),
+            }
+        }
+    }
+
+    fn has_room(&mut self) -> Result<bool, Lost> {
+        if self.is_waiting {
+            self.flush()?;
+        }
+        Ok(!self.is_waiting)
+    }
+
+    fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
+        debug_assert!(bytes.len() <= CHUNK_BYTES, "more than fits beside what waits");
+        let channel = match from {
+            Output::Stdout => STDOUT,
+            Output::Stderr => STDERR,
+        };
+        self.send(channel, bytes)
+    }
+
+    fn awaited(&self, takes_input: bool) -> Vec<Awaited<'_>> {
+        let stream = self.socket.get_ref();
+        let mut awaited = vec![if takes_input { Awaited::read(stream) } else { Awaited::end(stream) }];
+        if self.is_waiting {
+            awaited.push(Awaited::write(stream));
+        }
+        awaited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(message: &[u8], can_close: bool, expect: Option<Option<Said>>) {
+        assert_eq!(said(message.to_vec(), can_close).ok(), expect, "{message:?}");
+    }
+
+    #[test]
+    fn messages_are_read_by_their_channel() {
+        check(b"\0abc", true, Some(Some(Said::Input(b"abc".to_vec()))));
+        check(b"\0", true, Some(None));
+        check(b"", true, Some(None));
+        let size = WindowSize { rows: 24, columns: 80 };
+        check(b"\x04{\"Width\":80,\"Height\":24}", false, Some(Some(Said::Resize(size))));
+        check(b"\x04{\"Width\":-1}", false, Some(None));
+        check(b"\xff\0", true, Some(Some(Said::EndOfInput)));
+        check(b"\xff\x01", true, Some(None));
+    }
+
+    #[test]
+    fn message_of_no_channel_is_the_end() {
+        check(b"\x01x", true, None);
+        check(b"\x05", true, None);
+        check(b"\xff", true, None);
+        check(b"\xff\0\0", true, None);
+        // v4 closes no channel
+        check(b"\xff\0", false, None);
+    }
+
+    #[test]
+    fn best_offered_protocol_is_chosen() {
+        assert_eq!(protocol("v4.channel.k8s.io, v5.channel.k8s.io"), Some("v5.channel.k8s.io"));
+        assert_eq!(protocol("channel.k8s.io,v4.channel.k8s.io"), Some("v4.channel.k8s.io"));
+        assert_eq!(protocol("base64.channel.k8s.io"), None);
+    }
+
+    #[test]
+    fn key_is_answered_as_the_rfc_says() {
+        // the example of RFC 6455, section 1.3
+        assert_eq!(accept("dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    }
+
+    #[test]
+    fn exit_code_stands_where_kubectl_looks() {
+        assert_eq!(status(&Ok(End::Code(0)))["status"], "Success");
+        let failed = status(&Ok(End::Code(7)));
+        assert_eq!(failed["reason"], "NonZeroExitCode");
+        assert_eq!(failed["details"]["causes"][0], json!({"reason": "ExitCode", "message": "7"}));
+        assert_eq!(status(&Err("no".into()))["reason"], "InternalError");
+    }
+}
