@@ -50,6 +50,8 @@ pub const CONFIG_OK: &str = "ConfigOK";
 pub const DISK_STALLED: &str = "DiskStalled";
 /// The condition of a node of a disk image that no watchdog of the hardware watches. A node that never lacked one has none.
 pub const WATCHDOG_MISSING: &str = "WatchdogMissing";
+/// The condition that says whether a node runs the disk image that it was given last.
+pub const IMAGE_OK: &str = "ImageOK";
 /// The label with the hardware watchdog of a disk image's board, as its driver calls it, or `none`.
 pub const WATCHDOG_LABEL: &str = "kedge.dev/watchdog";
 /// The label with the slot of a disk image that a node runs: `a` or `b`.

@@ -818,5 +818,6 @@ fn host_facts(name: &str) -> HostFacts {
         api_server: None,
         has_apparmor: false,
         watchdog: kedge_core::HardwareWatchdog::default(),
+        image: kedge_core::ImageState::default(),
     }
 }

@@ -371,6 +371,24 @@ pub struct HostFacts {
     pub has_apparmor: bool,
     /// What resets the machine when its kernel hangs.
     pub watchdog: HardwareWatchdog,
+    /// Which slot of a disk image runs, and why.
+    pub image: ImageState,
+}
+
+/// What the slots of a node's disk image show.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ImageState {
+    /// The node runs no disk image, or one whose boot loader counts nothing.
+    #[default]
+    NotAsked,
+    /// The slot that runs is good, and the other one may be started, or is empty.
+    Good(&'static str),
+    /// The slot that runs is tried.
+    OnTrial(&'static str),
+    /// This slot runs because the other one has failed all its tries.
+    FellBack(&'static str),
+    /// The boot loader's list cannot be read: why.
+    Unknown(String),
 }
 
 /// The hardware watchdog of a node that runs a disk image.

@@ -33,8 +33,8 @@ pub use config::running::Forgiveness;
 pub use config::start::Active;
 pub use contact::ContactReport;
 pub use event::{
-    Action, Answer, Collection, Event, HardwareWatchdog, HostFacts, LeaseRequest, Level, Listing, Now,
-    Outcome, PodNetworks, Request, RequestKey, Runtime, Step,
+    Action, Answer, Collection, Event, HardwareWatchdog, HostFacts, ImageState, LeaseRequest, Level, Listing,
+    Now, Outcome, PodNetworks, Request, RequestKey, Runtime, Step,
 };
 pub use node::status::{allocatable_memory, kubelet_version};
 pub use options::Options;

@@ -10,7 +10,7 @@ use crate::net::known_server::KnownServer;
 use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
-use kedge_core::{Event, HardwareWatchdog, HostFacts, Outcome, Runtime, Step};
+use kedge_core::{Event, HardwareWatchdog, HostFacts, ImageState, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::linux::Roots;
 use kedge_platform::workloads::has_apparmor;
@@ -405,6 +405,7 @@ impl DiskLoop {
             } else {
                 HardwareWatchdog::NotAsked
             },
+            image: if self.is_image { crate::slot::admission::image() } else { ImageState::NotAsked },
         }
     }
 }

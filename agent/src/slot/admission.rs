@@ -5,6 +5,7 @@
 
 use super::{COUNTING, read};
 use crate::cli;
+use kedge_core::ImageState;
 use kedge_core::slot::admission::{FILES, Facts};
 use kedge_platform::linux::Roots;
 use kedge_platform::linux::slots::{self, EFI, LinuxSlots};
@@ -20,6 +21,23 @@ const LOADER: &str = "firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-44
 pub fn status() {
     for line in facts(&Roots::default(), Path::new(EFI), Path::new("/")).status() {
         cli::print(line);
+    }
+}
+
+/// What the Node shows of the image; only for a node that runs one.
+pub(crate) fn image() -> ImageState {
+    image_on(&Roots::default(), Path::new(EFI), Path::new("/"))
+}
+
+fn image_on(roots: &Roots, efi: &Path, root: &Path) -> ImageState {
+    let found = facts(roots, efi, root);
+    let unreadable = || LinuxSlots::new(roots, efi).entries().err().filter(|_| found.entries.is_empty());
+    match found.image() {
+        ImageState::NotAsked => ImageState::NotAsked,
+        // no entry at all is not what a boot loader started this by
+        state => {
+            unreadable().map_or(state, |error| ImageState::Unknown(format!("{}: {error}", efi.display())))
+        }
     }
 }
 
@@ -69,5 +87,9 @@ mod tests {
         assert_eq!(found.entries, [("kedge-b+5.conf".to_owned(), "version 2".to_owned())].into());
         assert_eq!(found.files, [("b/vmlinuz".to_owned(), 5)].into());
         assert!(found.free_bytes > 0 && found.roots.is_empty());
+        assert_eq!(image_on(&roots, &at("efi"), scratch.path()), ImageState::Good("b"));
+        std::fs::remove_dir_all(at("efi/loader")).unwrap();
+        let unknown = image_on(&roots, &at("efi"), scratch.path());
+        assert!(matches!(&unknown, ImageState::Unknown(why) if why.contains("No such file")), "{unknown:?}");
     }
 }

@@ -142,6 +142,13 @@ pub(crate) const STORIES: &[Story] = &[
         slots::rotten,
     ),
     story(
+        "unreadable-slot",
+        "the initramfs of a good slot cannot be read: the kernel panics, and after five starts the other slot runs",
+        false,
+        Needs::Slots,
+        slots::unreadable,
+    ),
+    story(
         "refused-update",
         "kedge slot update refuses other data, another board's update, a damaged and a shortened one: boot entries stay",
         false,
@@ -228,6 +235,13 @@ pub(crate) const STORIES: &[Story] = &[
         false,
         Needs::Nothing,
         surroundings::state_corrupted,
+    ),
+    story(
+        "state-displaced",
+        "a file or a link lies in place of the state directory, or of one below it: set aside, and the node is Ready",
+        false,
+        Needs::Nothing,
+        surroundings::state_displaced,
     ),
     story(
         "sticks",

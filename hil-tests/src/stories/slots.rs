@@ -1,7 +1,7 @@
 //! Updates into the other slot: kept, rejected, refused. The update is the third disk of the machine.
 
 use crate::error::HilError;
-use crate::stage::{Stage, patience};
+use crate::stage::{Stage, condition, patience};
 
 /// The update, and one whose agent does not start, as disks.
 pub(super) const GOOD: &str = "/dev/vdc";
@@ -38,6 +38,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect("slot", new.as_str(), "b")?;
     refuses(stage, &format!("kedge slot update {GOOD}"), "still on trial")?;
     blessed(stage, BLESSED)?;
+    shows_image(stage, "True")?;
     // that the agent has been up for 15 s, by the guest's own clock
     let begun = stage.logged_at("kedge", "Started")?;
     let judged = stage.logged_at("kedge-health", "has been up for 15 s")?;
@@ -59,6 +60,14 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+/// Waits for this status of the condition `ImageOK`.
+fn shows_image(stage: &mut Stage<'_>, status: &str) -> Result<(), HilError> {
+    stage.wait(&format!("ImageOK {status}"), patience(), |stage| {
+        let found = condition(&stage.node()?, "ImageOK");
+        Ok(if found.0 == status { Ok(()) } else { Err(format!("{found:?}")) })
+    })
+}
+
 pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     stage.guest(&format!("kedge slot update {BROKEN}"))?;
@@ -75,7 +84,8 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-3.conf")?;
     stage.renews()?;
     stage.runs(&uid)?;
-    stage.say("slot a runs again, with its config, without help");
+    shows_image(stage, "False")?;
+    stage.say("slot a runs again, with its config, without help, and the Node shows that");
     Ok(())
 }
 
@@ -168,6 +178,31 @@ pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
     })?;
     stage.machine.wait_reset(patience())?;
     stage.say("slot a is rotten, too: the console shows it, and the machine tries again");
+    Ok(())
+}
+
+pub(super) fn unreadable(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
+    stage.reboot()?;
+    blessed(stage, BLESSED)?;
+    stage.machine.run_last(
+        "dd if=/dev/urandom of=/efi/kedge/b/initrd bs=1M count=1 conv=notrunc,fsync && echo b >/proc/sysrq-trigger",
+    )?;
+    stage.machine.wait_reset(patience())?;
+    for start in 1..=5 {
+        stage.machine.wait_reset(patience())?;
+        stage.say(&format!("slot b has no initramfs: reset at start {start} of 5"));
+    }
+    stage.machine.was_reset();
+    stage.running()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "a")?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("slot a runs, with its config, without help");
     Ok(())
 }
 

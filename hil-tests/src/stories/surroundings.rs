@@ -355,6 +355,28 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+pub(super) fn state_displaced(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest(
+        "systemctl stop kedge; cd /var/lib/kedge; for d in containers images volumes; do rm -rf $d; echo x >$d; done; sync",
+    )?;
+    comes_back_from_damage(stage, &uid)?;
+    stage.runs(&uid)?;
+    stage.say(
+        "files in place of directories below the state directory: set aside, and the configuration stayed",
+    );
+    stage.guest("systemctl stop kedge; rm -rf /var/lib/kedge && ln -s nowhere /var/lib/kedge; sync")?;
+    comes_back_from_damage(stage, &uid)?;
+    stage.runs(&uid)?;
+    let aside = stage.guest("kedge config history")?;
+    let expect = "set aside: /var/lib/kedge.corrupt-1";
+    stage.expect(&format!("{expect}: {aside}"), aside.contains(expect), true)?;
+    stage.say(
+        "the state directory became a link that leads nowhere: set aside, and edge-good came from the hub",
+    );
+    Ok(())
+}
+
 pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.cut()?;
     // the firmware alone needs more than this, so QEMU starts the kernel directly

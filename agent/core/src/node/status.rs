@@ -5,7 +5,7 @@
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
 use crate::config::condition::ConfigOk;
-use crate::event::{HardwareWatchdog, HostFacts, Now, PodNetworks, Runtime};
+use crate::event::{HardwareWatchdog, HostFacts, ImageState, Now, PodNetworks, Runtime};
 use crate::kubelet::Config;
 use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
@@ -217,7 +217,14 @@ impl StatusKeeper {
         let stalled = stall_matters.then(|| disk_stalled(self.disk_stalled));
         let network = self.network_unavailable(there(NETWORK_UNAVAILABLE));
         let watchdog = self.watchdog_missing(there(kedge_api::WATCHDOG_MISSING).is_some());
-        let more = stalled.into_iter().chain(network).chain(watchdog);
+        let image = self.image_ok();
+        let image = image.as_ref().map(|(status, reason, message)| Words {
+            name: kedge_api::IMAGE_OK,
+            status,
+            reason,
+            message,
+        });
+        let more = stalled.into_iter().chain(network).chain(watchdog).chain(image);
         let own = self.own_conditions().into_iter().chain(more).filter_map(|words| {
             let there = there(words.name);
             let changed = there.is_none_or(|there| !words.matches(there));
@@ -320,6 +327,27 @@ impl StatusKeeper {
             _ => return None,
         };
         Some(Words { name: kedge_api::WATCHDOG_MISSING, status, reason, message })
+    }
+
+    /// Status, reason and message of `ImageOK`, on a disk image.
+    fn image_ok(&self) -> Option<(&'static str, &'static str, String)> {
+        Some(match &self.host.as_ref()?.facts.image {
+            ImageState::NotAsked => return None,
+            ImageState::Good(slot) => ("True", "SlotGood", format!("slot {slot} runs, and is good")),
+            ImageState::OnTrial(slot) => (
+                "Unknown",
+                "SlotOnTrial",
+                format!("slot {slot} is on trial: the other one runs again if it fails"),
+            ),
+            ImageState::FellBack(slot) => (
+                "False",
+                "OtherSlotFailed",
+                format!("slot {slot} runs, because the other one, which is newer, has failed all its tries"),
+            ),
+            ImageState::Unknown(why) => {
+                ("Unknown", "BootEntriesUnreadable", format!("cannot tell which slots may be started: {why}"))
+            }
+        })
     }
 
     fn ready(&self) -> Words<'_> {
@@ -613,6 +641,31 @@ mod tests {
         assert_eq!(sent(200, idle()), None, "perhaps for a moment");
         assert_eq!(sent(319, idle()), None);
         assert_eq!(sent(320, idle()).as_deref(), Some("True WatchdogNotActive"));
+    }
+
+    #[test]
+    fn image_that_was_left_for_the_other_slot_is_reported() {
+        let config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
+        keeper.node_seen(&Node::default());
+        let ok = ConfigOk { status: "True", ..ConfigOk::default() };
+        let mut sent = |secs, image: ImageState| {
+            let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+            keeper.observe(now, HostFacts { image, ..HostFacts::default() }, &config, "0.1.0");
+            let patch = keeper.patch(now, &ok)?;
+            let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            keeper.accepted(now, patch, Duration::from_secs(9999), &mut jitter);
+            let own = conditions.iter().find(|condition| condition["type"] == kedge_api::IMAGE_OK)?;
+            Some(format!("{} {}", own["status"].as_str()?, own["message"].as_str()?))
+        };
+        assert_eq!(sent(0, ImageState::NotAsked), None, "no image");
+        let trial = "Unknown slot b is on trial: the other one runs again if it fails";
+        assert_eq!(sent(1, ImageState::OnTrial("b")).as_deref(), Some(trial));
+        assert_eq!(sent(2, ImageState::OnTrial("b")), None, "no news");
+        assert_eq!(sent(3, ImageState::Good("b")).as_deref(), Some("True slot b runs, and is good"));
+        let left = "False slot a runs, because the other one, which is newer, has failed all its tries";
+        assert_eq!(sent(4, ImageState::FellBack("a")).as_deref(), Some(left));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use super::list::{self, Entries, Part, Place, Step};
 use super::{CommandLine, Works, words};
+use crate::event::ImageState;
 
 /// The manifest's size: one block of lines "KEY VALUE", filled up with newlines.
 pub const MANIFEST_BYTES: usize = 4096;
@@ -99,6 +100,22 @@ impl Facts {
     pub fn is_good(&self, slot: &str) -> bool {
         let is_good = |(name, text): (&String, &String)| !name.contains('+') || list::is_marked_good(text);
         !self.is_counted || list::of(&self.entries, slot).into_iter().any(is_good)
+    }
+
+    /// For the Node: which slot runs, and why.
+    pub fn image(&self) -> ImageState {
+        let Some(running) = CommandLine::parse(&self.command_line).slot.filter(|_| self.has_variables) else {
+            return ImageState::NotAsked;
+        };
+        let other = if running == "a" { "b" } else { "a" };
+        // the boot loader passes over an entry without tries while it has another
+        let is_used_up = |(name, _): &(&String, &String)| name.contains("+0-") || name.contains("+0.");
+        let failed = list::of(&self.entries, other).iter().any(is_used_up);
+        match () {
+            () if !self.is_good(running) => ImageState::OnTrial(running),
+            () if failed => ImageState::FellBack(running),
+            () => ImageState::Good(running),
+        }
     }
 
     /// For people: what runs, and the boot loader's list.
@@ -431,6 +448,37 @@ mod tests {
         check(|_| {}, &manifest("root 3000 0", "root 3000 "), "line \"root\" is not SIZE SHA256");
         check(|_| {}, &manifest("initrd 20000", "initrd 0"), "line \"initrd\" is not SIZE SHA256");
         check(|_| {}, &manifest("vmlinuz 100000", "vmlinuz 1e5"), "line \"vmlinuz\" is not SIZE SHA256");
+    }
+
+    #[test]
+    fn image_is_ok_unless_it_is_tried_or_the_other_one_failed() {
+        let check = |change: fn(&mut Facts), expect: ImageState| {
+            let mut facts = facts();
+            change(&mut facts);
+            assert_eq!(facts.image(), expect, "{:?}", facts.entries);
+        };
+        check(|_| {}, ImageState::FellBack("a"));
+        check(|facts| facts.has_variables = false, ImageState::NotAsked);
+        check(|facts| facts.command_line.clear(), ImageState::NotAsked);
+        let tried = |facts: &mut Facts| {
+            facts.is_counted = true;
+            facts.command_line = "root=PARTLABEL=root-b".to_owned();
+        };
+        check(tried, ImageState::OnTrial("b"));
+        let flashed = |facts: &mut Facts| drop(facts.entries.remove("kedge-b+0-3.conf"));
+        check(flashed, ImageState::Good("a"));
+        let waits = |facts: &mut Facts| {
+            let text = facts.entries.remove("kedge-b+0-3.conf").expect("it is there");
+            facts.entries.insert("kedge-b+3.conf".to_owned(), text);
+        };
+        check(waits, ImageState::Good("a"));
+        let blessed = |facts: &mut Facts| {
+            facts.is_counted = true;
+            facts.command_line = "root=PARTLABEL=root-b".to_owned();
+            facts.entries.remove("kedge-b+0-3.conf");
+            facts.entries.insert("kedge-b+5.conf".to_owned(), "options quiet kedge.slot=good\n".to_owned());
+        };
+        check(blessed, ImageState::Good("b"));
     }
 
     #[test]
