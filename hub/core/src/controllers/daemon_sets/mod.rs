@@ -90,10 +90,13 @@ struct Set {
     looks_for_orphans: bool,
 }
 
+const MAKE_A_POD: &str = "make a pod";
+
 /// The purpose of an action: the set that it is for.
 #[derive(Debug)]
 pub struct Purpose {
     set: (String, String),
+    uid: String,
     /// Why it matters if the store refuses; an Event is not worth a line.
     tries: Option<String>,
 }
@@ -179,8 +182,11 @@ impl Controller for DaemonSets {
                 format!("DaemonSet {namespace}/{name}: cannot {tries}: {error}; trying again"),
             ));
         }
+        // by Pod Security, or for want of its account
+        let is_forbidden = error.code == 403 && tries == MAKE_A_POD;
+        let told = is_forbidden.then(|| forbidden(&purpose.set, &purpose.uid, &error.message, now));
         self.look_again(purpose.set, now.running + REFUSED);
-        Vec::new()
+        told.into_iter().collect()
     }
 
     fn take_log(&mut self, _: Now) -> Vec<Line> {
@@ -347,7 +353,10 @@ struct Look<'a> {
 
 impl Look<'_> {
     fn task(&self, tries: &str, action: Action) -> Task<Purpose> {
-        Task { purpose: Purpose { set: self.at.clone(), tries: Some(tries.to_owned()) }, action }
+        Task {
+            purpose: Purpose { set: self.at.clone(), uid: self.uid(), tries: Some(tries.to_owned()) },
+            action,
+        }
     }
 
     /// Takes pods and revisions that it selects and nobody controls, and lets go of pods that it selects no more.
@@ -650,7 +659,7 @@ impl Look<'_> {
         let made: Vec<_> = plan.make.iter().map(|of| (&current, of)).chain(restored).collect();
         for (source, (name, node)) in made.iter().take(AT_ONCE) {
             let value = self.pod(source, name, node);
-            tasks.push(self.task("make a pod", Action::Create { kind: &POD, value }));
+            tasks.push(self.task(MAKE_A_POD, Action::Create { kind: &POD, value }));
         }
         for (name, uid) in plan.end.iter().take(AT_ONCE) {
             tasks.push(self.remove(&POD, name, uid));
@@ -740,6 +749,10 @@ impl Look<'_> {
         Some(self.event("Normal", reason, &message))
     }
 
+    fn uid(&self) -> String {
+        text(&self.value, &["metadata", "uid"]).to_owned()
+    }
+
     fn event(&self, sort: &str, reason: &str, message: &str) -> Task<Purpose> {
         let (namespace, name) = self.at;
         let uid = text(&self.value, &["metadata", "uid"]);
@@ -747,9 +760,21 @@ impl Look<'_> {
         let about = About { kind: &DAEMON_SET, namespace, name, uid, revision: Some(self.revision) };
         let what = What { sort, reason, message };
         let value = record::event(&about, &what, "daemonset-controller", namespace, &mark, self.now);
-        let purpose = Purpose { set: self.at.clone(), tries: None };
+        let purpose = Purpose { set: self.at.clone(), uid: self.uid(), tries: None };
         Task { purpose, action: Action::Create { kind: &EVENT, value } }
     }
+}
+
+/// Tells that pods of a set are refused: once for all of them, however often they are tried, as long as the Event is kept.
+fn forbidden(set: &(String, String), uid: &str, why: &str, now: Now) -> Task<Purpose> {
+    let (namespace, name) = set;
+    let about = About { kind: &DAEMON_SET, namespace, name, uid, revision: None };
+    let message = format!("Error creating: {why}");
+    let what = What { sort: "Warning", reason: "FailedCreate", message: &message };
+    let mark = history::short(&format!("{uid}FailedCreate"));
+    let value = record::event(&about, &what, "daemonset-controller", namespace, &mark, now);
+    let purpose = Purpose { set: set.clone(), uid: uid.to_owned(), tries: None };
+    Task { purpose, action: Action::Create { kind: &EVENT, value } }
 }
 
 fn place_of(object: &Object) -> (String, String) {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Hub, garbage};
 use crate::controllers::Action;
 use crate::controllers::daemon_sets::DaemonSets;
-use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, NODE, POD};
+use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, NAMESPACE, NODE, POD};
 use crate::requests::{DeleteOptions, Propagation};
 use kedge_rig::Random;
 
@@ -134,6 +134,36 @@ pub(super) fn rolled_out(nodes: usize, change: impl FnOnce(&mut Value)) -> (Hub,
         hub.names(&POD)
     );
     (hub, controller)
+}
+
+/// By Pod Security: one Event says so, however many nodes and tries there are.
+#[test]
+fn pods_that_are_forbidden_are_told_once() {
+    let (mut hub, mut controller) = (Hub::with_nodes(3), DaemonSets::default());
+    hub.edit(&NAMESPACE, "", "n", |namespace| {
+        namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "baseline".into();
+    });
+    let mut value = set("i:1");
+    value["spec"]["template"]["spec"]["hostPID"] = true.into();
+    hub.create(&DAEMON_SET, value);
+    for second in [0, 100, 200] {
+        hub.run_at(&mut controller, second);
+    }
+    let events = hub.names(&EVENT).into_iter().map(|name| hub.value(&EVENT, "n", &name[2..]));
+    let told: Vec<Value> = events.filter(|event| event["reason"] == "FailedCreate").collect();
+    let [event] = &told[..] else { panic!("one Event: {told:?}") };
+    assert_eq!(hub.pods().len(), 0);
+    let message = event["message"].as_str().unwrap();
+    assert!(
+        message.contains("violates PodSecurity \"baseline:latest\": host namespaces (hostPID=true)"),
+        "{message}"
+    );
+    // allowed again, they are made
+    hub.edit(&NAMESPACE, "", "n", |namespace| {
+        namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged".into();
+    });
+    hub.run_at(&mut controller, 300);
+    assert_eq!(hub.pods().len(), 3);
 }
 
 /// The volume of the token is the pod's alone: neither the template nor its revision has it.
