@@ -968,6 +968,24 @@ fn as_many_taints_as_allowed_are_taken() {
 }
 
 #[test]
+fn devices_are_named_paths_below_dev() {
+    let devices = |text: &str| format!("kedge: {{devices: {{{text}}}}}\n");
+    let found = local(&devices("gps: [/dev/serial/by-id/gps], modem: [/dev/ttyUSB0, /dev/ttyUSB1]"));
+    assert_eq!(found.config.pods.devices["gps"], ["/dev/serial/by-id/gps"]);
+    assert_eq!(found.config.pods.devices["modem"].len(), 2);
+    for (text, expect) in [
+        ("GPS: [/dev/gps]", "kedge.devices.GPS: expected a name as those of containers"),
+        ("gps: []", "kedge.devices.gps: expected 1 to 16 paths, and has 0"),
+        ("gps: [/etc/passwd]", "kedge.devices.gps: expected paths below /dev, and has \"/etc/passwd\""),
+        ("gps: [/dev/../etc]", "expected paths below /dev"),
+    ] {
+        let refused = effective(&layers(&devices(text), &[]), None).unwrap_err();
+        let shown = format!("{refused:?}");
+        assert!(shown.contains(&expect.replace('"', "\\\"")), "{shown}");
+    }
+}
+
+#[test]
 fn shown_json_has_object_layers_and_fields_without_effect() {
     let found = local("port: 1\nmaxPods: 2\n").to_json();
     assert_eq!(found["config"]["maxPods"], 2);

@@ -22,7 +22,7 @@ use kedge_core::workloads::{files, seccomp, spec, users};
 use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{
     ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, GroupLimits, LogOrder, Observation,
-    PodOrder, PodPlaces, WorkloadError, Workloads, all_devices,
+    PodOrder, PodPlaces, WorkloadError, Workloads, all_devices, device,
 };
 use network::{Networks, Plugins};
 use std::collections::{BTreeMap, BTreeSet};
@@ -501,7 +501,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             all_devices(Path::new(DEV))
                 .map_err(|error| other(format!("read the devices in {DEV}: {error}")))?
         } else {
-            Vec::new()
+            devices_of(&order.security.devices).map_err(other)?
         };
         Ok(spec::Granted { devices: devices.into_iter().map(device_told).collect(), profile })
     }
@@ -687,6 +687,27 @@ fn shared(order: &PodOrder, places: &PodPlaces, host_pid: bool) -> spec::Shared 
         shm: places.shm.display().to_string(),
         files: places.files.display().to_string(),
     }
+}
+
+/// What the names stand for now; a container without one of its devices would run, and not work.
+fn devices_of(named: &BTreeMap<String, Vec<String>>) -> Result<Vec<Device>, String> {
+    let mut found: Vec<Device> = Vec::new();
+    for (name, paths) in named {
+        if paths.is_empty() {
+            return Err(format!(
+                "kedge.dev/{name}: kedge.devices of the node's configuration does not have it"
+            ));
+        }
+        for path in paths {
+            let failed = |why: String| format!("kedge.dev/{name}: device {path}: {why}");
+            let device = device(path).map_err(|error| failed(error.to_string()))?;
+            let device = device.ok_or_else(|| failed("it is not a device".into()))?;
+            if !found.contains(&device) {
+                found.push(device);
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// A device in core's words.

@@ -286,3 +286,20 @@ fn logs_of_the_two_latest_runs_stay() {
     left.sort();
     assert_eq!(left, ["2.log", "3.log", "3.log.1", "other"]);
 }
+
+#[test]
+fn device_is_given_by_name_or_the_container_waits() {
+    let named = |paths: &[&str]| {
+        let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
+        devices_of(&BTreeMap::from([("gps".to_owned(), paths)]))
+    };
+    let found = named(&["/dev/null", "/dev/null", "/dev/zero"]).unwrap();
+    assert_eq!(found.iter().map(|device| device.numbers).collect::<Vec<_>>(), [(1, 3), (1, 5)]);
+    let check = |paths: &[&str], expect: &str| {
+        let why = named(paths).unwrap_err();
+        assert!(why.starts_with("kedge.dev/gps: ") && why.contains(expect), "{why}");
+    };
+    check(&[], "does not have it");
+    check(&["/dev/ttyUSB99"], "device /dev/ttyUSB99: No such file");
+    check(&["/etc"], "it is not a device");
+}

@@ -583,6 +583,12 @@ pub(super) const OFF: &str = "off";
 const KEDGE: &[Field] = &[
     bounded("watch", Kind::OneOf(&["auto", OFF]), Default::Text("auto"), "auto or off"),
     no_effect("images", Kind::Object(IMAGES)),
+    bounded(
+        "devices",
+        Kind::Map(&LIST_OF_TEXT),
+        Default::None,
+        "at most 64 names as those of containers, each with 1 to 16 paths below /dev",
+    ),
     #[cfg(feature = "fault-injection")]
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
 ];

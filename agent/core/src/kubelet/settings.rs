@@ -6,6 +6,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
+use std::collections::BTreeMap;
 
 use kedge_api::{excerpt, names};
 use serde_json::{Map, Value};
@@ -33,6 +34,10 @@ const REGISTRY_BURST: u32 = 10;
 const PARALLEL_PULLS: u32 = 4;
 /// Least `containerLogMaxSize`: a line may have 16 KiB.
 const LEAST_LOG_BYTES: i64 = 64 << 10;
+/// Most of `kedge.devices`: each is a resource in the Node's status.
+const MAX_DEVICES: usize = 64;
+/// Most paths of one: a modem has five.
+const MAX_DEVICE_PATHS: usize = 16;
 /// Each look reads all files.
 const MOST_FREQUENT_FILE_CHECK: Duration = Duration::from_secs(1);
 
@@ -88,6 +93,8 @@ pub struct PodSettings {
     pub pids_limit: Option<i64>,
     /// `allowedUnsafeSysctls`: names, or their beginning before a `*`.
     pub unsafe_sysctls: Vec<String>,
+    /// `kedge.devices`: what containers may ask for, by name: paths below `/dev`.
+    pub devices: BTreeMap<String, Vec<String>>,
     /// `seccompDefault`.
     pub filters_calls: bool,
     /// `configMapAndSecretChangeDetectionStrategy: Get`.
@@ -383,13 +390,43 @@ impl<'a> Reader<'a> {
         nanos.map_or(Duration::ZERO, Duration::from_nanos)
     }
 
-    fn pods(&self) -> PodSettings {
+    fn devices(&mut self) -> BTreeMap<String, Vec<String>> {
+        let named = self.value("kedge").and_then(|kedge| kedge.get("devices")).and_then(Value::as_object);
+        let mut found = BTreeMap::new();
+        // null takes away what a lower layer has
+        let named = named.into_iter().flatten().filter(|(_, list)| !list.is_null());
+        for (name, list) in named {
+            let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
+            let paths: Vec<String> = list.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+            let is_device = |path: &String| path.starts_with("/dev/") && is_normalized(path);
+            let path = format!("kedge.devices.{}", excerpt(name));
+            let wrong = match paths.iter().find(|path| !is_device(path)) {
+                _ if names::label_complaint(name).is_some() => {
+                    Some("a name as those of containers".to_owned())
+                }
+                _ if !(1..=MAX_DEVICE_PATHS).contains(&paths.len()) => {
+                    Some(format!("1 to {MAX_DEVICE_PATHS} paths, and has {}", paths.len()))
+                }
+                Some(wrong) => Some(format!("paths below /dev, and has {:?}", excerpt(wrong))),
+                None if found.len() == MAX_DEVICES => Some(format!("at most {MAX_DEVICES} names")),
+                None => None,
+            };
+            match wrong {
+                Some(expected) => (self.report)(&path, format!("{path}: expected {expected}")),
+                None => _ = found.insert(name.clone(), paths),
+            }
+        }
+        found
+    }
+
+    fn pods(&mut self) -> PodSettings {
         let frequency = self.duration("fileCheckFrequency");
         PodSettings {
             static_path: Some(self.text("staticPodPath")).filter(|path| !path.is_empty()),
             file_check_frequency: frequency.max(MOST_FREQUENT_FILE_CHECK),
             shutdown: self.shutdown(),
             pids_limit: Some(self.integer("podPidsLimit")).filter(|limit| *limit > 0),
+            devices: self.devices(),
             unsafe_sysctls: self.texts("allowedUnsafeSysctls"),
             filters_calls: self.bool("seccompDefault"),
             rereads_each_minute: self.text("configMapAndSecretChangeDetectionStrategy") == "Get",

@@ -9,6 +9,7 @@ use crate::event::{HardwareWatchdog, HostFacts, ImageState, Now, PodNetworks, Ru
 use crate::kubelet::Config;
 use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
+use crate::pods::DEVICE;
 use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -183,11 +184,13 @@ impl StatusKeeper {
         if believed.node_info != host.info {
             status.insert("nodeInfo".into(), json!(host.info));
         }
-        if !contains(&believed.capacity, &host.capacity) {
-            status.insert("capacity".into(), json!(host.capacity));
+        let capacity = with_devices_gone(&host.capacity, &believed.capacity);
+        if !contains(&believed.capacity, &capacity) {
+            status.insert("capacity".into(), json!(capacity));
         }
-        if !contains(&believed.allocatable, &host.allocatable) {
-            status.insert("allocatable".into(), json!(host.allocatable));
+        let allocatable = with_devices_gone(&host.allocatable, &believed.allocatable);
+        if !contains(&believed.allocatable, &allocatable) {
+            status.insert("allocatable".into(), json!(allocatable));
         }
         if status.is_empty() {
             return None;
@@ -198,8 +201,8 @@ impl StatusKeeper {
         for (condition, _) in conditions {
             replace(&mut result.conditions, condition);
         }
-        result.capacity.extend(host.capacity.clone());
-        result.allocatable.extend(host.allocatable.clone());
+        result.capacity.extend(capacity);
+        result.allocatable.extend(allocatable);
         Some(StatusPatch { body: json!({"status": status}), result, reads: self.reads, changed })
     }
 
@@ -444,6 +447,13 @@ fn node_info(facts: &HostFacts, version: &str) -> NodeSystemInfo {
 
 type Resources = BTreeMap<String, String>;
 
+/// Devices that the configuration had once are 0, as upstream: merging takes no entry away.
+fn with_devices_gone(own: &Resources, there: &Resources) -> Resources {
+    let gone = there.keys().filter(|name| name.starts_with(DEVICE) && !own.contains_key(*name));
+    let gone = gone.map(|name| (name.clone(), "0".to_owned()));
+    own.clone().into_iter().chain(gone).collect()
+}
+
 /// Capacity, and what remains of it for pods.
 fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
     let (system, kube, hard) = (&config.system_reserved, &config.kube_reserved, &config.eviction_hard);
@@ -454,6 +464,8 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
     let left =
         |capacity: u64, kept: [u64; 3]| kept.iter().fold(capacity, |left, kept| left.saturating_sub(*kept));
     let resources = |cpu_milli: u64, memory: u64, storage: u64| {
+        let devices = config.pods.devices.keys().filter(|_| pods > 0);
+        let devices = devices.map(|name| (format!("{DEVICE}{name}"), "1".to_owned()));
         [
             ("cpu", milli(cpu_milli)),
             ("memory", bytes(memory)),
@@ -462,6 +474,7 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
         ]
         .into_iter()
         .map(|(name, quantity)| (name.to_owned(), quantity))
+        .chain(devices)
         .collect()
     };
     (
@@ -666,6 +679,18 @@ mod tests {
         assert_eq!(sent(3, ImageState::Good("b")).as_deref(), Some("True slot b runs, and is good"));
         let left = "False slot a runs, because the other one, which is newer, has failed all its tries";
         assert_eq!(sent(4, ImageState::FellBack("a")).as_deref(), Some(left));
+    }
+
+    #[test]
+    fn device_that_is_gone_is_zero_in_the_node() {
+        let map = |pairs: &[(&str, &str)]| -> Resources {
+            pairs.iter().map(|(name, count)| ((*name).to_owned(), (*count).to_owned())).collect()
+        };
+        let there =
+            map(&[("cpu", "4"), ("kedge.dev/gps", "1"), ("kedge.dev/old", "1"), ("other.dev/x", "1")]);
+        let own = map(&[("cpu", "4"), ("kedge.dev/gps", "1")]);
+        let expect = map(&[("cpu", "4"), ("kedge.dev/gps", "1"), ("kedge.dev/old", "0")]);
+        assert_eq!(with_devices_gone(&own, &there), expect);
     }
 
     #[test]

@@ -114,6 +114,27 @@ fn fits<'a>(
             });
         }
     }
+    for name in resources::device_names(&pod.spec) {
+        if !node.devices.contains_key(name) {
+            let name = kedge_api::excerpt(name);
+            return Err(Rejection {
+                reason: INVALID.into(),
+                message: format!(
+                    "Allocate failed due to can't allocate unregistered device kedge.dev/{name}, which is unexpected"
+                ),
+            });
+        }
+        let requested = resources::device_count(&pod.spec, name);
+        let used: u64 = others.clone().map(|other| resources::device_count(other, name)).sum();
+        if requested.saturating_add(used) > 1 {
+            return Err(Rejection {
+                reason: format!("OutOfkedge.dev/{name}"),
+                message: format!(
+                    "Node didn't have enough resource: kedge.dev/{name}, requested: {requested}, used: {used}, capacity: 1"
+                ),
+            });
+        }
+    }
     let matches = |(key, value): (&String, &String)| node.labels.get(key) == Some(value);
     if !pod.spec.node_selector.iter().all(matches) {
         return Err(Rejection {
@@ -182,8 +203,15 @@ mod tests {
 
     fn check(spec: Value, others: &[Value], expect: Option<(&str, &str)>) {
         let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
-        let node =
-            NodeFacts { labels, cpu_milli: 1000, memory_bytes: 1 << 30, pods: 3, ..NodeFacts::default() };
+        let devices = BTreeMap::from([("gps".to_owned(), vec!["/dev/ttyUSB0".to_owned()])]);
+        let node = NodeFacts {
+            labels,
+            devices,
+            cpu_milli: 1000,
+            memory_bytes: 1 << 30,
+            pods: 3,
+            ..NodeFacts::default()
+        };
         let others: Vec<PodSpec> = others.iter().map(|spec| pod(spec.clone()).spec).collect();
         let verdict = admit(&pod(spec.clone()), false, &node, others.iter());
         match (verdict, expect) {
@@ -213,6 +241,30 @@ mod tests {
         check(asks("0"), &[asks("0"), asks("0"), asks("0")], Some(("OutOfpods", "used: 3, capacity: 3")));
         let memory = json!({"containers": [{"name": "a", "resources": {"limits": {"memory": "2Gi"}}}]});
         check(memory, &[], Some(("OutOfmemory", "capacity: 1073741824")));
+    }
+
+    #[test]
+    fn device_belongs_to_one_pod_at_a_time() {
+        let asks = |resources: Value| json!({"containers": [{"name": "a", "resources": resources}]});
+        let gps = asks(json!({"limits": {"kedge.dev/gps": "1"}}));
+        check(gps.clone(), &[], None);
+        let message = "resource: kedge.dev/gps, requested: 1, used: 1, capacity: 1";
+        check(gps.clone(), std::slice::from_ref(&gps), Some(("OutOfkedge.dev/gps", message)));
+        check(
+            asks(json!({"limits": {"kedge.dev/gps": 2}})),
+            &[],
+            Some(("OutOfkedge.dev/gps", "requested: 2")),
+        );
+        let other = asks(json!({"limits": {"kedge.dev/lidar": "1"}}));
+        check(other, &[], Some((INVALID, "unregistered device kedge.dev/lidar")));
+        check(asks(json!({"limits": {"kedge.dev/lidar": "0"}})), &[gps], None);
+        for wrong in [
+            json!({"requests": {"kedge.dev/gps": "1"}}),
+            json!({"limits": {"kedge.dev/gps": "500m"}}),
+            json!({"limits": {"kedge.dev/gps": "1"}, "requests": {"kedge.dev/gps": "2"}}),
+        ] {
+            check(asks(wrong), &[], Some((INVALID, "expected a whole number in limits")));
+        }
     }
 
     #[test]

@@ -590,6 +590,8 @@ pub struct Security {
     pub seccomp: Seccomp,
     /// The profile of AppArmor; None: none is set.
     pub apparmor: Option<String>,
+    /// Devices by name, with their paths; without a path: the node's configuration has none of this name any more.
+    pub devices: BTreeMap<String, Vec<String>>,
     /// Of the pod's own namespaces: name with dots, and value.
     pub sysctls: BTreeMap<String, String>,
 }
@@ -667,6 +669,8 @@ pub struct NodeFacts {
     pub api_server: Option<ApiServer>,
     /// The kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
+    /// `kedge.devices`.
+    pub devices: BTreeMap<String, Vec<String>>,
     /// `allowedUnsafeSysctls`.
     pub unsafe_sysctls: Vec<String>,
     /// `seccompDefault`: what names no profile has `RuntimeDefault`.

@@ -45,6 +45,8 @@ pub use event::{
     VolumeFile, VolumeSource,
 };
 
+pub(crate) use resources::DEVICE;
+
 pub use hooks::{HookAct, HookKind, HookOrder};
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 

@@ -7,7 +7,7 @@ use crate::kubelet::quantity::Quantity;
 use crate::pods::event::{QosClass, Resources};
 use crate::pods::spec::{Container, PodSpec};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A quantity as JSON has it: text or a number.
 pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
@@ -19,17 +19,54 @@ pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
     parsed.filter(|quantity| !quantity.is_negative())
 }
 
+/// Before the name of a device of the node, in a resource's name.
+pub(crate) const DEVICE: &str = "kedge.dev/";
+
+/// The devices that a container asks for, and how many of each; none it asks 0 of.
+pub(crate) fn devices_of(container: &Container) -> BTreeMap<&str, u64> {
+    let asked = container.resources.limits.iter().filter_map(|(resource, amount)| {
+        Some((resource.strip_prefix(DEVICE)?, quantity(amount)?.units().unsigned_abs()))
+    });
+    asked.filter(|(_, amount)| *amount > 0).collect()
+}
+
+/// The names of all devices that a pod asks for.
+pub(crate) fn device_names(spec: &PodSpec) -> BTreeSet<&str> {
+    spec.all_containers().flat_map(|container| devices_of(container).into_keys()).collect()
+}
+
+/// How many of a device a pod takes: as of any resource.
+pub(crate) fn device_count(spec: &PodSpec, name: &str) -> u64 {
+    total(spec, |container| devices_of(container).get(name).copied()).unwrap_or(0)
+}
+
+/// As upstream for resources beyond its own: a whole number, and no request that differs from the limit.
+fn device_complaint(container: &Container) -> Option<String> {
+    let resources = &container.resources;
+    let named = resources.requests.keys().chain(resources.limits.keys());
+    named.filter(|resource| resource.starts_with(DEVICE)).find_map(|resource| {
+        let milli = |list: &BTreeMap<String, Value>| Some(quantity(list.get(resource)?)?.milli_units());
+        let (request, limit) = (milli(&resources.requests), milli(&resources.limits));
+        let is_fine = limit.is_some_and(|limit| limit % 1000 == 0 && request.is_none_or(|request| request == limit));
+        let (name, resource) = (&container.name, kedge_api::excerpt(resource));
+        (!is_fine).then(|| {
+            format!("container {name}: {resource} is asked for, expected a whole number in limits, and the same or nothing in requests")
+        })
+    })
+}
+
 /// The first quantity of a spec that is none, by its path.
 pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
     spec.all_containers().find_map(|container| {
         let both = [("requests", &container.resources.requests), ("limits", &container.resources.limits)];
-        both.into_iter().find_map(|(which, list)| {
+        let wrong = both.into_iter().find_map(|(which, list)| {
             let (resource, value) = list.iter().find(|(_, value)| quantity(value).is_none())?;
             let name = &container.name;
             Some(format!(
                 "container {name}: {which}.{resource} is {value}, expected a quantity such as 100m or 64Mi"
             ))
-        })
+        });
+        wrong.or_else(|| device_complaint(container))
     })
 }
 
@@ -66,7 +103,9 @@ fn storage(list: &BTreeMap<String, Value>) -> Option<u64> {
 
 /// The first resource that nobody limits or sets aside here.
 pub(crate) fn refusal(spec: &PodSpec) -> Option<String> {
-    let served = |resource: &str| matches!(resource, "cpu" | "memory" | "ephemeral-storage");
+    let served = |resource: &str| {
+        matches!(resource, "cpu" | "memory" | "ephemeral-storage") || resource.starts_with(DEVICE)
+    };
     let is_zero = |value: &Value| quantity(value).is_some_and(|quantity| quantity.milli_units() == 0);
     spec.all_containers().find_map(|container| {
         let both = [("requests", &container.resources.requests), ("limits", &container.resources.limits)];

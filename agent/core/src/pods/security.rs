@@ -5,6 +5,7 @@
 //! (`workloads::spec`), which fields are served (`table`).
 
 use crate::pods::event::{NodeFacts, Seccomp, Security};
+use crate::pods::resources;
 use crate::pods::spec::{Container, ContainerSecurity, Pod, PodSecurity, PodSpec, Profile};
 use crate::pods::volumes::has_way_up;
 use std::collections::{BTreeMap, BTreeSet};
@@ -278,8 +279,15 @@ pub(crate) fn of(pod: &Pod, container: &Container, node: &NodeFacts) -> Security
         is_privileged: own.privileged,
         seccomp: if own.privileged { Seccomp::Unconfined } else { seccomp_of(seccomp, node) },
         apparmor: apparmor.filter(|_| !own.privileged).and_then(apparmor_of),
+        devices: devices(container, node),
         sysctls: sysctls.collect::<BTreeMap<_, _>>(),
     }
+}
+
+fn devices(container: &Container, node: &NodeFacts) -> BTreeMap<String, Vec<String>> {
+    let names = resources::devices_of(container).into_keys();
+    let named = names.map(|name| (name.to_owned(), node.devices.get(name).cloned().unwrap_or_default()));
+    named.collect()
 }
 
 fn seccomp_of(profile: Option<&Profile>, node: &NodeFacts) -> Seccomp {
