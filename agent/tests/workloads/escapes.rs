@@ -5,6 +5,7 @@
 
 use crate::setup::{Machine, Wanted, add_program, isolated, wanted};
 use kedge_core::pods::{Seccomp, Security};
+use kedge_core::workloads::spec::Device;
 use kedge_platform::workloads::{bind_below, unmount};
 use std::collections::BTreeMap;
 use std::fs;
@@ -265,5 +266,29 @@ fn link_swapped_under_a_sub_path_leads_nowhere() {
         assert!(!outside.join("deeper").exists(), "a directory was made outside of the volume");
         assert_eq!(inside + refused, 300);
         assert!(inside > 0, "not one was bound");
+    });
+}
+
+#[test]
+fn device_is_usable_by_who_was_given_it() {
+    isolated("escapes::device_is_usable_by_who_was_given_it", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        // the machine's log: no container has it by itself
+        let script = "dd if=/dev/own of=/dev/null bs=8192 count=1 2>/dev/null && echo read";
+        let path = "/dev/own".to_owned();
+        let own = Device { path, is_block: false, major: 1, minor: 11, mode: 0o666, uid: 0, gid: 0 };
+        let mut given = wanted("given", script);
+        given.security.capabilities = named(&["SYSLOG"]);
+        given.devices = vec![own];
+        // who makes the node itself may not open it
+        let mut other =
+            wanted("other", &format!("perl -e 'syscall(133, $p = \"/dev/own\", 8630, 267)'; {script}"));
+        other.security.capabilities = named(&["SYSLOG", "MKNOD"]);
+        add_program(&machine.scratch.join("image"), "/usr/bin/perl");
+        assert_eq!(runtime.run_to_end(&given).exit_code, 0, "{:?}", machine.logged(&given.id));
+        assert_eq!(machine.logged(&given.id), ["read"]);
+        assert_ne!(runtime.run_to_end(&other).exit_code, 0, "{:?}", machine.logged(&other.id));
+        runtime.clean_up(&[given.id, other.id]);
     });
 }

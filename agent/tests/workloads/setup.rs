@@ -274,6 +274,7 @@ pub(crate) struct Wanted {
     pub(crate) host_network: bool,
     pub(crate) shares_processes: bool,
     pub(crate) security: pods::Security,
+    pub(crate) devices: Vec<spec::Device>,
 }
 
 pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
@@ -288,6 +289,7 @@ pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
         host_network: true,
         shares_processes: false,
         security: pods::Security { capabilities: vec!["CAP_KILL".into()], ..Default::default() },
+        devices: Vec::new(),
     }
 }
 
@@ -379,7 +381,7 @@ impl Runtime<'_> {
         };
         self.workloads.create_container(&order, &|image| {
             let user = users::resolve(wanted.user, &image.passwd, &image.group)?;
-            let granted = spec::Granted::default();
+            let granted = spec::Granted { devices: wanted.devices.clone(), profile: None };
             spec::config(&container, &user, &shared, &machine, &granted, &|_| None)
         })
     }
