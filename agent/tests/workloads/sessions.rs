@@ -1,10 +1,12 @@
 //! `kedge exec` beside containers of the real crun: streams, codes, terminals, and what is left of a session whose client is gone.
 
-use crate::setup::{LIMIT, Machine, id, isolated, processes, wanted};
+use crate::pods::{NODE, Setup};
+use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, processes, wanted};
 use kedge::flags;
 use kedge::kubelet_api::{Node, serve};
 use kedge_platform::workloads::{Session, SessionOrder, WindowSize};
 use kedge_rig::scratch::wait_until;
+use serde_json::json;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
@@ -340,5 +342,45 @@ fn websocket_passes_bulk_and_ends_with_its_client() {
             serving.join().unwrap();
             assert!(!is_running("7750"), "{:?}", processes("sleep"));
         }
+    });
+}
+
+#[test]
+fn kubectl_runs_programs_through_the_hub() {
+    isolated_network("sessions::kubectl_runs_programs_through_the_hub", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [{
+                "name": "main", "image": "web:1", "command": ["sleep", "86321"]}]}});
+        kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+        setup.shows("a pod that runs", || setup.runs_with(0));
+        let run = |line: &[&str], input: &[u8]| {
+            let mut command = Command::new(kubectl.program());
+            command.arg("--kubeconfig").arg(kubectl.kubeconfig()).arg("exec").args(line);
+            let mut child =
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut stdin = child.stdin.take().unwrap();
+            let input = input.to_vec();
+            let writing = thread::spawn(move || {
+                let _ = stdin.write_all(&input);
+            });
+            let output = child.wait_with_output().unwrap();
+            writing.join().unwrap();
+            output
+        };
+        let output = run(&["web", "--", "/bin/sh", "-c", "echo one; echo two >&2; exit 7"], b"");
+        assert_eq!(output.status.code(), Some(7), "{output:?}");
+        assert_eq!(output.stdout, b"one\n");
+        assert!(output.stderr.starts_with(b"two\n"), "{output:?}");
+        let sent: Vec<u8> = (0..BULK_BYTES).map(|at| (at * at / 7) as u8).collect();
+        let output = run(&["-i", "web", "--", "cat"], &sent);
+        assert!(output.status.success() && output.stdout == sent, "{} bytes", output.stdout.len());
+        let output = run(&["web", "--", "/bin/none"], b"");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && error.contains("error executing command in container"),
+            "{error}"
+        );
     });
 }
