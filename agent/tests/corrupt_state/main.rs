@@ -22,6 +22,8 @@ use serde_json::Value;
 enum Rest {
     /// The assigned config runs, and all is well.
     Assigned,
+    /// The assigned config runs as on a board that never saw it: nothing is left of what was known of any.
+    AssignedAnew,
     /// Last-known-good runs, and the condition says why.
     LastKnownGood,
     /// The local config runs, and the condition says why.
@@ -34,7 +36,7 @@ impl Rest {
     fn is(self, status: &Value) -> bool {
         let ok = &status["config"]["condition"]["status"];
         match self {
-            Self::Assigned => active(status) == State::used().tried && ok == "True",
+            Self::Assigned | Self::AssignedAnew => active(status) == State::used().tried && ok == "True",
             Self::LastKnownGood => active(status) == State::used().good && ok == "Unknown",
             Self::Local => active(status).is_empty() && ok == "Unknown",
             Self::Any => ok.is_string(),
@@ -197,13 +199,9 @@ fn replaced_version_directory_is_quarantined() {
 }
 
 #[test]
-fn replaced_state_directory_runs_local_config() {
-    for target in ["config", ""] {
-        let mut board = Board::used();
-        for damage in DISPLACED {
-            check(&mut board, target, damage, Rest::Local, "");
-        }
-    }
+fn replaced_state_directory_is_set_aside() {
+    check_directory("config", Rest::AssignedAnew, "config was a ");
+    check_directory("", Rest::AssignedAnew, "root was a ");
 }
 
 #[test]
