@@ -177,11 +177,11 @@ fn terminal_has_size_and_one_stream() {
         let machine = Machine::new();
         let mut runtime = machine.open();
         runtime.run(&wanted("a", "exec sleep 1000"));
-        let (code, output, errors) = exec(
-            &machine,
-            "-t prod/web-0 -- tty; until busybox stty size 2>/dev/null; do :; done; echo $TERM; echo e >&2; exit 5",
-            "",
-        );
+        // the size comes at some time after the program has begun
+        let sized =
+            "i=0; until s=$(busybox stty size) && [ \"$s\" = '24 80' ] || [ $((i+=1)) = 1000 ]; do :; done";
+        let script = format!("-t prod/web-0 -- tty; {sized}; echo $s; echo $TERM; echo e >&2; exit 5");
+        let (code, output, errors) = exec(&machine, &script, "");
         assert_eq!(
             (code, output.as_str(), errors.as_str()),
             (5, "/dev/pts/0\r\n24 80\r\nxterm\r\ne\r\n", "")

@@ -267,13 +267,11 @@ fn process_of(bundle: &Path, order: &SessionOrder<'_>) -> io::Result<File> {
     let mut process = config["process"].clone();
     process["args"] = json!(order.command);
     process["terminal"] = json!(order.terminal.is_some());
-    if let Some(size) = order.terminal {
-        process["consoleSize"] = json!({"height": size.rows, "width": size.columns});
-        if let Some(variables) = process["env"].as_array_mut()
-            && !variables.iter().any(|it| it.as_str().is_some_and(|text| text.starts_with("TERM=")))
-        {
-            variables.push(json!(TERM));
-        }
+    if order.terminal.is_some()
+        && let Some(variables) = process["env"].as_array_mut()
+        && !variables.iter().any(|it| it.as_str().is_some_and(|text| text.starts_with("TERM=")))
+    {
+        variables.push(json!(TERM));
     }
     in_memory(&process)
 }
@@ -351,7 +349,7 @@ fn with_terminal(
             return Err(io::Error::new(error.kind(), format!("{error}: {said}")));
         }
     };
-    // crun 1.8 passes the size on, others may not
+    // ours alone: crun 1.8 sets `consoleSize` at some time after the program has begun, perhaps over a size that came later
     let _ = process::set_window_size(&terminal, size);
     let streams = Streams {
         stdin: if order.stdin { Some(terminal.try_clone()?) } else { None },
