@@ -32,7 +32,7 @@ pub use node::{
 pub use pull_ahead::{
     IMAGES_PULLED, ImageAhead, MOST_PULLED_AHEAD, PULL_AHEAD_ANNOTATION, PULLING, PullAhead,
 };
-pub use text::{excerpt, excerpt_of, percent_decoded, percent_encoded};
+pub use text::{excerpt, excerpt_of, head_of, percent_decoded, percent_encoded};
 pub use time::{EARLIEST_NOW, Timestamp, TimestampError};
 
 /// Kind of an object that is shown by its metadata alone.

@@ -53,6 +53,16 @@ pub fn excerpt_of(text: &str, chars: usize) -> String {
     }
 }
 
+/// At most the first `bytes` of a text, and no part of a character.
+#[must_use]
+pub fn head_of(text: &str, bytes: usize) -> &str {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +82,11 @@ mod tests {
         for text in ["%", "%4", "a%4g", "%+1", "%-1", "%%41", "%ä"] {
             assert_eq!(percent_decoded(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn head_ends_before_a_character_that_does_not_fit() {
+        assert_eq!([0, 1, 2, 9].map(|bytes| head_of("ä", bytes)), ["", "", "ä", "ä"]);
     }
 
     #[test]

@@ -467,7 +467,14 @@ impl Containers {
 }
 
 fn exited(code: i32, signal: Option<i32>) -> ContainerState {
-    ContainerState::Exited(Exit { code, signal, oom_killed: false, started: None, finished: None })
+    ContainerState::Exited(Exit {
+        code,
+        signal,
+        oom_killed: false,
+        started: None,
+        finished: None,
+        message: String::new(),
+    })
 }
 
 fn end(run: &mut Run, state: &ContainerState) {

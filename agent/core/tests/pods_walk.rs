@@ -142,6 +142,7 @@ fn exit(code: i32, signal: Option<i32>) -> ContainerState {
         oom_killed: signal == Some(9),
         started: None,
         finished: None,
+        message: String::new(),
     })
 }
 

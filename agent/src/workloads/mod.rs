@@ -6,6 +6,7 @@
 //! (core), images (`Layers`), running plugins (`network`).
 
 pub(crate) mod measure;
+mod messages;
 pub mod network;
 pub(crate) mod probes;
 pub mod signals;
@@ -42,6 +43,9 @@ const NETWORK: &str = "network";
 const IMAGE: &str = "image";
 const IMAGE_NAME: &str = "imageName";
 const STOP_SIGNAL: &str = "stopSignal";
+/// `terminationMessagePolicy`.
+const MESSAGE_POLICY: &str = "terminationMessagePolicy";
+const FALLS_BACK_TO_LOGS: &str = "FallbackToLogsOnError";
 /// A `Health`.
 const HEALTH: &str = "health";
 
@@ -451,7 +455,11 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let pod = &order.key.pod;
         let prepared = self.prepared.get(pod).ok_or_else(|| other(format!("pod {pod} is not prepared")))?;
         let layers = self.images.layers(&order.image.id).map_err(|why| (FailureReason::ImageInspect, why))?;
-        let granted = self.granted(order)?;
+        let mut granted = self.granted(order)?;
+        if !order.termination_message.path.is_empty() {
+            let file = messages::make(&self.node.volumes, &order.key).map_err(other)?;
+            granted.message = Some(file.display().to_string());
+        }
         let machine = spec::Machine {
             pods_group: self.node.pods_group.clone(),
             has_unified_groups: self.node.has_unified_groups,
@@ -461,13 +469,17 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             (IMAGE, order.image.reference.clone()),
             (IMAGE_NAME, order.image_name.clone()),
             (STOP_SIGNAL, order.stop_signal.clone()),
+            (
+                MESSAGE_POLICY,
+                if order.termination_message.falls_back_to_logs { FALLS_BACK_TO_LOGS } else { "File" }.into(),
+            ),
         ];
         let container = ContainerOrder {
             id: id_of(&order.key),
             layers,
             group: groups::container_group(&machine.pods_group, order.qos, &order.key),
             log: LogOrder {
-                path: prepared.logs.join(&order.key.container).join(format!("{}.log", order.key.attempt)),
+                path: log_of(prepared, &order.key),
                 max_bytes: self.node.log_max_bytes,
                 max_files: self.node.log_max_files,
             },
@@ -503,7 +515,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         } else {
             devices_of(&order.security.devices).map_err(other)?
         };
-        Ok(spec::Granted { devices: devices.into_iter().map(device_told).collect(), profile })
+        Ok(spec::Granted { devices: devices.into_iter().map(device_told).collect(), profile, message: None })
     }
 
     /// A profile below the directory for them; a link there leads wherever the machine's owner wants it to.
@@ -533,6 +545,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let id = id_of(key);
         self.workloads.remove_container(&id).map_err(other)?;
         self.node.volumes.unbind_parts(key).map_err(other)?;
+        messages::remove(&self.node.volumes, key).map_err(other)?;
         self.starting.remove(&id);
         self.stopping.remove(&id);
         if let Some(prepared) = self.prepared.get(&key.pod) {
@@ -609,11 +622,25 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         self.observation(&id, state).map(PodEvent::Observed)
     }
 
-    fn observation(&self, id: &ContainerId, state: pods::ContainerState) -> Option<pods::Observation> {
+    fn observation(&self, id: &ContainerId, mut state: pods::ContainerState) -> Option<pods::Observation> {
         let mut notes = self.workloads.notes(id);
         let mut note = |name: &str| notes.remove(name).unwrap_or_default();
         let (image_reference, image_name) = (note(IMAGE), note(IMAGE_NAME));
-        Some(pods::Observation { container: key_of(id)?, state, image_name, image_reference })
+        let container = key_of(id)?;
+        if let pods::ContainerState::Exited(exit) = &mut state {
+            exit.message =
+                self.message_of(&container, exit.code != 0 && note(MESSAGE_POLICY) == FALLS_BACK_TO_LOGS);
+        }
+        Some(pods::Observation { container, state, image_name, image_reference })
+    }
+
+    /// What a run that has ended left to say.
+    fn message_of(&self, key: &ContainerKey, falls_back_to_logs: bool) -> String {
+        let message = messages::read(&self.node.volumes, key);
+        match self.prepared.get(&key.pod).filter(|_| message.is_empty() && falls_back_to_logs) {
+            Some(prepared) => messages::end_of_log(&log_of(prepared, key)),
+            None => message,
+        }
     }
 
     /// The logs of a pod of which nothing else is left.
@@ -638,6 +665,10 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
         found
     }
+}
+
+fn log_of(prepared: &Prepared, key: &ContainerKey) -> PathBuf {
+    prepared.logs.join(&key.container).join(format!("{}.log", key.attempt))
 }
 
 /// The event of an answer; None: it comes later.
@@ -739,6 +770,7 @@ fn told(state: ContainerState) -> Option<pods::ContainerState> {
             oom_killed: exit.oom_killed,
             started: exit.started_at.map(Timestamp::from_micros),
             finished: Some(Timestamp::from_micros(exit.finished_at)),
+            message: String::new(),
         }),
         ContainerState::Lost(_) => pods::ContainerState::Lost,
     })

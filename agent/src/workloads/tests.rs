@@ -105,6 +105,10 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
         security: pods::Security::default(),
         qos: QosClass::BestEffort,
         stop_signal: "SIGUSR1".into(),
+        termination_message: pods::TerminationMessage {
+            path: "/dev/termination-log".into(),
+            falls_back_to_logs: true,
+        },
     }
 }
 

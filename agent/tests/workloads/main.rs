@@ -12,6 +12,7 @@ mod escapes;
 mod faults;
 mod identity;
 mod killed_agents;
+mod messages;
 mod network;
 mod pods;
 mod probes;

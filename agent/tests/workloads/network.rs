@@ -5,7 +5,7 @@ use kedge::workloads::network::Plugins;
 use kedge::workloads::{Layers, Node, Performer, volumes};
 use kedge_core::pods::{
     ContainerKey, ContainerOrder, ContainerState, Dns, HostPort, Image, PodAction, PodEvent, PodSandbox,
-    PodUid, QosClass, Resources, Security,
+    PodUid, QosClass, Resources, Security, TerminationMessage,
 };
 use kedge_platform::linux::Roots;
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Workloads};
@@ -33,7 +33,7 @@ before=$(printf '%s' "$input" | sed -n 's/.*"prevResult":\(.*\),"type":"step[0-9
 printf '%s' "$before"
 "#;
 
-struct OneImage(PathBuf);
+pub(crate) struct OneImage(PathBuf);
 
 impl Layers for OneImage {
     fn layers(&self, _: &str) -> Result<Vec<PathBuf>, String> {
@@ -41,7 +41,7 @@ impl Layers for OneImage {
     }
 }
 
-struct Agent(Performer<LinuxWorkloads, OneImage>);
+pub(crate) struct Agent(pub(crate) Performer<LinuxWorkloads, OneImage>);
 
 /// The plugins' records of addresses.
 fn addresses(machine: &Machine) -> PathBuf {
@@ -65,7 +65,7 @@ fn configure(machine: &Machine) {
 }
 
 impl Agent {
-    fn of(machine: &Machine) -> Self {
+    pub(crate) fn of(machine: &Machine) -> Self {
         let workloads = LinuxWorkloads::open(machine.settings.clone(), &Roots::default()).unwrap();
         let waker = workloads.waker();
         let scratch = machine.scratch.path();
@@ -97,7 +97,11 @@ impl Agent {
 
     /// The first event of this sort.
     #[track_caller]
-    fn awaits<T>(&mut self, mut events: Vec<PodEvent>, is_it: impl Fn(&PodEvent) -> Option<T>) -> T {
+    pub(crate) fn awaits<T>(
+        &mut self,
+        mut events: Vec<PodEvent>,
+        is_it: impl Fn(&PodEvent) -> Option<T>,
+    ) -> T {
         loop {
             for event in &events {
                 if let Some(found) = is_it(event) {
@@ -143,7 +147,7 @@ impl Agent {
         self.remove(uid);
     }
 
-    fn remove(&mut self, uid: &str) {
+    pub(crate) fn remove(&mut self, uid: &str) {
         let remove = PodAction::RemovePod { pod: PodUid::new(uid).unwrap(), keep_logs: true };
         let events = self.0.perform(&remove).unwrap();
         self.awaits(events, |event| matches!(event, PodEvent::PodRemoved { .. }).then_some(()));
@@ -156,7 +160,7 @@ impl Agent {
     }
 }
 
-fn sandbox(uid: &str, host_port: Option<u16>) -> PodSandbox {
+pub(crate) fn sandbox(uid: &str, host_port: Option<u16>) -> PodSandbox {
     let port = |host_port| HostPort {
         host_ip: String::new(),
         host_port,
@@ -182,7 +186,7 @@ fn sandbox(uid: &str, host_port: Option<u16>) -> PodSandbox {
     }
 }
 
-fn container(uid: &str, script: &str) -> ContainerOrder {
+pub(crate) fn container(uid: &str, script: &str) -> ContainerOrder {
     ContainerOrder {
         key: ContainerKey { pod: PodUid::new(uid).unwrap(), container: "main".into(), attempt: 0 },
         namespace: "prod".into(),
@@ -198,6 +202,7 @@ fn container(uid: &str, script: &str) -> ContainerOrder {
         security: Security { capabilities: vec!["CAP_NET_BIND_SERVICE".into()], ..Default::default() },
         qos: QosClass::BestEffort,
         stop_signal: "SIGTERM".into(),
+        termination_message: TerminationMessage::default(),
     }
 }
 

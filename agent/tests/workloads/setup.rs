@@ -351,6 +351,7 @@ impl Runtime<'_> {
             security: wanted.security.clone(),
             qos: QOS,
             stop_signal: "SIGTERM".into(),
+            termination_message: pods::TerminationMessage::default(),
         };
         let machine = spec::Machine {
             pods_group: self.machine.settings.pods_group.clone(),
@@ -381,7 +382,7 @@ impl Runtime<'_> {
         };
         self.workloads.create_container(&order, &|image| {
             let user = users::resolve(wanted.user, &image.passwd, &image.group)?;
-            let granted = spec::Granted { devices: wanted.devices.clone(), profile: None };
+            let granted = spec::Granted { devices: wanted.devices.clone(), profile: None, message: None };
             spec::config(&container, &user, &shared, &machine, &granted, &|_| None)
         })
     }

@@ -19,7 +19,7 @@ pub mod state;
 mod supervisor;
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,6 +103,29 @@ pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> 
         let size = size.max(content.len() as u64);
         return Err(ReadError::TooLarge { path: path.to_path_buf(), size, limit });
     }
+    Ok(content)
+}
+
+/// The last bytes of a regular file, `limit` at most, which a stranger may write to: anything else in its place, a link too, is
+/// refused without blocking on it.
+///
+/// # Errors
+/// It is not such a file, or cannot be read.
+pub fn read_end(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let refuse = || io::Error::other("not a regular file");
+    // Looked at before it is opened: opening a device can have effects.
+    if !path.symlink_metadata()?.is_file() {
+        return Err(refuse());
+    }
+    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOFOLLOW).bits();
+    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(refuse());
+    }
+    file.seek(SeekFrom::Start(found.len().saturating_sub(limit)))?;
+    let mut content = Vec::new();
+    file.take(limit).read_to_end(&mut content)?;
     Ok(content)
 }
 

@@ -299,7 +299,7 @@ impl Run {
             0 => (0, None),
             _ => (1, None),
         };
-        let exit = Exit { code, signal, oom_killed, started: None, finished: None };
+        let exit = Exit { code, signal, oom_killed, started: None, finished: None, message: String::new() };
         let seen = self.containers().end_one(&exit);
         self.say("a container ends");
         // an agent that does not run reads it at its start
@@ -354,8 +354,14 @@ impl Run {
                     exit_status: "KILL".into(),
                     ..ending
                 });
-                let exit =
-                    Exit { code: 137, signal: Some(9), oom_killed: true, started: None, finished: None };
+                let exit = Exit {
+                    code: 137,
+                    signal: Some(9),
+                    oom_killed: true,
+                    started: None,
+                    finished: None,
+                    message: String::new(),
+                };
                 self.containers().end_one(&exit);
             }
             kind => {

@@ -383,6 +383,9 @@ pub struct Exit {
     pub started: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished: Option<Timestamp>,
+    /// What the container left to say of it, as its `TerminationMessage` has it. An older agent passes it over.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// The addresses of a pod, best first; empty on the host's network.
@@ -567,7 +570,20 @@ pub struct ContainerOrder {
     pub qos: QosClass,
     /// What `StopContainer` without a signal sends: as the image has it, else `SIGTERM`.
     pub stop_signal: String,
+    pub termination_message: TerminationMessage,
 }
+
+/// Where a container says why it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TerminationMessage {
+    /// A file in the container, there from its begin on. Empty: it has no such file.
+    pub path: String,
+    /// The end of its log counts if it failed and the file is empty.
+    pub falls_back_to_logs: bool,
+}
+
+/// Longest message of one run: upstream's.
+pub const TERMINATION_MESSAGE_BYTES: usize = 4096;
 
 /// As whom a container runs, and what it may do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -201,7 +201,8 @@ impl Node {
 
     fn end(&mut self, key: ContainerKey, code: i32) -> PodEvent {
         let finished = Some(self.now().wall);
-        let exit = Exit { code, signal: None, oom_killed: false, started: None, finished };
+        let exit =
+            Exit { code, signal: None, oom_killed: false, started: None, finished, message: String::new() };
         self.run(key, ContainerState::Exited(exit))
     }
 

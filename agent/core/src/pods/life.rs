@@ -150,7 +150,14 @@ impl Run {
 }
 
 pub(crate) fn unseen_exit() -> Exit {
-    Exit { code: UNSEEN, signal: None, oom_killed: false, started: None, finished: None }
+    Exit {
+        code: UNSEEN,
+        signal: None,
+        oom_killed: false,
+        started: None,
+        finished: None,
+        message: String::new(),
+    }
 }
 
 /// One container of a pod.

@@ -41,8 +41,8 @@ pub use event::{
     DesiredFound, DiskUsage, Dns, Exit, Failure, FailureReason, HostPort, Image, ImageConfig, ImageOrder,
     Inventory, Measure, Mount, NodeFacts, ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk,
     PodEvent, PodFound, PodNetwork, PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PodUsage,
-    Pressing, PullPolicy, QosClass, Resources, Seccomp, Security, StaticFile, TokenName, TokenRead, Volume,
-    VolumeFile, VolumeSource,
+    Pressing, PullPolicy, QosClass, Resources, Seccomp, Security, StaticFile, TERMINATION_MESSAGE_BYTES,
+    TerminationMessage, TokenName, TokenRead, Volume, VolumeFile, VolumeSource,
 };
 
 pub(crate) use resources::DEVICE;

@@ -7,7 +7,7 @@
 use crate::config::digest::Digest;
 use crate::event::{Answer, Now};
 use crate::pods::backoff::Retry;
-use crate::pods::event::{ContainerState, DesiredFile, Exit, PodAction, PodRef};
+use crate::pods::event::{ContainerState, DesiredFile, Exit, PodAction, PodRef, TERMINATION_MESSAGE_BYTES};
 use crate::pods::life::{ContainerLife, Context, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit};
 use crate::pods::record::Record;
 use crate::pods::resources::qos_class;
@@ -398,8 +398,14 @@ impl Life {
             let mut statuses = status["containerStatuses"].as_array()?.iter();
             let told = statuses.find(|told| told["name"] == spec.name)?;
             let end = Terminated::read(&told["state"]["terminated"])?;
-            let (started, finished) = (end.started, end.finished);
-            Some(Exit { code: end.exit_code, signal: end.signal, oom_killed: false, started, finished })
+            Some(Exit {
+                code: end.exit_code,
+                signal: end.signal,
+                oom_killed: false,
+                started: end.started,
+                finished: end.finished,
+                message: kedge_api::head_of(&end.message, TERMINATION_MESSAGE_BYTES).to_owned(),
+            })
         };
         for spec in &pod.spec.containers {
             let known = self.results.entry(spec.name.clone());

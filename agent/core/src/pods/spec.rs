@@ -3,7 +3,7 @@
 //! Always holds: names that become file names or map keys are checked here, and only here; what could not be read is an error with
 //! the path of the field. Leaves to others: which fields are served (`table`), what they mean.
 
-use crate::pods::event::{ObjectKind, PodRef, PodUid, PullPolicy};
+use crate::pods::event::{ObjectKind, PodRef, PodUid, PullPolicy, TerminationMessage};
 use crate::pods::hooks::Lifecycle;
 use crate::pods::probes::spec::Probe;
 use kedge_api::{Timestamp, names};
@@ -280,6 +280,8 @@ pub(crate) struct Container {
     pub(crate) readiness_probe: Option<Probe>,
     pub(crate) startup_probe: Option<Probe>,
     pub(crate) lifecycle: Lifecycle,
+    pub(crate) termination_message_path: String,
+    pub(crate) termination_message_policy: String,
 }
 
 impl Container {
@@ -289,6 +291,16 @@ impl Container {
 
     pub(crate) fn is_sidecar(&self) -> bool {
         self.restart_policy.is_some()
+    }
+
+    /// As given, else by upstream's defaults, which a static pod lacks.
+    pub(crate) fn termination_message(&self) -> TerminationMessage {
+        let path = match self.termination_message_path.as_str() {
+            "" => "/dev/termination-log",
+            path => path,
+        };
+        let falls_back_to_logs = self.termination_message_policy == "FallbackToLogsOnError";
+        TerminationMessage { path: path.to_owned(), falls_back_to_logs }
     }
 
     /// As given, else upstream's default: `Always` for no tag or `latest`.

@@ -463,6 +463,7 @@ impl Life {
             security: security::of(pod, spec, node),
             qos: resources::qos_class(&pod.spec),
             stop_signal,
+            termination_message: spec.termination_message(),
             image,
         };
         ctx.actions.push(PodAction::CreateContainer(Box::new(order)));

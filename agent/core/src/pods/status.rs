@@ -41,7 +41,7 @@ impl Terminated {
             exit_code: exit.code,
             signal: exit.signal,
             reason: reason.into(),
-            message: String::new(),
+            message: exit.message.clone(),
             started: exit.started,
             finished: exit.finished,
             container_id,
@@ -78,9 +78,10 @@ impl Terminated {
         })
     }
 
-    fn json(&self) -> Value {
+    fn json(&self, message_bytes: usize) -> Value {
         let mut json = json!({"exitCode": self.exit_code, "reason": self.reason});
-        let texts = [("message", &self.message), ("containerID", &self.container_id)];
+        let message = kedge_api::head_of(&self.message, message_bytes);
+        let texts = [("message", message), ("containerID", self.container_id.as_str())];
         for (key, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
             json[key] = json!(text);
         }
@@ -128,10 +129,10 @@ impl ContainerView {
         self.is_running() && self.health.is_started
     }
 
-    fn json(&self, spec: &Container, is_init: bool) -> Value {
+    fn json(&self, spec: &Container, is_init: bool, message_bytes: usize) -> Value {
         let state = match &self.state {
             Shown::Running { started } => json!({"running": {"startedAt": started}}),
-            Shown::Terminated(end) => json!({"terminated": end.json()}),
+            Shown::Terminated(end) => json!({"terminated": end.json(message_bytes)}),
             Shown::Waiting { reason, message } if message.is_empty() => {
                 json!({"waiting": {"reason": reason}})
             }
@@ -139,7 +140,7 @@ impl ContainerView {
                 json!({"waiting": {"reason": reason, "message": kedge_api::excerpt_of(message, MESSAGE_CHARS)}})
             }
         };
-        let last = self.last.as_ref().map_or(json!({}), |end| json!({"terminated": end.json()}));
+        let last = self.last.as_ref().map_or(json!({}), |end| json!({"terminated": end.json(message_bytes)}));
         let mut json = json!({
             "name": self.name, "image": self.image, "imageID": self.image_id, "state": state, "lastState": last,
             "restartCount": self.restart_count, "ready": self.is_ready(spec, is_init), "started": self.has_started(),
@@ -153,6 +154,8 @@ impl ContainerView {
 
 /// Longest message of a waiting container: every watcher of pods gets it.
 const MESSAGE_CHARS: usize = 1024;
+/// What the messages of all containers' ends may take, for the same reason; upstream's. Each has an equal part.
+const TERMINATION_MESSAGES_BYTES: usize = 12 * 1024;
 
 /// What a status is composed of.
 pub(crate) struct Situation<'a> {
@@ -286,8 +289,10 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
             set("podIPs", ips.clone());
         }
     }
+    let message_bytes = TERMINATION_MESSAGES_BYTES / situation.spec.all_containers().count().max(1);
     let statuses = |views: &[ContainerView], specs: &[Container], is_init| {
-        views.iter().zip(specs).map(|(view, spec)| view.json(spec, is_init)).collect::<Value>()
+        let pairs = views.iter().zip(specs);
+        pairs.map(|(view, spec)| view.json(spec, is_init, message_bytes)).collect::<Value>()
     };
     if !situation.init.is_empty() {
         set("initContainerStatuses", statuses(&situation.init, &situation.spec.init_containers, true));
@@ -506,7 +511,14 @@ mod tests {
     }
 
     fn ended(code: i32) -> Terminated {
-        let exit = Exit { code, signal: None, oom_killed: false, started: None, finished: None };
+        let exit = Exit {
+            code,
+            signal: None,
+            oom_killed: false,
+            started: None,
+            finished: None,
+            message: String::new(),
+        };
         Terminated::by(&exit, String::new())
     }
 
@@ -518,6 +530,7 @@ mod tests {
             "ok" => (Shown::Terminated(ended(0)), None),
             "bad" => (Shown::Terminated(ended(1)), None),
             "loop" => (waiting(), Some(1)),
+            "long" => (Shown::Terminated(Terminated { message: "x".repeat(4096), ..ended(1) }), None),
             other => panic!("{other}"),
         }
     }
@@ -657,11 +670,29 @@ mod tests {
             oom_killed: true,
             started: Some(at(1)),
             finished: Some(at(2)),
+            message: "why".into(),
         };
         let end = Terminated::by(&exit, "kedge://x".into());
         assert_eq!(end.reason, "OOMKilled");
-        assert_eq!(Terminated::read(&end.json()), Some(end));
+        assert_eq!(Terminated::read(&end.json(4096)), Some(end));
         assert_eq!(Terminated::read(&Value::Null), None);
+    }
+
+    #[test]
+    fn messages_of_ends_share_what_a_status_may_hold() {
+        let message = |text: &str, bytes: usize| {
+            let end = Terminated { message: text.into(), ..ended(1) };
+            end.json(bytes)["message"].as_str().map(str::to_owned)
+        };
+        assert_eq!(message("", 9), None);
+        assert_eq!(message("why", 9), Some("why".into()));
+        assert_eq!(message("wh\u{e4}t", 3), Some("wh".into()), "a character is whole or not there");
+        let words = "long long i:long long long s:long";
+        let status = with("Never", words, false, |situation| compose(situation, &Value::Null, at(1)));
+        let lists =
+            ["initContainerStatuses", "containerStatuses"].map(|list| status[list].as_array().unwrap());
+        let of = |one: &Value| one["state"]["terminated"]["message"].as_str().map(str::len);
+        assert_eq!(lists.into_iter().flatten().filter_map(of).collect::<Vec<_>>(), [2048; 6]);
     }
 
     #[test]

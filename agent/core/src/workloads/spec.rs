@@ -45,6 +45,8 @@ pub struct Granted {
     pub devices: Vec<Device>,
     /// The profile that [`Seccomp::Localhost`] names.
     pub profile: Option<Value>,
+    /// The file that the container finds at the path of its termination message; None: it finds no file there.
+    pub message: Option<String>,
 }
 
 /// A device that a container may have.
@@ -107,6 +109,11 @@ pub fn config(
         let mode = if mount.read_only { "ro" } else { "rw" };
         let options = json!(["rbind", "rprivate", mode]);
         mounts.push(json!({"destination": mount.path, "type": "bind", "source": source, "options": options}));
+    }
+    let message = &container.termination_message.path;
+    if let Some(source) = granted.message.as_ref().filter(|_| !message.is_empty()) {
+        let options = json!(["bind", "rprivate", "rw"]);
+        mounts.push(json!({"destination": message, "type": "bind", "source": source, "options": options}));
     }
     let cwd = if container.working_dir.is_empty() { "/" } else { &container.working_dir };
     let request = container.resources.memory_request_bytes.unwrap_or(0);
@@ -237,7 +244,7 @@ fn resources(container: &ContainerOrder, machine: &Machine, granted: &Granted) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::{ContainerKey, Image, PodUid, QosClass, Resources, Security};
+    use crate::pods::{ContainerKey, Image, PodUid, QosClass, Resources, Security, TerminationMessage};
 
     fn container() -> ContainerOrder {
         ContainerOrder {
@@ -259,6 +266,10 @@ mod tests {
             security: Security { capabilities: vec!["CAP_KILL".into()], ..Security::default() },
             qos: QosClass::Burstable,
             stop_signal: "SIGTERM".into(),
+            termination_message: TerminationMessage {
+                path: "/dev/termination-log".into(),
+                falls_back_to_logs: false,
+            },
         }
     }
 
@@ -301,6 +312,7 @@ mod tests {
                 gid: 20,
             }],
             profile: Some(json!({"defaultAction": "SCMP_ACT_LOG"})),
+            message: None,
         }
     }
 
@@ -321,6 +333,19 @@ mod tests {
         assert_eq!(kinds(&made(&container(), &joined, false)), "mount pid= network= uts= ipc=");
         let host = Shared { host_pid: true, network: None, uts: None, ipc: None, ..shared() };
         assert_eq!(kinds(&made(&container(), &host, false)), "mount");
+    }
+
+    #[test]
+    fn file_for_the_message_is_mounted_where_the_pod_says() {
+        let of = |granted: &Granted| {
+            let config = made_with(&container(), &shared(), true, granted);
+            let mounts = config["mounts"].as_array().unwrap().clone();
+            mounts.into_iter().find(|mount| mount["destination"] == "/dev/termination-log")
+        };
+        let message = Some("/var/m/web-1".to_owned());
+        let mount = of(&Granted { message, ..Granted::default() }).unwrap();
+        assert_eq!((&mount["source"], &mount["options"][2]), (&json!("/var/m/web-1"), &json!("rw")));
+        assert_eq!(of(&Granted::default()), None);
     }
 
     #[test]
