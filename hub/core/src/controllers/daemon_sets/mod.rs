@@ -88,6 +88,21 @@ struct Set {
     ended: BTreeMap<String, (Duration, Duration)>,
     /// Pods without a controller may be its own.
     looks_for_orphans: bool,
+    tallies: BTreeMap<Deed, Tally>,
+}
+
+/// What a step does to pods, and one Event tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Deed {
+    Made,
+    Ended,
+}
+
+/// The pods of one step to which the store has said yes: the Event follows the last answer.
+#[derive(Debug, Default)]
+struct Tally {
+    awaited: usize,
+    names: Vec<String>,
 }
 
 const MAKE_A_POD: &str = "make a pod";
@@ -97,8 +112,11 @@ const MAKE_A_POD: &str = "make a pod";
 pub struct Purpose {
     set: (String, String),
     uid: String,
+    revision: u64,
     /// Why it matters if the store refuses; an Event is not worth a line.
     tries: Option<String>,
+    /// Of which pod an Event tells when it is done.
+    deed: Option<(Deed, String)>,
 }
 
 impl Controller for DaemonSets {
@@ -172,8 +190,9 @@ impl Controller for DaemonSets {
         outcome: Result<Done, ApiError>,
         now: Now,
     ) -> Vec<Task<Purpose>> {
-        let Err(error) = outcome else { return Vec::new() };
-        let Some(tries) = purpose.tries else { return Vec::new() };
+        let summary = self.count(&purpose, outcome.is_ok(), now);
+        let Err(error) = outcome else { return summary.into_iter().collect() };
+        let Some(tries) = &purpose.tries else { return Vec::new() };
         // somebody was faster, or an older pod is not gone yet: the change comes as an event, or is looked for
         if !matches!(error.code, 404 | 409) {
             let (namespace, name) = &purpose.set;
@@ -186,7 +205,7 @@ impl Controller for DaemonSets {
         let is_forbidden = error.code == 403 && tries == MAKE_A_POD;
         let told = is_forbidden.then(|| forbidden(&purpose.set, &purpose.uid, &error.message, now));
         self.look_again(purpose.set, now.running + REFUSED);
-        told.into_iter().collect()
+        summary.into_iter().chain(told).collect()
     }
 
     fn take_log(&mut self, _: Now) -> Vec<Line> {
@@ -195,6 +214,23 @@ impl Controller for DaemonSets {
 }
 
 impl DaemonSets {
+    /// Notes an answer about a pod; the Event of all of them after the last one.
+    fn count(&mut self, purpose: &Purpose, is_done: bool, now: Now) -> Option<Task<Purpose>> {
+        let (deed, name) = purpose.deed.as_ref()?;
+        let tally = self.sets.get_mut(&purpose.set)?.tallies.get_mut(deed)?;
+        tally.awaited = tally.awaited.saturating_sub(1);
+        tally.names.extend(is_done.then(|| name.clone()));
+        if tally.awaited > 0 {
+            return None;
+        }
+        let message = summary(*deed, &std::mem::take(&mut tally.names))?;
+        let reason = match deed {
+            Deed::Made => "SuccessfulCreate",
+            Deed::Ended => "SuccessfulDelete",
+        };
+        Some(event(&purpose.set, &purpose.uid, purpose.revision, ("Normal", reason, &message), now))
+    }
+
     fn look_again(&mut self, set: (String, String), at: Duration) {
         let due = self.due.entry(set).or_insert(at);
         *due = at.min(*due);
@@ -353,10 +389,8 @@ struct Look<'a> {
 
 impl Look<'_> {
     fn task(&self, tries: &str, action: Action) -> Task<Purpose> {
-        Task {
-            purpose: Purpose { set: self.at.clone(), uid: self.uid(), tries: Some(tries.to_owned()) },
-            action,
-        }
+        let (set, uid, revision) = (self.at.clone(), self.uid(), self.revision);
+        Task { purpose: Purpose { set, uid, revision, tries: Some(tries.to_owned()), deed: None }, action }
     }
 
     /// Takes pods and revisions that it selects and nobody controls, and lets go of pods that it selects no more.
@@ -656,21 +690,19 @@ impl Look<'_> {
             generation: "",
         });
         let restored = plan.restore.iter().filter_map(|of| Some((proven.as_ref()?, of)));
+        set.tallies.clear();
         let made: Vec<_> = plan.make.iter().map(|of| (&current, of)).chain(restored).collect();
         for (source, (name, node)) in made.iter().take(AT_ONCE) {
             let value = self.pod(source, name, node);
-            tasks.push(self.task(MAKE_A_POD, Action::Create { kind: &POD, value }));
+            let task = self.task(MAKE_A_POD, Action::Create { kind: &POD, value });
+            tasks.push(counted(set, task, Deed::Made, name));
         }
         for (name, uid) in plan.end.iter().take(AT_ONCE) {
-            tasks.push(self.remove(&POD, name, uid));
+            tasks.push(counted(set, self.remove(&POD, name, uid), Deed::Ended, name));
         }
         for (name, uid, request) in plan.ask.iter().take(AT_ONCE) {
             tasks.push(self.ask(name, uid, request.clone()));
         }
-        let created: Vec<&str> = made.iter().take(AT_ONCE).map(|(_, (name, _))| name.as_str()).collect();
-        let ended: Vec<&str> = plan.end.iter().take(AT_ONCE).map(|(name, _)| name.as_str()).collect();
-        tasks.extend(self.summary("SuccessfulCreate", "Created", &created));
-        tasks.extend(self.summary("SuccessfulDelete", "Deleted", &ended));
         tasks.extend(self.report(plan, verdict));
         if made.len().max(plan.end.len()).max(plan.ask.len()) > AT_ONCE {
             next = Some(self.now.running);
@@ -737,32 +769,56 @@ impl Look<'_> {
         (after != self.value).then(|| self.edit_set(apply))
     }
 
-    /// One Event for all of a step.
-    fn summary(&self, reason: &str, verb: &str, names: &[&str]) -> Option<Task<Purpose>> {
-        let shown = names[..names.len().min(NAMED)].join(", ");
-        let message = match names.len() {
-            0 => return None,
-            1 => format!("{verb} pod: {shown}"),
-            count if count <= NAMED => format!("{verb} pods: {shown}"),
-            count => format!("{verb} pods: {shown} and {} more", count - NAMED),
-        };
-        Some(self.event("Normal", reason, &message))
-    }
-
     fn uid(&self) -> String {
         text(&self.value, &["metadata", "uid"]).to_owned()
     }
 
     fn event(&self, sort: &str, reason: &str, message: &str) -> Task<Purpose> {
-        let (namespace, name) = self.at;
-        let uid = text(&self.value, &["metadata", "uid"]);
-        let mark = history::short(&format!("{uid}{reason}{message}{}", rfc3339(self.now.wall)));
-        let about = About { kind: &DAEMON_SET, namespace, name, uid, revision: Some(self.revision) };
-        let what = What { sort, reason, message };
-        let value = record::event(&about, &what, "daemonset-controller", namespace, &mark, self.now);
-        let purpose = Purpose { set: self.at.clone(), uid: self.uid(), tries: None };
-        Task { purpose, action: Action::Create { kind: &EVENT, value } }
+        event(self.at, &self.uid(), self.revision, (sort, reason, message), self.now)
     }
+}
+
+/// Adds a task to those of which one Event tells.
+fn counted(set: &mut Set, mut task: Task<Purpose>, deed: Deed, name: &str) -> Task<Purpose> {
+    set.tallies.entry(deed).or_default().awaited += 1;
+    task.purpose.deed = Some((deed, name.to_owned()));
+    task
+}
+
+/// One text for all pods of a step; None: there are none.
+fn summary(deed: Deed, names: &[String]) -> Option<String> {
+    let verb = match deed {
+        Deed::Made => "Created",
+        Deed::Ended => "Deleted",
+    };
+    let shown = names[..names.len().min(NAMED)].join(", ");
+    Some(match names.len() {
+        0 => return None,
+        1 => format!("{verb} pod: {shown}"),
+        count if count <= NAMED => format!("{verb} pods: {shown}"),
+        count => format!("{verb} pods: {shown} and {} more", count - NAMED),
+    })
+}
+
+/// An Event about a set; `what`: type, reason and message.
+fn event(
+    set: &(String, String),
+    uid: &str,
+    revision: u64,
+    (sort, reason, message): (&str, &str, &str),
+    now: Now,
+) -> Task<Purpose> {
+    let (namespace, name) = set;
+    let mark = history::short(&format!("{uid}{reason}{message}{}", rfc3339(now.wall)));
+    let about = About { kind: &DAEMON_SET, namespace, name, uid, revision: Some(revision) };
+    let what = What { sort, reason, message };
+    let value = record::event(&about, &what, "daemonset-controller", namespace, &mark, now);
+    about_event(set, uid, revision, value)
+}
+
+fn about_event(set: &(String, String), uid: &str, revision: u64, value: Value) -> Task<Purpose> {
+    let purpose = Purpose { set: set.clone(), uid: uid.to_owned(), revision, tries: None, deed: None };
+    Task { purpose, action: Action::Create { kind: &EVENT, value } }
 }
 
 /// Tells that pods of a set are refused: once for all of them, however often they are tried, as long as the Event is kept.
@@ -773,8 +829,7 @@ fn forbidden(set: &(String, String), uid: &str, why: &str, now: Now) -> Task<Pur
     let what = What { sort: "Warning", reason: "FailedCreate", message: &message };
     let mark = history::short(&format!("{uid}FailedCreate"));
     let value = record::event(&about, &what, "daemonset-controller", namespace, &mark, now);
-    let purpose = Purpose { set: set.clone(), uid: uid.to_owned(), tries: None };
-    Task { purpose, action: Action::Create { kind: &EVENT, value } }
+    about_event(set, uid, 0, value)
 }
 
 fn place_of(object: &Object) -> (String, String) {

@@ -153,6 +153,7 @@ fn pods_that_are_forbidden_are_told_once() {
     let told: Vec<Value> = events.filter(|event| event["reason"] == "FailedCreate").collect();
     let [event] = &told[..] else { panic!("one Event: {told:?}") };
     assert_eq!(hub.pods().len(), 0);
+    assert_eq!(hub.reasons(), ["FailedCreate"], "no pod was made");
     let message = event["message"].as_str().unwrap();
     assert!(
         message.contains("violates PodSecurity \"baseline:latest\": host namespaces (hostPID=true)"),
