@@ -460,7 +460,10 @@ pub fn pods(places: &Places, output: Output) -> Result<(), CommandError> {
         print(pretty(&pods));
         return Ok(());
     }
-    print(format_args!("{:<40} {:<10} {:<20} {:>8}  NOTE", "POD", "ORIGIN", "CONTAINER", "RESTARTS"));
+    print(format_args!(
+        "{:<40} {:<5} {:<10} {:<20} {:>8}  NOTE",
+        "POD", "READY", "ORIGIN", "CONTAINER", "RESTARTS"
+    ));
     for pod in pods["pods"].as_array().into_iter().flatten() {
         print_pod(pod);
     }
@@ -479,15 +482,16 @@ fn print_pod(pod: &Value) {
     ];
     let mut note = notes.into_iter().flatten().collect::<Vec<_>>().join(", ");
     let origin = text(pod, "/origin");
+    let ready = format!("{}/{}", pod["ready"].as_u64().unwrap_or(0), pod["counted"].as_u64().unwrap_or(0));
     let containers = pod["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
     if containers.is_empty() {
-        print(format_args!("{name:<40} {origin:<10} {:<20} {:>8}  {note}", "", ""));
+        print(format_args!("{name:<40} {ready:<5} {origin:<10} {:<20} {:>8}  {note}", "", ""));
     }
     for container in containers {
         let state = container["reason"].as_str().unwrap_or_else(|| text(container, "/state"));
         let shown = format!("{}: {state}", text(container, "/name"));
         let restarts = container["restarts"].as_u64().unwrap_or(0);
-        print(format_args!("{name:<40} {origin:<10} {shown:<20} {restarts:>8}  {note}"));
+        print(format_args!("{name:<40} {ready:<5} {origin:<10} {shown:<20} {restarts:>8}  {note}"));
         note.clear();
     }
 }

@@ -165,6 +165,9 @@ pub struct PodReport {
     pub is_ending: bool,
     /// Why it may not run here, or not any more.
     pub rejected: Option<String>,
+    /// Containers that are ready, of `counted`; init containers count in neither, but for sidecars: as kubectl shows it.
+    pub ready: usize,
+    pub counted: usize,
     pub containers: Vec<ContainerReport>,
 }
 
@@ -1222,6 +1225,17 @@ impl Life {
         }
     }
 
+    /// How many containers are ready, and of how many; nothing is known of those of a pod that is only found.
+    fn readiness(&self) -> (usize, usize) {
+        let Some(pod) = &self.pod else { return (0, self.containers.len()) };
+        let sidecars = pod.spec.init_containers.iter().filter(|spec| spec.is_sidecar());
+        let counted: Vec<_> = sidecars.chain(&pod.spec.containers).collect();
+        let is_ready = |spec: &&&spec::Container| {
+            self.containers.get(&spec.name).is_some_and(|container| container.health(spec).is_ready)
+        };
+        (counted.iter().filter(is_ready).count(), counted.len())
+    }
+
     fn for_people(&self, is_orphaned: bool) -> PodReport {
         let rejected = match &self.verdict {
             Verdict::Rejected(rejection) => Some(format!("{}: {}", rejection.reason, rejection.message)),
@@ -1240,6 +1254,7 @@ impl Life {
             restarts: container.run.as_ref().map_or(0, |run| run.attempt).max(container.floor),
             reason: container.waiting.as_ref().map(|(reason, _)| (*reason).to_owned()),
         };
+        let (ready, counted) = self.readiness();
         PodReport {
             namespace: self.namespace.clone(),
             name: self.name.clone(),
@@ -1252,6 +1267,8 @@ impl Life {
             is_orphaned,
             is_ending: self.end.is_some(),
             rejected,
+            ready,
+            counted,
             containers: self.containers.iter().map(container).collect(),
         }
     }

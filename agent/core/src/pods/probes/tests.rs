@@ -474,10 +474,14 @@ fn container_behind_a_sidecar_waits_for_its_startup_probe() {
         let running = containers.iter().filter(|container| container.state == "Running");
         running.map(|container| container.name.clone()).collect()
     };
-    assert_eq!(names(&node), ["s"]);
+    let ready = |node: &Node| {
+        let report = &node.pods.report()[0];
+        (report.ready, report.counted)
+    };
+    assert_eq!((names(&node), ready(&node)), (vec!["s".to_owned()], (0, 2)));
     let container = ContainerKey { pod: node.uid(), container: "s".into(), attempt: 0 };
     let probe = ProbeKey { container, kind: Startup };
     let actions = node.tell(PodEvent::Probed { probe, outcome: ProbeOutcome::Passed });
     node.perform(actions);
-    assert_eq!(names(&node), ["a", "s"]);
+    assert_eq!((names(&node), ready(&node)), (vec!["a".to_owned(), "s".to_owned()], (2, 2)));
 }
