@@ -60,6 +60,12 @@ pub const FINDINGS: &[Finding] = &[
         story: "directives within items of a list merged as a set stayed in the object; they are removed",
         input: b"\x03s{}\x1e{\"x\":{\"$setElementOrder/f\":[{\"$retainKeys\":[]}],\"f\":[{\"$retainKeys\":[]}]}}",
     },
+    Finding {
+        target: "call_answer",
+        story: "a node that refused without a text gave an error without one, and kubectl showed \"Error from server:\" alone; \
+                the hub says that there was no reason",
+        input: b"gHTTP/1.1 400 \r\n\r\n",
+    },
 ];
 
 const LONG_TEXT_FOR_A_FLAG: &[u8] = &{

@@ -7,6 +7,7 @@
 //! plain tests. Left to others: searching for inputs (libFuzzer).
 
 mod api_objects;
+mod call_answer;
 mod config;
 pub mod cost;
 mod exit_record;
@@ -22,8 +23,10 @@ mod hub_store;
 mod images;
 mod input;
 mod kubeconfig;
+mod kubelet_api;
 pub mod large;
 mod local_endpoint;
+mod logind;
 pub mod mutation;
 mod networks;
 mod node;
@@ -32,6 +35,7 @@ mod records;
 mod scalars;
 mod server;
 mod source;
+mod websocket;
 mod yaml;
 
 /// A directory for a target's files, in memory where the machine has such a place.
@@ -71,6 +75,9 @@ pub const TARGETS: &[Target] = &[
     api_objects::TARGET,
     kubeconfig::TARGET,
     local_endpoint::TARGET,
+    kubelet_api::TARGET,
+    websocket::TARGET,
+    logind::TARGET,
     server::TARGET,
     node::TARGET,
     hub_body::TARGET,
@@ -80,6 +87,7 @@ pub const TARGETS: &[Target] = &[
     hub_selector::TARGET,
     hub_request::TARGET,
     hub_store::TARGET,
+    call_answer::TARGET,
 ];
 
 /// What a request allocates: its kind, its sort (`c`reate, `p`rotobuf, `u`pdate, `a`pply, `s`trategic, `m`erge or `j`SON patch), the

@@ -58,6 +58,9 @@ replayed! {
     api_object_input_is_read_or_refused: "api_objects",
     kubeconfig_input_is_complete_or_refused: "kubeconfig",
     local_endpoint_input_gets_an_answer: "local_endpoint",
+    kubelet_api_input_is_a_request_or_refused: "kubelet_api",
+    websocket_input_is_heard_or_ends_the_session: "websocket",
+    logind_input_is_an_answer_or_an_error: "logind",
     server_answers_do_not_break_the_client: "server",
     node_events_leave_a_running_configuration: "node",
     hub_body_becomes_an_object_or_a_status: "hub_body",
@@ -66,6 +69,7 @@ replayed! {
     hub_selector_selects_or_is_refused: "hub_selector",
     hub_request_gets_an_answer: "hub_request",
     hub_store_opens_or_is_refused: "hub_store",
+    call_answer_is_whole_or_refused: "call_answer",
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::Stream;
 
 /// Most bytes of a head. The arguments of a command are in its query: upstream's API server takes 1 MiB for a head, kubectl's own
 /// commands stay far below this.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
+pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Most headers: kubectl's pass through the hub, a dozen.
 const MAX_HEADERS: usize = 64;
 
@@ -197,7 +197,10 @@ impl Grown {
 }
 
 /// Reads a head; `None`: the caller left without a request, or was told what is wrong with it.
-pub(super) async fn receive(mut stream: Box<dyn Stream>) -> io::Result<Option<(Request, Exchange)>> {
+///
+/// # Errors
+/// The stream broke.
+pub async fn receive(mut stream: Box<dyn Stream>) -> io::Result<Option<(Request, Exchange)>> {
     let mut bytes = Vec::new();
     loop {
         let refusal = match parse(&bytes) {

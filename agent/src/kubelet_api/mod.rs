@@ -26,7 +26,7 @@ use tokio::time::timeout;
 
 use crate::flags::AgentOptions;
 use crate::local::client;
-pub use http::{Exchange, Grown, Request, rewound};
+pub use http::{Exchange, Grown, MAX_HEAD_BYTES, Request, receive, rewound};
 
 /// What a request may arrive on.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}

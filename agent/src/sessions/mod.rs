@@ -18,6 +18,7 @@ use crate::flags::AgentOptions;
 use local::Local;
 use place::Place;
 use relay::{End, Running as _};
+pub use websocket::heard as websocket_heard;
 
 /// What a terminal has whose own size is not known.
 pub(crate) const USUAL_SIZE: WindowSize = WindowSize { rows: 24, columns: 80 };

@@ -206,6 +206,23 @@ impl Remote {
     }
 }
 
+/// Hears all that a client has sent after the 101, until it is gone, and returns the bytes of input: for a fuzzer, which runs no program.
+///
+/// # Errors
+/// The stream cannot be used.
+pub fn heard(stream: UnixStream, protocol: &str) -> io::Result<usize> {
+    let mut remote = Remote::new(stream, protocol, Output::Stdout)?;
+    let mut bytes = 0;
+    while let Some(said) = remote.said(true) {
+        match said {
+            Said::Input(input) => bytes += input.len(),
+            Said::Gone => break,
+            Said::EndOfInput | Said::Resize(_) => {}
+        }
+    }
+    Ok(bytes)
+}
+
 fn is_later(error: &Error) -> bool {
     matches!(error, Error::Io(error) if super::relay::is_later(error))
 }

@@ -56,6 +56,7 @@ use crate::Hub;
 use crate::capacity::{Capacity, Machine};
 use kedge_hub_core::identity::Identity;
 
+pub use calls::read_answer;
 use connection::{Caller, serve_requests};
 pub use large::STACK_BYTES;
 use limits::Resource;

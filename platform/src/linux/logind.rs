@@ -61,7 +61,14 @@ impl Logind {
     /// # Errors
     /// There is no bus, or it does not let us in.
     pub fn connect(bus: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(bus)?;
+        Self::over(UnixStream::connect(bus)?)
+    }
+
+    /// The same by a connection to the bus that is there.
+    ///
+    /// # Errors
+    /// The bus does not let us in.
+    pub fn over(stream: UnixStream) -> io::Result<Self> {
         stream.set_write_timeout(Some(CALL))?;
         let mut logind = Self { stream, serial: 0, heard: VecDeque::new() };
         logind.greet()?;

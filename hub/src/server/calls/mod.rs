@@ -34,6 +34,7 @@ use super::request::header as header_of;
 use super::respond::{self, Body};
 use crate::fresh::fresh;
 pub(super) use exchange::Asked;
+pub use exchange::read_answer;
 pub(super) use relay::{Kept, Relay, Waiting};
 
 /// Most sessions of one node: what its memory is for is its containers.

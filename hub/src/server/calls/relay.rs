@@ -164,6 +164,23 @@ impl Relay {
         Relay { _session: Some(session), standing, ..self }
     }
 
+    /// The whole answer of a node, or all that is said after an upgrade.
+    pub(super) async fn read(mut self) -> io::Result<Vec<u8>> {
+        match self.what {
+            What::Raw { mut early } => {
+                self.stream.read_to_end(&mut early).await?;
+                Ok(early)
+            }
+            What::Body(mut body) => {
+                let mut whole = Vec::new();
+                while let Some(piece) = body.next(&mut self.stream).await? {
+                    whole.extend_from_slice(&piece);
+                }
+                Ok(whole)
+            }
+        }
+    }
+
     /// The head of the answer.
     pub(super) fn head(&self) -> (StatusCode, HeaderMap) {
         let status = match self.what {
