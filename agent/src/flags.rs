@@ -9,7 +9,7 @@ use crate::images::DEFAULT_PRELOADED;
 use crate::images::command::{ImagesOptions, Task};
 use crate::logs::LogsOptions;
 use crate::service;
-use crate::sessions::ExecOptions;
+use crate::sessions::{AttachOptions, ExecOptions};
 use kedge_api::{Timestamp, labels, names};
 use kedge_core::kubelet::duration;
 use kedge_platform::images::UnpackArguments;
@@ -68,6 +68,7 @@ pub enum Command {
     Logs(Box<LogsOptions>),
     /// Run a program in a container.
     Exec(Box<ExecOptions>),
+    Attach(Box<AttachOptions>),
     /// Images of this node.
     Images(Box<ImagesOptions>, Output),
     /// `kedge unpack`, which pulls start.
@@ -410,6 +411,8 @@ impl Raw {
             ["exec", ..] => {
                 return Err(UsageError("exec needs one pod, [NAMESPACE/]NAME, and -- COMMAND".into()));
             }
+            ["attach", pod] => Command::Attach(Box::new(self.attach(pod)?)),
+            ["attach", ..] => return Err(UsageError("attach needs one pod, [NAMESPACE/]NAME".into())),
             ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
             ["images"] => Command::Help(HELP_IMAGES),
             ["slot", "health"] => Command::SlotHealth(self.places()),
@@ -472,6 +475,16 @@ impl Raw {
             stdin: self.stdin,
             tty: self.tty,
             command: command.iter().map(|word| (*word).to_owned()).collect(),
+            agent: self.service_agent()?,
+        })
+    }
+
+    fn attach(mut self, pod: &str) -> Result<AttachOptions, UsageError> {
+        Ok(AttachOptions {
+            pod: pod.to_owned(),
+            container: self.text("container"),
+            stdin: self.stdin,
+            tty: self.tty,
             agent: self.service_agent()?,
         })
     }
@@ -676,6 +689,7 @@ fn taints(text: &str) -> Result<Vec<Value>, UsageError> {
 fn help_of(words: &[String]) -> &'static str {
     match words.first().map(String::as_str) {
         Some("agent") => HELP_AGENT,
+        Some("attach") => HELP_ATTACH,
         Some("config") => HELP_CONFIG,
         Some("exec") => HELP_EXEC,
         Some("images") => HELP_IMAGES,
@@ -708,6 +722,8 @@ Commands:
                      show what a container has written (kedge logs --help), without any server
   exec [NAMESPACE/]POD -- COMMAND
                      run a program in a container (kedge exec --help), without any server
+  attach [NAMESPACE/]POD
+                     talk to a container's own program (kedge attach --help), without any server
   images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   session, shim, pause, unpack
@@ -794,6 +810,18 @@ started, but for what made a session of its own. The namespace is \"default\" un
   -c, --container NAME  which container; needed if several of the pod run
   -i, --stdin           hand on standard input
   -t, --tty             give the program a terminal
+";
+
+const HELP_ATTACH: &str = "\
+Usage: kedge attach [NAMESPACE/]POD [FLAGS]
+
+Shows what a container of this node writes from now on, and with -i gives it input, if it was made with \"stdin: true\"; no API
+server and no agent need run. Needs root. Ends with the container, with its exit code; if this command ends first
+(Ctrl-C without -t, SIGTERM), the container goes on. The namespace is \"default\" unless it is given.
+
+  -c, --container NAME  which container; needed if several of the pod run
+  -i, --stdin           hand on standard input
+  -t, --tty             use the terminal of a container made with \"tty: true\"
 ";
 
 const HELP_CONFIG: &str = "\
@@ -957,6 +985,7 @@ mod tests {
             ("agent --v loud", "--v is \"loud\", expected a number"),
             ("config forgive", "needs a UID"),
             ("exec -it prod/web", "exec needs one pod, [NAMESPACE/]NAME, and -- COMMAND"),
+            ("attach -it", "attach needs one pod, [NAMESPACE/]NAME"),
             ("status --output yaml", "expected text or json"),
         ] {
             let error = parsed(line).err().map(|error| error.to_string()).unwrap_or_default();

@@ -37,6 +37,9 @@ fn main() -> ExitCode {
         Command::Exec(options) => {
             return apart(|| sessions::exec(&options)).map_or_else(|error| fail(1, &error), exit_code);
         }
+        Command::Attach(options) => {
+            return apart(|| sessions::attach(&options)).map_or_else(|error| fail(1, &error), exit_code);
+        }
         Command::Session(options) => apart(|| calls::run(*options)),
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),

@@ -1,20 +1,30 @@
-//! `/exec`: a program in a container, for a client that speaks WebSocket.
+//! `/exec`: a program in a container, and `/attach`: the container's own, for a client that speaks WebSocket.
 //!
-//! Always holds: the program runs on a thread of its own and ends with its client; between client and program stand only
+//! Always holds: the program runs on a thread of its own and ends with its client, the container's own does not; between client and program stand only
 //! buffers of bounded size. Leaves to others: channels and Status (`sessions`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use kedge_platform::workloads::{Session, SessionOrder, Settings};
+use kedge_platform::workloads::{AttachOrder, Attachment, Session, SessionOrder, Settings};
 use tokio::io::copy_bidirectional;
 
 use super::{Exchange, Node, Request};
 use crate::sessions::USUAL_SIZE;
 use crate::sessions::place::Place;
-use crate::sessions::relay::{Output, relay};
+use crate::sessions::relay::{End, Output, relay};
 use crate::sessions::websocket::{self, Remote};
+
+/// Which program the client wants to talk to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Exec,
+    Attach,
+}
+
+/// The session, once the client's stream is there.
+type Task = Box<dyn FnOnce(UnixStream) -> io::Result<()> + Send>;
 
 /// What is wanted of a program.
 struct Wanted {
@@ -40,13 +50,15 @@ impl Wanted {
             stderr: flag(["error", "stderr"]) && !tty,
             tty,
         };
-        if wanted.command.is_empty() {
-            return Err("you must specify at least one command");
-        }
         if !(wanted.stdin || wanted.stdout || wanted.stderr) {
             return Err("you must specify at least 1 of stdin, stdout, stderr");
         }
         Ok(wanted)
+    }
+
+    /// The output that the client may wait for.
+    fn first(&self) -> Output {
+        if self.stdout || !self.stderr { Output::Stdout } else { Output::Stderr }
     }
 }
 
@@ -78,8 +90,9 @@ fn upgrade(request: &Request) -> Result<(&'static str, String), String> {
     Ok((protocol, websocket::accept(key)))
 }
 
-/// `/exec/NAMESPACE/POD/[UID/]CONTAINER`.
-pub(super) async fn exec(
+/// `/exec/NAMESPACE/POD/[UID/]CONTAINER`, and the same with `/attach`.
+pub(super) async fn serve(
+    verb: Verb,
     request: &Request,
     exchange: Exchange,
     node: Arc<Node>,
@@ -89,6 +102,9 @@ pub(super) async fn exec(
         Ok(wanted) => wanted,
         Err(why) => return exchange.refuse(400, why).await,
     };
+    if verb == Verb::Exec && wanted.command.is_empty() {
+        return exchange.refuse(400, "you must specify at least one command").await;
+    }
     let (protocol, accept) = match upgrade(request) {
         Ok(found) => found,
         Err(why) => return exchange.refuse(400, &why).await,
@@ -100,13 +116,28 @@ pub(super) async fn exec(
         Ok(place) => place,
         Err(why) => return exchange.refuse(404, &why).await,
     };
+    let task: Task = match verb {
+        Verb::Exec => Box::new(move |stream| talk(stream, protocol, &place, &wanted, &settings)),
+        Verb::Attach => {
+            // before the 101: a client understands best then why there is nothing to attach to
+            let first = wanted.first();
+            let opened = tokio::task::spawn_blocking(move || {
+                let (stdin, stdout, stderr) = (wanted.stdin, wanted.stdout, wanted.stderr);
+                Attachment::open(AttachOrder { id: &place.id, stdin, stdout, stderr }, &settings)
+            });
+            match opened.await? {
+                Ok(attachment) => Box::new(move |stream| listen(stream, protocol, first, attachment)),
+                Err(why) => return exchange.refuse(409, &why.to_string()).await,
+            }
+        }
+    };
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let mut ours = tokio::net::UnixStream::from_std(ours)?;
     let headers =
         [("Upgrade", "websocket"), ("Sec-WebSocket-Accept", &accept), ("Sec-WebSocket-Protocol", protocol)];
     let mut stream = exchange.take_over(&headers).await?;
-    let talk = tokio::task::spawn_blocking(move || talk(theirs, protocol, &place, &wanted, &settings));
+    let talk = tokio::task::spawn_blocking(move || task(theirs));
     let copied = copy_bidirectional(&mut stream, &mut ours).await;
     // the program hears of a client that broke off by this
     drop(ours);
@@ -122,8 +153,7 @@ fn talk(
     wanted: &Wanted,
     settings: &Settings,
 ) -> io::Result<()> {
-    let first = if wanted.stdout || !wanted.stderr { Output::Stdout } else { Output::Stderr };
-    let mut client = Remote::new(stream, protocol, first)?;
+    let mut client = Remote::new(stream, protocol, wanted.first())?;
     let order = SessionOrder {
         id: &place.id,
         command: &wanted.command,
@@ -136,6 +166,19 @@ fn talk(
         Ok(mut session) => relay(&mut session, &mut client),
         Err(error) => Err(error.to_string()),
     };
-    client.finish(&end);
+    client.finish(&end, "executing command in");
+    Ok(())
+}
+
+/// The session with a container's own program, which goes on behind it.
+fn listen(stream: UnixStream, protocol: &str, first: Output, mut attachment: Attachment) -> io::Result<()> {
+    let mut client = Remote::new(stream, protocol, first)?;
+    // as upstream: the code is in the pod's status
+    let end = relay(&mut attachment, &mut client).map(|end| match end {
+        End::Code(_) => End::Code(0),
+        End::Gone => End::Gone,
+    });
+    drop(attachment);
+    client.finish(&end, "attaching to");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec` and `get --raw .../proxy/...` ask of a node.
+//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec`, `attach` and `get --raw .../proxy/...` ask of a node.
 //!
 //! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller that is slow, large or gone
 //! costs a bounded amount of memory; an answer that breaks off is never taken for a whole one. It knows no sockets, so whoever accepts
@@ -26,6 +26,7 @@ use tokio::time::timeout;
 
 use crate::flags::AgentOptions;
 use crate::local::client;
+use exec::Verb;
 pub use http::{Exchange, Grown, MAX_HEAD_BYTES, Request, receive, rewound};
 
 /// What a request may arrive on.
@@ -66,10 +67,16 @@ async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Re
         }
         ("GET", ["pods"]) => pods::serve(exchange, node).await,
         ("GET" | "POST", ["exec", namespace, pod, container]) => {
-            exec::exec(request, exchange, node, (namespace, pod, None, container)).await
+            exec::serve(Verb::Exec, request, exchange, node, (namespace, pod, None, container)).await
         }
         ("GET" | "POST", ["exec", namespace, pod, uid, container]) => {
-            exec::exec(request, exchange, node, (namespace, pod, Some(uid), container)).await
+            exec::serve(Verb::Exec, request, exchange, node, (namespace, pod, Some(uid), container)).await
+        }
+        ("GET" | "POST", ["attach", namespace, pod, container]) => {
+            exec::serve(Verb::Attach, request, exchange, node, (namespace, pod, None, container)).await
+        }
+        ("GET" | "POST", ["attach", namespace, pod, uid, container]) => {
+            exec::serve(Verb::Attach, request, exchange, node, (namespace, pod, Some(uid), container)).await
         }
         ("GET", _) => exchange.refuse(404, &format!("no such path: /{}", path.join("/"))).await,
         (method, _) => exchange.refuse(405, &format!("{method} is not served here")).await,

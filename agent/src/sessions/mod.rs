@@ -1,8 +1,8 @@
-//! Talking to programs in containers: `kedge exec` on the device, and the same for a client of the API server.
+//! Talking to programs in containers: `kedge exec` and `kedge attach` on the device, and the same for a client of the API server.
 //!
 //! Owns which container is meant (`place`), the movement of bytes in both directions (`relay`), and the clients: a person's terminal
 //! (`local`), a WebSocket (`websocket`). Always holds: it works while no agent runs, because everything is read from the records
-//! of the containers; a program ends with its client. Memory is bounded: who does not read keeps the program waiting, as at any
+//! of the containers; a program that was run for a client ends with it. Memory is bounded: who does not read keeps the program waiting, as at any
 //! pipe. Blocks: it is a command, or a process of its own. Leaves to others: starting and ending programs (platform).
 
 mod local;
@@ -11,7 +11,7 @@ pub(crate) mod relay;
 pub(crate) mod websocket;
 
 use kedge_platform::streams::Signals;
-use kedge_platform::workloads::{Session, SessionOrder, Settings, WindowSize};
+use kedge_platform::workloads::{AttachOrder, Attachment, Session, SessionOrder, Settings, WindowSize};
 
 use crate::cli::CommandError;
 use crate::flags::AgentOptions;
@@ -41,6 +41,20 @@ pub struct ExecOptions {
     pub command: Vec<String>,
 }
 
+/// What `kedge attach` was asked for.
+#[derive(Debug)]
+pub struct AttachOptions {
+    pub agent: AgentOptions,
+    /// `[NAMESPACE/]POD`.
+    pub pod: String,
+    /// `--container`.
+    pub container: Option<String>,
+    /// `--stdin`.
+    pub stdin: bool,
+    /// `--tty`.
+    pub tty: bool,
+}
+
 fn failed(error: impl std::fmt::Display) -> CommandError {
     CommandError::new(error)
 }
@@ -48,7 +62,7 @@ fn failed(error: impl std::fmt::Display) -> CommandError {
 /// crun and its places, for who may use them.
 fn settings(agent: &AgentOptions) -> Result<Settings, CommandError> {
     if !kedge_platform::linux::is_root() {
-        return Err(failed("only root may run programs in containers of this node"));
+        return Err(failed("only root may talk to containers of this node"));
     }
     let crun = &agent.runtime.crun;
     agent
@@ -82,5 +96,31 @@ pub fn exec(options: &ExecOptions) -> Result<i32, CommandError> {
             session.end();
             Err(failed(error))
         }
+    }
+}
+
+/// `kedge attach`: the exit code of the container, if it ends meanwhile.
+///
+/// # Errors
+/// There is no such container, it cannot be attached to, or the terminal cannot be used.
+pub fn attach(options: &AttachOptions) -> Result<i32, CommandError> {
+    let settings = settings(&options.agent)?;
+    let place = Place::find(&settings, &options.pod, options.container.as_deref()).map_err(failed)?;
+    let order = AttachOrder { id: &place.id, stdin: options.stdin, stdout: true, stderr: true };
+    let mut attachment = Attachment::open(order, &settings).map_err(failed)?;
+    let has_terminal = options.tty && attachment.has_terminal();
+    if options.tty && !has_terminal {
+        let name = &place.id.name;
+        eprintln!("error: Unable to use a TTY - container {name} did not allocate one");
+    }
+    let signals = Signals::take().map_err(|error| failed(format_args!("take over signals: {error}")))?;
+    let mut local = Local::new(options.stdin, has_terminal, signals).map_err(failed)?;
+    if let Some(size) = local.size().filter(|_| has_terminal) {
+        attachment.resize(size);
+    }
+    match relay::relay(&mut attachment, &mut local) {
+        Ok(End::Code(code)) => Ok(code),
+        Ok(End::Gone) => Ok(local.ended_by().map_or(1, |signal| SIGNAL_CODE + signal)),
+        Err(error) => Err(failed(error)),
     }
 }

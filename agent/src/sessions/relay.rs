@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use kedge_platform::streams::{Awaited, wait};
-use kedge_platform::workloads::{Session, Streams, WindowSize};
+use kedge_platform::workloads::{Attachment, Session, Streams, WindowSize};
 
 /// What is read of an output at once.
 pub(crate) const CHUNK_BYTES: usize = 32 * 1024;
@@ -103,12 +103,36 @@ impl Running for Session {
     }
 }
 
+/// A container's own first process: it goes on without its clients.
+impl Running for Attachment {
+    fn streams(&mut self) -> &mut Streams {
+        &mut self.streams
+    }
+
+    fn resize(&mut self, size: WindowSize) {
+        Attachment::resize(self, size);
+    }
+
+    fn ended(&mut self) -> Result<Option<i32>, String> {
+        Attachment::ended(self).map_err(|error| error.to_string())
+    }
+
+    fn parts(&self) -> (&Streams, BorrowedFd<'_>) {
+        use std::os::fd::AsFd as _;
+        (&self.streams, self.as_fd())
+    }
+
+    fn end(&mut self) {
+        self.streams = Streams::default();
+    }
+}
+
 /// How it came to its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The program ended, and the client has what it wrote.
     Code(i32),
-    /// The client went away, and the program was ended.
+    /// The client went away; a program that was run for it was ended.
     Gone,
 }
 

@@ -91,8 +91,8 @@ pub(crate) fn said(mut message: Vec<u8>, can_close: bool) -> Result<Option<Said>
     })
 }
 
-/// The Status of an end.
-pub(crate) fn status(end: &Result<End, String>) -> Value {
+/// The Status of an end; `task` is what failed then.
+pub(crate) fn status(end: &Result<End, String>, task: &str) -> Value {
     match end {
         Ok(End::Code(0)) => json!({"metadata": {}, "status": "Success"}),
         Ok(End::Code(code)) => json!({
@@ -102,13 +102,13 @@ pub(crate) fn status(end: &Result<End, String>) -> Value {
             "reason": "NonZeroExitCode",
             "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
         }),
-        Ok(End::Gone) => failure("the client is gone"),
-        Err(why) => failure(why),
+        Ok(End::Gone) => failure(task, "the client is gone"),
+        Err(why) => failure(task, why),
     }
 }
 
-fn failure(why: &str) -> Value {
-    let message = format!("error executing command in container: {why}");
+fn failure(task: &str, why: &str) -> Value {
+    let message = format!("error {task} container: {why}");
     json!({
         "metadata": {},
         "status": "Failure",
@@ -169,10 +169,10 @@ impl Remote {
         }
     }
 
-    /// Tells the client how it ended, and waits, a bounded time, until it has hung up.
-    pub(crate) fn finish(mut self, end: &Result<End, String>) {
+    /// Tells the client how its task ended, and waits, a bounded time, until it has hung up.
+    pub(crate) fn finish(mut self, end: &Result<End, String>, task: &str) {
         if !matches!(end, Ok(End::Gone)) {
-            let _ = self.send(STATUS, status(end).to_string().as_bytes());
+            let _ = self.send(STATUS, status(end, task).to_string().as_bytes());
             let _ = self.socket.close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }));
             self.is_waiting = true;
         }
@@ -327,10 +327,10 @@ mod tests {
 
     #[test]
     fn exit_code_stands_where_kubectl_looks() {
-        assert_eq!(status(&Ok(End::Code(0)))["status"], "Success");
-        let failed = status(&Ok(End::Code(7)));
+        assert_eq!(status(&Ok(End::Code(0)), "")["status"], "Success");
+        let failed = status(&Ok(End::Code(7)), "");
         assert_eq!(failed["reason"], "NonZeroExitCode");
         assert_eq!(failed["details"]["causes"][0], json!({"reason": "ExitCode", "message": "7"}));
-        assert_eq!(status(&Err("no".into()))["reason"], "InternalError");
+        assert_eq!(status(&Err("no".into()), "attaching to")["reason"], "InternalError");
     }
 }

@@ -22,8 +22,8 @@ use kedge_core::workloads::groups::{self, Limits};
 use kedge_core::workloads::{files, seccomp, spec, users};
 use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{
-    ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, GroupLimits, LogOrder, Observation,
-    PodOrder, PodPlaces, WorkloadError, Workloads, all_devices, device,
+    Console, ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, GroupLimits, LogOrder,
+    Observation, PodOrder, PodPlaces, WorkloadError, Workloads, all_devices, device,
 };
 use network::{Networks, Plugins};
 use std::collections::{BTreeMap, BTreeSet};
@@ -482,6 +482,11 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 path: log_of(prepared, &order.key),
                 max_bytes: self.node.log_max_bytes,
                 max_files: self.node.log_max_files,
+            },
+            console: Console {
+                stdin: order.console.stdin,
+                stdin_once: order.console.stdin_once,
+                tty: order.console.tty,
             },
             notes: notes.map(|(name, value)| (name.to_owned(), value)).into(),
         };

@@ -109,6 +109,7 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
             path: "/dev/termination-log".into(),
             falls_back_to_logs: true,
         },
+        console: pods::Console::default(),
     }
 }
 

@@ -4,8 +4,8 @@ use crate::setup::{LIMIT, Machine, isolated_network};
 use kedge::workloads::network::Plugins;
 use kedge::workloads::{Layers, Node, Performer, volumes};
 use kedge_core::pods::{
-    ContainerKey, ContainerOrder, ContainerState, Dns, HostPort, Image, PodAction, PodEvent, PodSandbox,
-    PodUid, QosClass, Resources, Security, TerminationMessage,
+    Console, ContainerKey, ContainerOrder, ContainerState, Dns, HostPort, Image, PodAction, PodEvent,
+    PodSandbox, PodUid, QosClass, Resources, Security, TerminationMessage,
 };
 use kedge_platform::linux::Roots;
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Workloads};
@@ -203,6 +203,7 @@ pub(crate) fn container(uid: &str, script: &str) -> ContainerOrder {
         qos: QosClass::BestEffort,
         stop_signal: "SIGTERM".into(),
         termination_message: TerminationMessage::default(),
+        console: Console::default(),
     }
 }
 

@@ -167,6 +167,41 @@ fn manifest() -> String {
 }
 
 #[test]
+fn kubectl_runs_a_pod_and_attaches_to_it() {
+    isolated_network("pods::kubectl_runs_a_pod_and_attaches_to_it", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        let spec =
+            json!({"spec": {"nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1}});
+        let overrides = format!("--overrides={spec}");
+        let mut words = vec![
+            "run",
+            "web",
+            "--image=web:1",
+            "--restart=Never",
+            "-i",
+            "--quiet",
+            &overrides,
+            "--command",
+            "--",
+        ];
+        words.extend(["/bin/sh", "-c", "cat; echo end"]);
+        assert_eq!(kubectl.feed(&words, "one\ntwo\n").unwrap(), "one\ntwo\nend\n");
+        setup.shows("the pod's end", || setup.pod()["status"]["phase"] == "Succeeded");
+        assert_eq!(kubectl.run(&["logs", "web"]).unwrap(), "one\ntwo\nend\n");
+
+        let reads = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reads"}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "restartPolicy": "Never",
+            "containers": [{"name": "main", "image": "web:1", "stdin": true, "command": ["/bin/sh", "-c", "read x; echo got $x"]}]}});
+        kubectl.feed(&["apply", "-f", "-"], &reads.to_string()).unwrap();
+        setup.shows("the pod Running", || {
+            kubectl.json(&["get", "pod", "reads"]).unwrap_or_default()["status"]["phase"] == "Running"
+        });
+        assert_eq!(kubectl.feed(&["attach", "-i", "--quiet", "reads"], "x\n").unwrap(), "got x\n");
+    });
+}
+
+#[test]
 fn pod_lives_from_kubectl_apply_to_delete() {
     isolated_network("pods::pod_lives_from_kubectl_apply_to_delete", || {
         let setup = Setup::with_runtime();

@@ -1,10 +1,13 @@
-//! `kedge exec` beside containers of the real crun: streams, codes, terminals, and what is left of a session whose client is gone.
+//! `kedge exec` and `kedge attach` with containers of the real crun: streams, codes, terminals, and what is left of a session whose client
+//! is gone.
 
 use crate::pods::{NODE, Setup};
 use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, processes, wanted};
 use kedge::flags;
 use kedge::kubelet_api::{Node, serve};
-use kedge_platform::workloads::{Session, SessionOrder, WindowSize};
+use kedge_platform::workloads::{
+    AttachOrder, Attachment, Console, Session, SessionOrder, WindowSize, Workloads,
+};
 use kedge_rig::scratch::wait_until;
 use serde_json::json;
 use std::ffi::OsString;
@@ -219,6 +222,13 @@ struct Remote {
 
 impl Remote {
     fn open(machine: &Machine, protocol: &str, query: &str, script: &str) -> Self {
+        let script = kedge_api::percent_encoded(script);
+        let path = format!("/exec/prod/web-0/a?command=/bin/sh&command=-c&command={script}&{query}");
+        Self::asking(machine, protocol, &path).unwrap()
+    }
+
+    /// The error is an answer without an upgrade.
+    fn asking(machine: &Machine, protocol: &str, path: &str) -> Result<Self, String> {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let places = [machine.settings.run.parent().unwrap(), machine.settings.data.parent().unwrap()];
         let [run, root] = places.map(|path| path.to_str().unwrap().to_owned());
@@ -233,9 +243,8 @@ impl Remote {
                 let _ = serve(Box::new(stream), Arc::new(Node { agent: *agent })).await;
             });
         });
-        let script = kedge_api::percent_encoded(script);
         let head = format!(
-            "GET /exec/prod/web-0/a?command=/bin/sh&command=-c&command={script}&{query} HTTP/1.1\r\nHost: n\r\nConnection: Upgrade\r\n\
+            "GET {path} HTTP/1.1\r\nHost: n\r\nConnection: Upgrade\r\n\
              Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\
              Sec-WebSocket-Protocol: {protocol}\r\n\r\n"
         );
@@ -245,10 +254,15 @@ impl Remote {
         while !answer.ends_with(b"\r\n\r\n") && ours.read(&mut byte).unwrap() > 0 {
             answer.push(byte[0]);
         }
-        let answer = String::from_utf8(answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 101 ") && answer.contains(protocol), "{answer}");
+        let mut answer = String::from_utf8(answer).unwrap();
+        if !answer.starts_with("HTTP/1.1 101 ") {
+            ours.read_to_string(&mut answer).unwrap();
+            serving.join().unwrap();
+            return Err(answer);
+        }
+        assert!(answer.contains(protocol), "{answer}");
         assert!(answer.contains("HSmrc0sMlYUkAGmm5OPpG2HaGWk="), "{answer}");
-        Self { socket: WebSocket::from_raw_socket(ours, Role::Client, None), serving }
+        Ok(Self { socket: WebSocket::from_raw_socket(ours, Role::Client, None), serving })
     }
 
     fn say(&mut self, channel: u8, bytes: &[u8]) {
@@ -382,5 +396,199 @@ fn kubectl_runs_programs_through_the_hub() {
             !output.status.success() && error.contains("error executing command in container"),
             "{error}"
         );
+    });
+}
+
+const PIPES: Console = Console { stdin: true, stdin_once: false, tty: false };
+
+/// `kedge attach` with these flags.
+fn attach_command(machine: &Machine, flags: &str) -> Child {
+    let mut command = Command::new(&machine.settings.program);
+    command.arg("attach").args(flags.split_whitespace()).args(["--environment-file", ""]);
+    command.arg("--run-dir").arg(machine.settings.run.parent().unwrap());
+    command.arg("--root-dir").arg(machine.settings.data.parent().unwrap());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// A client of container `a` that the test reads and writes itself.
+fn attach(machine: &Machine, stdin: bool) -> Attachment {
+    let order = AttachOrder { id: &id("a", 0), stdin, stdout: true, stderr: true };
+    Attachment::open(order, &machine.settings).unwrap()
+}
+
+fn write(attachment: &mut Attachment, text: &str) {
+    attachment.streams.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+/// Reads its output until this is part of it.
+#[track_caller]
+fn await_output(attachment: &mut Attachment, expect: &str) -> String {
+    let mut seen = Vec::new();
+    wait_until(expect, LIMIT, || {
+        let mut some = [0; 4096];
+        let count = attachment.streams.stdout.as_mut().unwrap().read(&mut some).unwrap_or(0);
+        seen.extend_from_slice(&some[..count]);
+        String::from_utf8_lossy(&seen).contains(expect)
+    });
+    String::from_utf8(seen).unwrap()
+}
+
+fn await_code(attachment: &mut Attachment) -> i32 {
+    let mut code = None;
+    wait_until("the end of the container", LIMIT, || {
+        code = attachment.ended().unwrap();
+        code.is_some()
+    });
+    code.unwrap()
+}
+
+#[test]
+fn several_clients_are_attached_and_outlive_the_agent() {
+    isolated("sessions::several_clients_are_attached_and_outlive_the_agent", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut order = wanted(
+            "a",
+            "while read x; do echo got $x; [ $x = e ] && echo why >&2; done; echo end; exec sleep 1000",
+        );
+        order.console = PIPES;
+        runtime.run(&order);
+        let (mut writer, mut reader) = (attach(&machine, true), attach(&machine, false));
+        write(&mut writer, "one\n");
+        assert_eq!(await_output(&mut writer, "\n"), "got one\n");
+        assert_eq!(await_output(&mut reader, "\n"), "got one\n");
+        // one that leaves ends nothing, and neither does an agent
+        drop(writer);
+        drop(runtime);
+        let mut writer = attach(&machine, true);
+        write(&mut writer, "two\n");
+        assert_eq!(await_output(&mut reader, "\n"), "got two\n");
+        let mut runtime = machine.open();
+        write(&mut writer, "e\n");
+        assert_eq!(await_output(&mut reader, "\n"), "got e\n");
+        let mut errors = [0; 10];
+        wait_until("errors apart from output", LIMIT, || {
+            reader
+                .streams
+                .stderr
+                .as_mut()
+                .unwrap()
+                .read(&mut errors)
+                .is_ok_and(|count| &errors[..count] == b"why\n")
+        });
+        // input of a client that does not wait for what comes of it
+        let mut child = attach_command(&machine, "-i prod/web-0");
+        child.stdin.take().unwrap().write_all(b"three\n").unwrap();
+        await_output(&mut reader, "got three\n");
+        let has_logged =
+            || machine.logged(&id("a", 0)) == ["got one", "got two", "got e", "why", "got three"];
+        wait_until("the log", LIMIT, has_logged);
+        runtime.workloads.kill_container(&id("a", 0)).unwrap();
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(137));
+        assert_eq!((await_code(&mut reader), await_code(&mut writer)), (137, 137));
+        runtime.await_end(&id("a", 0));
+        let order = AttachOrder { id: &id("a", 0), stdin: false, stdout: true, stderr: true };
+        let error = Attachment::open(order, &machine.settings).unwrap_err().to_string();
+        assert!(error.contains("it has ended"), "{error}");
+    });
+}
+
+#[test]
+fn input_given_once_ends_with_its_client() {
+    isolated("sessions::input_given_once_ends_with_its_client", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut order = wanted("a", "cat; echo end; exit 3");
+        order.console = Console { stdin_once: true, ..PIPES };
+        runtime.run(&order);
+        // one that gives no input does not count
+        drop(attach(&machine, false));
+        let sent: String = (0..20_000).map(|number| format!("{number}\n")).collect();
+        let mut child = attach_command(&machine, "-i prod/web-0");
+        let (mut stdin, text) = (child.stdin.take().unwrap(), sent.clone());
+        let writing = thread::spawn(move || stdin.write_all(text.as_bytes()).unwrap());
+        let output = child.wait_with_output().unwrap();
+        writing.join().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert!(output.stdout == format!("{sent}end\n").as_bytes(), "{} bytes", output.stdout.len());
+        runtime.await_end(&id("a", 0));
+        assert_eq!(machine.logged(&id("a", 0)).len(), 20_001);
+    });
+}
+
+#[test]
+fn terminal_of_a_container_is_logged_and_resized() {
+    isolated("sessions::terminal_of_a_container_is_logged_and_resized", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut order = wanted("a", "echo $TERM; tty; while read x; do busybox stty size; done; exit 5");
+        order.console = Console { tty: true, ..PIPES };
+        runtime.run(&order);
+        wait_until("the log", LIMIT, || machine.logged(&id("a", 0)) == ["xterm", "/dev/pts/0"]);
+        let mut attachment = attach(&machine, true);
+        assert!(attachment.has_terminal());
+        attachment.resize(WindowSize { rows: 33, columns: 99 });
+        // the size goes another way than the input
+        wait_until("the new size", LIMIT, || {
+            write(&mut attachment, "\r");
+            await_output(&mut attachment, "\r\n").contains("33 99")
+                || await_output(&mut attachment, "\r\n").contains("33 99")
+        });
+        write(&mut attachment, "\x04");
+        assert_eq!(await_code(&mut attachment), 5);
+        assert_eq!(runtime.await_end(&id("a", 0)).exit_code, 5);
+        assert!(!runtime.bundle(&id("a", 0)).join("console.sock").exists());
+    });
+}
+
+#[test]
+fn client_that_does_not_read_is_dropped() {
+    isolated("sessions::client_that_does_not_read_is_dropped", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut order = wanted("a", "read x; seq 1 50000; echo done; read x; echo $x; exec sleep 1000");
+        order.console = PIPES;
+        runtime.run(&order);
+        let (mut idle, mut reader) = (attach(&machine, true), attach(&machine, false));
+        write(&mut idle, "\n");
+        // the container waits for it a bounded time, and nothing is missing in the log or for others
+        let seen = await_output(&mut reader, "done\n");
+        assert!(seen.starts_with("1\n2\n") && seen.ends_with("49999\n50000\ndone\n"), "{} bytes", seen.len());
+        let error = idle.ended().unwrap_err().to_string();
+        assert!(error.contains("took no output for 5 s"), "{error}");
+        wait_until("the log", LIMIT, || machine.logged(&id("a", 0)).len() == 50_001);
+        drop(idle);
+        write(&mut attach(&machine, true), "again\n");
+        await_output(&mut reader, "again\n");
+    });
+}
+
+#[test]
+fn websocket_attaches_to_a_container() {
+    isolated("sessions::websocket_attaches_to_a_container", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let mut order = wanted("a", "cat; echo why >&2; exit 3");
+        order.console = Console { stdin_once: true, ..PIPES };
+        runtime.run(&order);
+        let path = "/attach/prod/web-0/a?input=1&output=1&error=1";
+        let mut remote = Remote::asking(&machine, V5, path).unwrap();
+        remote.say(0, b"one");
+        remote.say(255, &[0]);
+        let [output, errors, status] = remote.hear();
+        assert_eq!((output.as_str(), errors.as_str()), ("one", "why\n"));
+        assert!(status.contains("Success"), "as upstream the code is in the pod's status: {status}");
+        runtime.await_end(&id("a", 0));
+
+        // a shim of an earlier release has no socket
+        runtime.run(&wanted("b", "exec sleep 1000"));
+        fs::remove_file(runtime.bundle(&id("b", 0)).join("attach.sock")).unwrap();
+        let refused = Remote::asking(&machine, V5, "/attach/prod/web-0/b?output=1").err().unwrap();
+        assert!(
+            refused.starts_with("HTTP/1.1 409 ") && refused.contains("did not serve attach"),
+            "{refused}"
+        );
+        assert!(is_running("1000"));
     });
 }

@@ -4,8 +4,8 @@ use kedge_core::pods::{self, ContainerKey, Dns, Image, PodUid, QosClass, Resourc
 use kedge_core::workloads::{files, groups, spec, users};
 use kedge_platform::linux::Roots;
 use kedge_platform::workloads::{
-    Cgroups, ContainerExit, ContainerId, ContainerOrder, ContainerState, Crun, GroupLimits, LinuxWorkloads,
-    LogOrder, Notes, PodOrder, PodPlaces, Settings, WorkloadError, Workloads, probe,
+    Cgroups, Console, ContainerExit, ContainerId, ContainerOrder, ContainerState, Crun, GroupLimits,
+    LinuxWorkloads, LogOrder, Notes, PodOrder, PodPlaces, Settings, WorkloadError, Workloads, probe,
 };
 use kedge_rig::Scratch;
 use kedge_rig::scratch::wait_until;
@@ -275,6 +275,7 @@ pub(crate) struct Wanted {
     pub(crate) shares_processes: bool,
     pub(crate) security: pods::Security,
     pub(crate) devices: Vec<spec::Device>,
+    pub(crate) console: Console,
 }
 
 pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
@@ -290,6 +291,7 @@ pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
         shares_processes: false,
         security: pods::Security { capabilities: vec!["CAP_KILL".into()], ..Default::default() },
         devices: Vec::new(),
+        console: Console::default(),
     }
 }
 
@@ -352,6 +354,11 @@ impl Runtime<'_> {
             qos: QOS,
             stop_signal: "SIGTERM".into(),
             termination_message: pods::TerminationMessage::default(),
+            console: pods::Console {
+                stdin: wanted.console.stdin,
+                stdin_once: wanted.console.stdin_once,
+                tty: wanted.console.tty,
+            },
         };
         let machine = spec::Machine {
             pods_group: self.machine.settings.pods_group.clone(),
@@ -378,6 +385,7 @@ impl Runtime<'_> {
                 max_bytes: wanted.log_bytes,
                 max_files: wanted.log_files,
             },
+            console: wanted.console,
             notes: Notes::from([("image".to_owned(), "busybox".to_owned())]),
         };
         self.workloads.create_container(&order, &|image| {

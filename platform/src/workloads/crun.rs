@@ -1,6 +1,6 @@
 //! How crun is called: the same words by shim and agent.
 //!
-//! What always holds: each call is bounded in time, has no input, and writes its errors to a file of the bundle, because the
+//! What always holds: each call is bounded in time and writes its errors to a file of the bundle, because the
 //! container inherits its output. `delete` of what crun does not know is fine.
 //!
 //! Leaves to others: what becomes of a container that crun could not make (`shim`, `linux`).
@@ -58,12 +58,21 @@ impl CrunOrder {
         command
     }
 
-    /// `crun create`, whose output becomes the container's.
-    pub(super) fn create(&self, bundle: &Path, id: &ContainerId, output: [Stdio; 2]) -> Command {
+    /// `crun create`, whose streams become the container's. With `console`, a socket in the bundle, it sends the master of the
+    /// container's terminal there.
+    pub(super) fn create(
+        &self,
+        bundle: &Path,
+        id: &ContainerId,
+        [stdin, stdout, stderr]: [Stdio; 3],
+        console: Option<&Path>,
+    ) -> Command {
         let mut command = self.command(bundle);
-        let [stdout, stderr] = output;
         command.args(["create", "--bundle"]).arg(bundle).arg("--pid-file").arg(bundle.join(PID_FILE));
-        command.arg(name_of(id)).stdout(stdout).stderr(stderr);
+        if let Some(console) = console {
+            command.arg("--console-socket").arg(console);
+        }
+        command.arg(name_of(id)).stdin(stdin).stdout(stdout).stderr(stderr);
         command
     }
 

@@ -356,6 +356,7 @@ impl Workloads for FakeWorkloads {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Console;
     use super::*;
     use crate::workloads::LogOrder;
 
@@ -365,7 +366,14 @@ mod tests {
 
     fn order() -> ContainerOrder {
         let log = LogOrder { path: "/fake/log".into(), max_bytes: 1, max_files: 1 };
-        ContainerOrder { id: id(), layers: Vec::new(), group: "/p".into(), log, notes: Notes::new() }
+        ContainerOrder {
+            id: id(),
+            layers: Vec::new(),
+            group: "/p".into(),
+            log,
+            console: Console::default(),
+            notes: Notes::new(),
+        }
     }
 
     fn started() -> FakeWorkloads {

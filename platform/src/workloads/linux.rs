@@ -398,6 +398,7 @@ impl LinuxWorkloads {
             group: order.group.clone(),
             shims_group: self.settings.shims_group.clone(),
             log: order.log.clone(),
+            console: order.console,
             notes: order.notes.clone(),
         }
     }
@@ -818,7 +819,7 @@ fn later_notes(bundle: &Path) -> NotesRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workloads::LogOrder;
+    use crate::workloads::{Console, LogOrder};
 
     /// A runtime without a container, and without crun.
     struct Opened {
@@ -846,6 +847,7 @@ mod tests {
                 layers: Vec::new(),
                 group: format!("{}/x", self.workloads.settings.pods_group),
                 log: LogOrder { path: self.scratch.join("log"), max_bytes: 1, max_files: 1 },
+                console: Console::default(),
                 notes: Notes::from([("image".to_owned(), "busybox".to_owned())]),
             };
             let bundle = self.workloads.places.bundle(&id());

@@ -86,8 +86,14 @@ impl Source {
     }
 
     /// Reads at most `most` bytes into the log, as far as the log takes them. Returns how many; 0: nothing is there, it has
-    /// ended, or the log takes no more now.
-    pub(super) fn pump(&mut self, log: &Log, most: usize, now: Instant) -> usize {
+    /// ended, or the log takes no more now. `copy` is given what was read.
+    pub(super) fn pump(
+        &mut self,
+        log: &Log,
+        most: usize,
+        now: Instant,
+        copy: &mut dyn FnMut(Stream, &[u8]),
+    ) -> usize {
         let mut total = 0;
         let mut is_empty = !self.open;
         while self.open && total < most {
@@ -100,7 +106,10 @@ impl Source {
             self.buffer.truncate(before + *read.as_ref().unwrap_or(&0));
             match read {
                 Ok(0) => self.open = false,
-                Ok(count) => total += count,
+                Ok(count) => {
+                    copy(self.stream, &self.buffer[before..]);
+                    total += count;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.raw_os_error() == Some(Errno::EAGAIN as i32) => {
                     is_empty = true;
@@ -576,7 +585,7 @@ mod tests {
         let output = output.to_vec();
         let container = std::thread::spawn(move || writer.write_all(&output));
         while source.pipe().is_some() {
-            source.pump(&log, usize::MAX, Instant::now());
+            source.pump(&log, usize::MAX, Instant::now(), &mut |_, _| ());
             std::thread::yield_now();
         }
         source.finish(&log, Instant::now());

@@ -7,6 +7,7 @@
 //!
 //! Leaves to others: which containers should run (core), what `config.json` says (core), which layers an image has (images).
 
+mod attach;
 mod calls;
 pub mod cgroups;
 mod crun;
@@ -37,6 +38,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use attach::{AttachOrder, Attachment};
 pub use calls::{stand_apart, start_session};
 pub use cgroups::{Cgroups, GroupLimits};
 pub use devices::{Device, all_devices, device};
@@ -49,7 +51,7 @@ pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
 pub use probe::{Board, has_apparmor, probe};
 pub(crate) use process::receive;
 pub use process::{WindowSize, window_size};
-pub use records::{ContainerExit, LogOrder};
+pub use records::{Console, ContainerExit, LogOrder};
 pub use rootfs::{UserFiles, bind_below, mount_memory, unmount};
 pub use running::{RunningPod, running_pods};
 pub use session::{Session, SessionOrder, Streams};
@@ -173,6 +175,8 @@ pub struct ContainerOrder {
     pub group: String,
     /// Where its output goes.
     pub log: LogOrder,
+    /// Its input, and whether it has a terminal.
+    pub console: Console,
     /// What the agent wants to know of the container again after a restart. Not looked at here.
     pub notes: Notes,
 }

@@ -45,6 +45,18 @@ pub struct LogOrder {
     pub max_files: u32,
 }
 
+/// What a container's first process reads from, and what it is a terminal of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Console {
+    /// It has an input, which stays open while nobody is attached.
+    pub stdin: bool,
+    /// Without a terminal: its input ends with that of the first client that is attached to it.
+    pub stdin_once: bool,
+    /// Its streams are one terminal, as `config.json` says, too.
+    pub tty: bool,
+}
+
 /// What the shim is to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -58,6 +70,8 @@ pub(super) struct Order {
     /// The shims' own.
     pub(super) shims_group: String,
     pub(super) log: LogOrder,
+    #[serde(default)]
+    pub(super) console: Console,
     #[serde(default)]
     pub(super) notes: Notes,
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -372,19 +372,22 @@ pub(super) fn listen(path: &Path) -> io::Result<(UnixListener, PathBuf)> {
     Ok((socket, PathBuf::from(name)))
 }
 
+/// The terminal that crun has sent.
+pub(super) fn master_from(connection: &UnixStream, limit: Duration) -> io::Result<File> {
+    connection.set_nonblocking(false)?;
+    connection.set_read_timeout(Some(limit))?;
+    let mut name = [0; 256];
+    let (_, mut descriptors) = process::receive(connection, &mut name)?;
+    let master = descriptors.pop().ok_or_else(|| io::Error::other("crun sent no terminal"))?;
+    Ok(File::from(master))
+}
+
 /// The terminal that crun sends.
 pub(super) fn master_of(socket: &UnixListener, crun: &mut Child, limit: Duration) -> io::Result<File> {
     let end = process::after(Instant::now(), limit);
     loop {
         match socket.accept() {
-            Ok((connection, _)) => {
-                connection.set_nonblocking(false)?;
-                connection.set_read_timeout(Some(limit))?;
-                let mut name = [0; 256];
-                let (_, mut descriptors) = process::receive(&connection, &mut name)?;
-                let master = descriptors.pop().ok_or_else(|| io::Error::other("crun sent no terminal"))?;
-                return Ok(File::from(master));
-            }
+            Ok((connection, _)) => return master_from(&connection, limit),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }

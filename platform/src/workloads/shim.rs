@@ -1,14 +1,15 @@
-//! `kedge shim`: the process that belongs to one container. It creates and starts it, keeps its log, waits for its end, and records
-//! how it ended, whether or not an agent lives meanwhile.
+//! `kedge shim`: the process that belongs to one container. It creates and starts it, holds its input and terminal, keeps its log, waits
+//! for its end, and records how it ended, whether or not an agent lives meanwhile.
 //!
 //! What always holds: exactly one shim serves a bundle, because it inherits the bundle's lock from the agent that started it, as its
 //! standard input; the lock ends with it. Each record is written when what it says is so, and `exit.json` is the last. Whatever
 //! fails, the container's processes are gone before `exit.json` says that it ended. If the shim is killed, what it has started
 //! but the container ends with it; the agent ends the container.
 //!
-//! Leaves to others: what is in the bundle (`linux`), lines and files of the log (`log`), how crun is called (`crun`).
+//! Leaves to others: what is in the bundle (`linux`), lines and files of the log (`log`), clients (`attach`), how crun is called (`crun`).
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
@@ -23,6 +24,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 
+use super::attach::Attachers;
 use super::cgroups::GroupLimits;
 use super::crun;
 use super::log::{Log, PATIENCE, Source, Stream};
@@ -30,13 +32,15 @@ use super::process::{self, ProcessName};
 use super::records::{
     ContainerExit, EXIT, ORDER, Order, Records, SHIM, STATE, ShimRecord, StateRecord, VERSION, now_micros,
 };
-use super::{WorkloadError, on};
+use super::{WorkloadError, on, session};
 
 /// Like the kubelet's for the processes that keep containers: one container's memory must not cost another's shim. Lowering it
 /// needs a capability; without it the agent's own value is inherited.
 const OOM_SCORE: &str = "-998";
 /// What all shims together get of busy processors, where a service of the machine gets 1024: they read what containers write.
 const SHIMS_SHARES: u64 = 256;
+/// Where crun sends a container's terminal, in the bundle.
+const CONSOLE: &str = "console.sock";
 /// Most that is read of the output after the container's end: all that a pipe can hold by default, and room. What still writes
 /// then is no part of the container.
 const LAST_OUTPUT_BYTES: usize = 1024 * 1024;
@@ -101,15 +105,13 @@ impl Shim {
     /// The container from its creation to its end.
     fn serve(&mut self) -> io::Result<ContainerExit> {
         let log = Log::start(self.order.log.clone())?;
-        let (out_reader, out_writer) = std::io::pipe()?;
-        let (err_reader, err_writer) = std::io::pipe()?;
-        let mut sources = [
-            Source::new(OwnedFd::from(out_reader), Stream::Stdout)?,
-            Source::new(OwnedFd::from(err_reader), Stream::Stderr)?,
-        ];
-        let output = [Stdio::from(out_writer), Stdio::from(err_writer)];
-        let create = self.order.crun.create(&self.bundle, &self.order.id, output);
-        self.run(create, "create", self.order.crun.limit())?;
+        // before anybody can see that the container runs
+        let mut attached = Attachers::listen(&self.bundle, self.order.console);
+        let mut sources = if self.order.console.tty {
+            self.create_with_terminal(&mut attached)?
+        } else {
+            self.create_with_pipes(&mut attached)?
+        };
         let pid = self.pid()?;
         let process = ProcessName::of(pid);
         let oom_before = self.oom_kills();
@@ -122,12 +124,54 @@ impl Shim {
             let state = StateRecord { version: VERSION, process, started_at };
             self.records.write(STATE, &state).map_err(io::Error::other)?;
         }
-        let status = self.follow(pid, &mut sources, &log)?;
+        let status = self.follow(pid, &mut sources, &log, &mut attached)?;
         let finished_at = now_micros();
         let oom_after = self.oom_kills();
         let exit = ContainerExit { finished_at, ..exit_of(status, started_at, oom_after > oom_before) };
-        let dropped_lines = self.wind_up(&mut sources, log);
+        let dropped_lines = self.wind_up(&mut sources, log, &mut attached);
+        attached.finish(exit.exit_code);
         Ok(ContainerExit { dropped_lines, ..exit })
+    }
+
+    /// Creates a container that reads and writes pipes; what it writes is to be logged.
+    fn create_with_pipes(&mut self, attached: &mut Attachers) -> io::Result<Vec<Source>> {
+        let (out_reader, out_writer) = std::io::pipe()?;
+        let (err_reader, err_writer) = std::io::pipe()?;
+        let sources = vec![
+            Source::new(OwnedFd::from(out_reader), Stream::Stdout)?,
+            Source::new(OwnedFd::from(err_reader), Stream::Stderr)?,
+        ];
+        let stdin = if self.order.console.stdin {
+            let (in_reader, in_writer) = std::io::pipe()?;
+            attached.begin(Some(File::from(OwnedFd::from(in_writer))), None)?;
+            Stdio::from(in_reader)
+        } else {
+            Stdio::null()
+        };
+        let streams = [stdin, Stdio::from(out_writer), Stdio::from(err_writer)];
+        let create = self.order.crun.create(&self.bundle, &self.order.id, streams, None);
+        self.run(create, "create", self.order.crun.limit())?;
+        Ok(sources)
+    }
+
+    /// Creates a container with a terminal of its own, whose master crun hands over.
+    fn create_with_terminal(&mut self, attached: &mut Attachers) -> io::Result<Vec<Source>> {
+        let path = self.bundle.join(CONSOLE);
+        let _ = std::fs::remove_file(&path);
+        let (socket, name) = session::listen(&path)?;
+        let streams = [Stdio::null(), Stdio::null(), Stdio::null()];
+        let create = self.order.crun.create(&self.bundle, &self.order.id, streams, Some(&name));
+        let limit = self.order.crun.limit();
+        self.run(create, "create", limit)?;
+        let taken = socket.accept().and_then(|(connection, _)| session::master_from(&connection, limit));
+        let _ = std::fs::remove_file(&path);
+        let terminal = taken.map_err(|error| {
+            io::Error::new(error.kind(), format!("crun create gave no terminal: {error}"))
+        })?;
+        let stdin = if self.order.console.stdin { Some(terminal.try_clone()?) } else { None };
+        let source = Source::new(OwnedFd::from(terminal.try_clone()?), Stream::Stdout)?;
+        attached.begin(stdin, Some(terminal))?;
+        Ok(vec![source])
     }
 
     /// Runs a step of crun within its limit; the error is crun's own text.
@@ -175,8 +219,14 @@ impl Shim {
         }
     }
 
-    /// Keeps the log until the container ends.
-    fn follow(&mut self, pid: i32, sources: &mut [Source; 2], log: &Log) -> io::Result<ExitStatus> {
+    /// Keeps the log, and serves those who are attached, until the container ends.
+    fn follow(
+        &mut self,
+        pid: i32,
+        sources: &mut [Source],
+        log: &Log,
+        attached: &mut Attachers,
+    ) -> io::Result<ExitStatus> {
         loop {
             self.collect();
             if let Some(status) = self.ended.remove(&pid) {
@@ -185,37 +235,46 @@ impl Shim {
             // nobody waits for the others
             self.ended.clear();
             let now = Instant::now();
-            let takes = log.takes_lines(now);
-            let read = if takes {
-                sources.iter_mut().map(|source| source.pump(log, TURN_BYTES, now)).sum()
+            attached.serve(now);
+            let takes = log.takes_lines(now) && !attached.is_behind();
+            // what a client does not take at once waits in memory: one reading of each output
+            let most = if attached.is_empty() { TURN_BYTES } else { 1 };
+            let mut copy = |stream, bytes: &[u8]| attached.take(stream, bytes, now);
+            let read: usize = if takes {
+                sources.iter_mut().map(|source| source.pump(log, most, now, &mut copy)).sum()
             } else {
                 0
             };
             if read > 0 {
                 continue;
             }
-            let takes = log.takes_lines(now);
+            let (takes, is_behind) = (log.takes_lines(now), attached.is_behind());
             let mut awaited = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            if takes {
+            attached.await_in(&mut awaited);
+            if takes && !is_behind {
                 let pipes = sources.iter().filter_map(Source::pipe);
                 awaited.extend(pipes.map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)));
                 wait_for_ever(&mut awaited)?;
-            } else {
-                awaited.push(PollFd::new(log.room().as_fd(), PollFlags::POLLIN));
-                wait(&mut awaited, log.patience_left(now))?;
+                continue;
             }
+            let mut limit = attached.patience_left(now);
+            if !takes {
+                awaited.push(PollFd::new(log.room().as_fd(), PollFlags::POLLIN));
+                limit = limit.min(log.patience_left(now));
+            }
+            wait(&mut awaited, limit)?;
         }
     }
 
     /// After the end: ends what the container left, takes the last output, and forgets the container. Returns the lines that the
     /// log misses.
-    fn wind_up(&mut self, sources: &mut [Source; 2], log: Log) -> u64 {
+    fn wind_up(&mut self, sources: &mut [Source], log: Log, attached: &mut Attachers) -> u64 {
         self.end_all();
         // bounded by what is read below
         log.lift_limit();
-        let end = Instant::now() + PATIENCE;
+        let (end, attached_end) = (Instant::now() + PATIENCE, Attachers::end_of_patience());
         for source in sources {
-            take_rest(source, &log, end);
+            take_rest(source, &log, end, attached, attached_end);
         }
         let dropped = log.finish(PATIENCE);
         self.forget();
@@ -261,12 +320,14 @@ impl Shim {
     }
 }
 
-/// What is left in the pipe of a container that has ended, as far as the log takes it in time.
-fn take_rest(source: &mut Source, log: &Log, end: Instant) {
+/// What is left in the pipe of a container that has ended, as far as the log takes it in time, and clients do.
+fn take_rest(source: &mut Source, log: &Log, end: Instant, attached: &mut Attachers, attached_end: Instant) {
     let mut left = LAST_OUTPUT_BYTES;
     while left > 0 {
         let now = Instant::now();
-        let read = source.pump(log, left.min(TURN_BYTES), now);
+        let most = if attached.is_empty() { left.min(TURN_BYTES) } else { 1 };
+        let read = source.pump(log, most, now, &mut |stream, bytes| attached.take(stream, bytes, now));
+        attached.drain(attached_end);
         left -= read.min(left);
         if read > 0 {
             continue;
@@ -313,7 +374,7 @@ fn poll_once(awaited: &mut [PollFd<'_>], limit: PollTimeout) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::records::LogOrder;
+    use super::super::records::{Console, LogOrder};
     use super::*;
     use std::io::{Read as _, Write as _};
 
@@ -340,7 +401,9 @@ mod tests {
         });
         let mut source = Source::new(OwnedFd::from(reader), Stream::Stdout).unwrap();
         log.lift_limit();
-        take_rest(&mut source, &log, Instant::now() + Duration::from_secs(60));
+        let mut attached = Attachers::listen(&scratch, Console::default());
+        let end = Instant::now() + Duration::from_secs(60);
+        take_rest(&mut source, &log, end, &mut attached, end);
         assert_eq!(log.finish(Duration::from_secs(60)), 0);
         assert_eq!(taken.join().unwrap(), 30_000);
         std::fs::remove_dir_all(&scratch).unwrap();

@@ -284,8 +284,8 @@ mod tests {
 
     #[test]
     fn unserved_and_invalid_specs_are_rejected() {
-        let tty = json!({"containers": [{"name": "a", "tty": true}]});
-        check(tty, &[], Some((NOT_SERVED, "spec.containers[0].tty: nothing")));
+        let disks = json!({"containers": [{"name": "a", "volumeDevices": [{"name": "v"}]}]});
+        check(disks, &[], Some((NOT_SERVED, "spec.containers[0].volumeDevices: no storage")));
         check(asks("many"), &[], Some((INVALID, "expected a quantity")));
         let resources = |which: &str, resource: &str, amount: &str| json!({"containers": [{"name": "a", "resources": {which: {resource: amount}}}]});
         check(resources("requests", "ephemeral-storage", "1Gi"), &[], None);

@@ -571,6 +571,15 @@ pub struct ContainerOrder {
     /// What `StopContainer` without a signal sends: as the image has it, else `SIGTERM`.
     pub stop_signal: String,
     pub termination_message: TerminationMessage,
+    pub console: Console,
+}
+
+/// What a container reads from, and what it is a terminal of: its fields of these names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Console {
+    pub stdin: bool,
+    pub stdin_once: bool,
+    pub tty: bool,
 }
 
 /// Where a container says why it ended.

@@ -37,7 +37,7 @@ mod updating;
 mod volumes;
 
 pub use event::{
-    ApiServer, Command, ContainerKey, ContainerOrder, ContainerState, ContainerUsage, DesiredFile,
+    ApiServer, Command, Console, ContainerKey, ContainerOrder, ContainerState, ContainerUsage, DesiredFile,
     DesiredFound, DiskUsage, Dns, Exit, Failure, FailureReason, HostPort, Image, ImageConfig, ImageOrder,
     Inventory, Measure, Mount, NodeFacts, ObjectKind, ObjectName, ObjectRead, Observation, PodAction, PodAsk,
     PodEvent, PodFound, PodNetwork, PodNetworks, PodNews, PodRef, PodRequest, PodSandbox, PodUid, PodUsage,

@@ -282,6 +282,9 @@ pub(crate) struct Container {
     pub(crate) lifecycle: Lifecycle,
     pub(crate) termination_message_path: String,
     pub(crate) termination_message_policy: String,
+    pub(crate) stdin: bool,
+    pub(crate) stdin_once: bool,
+    pub(crate) tty: bool,
 }
 
 impl Container {

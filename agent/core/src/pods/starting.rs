@@ -8,8 +8,8 @@ use crate::event::Level;
 use crate::pods::admission::{self, host_ports};
 use crate::pods::environment::{self, EnvProblem, Sources};
 use crate::pods::event::{
-    ApiServer, ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction, PodNetwork,
-    PodNetworks, PodSandbox, Volume,
+    ApiServer, Console, ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction,
+    PodNetwork, PodNetworks, PodSandbox, Volume,
 };
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
@@ -464,6 +464,7 @@ impl Life {
             qos: resources::qos_class(&pod.spec),
             stop_signal,
             termination_message: spec.termination_message(),
+            console: Console { stdin: spec.stdin, stdin_once: spec.stdin_once, tty: spec.tty },
             image,
         };
         ctx.actions.push(PodAction::CreateContainer(Box::new(order)));

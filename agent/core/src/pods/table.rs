@@ -30,7 +30,6 @@ const PROFILES: &str = "RuntimeDefault, Localhost or Unconfined";
 const KINDS: &[&str] = &["RuntimeDefault", "Localhost", "Unconfined"];
 const SCHEDULER: &str = "the scheduler's: the pod is bound already";
 const STORAGE: &str = "no storage drivers: use emptyDir, hostPath, configMap or secret";
-const ATTACH: &str = "nothing can attach to a container's input";
 const GROUPS: &str = "pods are scheduled one by one";
 const CLAIMS: &str = "no dynamic resource allocation";
 
@@ -101,11 +100,11 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].securityContext.seccompProfile.type", Only(KINDS, PROFILES)),
     ("containers[].securityContext.windowsOptions", Refused(WINDOWS)),
     ("containers[].startupProbe", Served),
-    ("containers[].stdin", Refused(ATTACH)),
-    ("containers[].stdinOnce", Refused(ATTACH)),
+    ("containers[].stdin", Served),
+    ("containers[].stdinOnce", Served),
     ("containers[].terminationMessagePath", Served),
     ("containers[].terminationMessagePolicy", Served),
-    ("containers[].tty", Refused(ATTACH)),
+    ("containers[].tty", Served),
     ("containers[].volumeDevices", Refused(STORAGE)),
     ("containers[].volumeMounts", Below),
     ("containers[].volumeMounts[].mountPath", Served),
@@ -353,7 +352,10 @@ mod tests {
                 assert!(found.starts_with(expect), "{found:?}, expected {expect:?}");
             }
         };
-        check(json!({"containers": [{"name": "a", "image": "x", "tty": false, "securityContext": {}}]}), &[]);
+        check(
+            json!({"containers": [{"name": "a", "image": "x", "tty": true, "stdin": true, "securityContext": {}}]}),
+            &[],
+        );
         check(
             json!({"securityContext": {"runAsUser": 1, "fsGroup": 2, "seccompProfile": {"type": "RuntimeDefault"}}}),
             &[],
@@ -372,8 +374,8 @@ mod tests {
         check(json!({"hostUsers": false}), &["spec.hostUsers: no user"]);
         check(json!({"hostUsers": true, "hostNetwork": true}), &[]);
         check(
-            json!({"initContainers": [{"restartPolicy": "Always"}, {"restartPolicy": "Never", "tty": true}]}),
-            &["spec.initContainers[1].restartPolicy", "spec.initContainers[1].tty"],
+            json!({"initContainers": [{"restartPolicy": "Always"}, {"restartPolicy": "Never", "volumeDevices": [{}]}]}),
+            &["spec.initContainers[1].restartPolicy", "spec.initContainers[1].volumeDevices"],
         );
         check(json!({"containers": [{"restartPolicy": "Always"}]}), &["spec.containers[0].restartPolicy"]);
         check(
@@ -381,6 +383,6 @@ mod tests {
             &["spec.volumes[0].nfs: no storage"],
         );
         check(json!({"brandNew": 1, "other": 0}), &["spec.brandNew: this agent does not know"]);
-        check(json!({"containers": vec![json!({"tty": true}); 50]}), &["spec"; MOST_REFUSALS]);
+        check(json!({"containers": vec![json!({"volumeDevices": [{}]}); 50]}), &["spec"; MOST_REFUSALS]);
     }
 }

@@ -122,7 +122,7 @@ pub fn config(
     let mut config = json!({
         "ociVersion": "1.0.2",
         "process": {
-            "terminal": false,
+            "terminal": container.console.tty,
             "user": {"uid": user.uid, "gid": user.gid, "additionalGids": user.groups},
             "args": container.argv,
             "env": environment(shared, container),
@@ -162,7 +162,8 @@ pub fn config(
 fn environment(shared: &Shared, container: &ContainerOrder) -> Vec<String> {
     let has = |name: &str| container.env.iter().any(|(other, _)| other == name);
     let defaults = [("PATH", PATH), ("HOSTNAME", shared.hostname.as_str())];
-    let missing = defaults.into_iter().filter(|(name, _)| !has(name));
+    let terminal = container.console.tty.then_some(("TERM", "xterm"));
+    let missing = defaults.into_iter().chain(terminal).filter(|(name, _)| !has(name));
     let own = container.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     missing.chain(own).map(|(name, value)| format!("{name}={value}")).collect()
 }
@@ -244,7 +245,9 @@ fn resources(container: &ContainerOrder, machine: &Machine, granted: &Granted) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::{ContainerKey, Image, PodUid, QosClass, Resources, Security, TerminationMessage};
+    use crate::pods::{
+        Console, ContainerKey, Image, PodUid, QosClass, Resources, Security, TerminationMessage,
+    };
 
     fn container() -> ContainerOrder {
         ContainerOrder {
@@ -270,6 +273,7 @@ mod tests {
                 path: "/dev/termination-log".into(),
                 falls_back_to_logs: false,
             },
+            console: Console::default(),
         }
     }
 
