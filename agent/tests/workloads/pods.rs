@@ -161,6 +161,7 @@ fn manifest() -> String {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
         "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1,
         "containers": [{"name": "main", "image": "web:1", "command": ["/bin/sh", "-c", "echo $GREETING; exec sleep 86321"],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
             "env": [{"name": "GREETING", "valueFrom": {"configMapKeyRef": {"name": "words", "key": "hello"}}}]}]}});
     let words = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"}, "data": {"hello": "hello edge"}});
     json!({"apiVersion": "v1", "kind": "List", "items": [words, pod]}).to_string()
@@ -244,6 +245,9 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         assert_ne!(other, pid);
         let last = setup.pod()["status"]["containerStatuses"][0]["lastState"]["terminated"].clone();
         assert_eq!((last["exitCode"].as_i64(), last["signal"].as_i64()), (Some(137), Some(9)), "{last}");
+        assert_eq!(last["message"], "hello edge", "the end of its log");
+        let (_, listed, _) = agent.kedge(&["pods"]).unwrap();
+        assert!(listed.contains(" 1/1 "), "{listed}");
 
         // deleted and gone
         kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
