@@ -15,7 +15,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use tungstenite::protocol::Role;
 use tungstenite::{Error, Message, WebSocket};
@@ -230,6 +230,8 @@ impl Remote {
     /// The error is an answer without an upgrade.
     fn asking(machine: &Machine, protocol: &str, path: &str) -> Result<Self, String> {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(LIMIT)).unwrap();
+        ours.set_write_timeout(Some(LIMIT)).unwrap();
         let places = [machine.settings.run.parent().unwrap(), machine.settings.data.parent().unwrap()];
         let [run, root] = places.map(|path| path.to_str().unwrap().to_owned());
         let words = ["kedge", "agent", "--run-dir", &run, "--root-dir", &root].map(OsString::from);
@@ -369,11 +371,13 @@ fn kubectl_runs_programs_through_the_hub() {
                 "name": "main", "image": "web:1", "command": ["sleep", "86321"]}]}});
         kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
         setup.shows("a pod that runs", || setup.runs_with(0));
-        let run = |line: &[&str], input: &[u8]| {
+        let start = |line: &[&str]| {
             let mut command = Command::new(kubectl.program());
             command.arg("--kubeconfig").arg(kubectl.kubeconfig()).arg("exec").args(line);
-            let mut child =
-                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let run = |line: &[&str], input: &[u8]| {
+            let mut child = start(line);
             let mut stdin = child.stdin.take().unwrap();
             let input = input.to_vec();
             let writing = thread::spawn(move || {
@@ -396,6 +400,27 @@ fn kubectl_runs_programs_through_the_hub() {
             !output.status.success() && error.contains("error executing command in container"),
             "{error}"
         );
+
+        // the agent is killed, and another takes its place: a session is no child of either
+        let mut child = start(&["-i", "web", "--", "cat"]);
+        let mut output = child.stdout.take().unwrap();
+        let (heard, hears) = mpsc::channel();
+        thread::spawn(move || {
+            let mut some = [0; 100];
+            while let Ok(count @ 1..) = output.read(&mut some) {
+                let _ = heard.send(some[..count].to_vec());
+            }
+        });
+        let mut input = child.stdin.take().unwrap();
+        let mut echoed = |line: &[u8]| {
+            input.write_all(line).unwrap();
+            assert_eq!(hears.recv_timeout(LIMIT).unwrap(), line);
+        };
+        echoed(b"before\n");
+        setup.replace_the_agent();
+        echoed(b"after\n");
+        drop(input);
+        assert!(child.wait().unwrap().success());
     });
 }
 
