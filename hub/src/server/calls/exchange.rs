@@ -106,9 +106,8 @@ pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> R
         }
         (200, Some(framing)) => {
             let mut headers = HeaderMap::new();
-            headers.extend(
-                head.headers.get(header::CONTENT_TYPE).map(|value| (header::CONTENT_TYPE, value.clone())),
-            );
+            headers.insert(header::CONTENT_TYPE, harmless(head.headers.get(header::CONTENT_TYPE)));
+            headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
             Ok(Relay::body(stream, Incoming::new(early, framing), headers))
         }
         (400.., framing) => {
@@ -120,6 +119,16 @@ pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> R
         }
         (status, _) => Err(failed(format!("its answer has the status {status} and no length"))),
     }
+}
+
+/// The type that a node gives its answer, if no browser runs what has it: for the browser of an administrator the answer is the hub's.
+fn harmless(given: Option<&HeaderValue>) -> HeaderValue {
+    let of = |value: &&HeaderValue| {
+        let text = value.to_str().unwrap_or_default();
+        let kind = text.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("text/plain") || kind.eq_ignore_ascii_case("application/json")
+    };
+    given.filter(of).cloned().unwrap_or(HeaderValue::from_static("application/octet-stream"))
 }
 
 /// Asks, and returns all that a client would get: for a fuzzer, which has no client.
@@ -239,10 +248,27 @@ mod tests {
         let answer =
             "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nSet-Cookie: a\r\nContent-Length: 1\r\n\r\nx";
         let (status, headers) = answered(false, answer).ok().unwrap().head();
-        assert_eq!((status.as_u16(), headers.len()), (200, 1));
+        assert_eq!((status.as_u16(), headers.len()), (200, 2));
         let answer = "HTTP/1.1 101 \r\nUpgrade: websocket\r\nSec-WebSocket-Accept: a\r\nServer: b\r\n\r\n";
         let (status, headers) = answered(true, answer).ok().unwrap().head();
         assert_eq!((status.as_u16(), headers.len()), (101, 3));
+    }
+
+    #[test]
+    fn no_browser_runs_what_a_node_answers() {
+        for (given, expect) in [
+            ("Content-Type: text/plain; version=0.0.4\r\n", "text/plain; version=0.0.4"),
+            ("Content-Type: application/json\r\n", "application/json"),
+            ("Content-Type: text/html\r\n", "application/octet-stream"),
+            ("Content-Type: text/plainly\r\n", "application/octet-stream"),
+            ("Content-Type: image/svg+xml; text/plain\r\n", "application/octet-stream"),
+            ("", "application/octet-stream"),
+        ] {
+            let answer = format!("HTTP/1.1 200 OK\r\n{given}Content-Length: 1\r\n\r\nx");
+            let (_, headers) = answered(false, &answer).ok().unwrap().head();
+            assert_eq!(headers[header::CONTENT_TYPE], expect);
+            assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        }
     }
 
     #[test]
