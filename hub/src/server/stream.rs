@@ -11,17 +11,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use kedge_platform::linux::probe_idle_peer;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 /// A write must make progress in this time. Well above the pauses of a bad radio link.
 const STALL: Duration = Duration::from_secs(60);
-/// The same in a session. A peer that vanished ends it sooner: the kernel gives up after a quarter of an hour.
+/// The same in a session. A peer that vanished ends it sooner: probes of a session's connection stay unanswered.
 const SESSION_STALL: Duration = Duration::from_secs(4 * 60 * 60);
 
 /// Most bytes that a refused caller may still send before it is cut off: five times the largest body.
 const LINGER_BYTES: usize = 16 * 1024 * 1024;
+/// A session without a byte for so long has its peer probed, so often, until so many probes have no answer: a peer that lost its power
+/// ends it after two and a half minutes.
+const PROBE_AFTER: Duration = Duration::from_secs(75);
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
+const PROBES: u32 = 5;
 /// Longest time and longest pause of that; nginx's `lingering_time` and `lingering_timeout`.
 const LINGER_TIME: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
@@ -55,21 +61,27 @@ impl Patience {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    fn is_of_session(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     fn time(&self) -> Duration {
-        if self.0.load(Ordering::Relaxed) { SESSION_STALL } else { STALL }
+        if self.is_of_session() { SESSION_STALL } else { STALL }
     }
 }
 
 pub(super) struct Stalling {
     socket: TcpStream,
     patience: Patience,
+    /// The kernel asks whether the peer is there; only in a session: elsewhere each probe would cost an idle node bytes.
+    is_probed: bool,
     /// Set while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl Stalling {
     pub(super) fn new(socket: TcpStream) -> Stalling {
-        Stalling { socket, patience: Patience::default(), stalled: None }
+        Stalling { socket, patience: Patience::default(), is_probed: false, stalled: None }
     }
 
     pub(super) fn patience(&self) -> Patience {
@@ -108,6 +120,11 @@ impl AsyncRead for Stalling {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.is_probed && self.patience.is_of_session() {
+            self.is_probed = true;
+            // a kernel without them leaves the time limits
+            let _ = probe_idle_peer(&self.socket, PROBE_AFTER, PROBE_INTERVAL, PROBES);
+        }
         Pin::new(&mut self.socket).poll_read(context, buffer)
     }
 }

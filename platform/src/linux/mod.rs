@@ -20,12 +20,14 @@ mod supervisor;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::exit::RecordedExit;
 use crate::files::{DurableFiles, Files, Kind, ReadError};
@@ -45,6 +47,24 @@ pub(crate) use disk::{find_file, read_up_to, reopen};
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {
     Arc::new(DurableFiles::new(LinuxDisk::new(root)))
+}
+
+/// Has the kernel ask a silent TCP peer whether it is there: `after` so long, each `interval`, until `probes` have no answer, which ends
+/// the connection with an error. In seconds; parts of one count for nothing.
+///
+/// # Errors
+/// It is no TCP socket, or the kernel refuses the times.
+pub fn probe_idle_peer(
+    socket: &impl AsFd,
+    after: Duration,
+    interval: Duration,
+    probes: u32,
+) -> io::Result<()> {
+    let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    setsockopt(socket, sockopt::TcpKeepIdle, &seconds(after))?;
+    setsockopt(socket, sockopt::TcpKeepInterval, &seconds(interval))?;
+    setsockopt(socket, sockopt::TcpKeepCount, &probes)?;
+    Ok(setsockopt(socket, sockopt::KeepAlive, &true)?)
 }
 
 /// Raises this process's limit of open files to the most that it may have. Returns the limit; the present one if the system does not
@@ -112,21 +132,27 @@ pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> 
 /// # Errors
 /// It is not such a file, or cannot be read.
 pub fn read_end(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut file = open_regular(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
+    let mut content = Vec::new();
+    file.take(limit).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// A regular file, to be read, where a stranger may write: anything else in its place, a link too, is refused without blocking on it.
+///
+/// # Errors
+/// It is not such a file, or cannot be opened.
+pub fn open_regular(path: &Path) -> io::Result<File> {
     let refuse = || io::Error::other("not a regular file");
     // Looked at before it is opened: opening a device can have effects.
     if !path.symlink_metadata()?.is_file() {
         return Err(refuse());
     }
     let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOFOLLOW).bits();
-    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(refuse());
-    }
-    file.seek(SeekFrom::Start(found.len().saturating_sub(limit)))?;
-    let mut content = Vec::new();
-    file.take(limit).read_to_end(&mut content)?;
-    Ok(content)
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(refuse()) }
 }
 
 /// The previous exit as recorded in `files` and remembered by the machine.
