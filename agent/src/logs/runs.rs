@@ -11,6 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use kedge_platform::linux::open_regular;
+
 use super::{LogsOptions, cannot_read, listed};
 
 /// Longest line that is read at once: what a shim writes at most. Of a longer one the rest counts as another line.
@@ -42,7 +44,7 @@ impl Run {
             return Err(format!("no pod {namespace}/{name} has logs below {}", logs.display()));
         };
         let pod_directory = logs.join(pod);
-        let containers = names(&pod_directory)?;
+        let containers = names_below(&pod_directory)?;
         let container = match (&options.container, containers.as_slice()) {
             (Some(container), all) if all.contains(container) => container.clone(),
             (Some(container), all) => {
@@ -91,7 +93,12 @@ impl Run {
 
     /// A later run of the container has begun, or its logs were removed.
     pub(super) fn is_superseded(&self) -> bool {
-        runs(&self.directory).is_ok_and(|runs| runs.last().is_none_or(|last| *last > self.number))
+        match runs(&self.directory) {
+            Ok(runs) => runs.last().is_none_or(|last| *last > self.number),
+            Err(_) => {
+                self.directory.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound)
+            }
+        }
     }
 
     /// The file that is written (0), or one that was written before it.
@@ -107,7 +114,7 @@ impl Run {
             let mut written = None;
             for age in 0.. {
                 let path = self.path(age);
-                match File::open(&path).and_then(|file| Ok((file.metadata()?.ino(), file))) {
+                match open_regular(&path).and_then(|file| Ok((file.metadata()?.ino(), file))) {
                     Ok(file) => {
                         written = written.or((age == 0).then_some(file.0));
                         files.push(file);
@@ -119,7 +126,7 @@ impl Run {
                 }
             }
             // a rotation moves each to the next name
-            let first = fs::metadata(self.path(0)).map(|found| found.ino()).ok();
+            let first = fs::symlink_metadata(self.path(0)).map(|found| found.ino()).ok();
             if first == written {
                 return Ok(files);
             }
@@ -138,9 +145,19 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
+/// As [`names`], of a directory whose place a pod may be able to write to (a volume of the machine's logs): no link is followed.
+fn names_below(directory: &Path) -> Result<Vec<String>, String> {
+    match directory.symlink_metadata() {
+        Ok(found) if !found.is_dir() => {
+            Err(cannot_read(directory, &io::Error::from(ErrorKind::NotADirectory)))
+        }
+        _ => names(directory),
+    }
+}
+
 /// The numbers of its runs, in order.
 fn runs(container: &Path) -> Result<Vec<u32>, String> {
-    let names = names(container)?;
+    let names = names_below(container)?;
     let mut runs: Vec<u32> =
         names.iter().filter_map(|name| name.split_once(".log")?.0.parse().ok()).collect();
     runs.sort_unstable();
@@ -150,8 +167,8 @@ fn runs(container: &Path) -> Result<Vec<u32>, String> {
 
 /// When one of the pod's containers last began a file.
 fn changed(pod: &Path) -> Option<SystemTime> {
-    let containers = names(pod).ok()?;
-    containers.iter().filter_map(|name| fs::metadata(pod.join(name)).ok()?.modified().ok()).max()
+    let containers = names_below(pod).ok()?;
+    containers.iter().filter_map(|name| fs::symlink_metadata(pod.join(name)).ok()?.modified().ok()).max()
 }
 
 /// The lines of a run.
@@ -350,6 +367,29 @@ mod tests {
         assert!(log.advance().unwrap());
         assert_eq!(read(&mut log), ["c"]);
         assert_eq!(runs(scratch.path()), Ok(vec![0]));
+    }
+
+    #[test]
+    fn links_and_pipes_in_place_of_logs_are_not_read() {
+        let scratch = Scratch::new("log-links").unwrap();
+        scratch.write("secret/0.log", "the key of the node\n");
+        let path = |name: &str| scratch.path().join(name);
+        fs::create_dir(path("c")).unwrap();
+        std::os::unix::fs::symlink(path("secret/0.log"), path("c/0.log")).unwrap();
+        assert_eq!(runs(&path("c")), Ok(vec![0]));
+        let run = Run { directory: path("c"), ..run(&scratch) };
+        let refused = |run: &Run| Log::open(run, None).err().expect("it is no log");
+        assert!(refused(&run).contains("not a regular file"), "{}", refused(&run));
+        fs::remove_file(path("c/0.log")).unwrap();
+        // opened as a file is, it would wait for somebody who writes
+        assert!(std::process::Command::new("mkfifo").arg(path("c/0.log")).status().unwrap().success());
+        assert!(refused(&run).contains("not a regular file"), "{}", refused(&run));
+        std::os::unix::fs::symlink(path("secret"), path("d")).unwrap();
+        assert!(runs(&path("d")).unwrap_err().contains("not a directory"));
+        // a log that is followed ends with its directory, whether or not somebody knows of the container
+        assert!(!run.is_superseded());
+        fs::remove_dir_all(path("c")).unwrap();
+        assert!(run.is_superseded());
     }
 
     #[test]
