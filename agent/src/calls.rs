@@ -8,6 +8,8 @@
 use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use kedge_api::SESSION_UPGRADE;
@@ -32,6 +34,10 @@ const TAKE: Duration = Duration::from_secs(15);
 const HEAD_BYTES: usize = 16 * 1024;
 /// Stack of a thread that reads files or waits for a program.
 const STACK_BYTES: usize = 256 * 1024;
+/// Sessions that may be in their start at once: it takes a millisecond, unless the program's disk hangs.
+const MOST_STARTING: u32 = 8;
+/// How many are.
+static STARTING: AtomicU32 = AtomicU32::new(0);
 
 /// What `kedge session` was asked for.
 #[derive(Debug)]
@@ -65,9 +71,25 @@ pub(crate) fn start(words: Option<&[OsString]>, call: &str) {
     let Some(words) = words else { return };
     let mut words = words.to_vec();
     words.insert(1, call.into());
-    match workloads::start_session(&words) {
-        Ok(()) => log::info!("the hub calls: a session takes the call"),
-        Err(error) => log::warn!("the hub calls, and no process can be started for it: {error}"),
+    if STARTING.fetch_add(1, Ordering::Relaxed) >= MOST_STARTING {
+        STARTING.fetch_sub(1, Ordering::Relaxed);
+        log::warn!(
+            "the hub calls, and {MOST_STARTING} processes are still being started for calls before: the disk hangs?"
+        );
+        return;
+    }
+    // a disk that hangs holds up who starts a program from it
+    let start = move || {
+        match workloads::start_session(&words) {
+            Ok(()) => log::info!("the hub calls: a session takes the call"),
+            Err(error) => log::warn!("the hub calls, and no process can be started for it: {error}"),
+        }
+        STARTING.fetch_sub(1, Ordering::Relaxed);
+    };
+    let thread = thread::Builder::new().name("call".into()).stack_size(STACK_BYTES);
+    if let Err(error) = thread.spawn(start) {
+        STARTING.fetch_sub(1, Ordering::Relaxed);
+        log::warn!("the hub calls, and no thread can be started for it: {error}");
     }
 }
 

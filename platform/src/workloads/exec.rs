@@ -175,7 +175,10 @@ impl PidFile {
     pub(super) fn in_bundle(bundle: &Path) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        Self(bundle.join(format!("exec-{}-{number}.pid", std::process::id())))
+        let path = bundle.join(format!("exec-{}-{number}.pid", std::process::id()));
+        // of an agent that was restarted in place, and counted as we do
+        let _ = fs::remove_file(&path);
+        Self(path)
     }
 
     pub(super) fn read(&self) -> Option<i32> {
