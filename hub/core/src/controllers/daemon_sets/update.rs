@@ -39,6 +39,9 @@ pub(super) struct Pod {
     pub(super) created: String,
     /// Since when, as the pod itself has it.
     pub(super) ready_since: Option<String>,
+    /// Its containers, and what else it is ready by, were ready when its node last reported it. The hub says itself that pods are not
+    /// ready of a node that is not, and that is so until the node, when it is back, has reported each.
+    pub(super) has_served: bool,
     pub(super) phase: String,
     pub(super) trouble: Option<Trouble>,
     pub(super) is_terminating: bool,
@@ -50,7 +53,11 @@ pub(super) struct Pod {
 impl Pod {
     pub(super) fn read(value: &Value) -> Pod {
         let of = |path: &[&str]| text(value, path).to_owned();
-        let ready = condition(&value["status"], "Ready").filter(|ready| ready["status"] == "True");
+        let holds = |sort: &str| condition(&value["status"], sort).filter(|found| found["status"] == "True");
+        let ready = holds("Ready");
+        let mut gates = value["spec"]["readinessGates"].as_array().into_iter().flatten();
+        let has_served = holds("ContainersReady").is_some()
+            && gates.all(|gate| holds(text(gate, &["conditionType"])).is_some());
         let owners = value["metadata"]["ownerReferences"].as_array().into_iter().flatten();
         let controller = owners.into_iter().find(|owner| owner["controller"] == true);
         Pod {
@@ -61,6 +68,7 @@ impl Pod {
             generation: of(&["metadata", "labels", super::GENERATION]),
             created: of(&["metadata", "creationTimestamp"]),
             ready_since: ready.map(|ready| text(ready, &["lastTransitionTime"]).to_owned()),
+            has_served,
             phase: of(&["status", "phase"]),
             trouble: Trouble::read(&value["status"]),
             is_terminating: !text(value, &["metadata", "deletionTimestamp"]).is_empty(),
@@ -327,7 +335,7 @@ impl Planner<'_> {
     /// Replaces old pods, with at most so many nodes without one that serves.
     fn replace(&mut self, heres: &[Here<'_>], most: usize) {
         let mut out = 0;
-        let mut candidates = Vec::new();
+        let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
                 (Some(_), None) if self.is_held(here) => {
@@ -337,6 +345,8 @@ impl Planner<'_> {
                     // one that pulls keeps its turn
                     candidates.push(((!self.is_asked(old), self.rank(old)), here));
                 }
+                // its node may just be back, with many others
+                (Some(old), None) if old.has_served => unheard.push(here),
                 (Some(old), None) => {
                     self.end(old);
                     out += 1;
@@ -346,7 +356,11 @@ impl Planner<'_> {
             }
         }
         candidates.sort_by_key(|(rank, _)| *rank);
-        for (_, here) in candidates.into_iter().take(most.saturating_sub(out)) {
+        // they go first, for they may serve nobody; and each counts, for that is not known
+        let room = most.saturating_sub(out);
+        let left = room.saturating_sub(unheard.len());
+        let candidates = candidates.into_iter().map(|(_, here)| here).take(left);
+        for here in unheard.into_iter().take(room).chain(candidates) {
             self.replace_one(here);
         }
     }
@@ -491,8 +505,8 @@ mod tests {
         }
     }
 
-    /// A pod `node:hash:state`, with a name of its own if `node` has a suffix. States: ok (available), ready (since just now), no, ending,
-    /// failed.
+    /// A pod `node:hash:state`, with a name of its own if `node` has a suffix. States: ok (available), ready (since just now), no, unheard
+    /// (ready before its node was lost), ending, failed.
     fn pods(texts: &[&str]) -> (Vec<Pod>, Readiness) {
         let mut readiness = Readiness::new();
         let read = |(index, text): (usize, &&str)| {
@@ -515,6 +529,7 @@ mod tests {
                 generation: String::new(),
                 created: format!("2026-01-01T00:00:{index:02}Z"),
                 ready_since: since.map(|_| "t".into()),
+                has_served: since.is_some() || state == "unheard",
                 phase: if state == "failed" { "Failed" } else { "Running" }.into(),
                 trouble: None,
                 is_terminating: state == "ending",
@@ -539,6 +554,36 @@ mod tests {
         let on: Vec<&str> = plan.make.iter().map(|(_, node)| node.as_str()).collect();
         let gone: Vec<&str> = plan.end.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!((&on[..], &gone[..]), (made, ended), "{texts:?}");
+    }
+
+    #[test]
+    fn nodes_that_are_back_are_updated_within_the_budget() {
+        let three = nodes(&["a", "b", "c"]);
+        let one = wanted(json!(1), json!(0));
+        check(&one, &three, &["a:old:unheard", "b:old:unheard", "c:old:ok"], &[], &["a-old-0"]);
+        check(&one, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &[], &["c-old-2"]);
+        check(&one, &three, &["a:old:unheard", "b:new:no", "c:old:unheard"], &[], &[]);
+        let two = wanted(json!(2), json!(0));
+        check(&two, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &[], &["c-old-2", "a-old-0"]);
+        // one that its own node reports as not ready serves nobody
+        check(&one, &three, &["a:old:no", "b:old:no", "c:old:ok"], &[], &["a-old-0", "b-old-1"]);
+    }
+
+    #[test]
+    fn pod_marked_by_the_hub_has_served() {
+        let check = |gates: Value, conditions: &[(&str, &str)], expect: bool| {
+            let conditions: Vec<Value> =
+                conditions.iter().map(|(sort, status)| json!({"type": sort, "status": status})).collect();
+            let pod =
+                Pod::read(&json!({"spec": {"readinessGates": gates}, "status": {"conditions": conditions}}));
+            assert_eq!((pod.has_served, pod.ready_since.is_some()), (expect, false), "{conditions:?}");
+        };
+        let gates = json!([{"conditionType": "door"}]);
+        check(json!(null), &[("Ready", "False"), ("ContainersReady", "True")], true);
+        check(json!(null), &[("Ready", "False"), ("ContainersReady", "False")], false);
+        check(json!(null), &[("Ready", "False")], false);
+        check(gates.clone(), &[("Ready", "False"), ("ContainersReady", "True"), ("door", "False")], false);
+        check(gates, &[("Ready", "False"), ("ContainersReady", "True"), ("door", "True")], true);
     }
 
     #[test]

@@ -236,11 +236,14 @@ impl Fleet {
             for pod in World::list(&self.hub.index, &POD, "n") {
                 if pod.field(NODE_NAME_FIELD) == name && !pod.terminating {
                     let Some(run) = self.runs.get_mut(&*pod.uid) else { continue };
-                    // its agent reports it anew when it is back
+                    // it goes on, and its agent reports it anew when it is back
                     run.has_reported = false;
-                    if std::mem::take(&mut run.is_ready) {
-                        self.report(&pod.name, &pod.uid, &json!({}));
-                    }
+                    self.hub.edit(&POD, "n", &pod.name, |pod| {
+                        let conditions = pod["status"]["conditions"].as_array_mut().into_iter().flatten();
+                        conditions
+                            .filter(|one| one["type"] == "Ready")
+                            .for_each(|one| one["status"] = "False".into());
+                    });
                 }
             }
         }
@@ -254,7 +257,8 @@ impl Fleet {
         let since =
             format!("2026-01-01T{:02}:{:02}:{:02}Z", self.step / 60 % 24, self.step % 60, run.restarts % 60);
         let status = json!({"phase": "Running", "qosClass": "BestEffort", "containerStatuses": [container],
-            "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": since}]});
+            "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": since},
+                {"type": "ContainersReady", "status": ready, "lastTransitionTime": since}]});
         self.hub.edit(&POD, "n", name, |pod| {
             let answer = crate::value::condition(&pod["status"], IMAGES_PULLED).cloned();
             pod["status"] = status.clone();
@@ -497,7 +501,9 @@ impl Fleet {
             let run = live.map(|pod| self.runs.get(&*pod.uid));
             match run {
                 None => out += usize::from(!place.is_marked),
-                Some(Some(run)) if run.is_ready => current += usize::from(run.image == before.image),
+                Some(Some(run)) if run.is_ready => {
+                    current += usize::from(run.image == before.image && !place.is_marked);
+                }
                 // of an older revision, and not ready by itself
                 Some(Some(run)) if run.image != before.image => {}
                 Some(Some(_)) => out += 1,
