@@ -50,6 +50,11 @@ impl<'a> Awaited<'a> {
         Self::new(stream, ENDS)
     }
 
+    /// Waits until both of its directions are over, as by a reset.
+    pub fn broken(stream: &'a impl AsFd) -> Self {
+        Self::new(stream, PollFlags::empty())
+    }
+
     /// After [`wait`]: something of it was found.
     pub fn is_ready(&self) -> bool {
         !self.found.is_empty()

@@ -177,6 +177,12 @@ impl ApiError {
         ApiError::new(504, "Timeout", message)
     }
 
+    /// 504, which nobody reads: who asked has left before the node answered.
+    pub fn caller_left(node: &str) -> ApiError {
+        let message = format!("error dialing backend: the client left before node {node:?} answered");
+        ApiError::new(504, "Timeout", message)
+    }
+
     /// 500: it dialled, and what it answered is of no use.
     pub fn node_failed(node: &str, why: &str) -> ApiError {
         ApiError::new(500, "", format!("error dialing backend: node {node:?}: {why}"))
@@ -194,7 +200,9 @@ impl ApiError {
             504 => "Timeout",
             _ => "",
         };
-        ApiError::new(status, reason, text.trim_end().to_owned())
+        let text = text.trim_end();
+        let text = if text.is_empty() { "the node gave no reason" } else { text };
+        ApiError::new(status, reason, text.to_owned())
     }
 
     /// 404: no call with this id waits for the node that asks.

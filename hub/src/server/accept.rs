@@ -22,7 +22,7 @@ use super::connection::{Caller, ConnectionError, serve_requests};
 use super::handshakes::{Exchange, Handshake, Network};
 use super::link::Link;
 use super::shared::Server;
-use super::stream::Stalling;
+use super::stream::{Eye, Stalling};
 use crate::guard::Turns;
 
 /// A client begins its handshake in this time. Clients begin at once, so this is what the network takes.
@@ -155,7 +155,7 @@ async fn handshaken(
     }
     let finished = in_time(until, hello.into_stream(tls));
     let stream = unless_ended(&mut handshake, finished).await?.inspect_err(tell)?;
-    Ok(Link::new(Box::new(stream)))
+    Ok(Link::seen_by(Box::new(stream), |stream| Eye::of(stream.get_ref().0)))
 }
 
 /// A part of a handshake, which ends at its deadline.

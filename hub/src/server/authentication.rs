@@ -215,6 +215,11 @@ impl Presented {
         Ok(Arc::clone(&caller.identity))
     }
 
+    /// Resolves when the client has left while its call is under way.
+    pub(super) async fn left(&self) {
+        self.caller.patience.left_for(Duration::ZERO).await;
+    }
+
     /// How long a watch may stand that a token began; `None` without a token: a certificate ends its connection.
     pub(super) fn standing(&self) -> Option<Standing> {
         let claims = self.token.clone()??;

@@ -138,6 +138,7 @@ where
                 continue;
             }
         }
+        let _looking = calls::begins_like_one(link.early()).then(|| caller.patience.look(link.eye()));
         // boxed: neither the library nor a request's state is kept while the connection is idle
         link = match Box::pin(one_request(link, chunks, server, &caller, stopped.clone())).await? {
             Served::Ended => return Ok(()),
@@ -147,6 +148,8 @@ where
                 let relaying = Box::pin(async move { link.relay(kept).await });
                 return tokio::select! {
                     relayed = relaying => Ok(relayed?),
+                    // what it sent before may still be of use to the node; its session holds a place
+                    () = caller.patience.left_for(calls::LINGER) => Ok(()),
                     () = ended.as_mut() => Ok(()),
                     () = stop(stopped.clone()) => Ok(()),
                 };

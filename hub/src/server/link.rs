@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::head::{self, Framing};
 use super::respond::{self, Body};
-use super::stream;
+use super::stream::{self, Eye};
 
 /// How long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
 pub(super) const IDLE: Duration = Duration::from_secs(400);
@@ -32,6 +32,7 @@ const READ_BYTES: usize = 2 * 1024;
 /// A connection that is passed between requests, the HTTP library, and watches.
 pub(super) struct Link<S> {
     stream: S,
+    eye: fn(&S) -> Option<Eye>,
     /// Bytes that were received and not yet given to the library.
     early: Vec<u8>,
     /// What the library may still read.
@@ -82,7 +83,17 @@ pub(super) enum Next {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     pub(super) fn new(stream: S) -> Link<S> {
-        Link { stream, early: Vec::new(), readable: Readable::Bytes(0), progress: Progress::default() }
+        Link::seen_by(stream, |_| None)
+    }
+
+    /// The same of a stream whose peer can be looked at.
+    pub(super) fn seen_by(stream: S, eye: fn(&S) -> Option<Eye>) -> Link<S> {
+        Link { stream, eye, early: Vec::new(), readable: Readable::Bytes(0), progress: Progress::default() }
+    }
+
+    /// What sees whether the peer is there.
+    pub(super) fn eye(&self) -> Option<Eye> {
+        (self.eye)(&self.stream)
     }
 
     /// The progress of the next answer, to be observed while hyper owns the stream.

@@ -5,13 +5,15 @@
 //! a person reads its end in a pager, or a program its other one.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kedge_platform::linux::probe_idle_peer;
+use kedge_platform::streams::{Awaited, is_ready};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
@@ -28,6 +30,9 @@ const LINGER_BYTES: usize = 16 * 1024 * 1024;
 const PROBE_AFTER: Duration = Duration::from_secs(75);
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 const PROBES: u32 = 5;
+/// How often a peer that is neither read nor written to is looked at: who waits for its place waits no longer. A test has no
+/// such patience.
+const LOOK: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(1) };
 /// Longest time and longest pause of that; nginx's `lingering_time` and `lingering_timeout`.
 const LINGER_TIME: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
@@ -51,22 +56,82 @@ pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
     let _ = tokio::time::timeout(LINGER_TIME, reading).await;
 }
 
-/// How long a peer may read nothing; a clone is the same one.
+/// A second descriptor of a connection, which shows whether its peer has left while nobody reads what the peer sent before.
+#[derive(Debug)]
+pub(super) struct Eye(OwnedFd);
+
+impl Eye {
+    /// `None`: the machine gives no descriptor.
+    pub(super) fn of(stream: &Stalling) -> Option<Eye> {
+        stream.socket.as_fd().try_clone_to_owned().ok().map(Eye)
+    }
+
+    fn sees_end(&self) -> bool {
+        is_ready(Awaited::end(&self.0))
+    }
+
+    /// A reset, after which nothing arrives anywhere.
+    fn sees_break(&self) -> bool {
+        is_ready(Awaited::broken(&self.0))
+    }
+}
+
+/// How long a peer may read nothing, and whether it is still there; a clone is the same one.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Patience(Arc<AtomicBool>);
+pub(super) struct Patience(Arc<Peer>);
+
+#[derive(Debug, Default)]
+struct Peer {
+    is_of_session: AtomicBool,
+    eye: Mutex<Option<Arc<Eye>>>,
+}
 
 impl Patience {
     /// From here on it is that of a session.
     pub(super) fn of_session(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_of_session.store(true, Ordering::Relaxed);
     }
 
     fn is_of_session(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_of_session.load(Ordering::Relaxed)
+    }
+
+    fn eye(&self) -> MutexGuard<'_, Option<Arc<Eye>>> {
+        // one value is put in or taken out, so a panic of another thread leaves it valid
+        self.0.eye.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The peer is looked at until the value is dropped, which gives the descriptor back.
+    pub(super) fn look(&self, eye: Option<Eye>) -> Looking {
+        *self.eye() = eye.map(Arc::new);
+        Looking(self.clone())
+    }
+
+    /// Resolves when the peer has left this long ago, at most a second later, or has reset the connection; never while nobody looks.
+    pub(super) async fn left_for(&self, time: Duration) {
+        let mut since = None;
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let eye = self.eye().clone();
+            let Some(eye) = eye else { return std::future::pending().await };
+            let mut is_over = || since.get_or_insert_with(Instant::now).elapsed() >= time;
+            if eye.sees_break() || (eye.sees_end() && is_over()) {
+                return;
+            }
+        }
     }
 
     fn time(&self) -> Duration {
         if self.is_of_session() { SESSION_STALL } else { STALL }
+    }
+}
+
+/// See [`Patience::look`].
+pub(super) struct Looking(Patience);
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        *self.0.eye() = None;
     }
 }
 
@@ -156,5 +221,30 @@ impl AsyncWrite for Stalling {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.watched(context, |socket, context| socket.poll_shutdown(context))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn peer_that_left_is_seen_behind_unread_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let stream = Stalling::new(listener.accept().await.unwrap().0);
+        let patience = stream.patience();
+        let looking = patience.look(Eye::of(&stream));
+        peer.write_all(b"unread").await.unwrap();
+        tokio::select! {
+            () = patience.left_for(Duration::ZERO) => panic!("it is there"),
+            () = tokio::time::sleep(2 * LOOK) => {}
+        }
+        drop(peer);
+        patience.left_for(Duration::ZERO).await;
+        drop(looking);
+        assert!(patience.eye().is_none(), "the descriptor is given back");
     }
 }

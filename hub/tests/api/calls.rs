@@ -1,6 +1,7 @@
 //! Calls: what a node is asked by the connection that it opens, as administrators, the node and another node see them.
 
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -12,12 +13,16 @@ const UPGRADE: [(&str, &str); 2] = [("connection", "Upgrade"), ("upgrade", "kedg
 
 /// A node with a Lease and a pod `p` that is bound to it.
 fn with_pod(hub: &Hub) -> Client {
-    let mut node = hub.node("edge-1");
-    node.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
-    let spec = json!({"holderIdentity": "edge-1", "leaseDurationSeconds": 4, "renewTime": "2026-11-23T00:00:00.000000Z"});
-    node.post(LEASES, &json!({"metadata": {"name": "edge-1"}, "spec": spec})).expect(201);
-    let spec = json!({"nodeName": "edge-1", "containers": [{"name": "a", "image": "i"}]});
-    hub.admin().post(PODS, &json!({"metadata": {"name": "p"}, "spec": spec})).expect(201);
+    with_node(hub, "edge-1", "p")
+}
+
+fn with_node(hub: &Hub, name: &str, pod: &str) -> Client {
+    let mut node = hub.node(name);
+    node.post(NODES, &json!({"metadata": {"name": name}})).expect(201);
+    let spec = json!({"holderIdentity": name, "leaseDurationSeconds": 4, "renewTime": "2026-11-23T00:00:00.000000Z"});
+    node.post(LEASES, &json!({"metadata": {"name": name}, "spec": spec})).expect(201);
+    let spec = json!({"nodeName": name, "containers": [{"name": "a", "image": "i"}]});
+    hub.admin().post(PODS, &json!({"metadata": {"name": pod}, "spec": spec})).expect(201);
     node
 }
 
@@ -46,9 +51,37 @@ fn path_of(id: &str) -> String {
 }
 
 fn own_watch(node: &Client) -> super::server::Watch {
-    let own = format!("{NODES}?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3Dedge-1");
+    watch_of(node, "edge-1")
+}
+
+fn watch_of(node: &Client, name: &str) -> super::server::Watch {
+    let own = format!("{NODES}?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3D{name}");
     node.another().watch(&own)
 }
+
+/// The ids of the next calls that the watch tells of.
+fn ids(watch: &mut super::server::Watch, count: usize) -> Vec<String> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let event = watch.next().expect("the watch has not ended");
+        let ids = event["object"]["metadata"]["annotations"]["kedge.dev/calls"].as_str();
+        all.extend(ids.into_iter().flat_map(|ids| ids.split(',')).map(str::to_owned));
+    }
+    all
+}
+
+/// Clients that ask for this, and do not read the answer.
+fn askers(hub: &Hub, path: &str, count: usize) -> Vec<Client> {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: h\r\n\r\n");
+    let asks = |mut client: Client| {
+        client.write_raw(request.as_bytes()).unwrap();
+        client
+    };
+    (0..count).map(|_| asks(hub.admin())).collect()
+}
+
+/// Most sessions of a node.
+const NODE_MOST: usize = 20;
 
 /// Takes a call: a connection on which the hub asks.
 fn taken(node: &Client, path: &str) -> Client {
@@ -174,4 +207,111 @@ fn session_ends_with_the_nodes_credential_and_with_the_hub() {
     // what waits for a node keeps no hub
     let (code, _) = hub.stop("TERM");
     assert_eq!(code, Some(0));
+}
+
+#[test]
+fn abandoned_calls_give_their_places_back() {
+    let hub = Hub::new();
+    let node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    let waiting = askers(&hub, LOG, NODE_MOST);
+    let abandoned = ids(&mut watch, NODE_MOST);
+    hub.admin()
+        .get(LOG)
+        .refused(429, "node \"edge-1\" has 20 sessions, and may have no more, please try again later");
+    drop(waiting);
+    // a client that tries again is served before those calls would have been over
+    let mut client = hub.admin();
+    let asked = thread::spawn(move || {
+        loop {
+            let reply = client.get(LOG);
+            if reply.code != 429 {
+                return reply;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
+    let id = ids(&mut watch, 1).remove(0);
+    assert_eq!(node.another().send("POST", &path_of(&abandoned[0]), &UPGRADE, b"").code, 404, "it is over");
+    let mut session = taken(&node, &path_of(&id));
+    session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
+    assert_eq!(asked.join().unwrap().body, b"one");
+}
+
+#[test]
+fn client_that_does_not_read_delays_no_other() {
+    let hub = Hub::new();
+    let node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    let silent = askers(&hub, LOG, 1);
+    let mut session = taken(&node, &called(&mut watch));
+    let flood = thread::spawn(move || {
+        let _ = session.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let chunk = [b"10000\r\n".as_slice(), &[b'x'; 0x10000], b"\r\n"].concat();
+        let mut chunks = 0_usize;
+        while session.write_raw(&chunk).is_ok() {
+            chunks += 1;
+        }
+        chunks
+    });
+    for _ in 0..3 {
+        let asked = asks(&hub.admin(), LOG);
+        let mut session = taken(&node, &called(&mut watch));
+        session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
+        assert_eq!(asked.join().unwrap().body, b"one");
+    }
+    assert!(!flood.is_finished(), "it waits for its reader");
+    // which leaves without a word
+    drop(silent);
+    let chunks = flood.join().unwrap();
+    // what sockets hold, not what memory does
+    assert!(chunks < 1000, "{chunks} chunks of 64 KiB were taken from the node");
+}
+
+#[test]
+fn two_hundred_sessions_pass_and_no_node_has_more_than_its_share() {
+    const COUNT: usize = 10;
+    let hub = Hub::new();
+    let mut sessions = Vec::new();
+    let mut clients = Vec::new();
+    for number in 0..COUNT {
+        let (name, pod) = (format!("edge-{number}"), format!("p-{number}"));
+        let node = with_node(&hub, &name, &pod);
+        let mut watch = watch_of(&node, &name);
+        let log = format!("{PODS}/{pod}/log?follow=true");
+        clients.extend(askers(&hub, &log, NODE_MOST));
+        for id in ids(&mut watch, NODE_MOST) {
+            let mut session = taken(&node, &format!("/apis/kedge.dev/v1/nodes/{name}/calls/{id}"));
+            let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+            session.write_raw(head.as_bytes()).unwrap();
+            sessions.push(session);
+        }
+        hub.admin().get(&log).refused(
+            429,
+            &format!("node \"{name}\" has 20 sessions, and may have no more, please try again later"),
+        );
+    }
+    // all stand at once, and each passes what its node says
+    for (number, session) in sessions.iter_mut().enumerate() {
+        session.write_raw(format!("4\r\n{number:04}\r\n0\r\n\r\n").as_bytes()).unwrap();
+    }
+    let mut heard: Vec<Vec<u8>> =
+        clients.iter_mut().map(|client| client.read_reply().unwrap().body).collect();
+    heard.sort();
+    let expect: Vec<Vec<u8>> =
+        (0..COUNT * NODE_MOST).map(|number| format!("{number:04}").into_bytes()).collect();
+    assert_eq!(heard, expect);
+}
+
+#[test]
+fn node_that_dies_breaks_its_sessions_off() {
+    let hub = Hub::new();
+    let node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    let mut client = askers(&hub, &format!("{LOG}?follow=true"), 1).remove(0);
+    let mut session = taken(&node, &called(&mut watch));
+    session.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n").unwrap();
+    drop(session);
+    let text = client.read_to_end();
+    assert!(text.ends_with("3\r\none\r\n"), "without a last chunk: {text}");
 }

@@ -112,9 +112,6 @@ pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> R
         }
         (400.., framing) => {
             let text = error_text(stream, Incoming::new(early, framing.unwrap_or(Framing::Bytes(0)))).await;
-            if text.trim().is_empty() {
-                return Err(ApiError::of_kubelet(head.status, format!("node {node:?} gave no reason")));
-            }
             Err(ApiError::of_kubelet(head.status, text))
         }
         (status, _) => Err(failed(format!("its answer has the status {status} and no length"))),
@@ -276,7 +273,7 @@ mod tests {
         refused(false, "HTTP/1.1 400 Bad\r\nContent-Length: 4\r\n\r\nno a", 400, "no a");
         refused(true, "HTTP/1.1 404 \r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n", 404, "no");
         refused(false, "HTTP/1.1 500 \r\nContent-Length: 9\r\n\r\ncut", 500, "cut");
-        refused(false, "HTTP/1.1 403 \r\nContent-Length: 1\r\n\r\n\n", 403, "node \"n\" gave no reason");
+        refused(false, "HTTP/1.1 403 \r\nContent-Length: 1\r\n\r\n\n", 403, "the node gave no reason");
     }
 
     #[test]

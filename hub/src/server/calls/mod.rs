@@ -35,7 +35,8 @@ use super::respond::{self, Body};
 use crate::fresh::fresh;
 pub(super) use exchange::Asked;
 pub use exchange::read_answer;
-pub(super) use relay::{Kept, Relay, Waiting};
+use relay::Asker;
+pub(super) use relay::{Kept, LINGER, Relay, Waiting};
 
 /// Most sessions of one node: what its memory is for is its containers.
 const NODE_MOST: usize = 20;
@@ -74,13 +75,21 @@ enum Holder {
 #[derive(Debug)]
 struct Call {
     node: Box<str>,
-    dialled: oneshot::Sender<DuplexStream>,
+    dialled: oneshot::Sender<Dialled>,
+}
+
+/// A connection that a node has dialled.
+#[derive(Debug)]
+struct Dialled {
+    stream: DuplexStream,
+    /// Held by who asks: the node's side ends with it, also while it cannot pass on what came before.
+    asker: Asker,
 }
 
 /// A call that was made.
 struct Made {
     session: Session,
-    dialled: oneshot::Receiver<DuplexStream>,
+    dialled: oneshot::Receiver<Dialled>,
 }
 
 /// One session, counted until it is dropped; a call that still waits ends with it.
@@ -185,16 +194,35 @@ pub(super) async fn open(
     let identity = Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &["system:nodes"]);
     let slot = server.limits.slot(Some(&identity), IpAddr::V4(Ipv4Addr::UNSPECIFIED), Instant::now());
     let announced = Announced::new(slot, &made.session.id);
-    let dialled = timeout(wait, made.dialled).await;
-    drop(announced);
-    let Ok(Ok(stream)) = dialled else {
-        log::info!("node {node:?} was called for {user:?}, and did not dial within {} s", wait.as_secs());
-        return Err(ApiError::node_did_not_dial(node, wait.as_secs()));
+    let (session, dialled) = (made.session, made.dialled);
+    let answering = async {
+        let dialled = timeout(wait, dialled).await;
+        drop(announced);
+        let Ok(Ok(Dialled { stream, asker })) = dialled else {
+            log::info!("node {node:?} was called for {user:?}, and did not dial within {} s", wait.as_secs());
+            return Err(ApiError::node_did_not_dial(node, wait.as_secs()));
+        };
+        // revoked meanwhile, or expired
+        context.identity_now()?;
+        let relay = exchange::ask(stream, node, asked).await?;
+        Ok(relay.held(session, asker, context.presented.standing()).into_response())
     };
-    // revoked meanwhile, or expired
-    context.identity_now()?;
-    let relay = exchange::ask(stream, node, asked).await?;
-    Ok(relay.held(made.session, context.presented.standing()).into_response())
+    tokio::select! {
+        answered = answering => answered,
+        // its place is for others
+        () = context.presented.left() => Err(ApiError::caller_left(node)),
+    }
+}
+
+/// Whether a request may be a call, by its first bytes: while one waits, its client is looked at.
+pub(super) fn begins_like_one(received: &[u8]) -> bool {
+    let target = received.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    let mut segments = path.split(|byte| *byte == b'/');
+    let last = segments.next_back().unwrap_or_default();
+    [&b"log"[..], b"exec", b"attach", b"portforward"].contains(&last)
+        || segments.any(|segment| segment == b"proxy")
+        || path.starts_with(b"/apis/metrics.k8s.io/")
 }
 
 /// How long a node is given to dial.
@@ -239,8 +267,9 @@ pub(super) fn take(context: &RequestContext<'_>, node: &str, id: &str) -> Result
     let unknown = || ApiError::call_not_found(id);
     let call = context.server.calls.take(id, node).ok_or_else(unknown)?;
     let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
-    call.dialled.send(theirs).map_err(|_| unknown())?;
-    let mut response = Relay::raw(ours).into_response();
+    let (asker, asks) = oneshot::channel();
+    call.dialled.send(Dialled { stream: theirs, asker }).map_err(|_| unknown())?;
+    let mut response = Relay::raw(ours, asks).into_response();
     *response.status_mut() = http::StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -280,6 +309,21 @@ mod tests {
         assert!(calls.take("2", "a").is_none(), "its user has left");
         let state = calls.state();
         assert_eq!((state.all, state.held.len()), (0, 0));
+    }
+
+    #[test]
+    fn call_is_known_by_its_first_line() {
+        let check = |line: &str, expect: bool| {
+            let head = format!("{line} HTTP/1.1\r\nx: /log \r\n\r\n");
+            assert_eq!(begins_like_one(head.as_bytes()), expect, "{line}");
+        };
+        check("GET /api/v1/namespaces/n/pods/p/log?follow=true", true);
+        check("POST /api/v1/namespaces/n/pods/p/exec?command=a/b", true);
+        check("GET /api/v1/nodes/n/proxy/configz", true);
+        check("GET /api/v1/nodes/n/proxy", false);
+        check("GET /api/v1/namespaces/n/pods?x=/log", false);
+        check("POST /apis/kedge.dev/v1/nodes/n/calls/log0", false);
+        assert!(!begins_like_one(b""));
     }
 
     #[test]

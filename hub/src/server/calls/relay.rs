@@ -4,6 +4,7 @@
 //! breaks off breaks off for who asked, too; a session in which nothing passes ends. It is served without the HTTP library, like a
 //! watch: the library would not notice a client that leaves while nothing is sent.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::Session;
@@ -18,11 +20,13 @@ use crate::server::authentication::Standing;
 use crate::server::detached_watch::Manner;
 use crate::server::link::{Link, head_text};
 use crate::server::respond::Body;
+use crate::server::stream;
 
 /// How long a session may be silent, as upstream's `streamingConnectionIdleTimeout`.
 const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
-/// How long the rest may take once one side has ended.
-const LINGER: Duration = Duration::from_secs(10);
+/// How long the rest may take once one side has ended. A test does not wait for it.
+pub(in crate::server) const LINGER: Duration =
+    if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 /// Bytes that are read at once.
 const PIECE_BYTES: usize = 8 * 1024;
 /// Longest line with the size of a chunk: 16 digits, and extensions that nobody uses.
@@ -128,6 +132,9 @@ fn garbled() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the chunks of the answer are garbled")
 }
 
+/// Held by who asked; dropped, the node's side of the session ends.
+pub(super) type Asker = oneshot::Sender<Infallible>;
+
 #[derive(Debug)]
 enum What {
     /// Whatever comes, both ways.
@@ -144,27 +151,43 @@ pub(in crate::server) struct Relay {
     headers: HeaderMap,
     /// Of a token that asked.
     standing: Option<Standing>,
-    _session: Option<Session>,
+    side: Side,
+}
+
+/// Whose connection it is that a relay serves.
+#[derive(Debug)]
+enum Side {
+    /// The node's, until who asked has left.
+    Node(oneshot::Receiver<Infallible>),
+    Client {
+        _held: Option<(Session, Asker)>,
+    },
 }
 
 impl Relay {
     /// The side of a node.
-    pub(super) fn raw(stream: DuplexStream) -> Relay {
-        Relay::upgraded(stream, Vec::new(), HeaderMap::new())
+    pub(super) fn raw(stream: DuplexStream, asks: oneshot::Receiver<Infallible>) -> Relay {
+        Relay { side: Side::Node(asks), ..Relay::upgraded(stream, Vec::new(), HeaderMap::new()) }
     }
 
     /// The side of a client that was upgraded.
     pub(super) fn upgraded(stream: DuplexStream, early: Vec<u8>, headers: HeaderMap) -> Relay {
-        Relay { stream, what: What::Raw { early }, headers, standing: None, _session: None }
+        Relay {
+            stream,
+            what: What::Raw { early },
+            headers,
+            standing: None,
+            side: Side::Client { _held: None },
+        }
     }
 
     /// The side of a client that gets an answer.
     pub(super) fn body(stream: DuplexStream, body: Incoming, headers: HeaderMap) -> Relay {
-        Relay { stream, what: What::Body(body), headers, standing: None, _session: None }
+        Relay { stream, what: What::Body(body), headers, standing: None, side: Side::Client { _held: None } }
     }
 
-    pub(super) fn held(self, session: Session, standing: Option<Standing>) -> Relay {
-        Relay { _session: Some(session), standing, ..self }
+    pub(super) fn held(self, session: Session, asker: Asker, standing: Option<Standing>) -> Relay {
+        Relay { side: Side::Client { _held: Some((session, asker)) }, standing, ..self }
     }
 
     /// The whole answer of a node, or all that is said after an upgrade.
@@ -236,7 +259,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
     /// Serves a session to its end, and with it the connection.
     pub(in crate::server) async fn relay(&mut self, kept: Kept) -> io::Result<()> {
         let Kept { head, relay, chunks } = kept;
-        let Relay { stream, what, standing, _session, .. } = *relay;
+        let Relay { stream, what, standing, mut side, .. } = *relay;
         let over = async {
             match standing {
                 Some(mut standing) => std::future::poll_fn(|context| standing.poll_over(context)).await,
@@ -251,7 +274,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
                     text.extend_from_slice(b"\r\n");
                     text.extend_from_slice(&early);
                     self.write(&text).await?;
-                    self.pass_raw(stream).await
+                    self.pass_raw(stream, &mut side).await
                 }
                 What::Body(body) => {
                     let framing: &[u8] = if chunks { b"transfer-encoding: chunked\r\n" } else { b"" };
@@ -297,22 +320,44 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
         self.shut_down().await
     }
 
-    async fn pass_raw(&mut self, stream: DuplexStream) -> io::Result<()> {
+    async fn pass_raw(&mut self, stream: DuplexStream, side: &mut Side) -> io::Result<()> {
         self.read_everything();
         let passed = Passed::new();
-        let (link_in, link_out) = tokio::io::split(self);
-        let (stream_in, stream_out) = tokio::io::split(stream);
-        let forth = passed.copy(link_in, stream_out);
-        let back = passed.copy(stream_in, link_out);
-        tokio::pin!(forth, back);
-        tokio::select! {
-            done = &mut back => done,
-            done = &mut forth => {
-                done?;
-                timeout(LINGER, back).await.unwrap_or(Ok(()))
+        let (mut link_in, mut link_out) = tokio::io::split(self);
+        let (mut stream_in, mut stream_out) = tokio::io::split(stream);
+        let is_of_node = matches!(side, Side::Node(_));
+        {
+            let forth = passed.copy(&mut link_in, &mut stream_out);
+            let back = passed.copy(&mut stream_in, &mut link_out);
+            tokio::pin!(forth, back);
+            tokio::select! {
+                done = &mut back => done?,
+                done = &mut forth => match done {
+                    // the node has ended, and its answer may still be on its way to a client that reads slowly
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe && !is_of_node => back.await?,
+                    Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
+                    _ => timeout(LINGER, back).await.unwrap_or(Ok(()))?,
+                },
+                // what is written to a node that takes nothing would not notice
+                () = asker_left(side) => timeout(LINGER, back).await.unwrap_or(Ok(()))?,
+                () = passed.idle() => return Ok(()),
             }
-            () = passed.idle() => Ok(()),
         }
+        if !is_of_node {
+            // closed while it still sends, it would be reset, and what it has not read of the answer lost
+            let _ = timeout(LINGER, stream::linger(&mut link_in)).await;
+        }
+        Ok(())
+    }
+}
+
+/// Resolves on the node's side when who asked has left.
+async fn asker_left(side: &mut Side) {
+    match side {
+        Side::Node(asks) => {
+            let _ = asks.await;
+        }
+        Side::Client { .. } => std::future::pending().await,
     }
 }
 
@@ -329,8 +374,8 @@ impl Passed {
 
     async fn copy(
         &self,
-        mut from: impl AsyncRead + Unpin,
-        mut to: impl AsyncWrite + Unpin,
+        from: &mut (impl AsyncRead + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
     ) -> io::Result<()> {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
@@ -411,7 +456,18 @@ mod tests {
     async fn session(what: What, story: impl AsyncFnOnce(DuplexStream, DuplexStream)) -> io::Result<()> {
         let (client, server) = tokio::io::duplex(1024);
         let (stream, node) = tokio::io::duplex(1024);
-        let relay = Relay { what, ..Relay::raw(stream) };
+        let relay = Relay { what, ..Relay::upgraded(stream, Vec::new(), HeaderMap::new()) };
+        served(relay, client, server, node, story).await
+    }
+
+    /// The same of this relay, between these ends.
+    async fn served(
+        relay: Relay,
+        client: DuplexStream,
+        server: DuplexStream,
+        node: DuplexStream,
+        story: impl AsyncFnOnce(DuplexStream, DuplexStream),
+    ) -> io::Result<()> {
         let (head, ()) = Response::new(()).into_parts();
         let mut link = Link::new(server);
         let kept = Kept { head, relay: Box::new(relay), chunks: true };
@@ -493,5 +549,42 @@ mod tests {
             drop(node);
         });
         let _ = done.await;
+    }
+
+    /// Sends until the other end takes no more.
+    async fn fill(stream: &mut DuplexStream) {
+        let sending = async { while stream.write_all(&[0; 1024]).await.is_ok() {} };
+        let _ = timeout(Duration::from_millis(50), sending).await;
+    }
+
+    #[tokio::test]
+    async fn node_that_takes_nothing_is_left_with_its_asker() {
+        let (node, server) = tokio::io::duplex(1024);
+        let (stream, theirs) = tokio::io::duplex(1024);
+        let (asker, asks) = oneshot::channel();
+        let mut _silent = None;
+        let done = served(Relay::raw(stream, asks), node, server, theirs, async |node, mut theirs| {
+            fill(&mut theirs).await;
+            drop((theirs, asker));
+            _silent = Some(node);
+        });
+        timeout(Duration::from_secs(60), done)
+            .await
+            .expect("it ends, though the node reads nothing")
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn answer_reaches_a_client_that_still_sends() {
+        let done = session(What::Raw { early: Vec::new() }, async |mut client, mut node| {
+            fill(&mut client).await;
+            let answer = [[b'x'; 1500].as_slice(), b"the end"].concat();
+            node.write_all(&answer).await.unwrap();
+            drop(node);
+            let mut text = Vec::new();
+            client.read_to_end(&mut text).await.unwrap();
+            assert!(text.ends_with(&answer), "{}", String::from_utf8_lossy(&text));
+        });
+        done.await.unwrap();
     }
 }
