@@ -759,8 +759,7 @@ impl World {
 
     fn edit_pod(&mut self) {
         let Some(key) = self.some_pod() else { return };
-        let is_mirror = self.api.objects[&key]["metadata"]["uid"].as_str().unwrap().starts_with("mirror");
-        if !is_mirror && self.random.one_in(2) {
+        if self.random.one_in(2) {
             self.ask_ahead(key);
             return;
         }
@@ -779,8 +778,14 @@ impl World {
         let images: Vec<Value> =
             (0..count).map(|index| json!({"image": format!("next:{index}"), "policy": ""})).collect();
         let request = json!({"revision": revision, "images": images}).to_string();
-        let annotations = if count == 0 { json!({}) } else { json!({ "kedge.dev/pull-ahead": request }) };
-        self.api.objects.get_mut(&key).unwrap()["metadata"]["annotations"] = annotations;
+        // the others stay: no API server lets a mirror lose the one that makes it one
+        let annotations = &mut self.api.objects.get_mut(&key).unwrap()["metadata"]["annotations"];
+        let mut known = annotations.as_object().cloned().unwrap_or_default();
+        match count {
+            0 => _ = known.remove("kedge.dev/pull-ahead"),
+            _ => _ = known.insert("kedge.dev/pull-ahead".into(), json!(request)),
+        }
+        *annotations = Value::Object(known);
         self.changed(key);
     }
 
