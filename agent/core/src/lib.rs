@@ -30,7 +30,6 @@ pub use config::condition::ConfigOk;
 pub use config::digest::{ConfigId, Digest, Identity};
 pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
 pub use config::running::Forgiveness;
-pub use config::start::Active;
 pub use contact::ContactReport;
 pub use event::{
     Action, Answer, Collection, Event, HardwareWatchdog, HostFacts, ImageState, LeaseRequest, Level, Listing,

@@ -4,7 +4,7 @@
 
 use crate::config::condition::{config_ok, config_status};
 use crate::config::running::Configuration;
-use crate::config::start::{Active, Obstacle};
+use crate::config::standing::Obstacle;
 use crate::contact::ContactReport;
 use crate::event::Now;
 use kedge_api as api;
@@ -69,16 +69,10 @@ impl ConfigReport {
         let view = configuration.view();
         let condition = config_ok(&view);
         let trial_left = configuration.trial_left(now);
-        let state = match (view.in_use.active, &trial_left) {
-            (Active::Local, _) if view.obstacle.is_none() => "local",
-            (Active::Assigned, Some(_)) => "trial",
-            (Active::Assigned, None) => "known-good",
-            (Active::Local | Active::LastKnownGood | Active::Previous | Active::Superseded, _) => "fallback",
-        };
         let counts = &view.in_use.counts;
         let bad = view.disk.bad_configs.known().into_iter().flat_map(|bad| bad.entries());
         Self {
-            state,
+            state: view.standing.name(),
             trial_remaining_seconds: trial_left.map(|left| left.as_secs_f64().ceil() as u64),
             ran_seconds: configuration.ran_ms(now) / 1000,
             startups: counts.startups.len(),
@@ -95,7 +89,7 @@ impl ConfigReport {
                 .map(|(uid, time, reason)| BadReport { uid: uid.to_owned(), time, reason: reason.to_owned() })
                 .collect(),
             transition: configuration.under_way(),
-            obstacle: view.obstacle.map(obstacle_name),
+            obstacle: view.standing.obstacle().map(obstacle_name),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::config::disk::AssignedNow;
 use crate::config::judge;
 use crate::config::records::{BadKind, ConfigRecord};
 use crate::config::running::{SyncProblem, View};
-use crate::config::start::{Active, Obstacle};
+use crate::config::standing::{Obstacle, Standing, Substitute};
 use kedge_api::{ConfigMapNodeConfigSource, NodeConfigSource, NodeConfigStatus};
 
 /// The words of the condition.
@@ -28,15 +28,15 @@ pub(crate) fn config_ok(view: &View) -> ConfigOk {
 fn message(view: &View) -> String {
     let local = if view.facts.has_init() { "(init)" } else { "(default)" };
     let uid = view.in_use.config.as_ref().map(|(config, _)| config.uid.as_str()).unwrap_or_default();
-    match view.in_use.active {
-        Active::Assigned => format!("using current (UID: {uid})"),
-        Active::LastKnownGood => format!("using last known good: (UID: {uid})"),
-        Active::Previous => format!("using the last known good before it: (UID: {uid})"),
-        Active::Superseded => format!("using previous (UID: {uid})"),
-        Active::Local if view.obstacle.is_some() || awaited_uid(view).is_some() => {
-            format!("using last-known-good {local}")
-        }
-        Active::Local => format!("using current {local}"),
+    match view.standing {
+        Standing::Local => format!("using current {local}"),
+        Standing::InTrial { .. } | Standing::KnownGood => format!("using current (UID: {uid})"),
+        Standing::Fallback(fallback) => match fallback.runs {
+            Substitute::LastKnownGood => format!("using last known good: (UID: {uid})"),
+            Substitute::Previous => format!("using the last known good before it: (UID: {uid})"),
+            Substitute::Superseded => format!("using previous (UID: {uid})"),
+            Substitute::Local => format!("using last-known-good {local}"),
+        },
     }
 }
 
@@ -47,7 +47,7 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
             format!("{}; dynamic configuration is off (--dynamic-config=false)", local_reason(view)),
         );
     }
-    match (view.sync, view.obstacle) {
+    match (view.sync, view.standing.obstacle()) {
         (Some(SyncProblem::Invalid(cause)), _) | (None, Some(Obstacle::SourceInvalid(cause))) => {
             ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}"))
         }
@@ -55,7 +55,7 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
         (None, Some(obstacle)) => {
             let uid = assigned_uid(view);
             let (status, mut reason) = obstacle_reason(obstacle, "current", &uid);
-            for (rank, uid, fallback) in view.fallback_obstacles {
+            for (rank, uid, fallback) in view.standing.passed_over() {
                 reason = format!("{reason}; {}", obstacle_reason(fallback, rank.name(), uid).1);
             }
             (status, reason)
@@ -67,7 +67,7 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
 fn without_obstacle(view: &View) -> (&'static str, String) {
     match (awaited_uid(view), view.edited) {
         (Some(uid), _) => ("Unknown", format!("current (UID: {uid}) can be tried now, restarting to use it")),
-        (None, _) if view.in_use.active == Active::Local => ("True", local_reason(view)),
+        (None, _) if view.standing.is_local() => ("True", local_reason(view)),
         (None, Some(edited)) => ("True", format!("all checks passed; {edited}")),
         (None, None) => ("True", "all checks passed".into()),
     }
@@ -77,7 +77,7 @@ fn without_obstacle(view: &View) -> (&'static str, String) {
 /// forgive`, for example, until this process ends. Not `True`: the assigned config does not run yet.
 fn awaited_uid(view: &View) -> Option<String> {
     match view.disk.assigned() {
-        AssignedNow::Config(config, _) if view.in_use.active != Active::Assigned => Some(config.uid),
+        AssignedNow::Config(config, _) if !view.standing.is_assigned() => Some(config.uid),
         _ => None,
     }
 }
@@ -132,7 +132,7 @@ pub(crate) fn config_status(view: &View) -> NodeConfigStatus {
         _ => None,
     };
     let (status, reason) = status_and_reason(view);
-    let error = match (view.sync, view.obstacle) {
+    let error = match (view.sync, view.standing.obstacle()) {
         _ if status == "True" => String::new(),
         (None, Some(Obstacle::Marked { verdict, .. })) if !verdict.detail.is_empty() => {
             format!("{reason}: {}", verdict.detail)

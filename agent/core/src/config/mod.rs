@@ -12,4 +12,5 @@ pub(crate) mod judge;
 pub mod records;
 pub(crate) mod running;
 pub mod source;
+pub(crate) mod standing;
 pub(crate) mod start;

@@ -14,7 +14,8 @@ use crate::config::records::{
     Known, LastKnownGood, RanAs, Recorded, Startups, StateFile, Verdict, shortened,
 };
 use crate::config::source::{self, RequestedSource, Source};
-use crate::config::start::{Active, Facts, InUse, Obstacle, Rank, Started};
+use crate::config::standing::{Obstacle, Rank, Standing, Substitute};
+use crate::config::start::{Facts, InUse, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
 use crate::writes::{Steps, Suspend, Suspendable};
@@ -311,15 +312,10 @@ pub(crate) struct Configuration {
     saved_ran_ms: u64,
     /// When an API server last accepted a renewal or a status, or when this run began.
     silent_since: Duration,
-    /// A renewal was accepted when the trial was over.
-    is_promotable: bool,
     assigned: Option<Identity>,
     last_known_good: Option<Identity>,
     previous: Option<Identity>,
-    obstacle: Option<Obstacle>,
-    fallback_obstacles: Vec<(Rank, String, Obstacle)>,
-    /// UID of a fallback that ranks above what runs, and has no verdict any more.
-    freed: Option<String>,
+    standing: Standing,
     node_uid: String,
     /// The Node that asked for something, valid or not, since this agent runs.
     asked_by: String,
@@ -359,14 +355,13 @@ pub(crate) struct Configuration {
     notices: Vec<Notice>,
 }
 
-/// What condition and report are composed from: the records, the config in use, and the obstacles.
+/// What condition and report are composed from: the records, the config in use, and what it is to the one that should run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View<'a> {
     pub(crate) facts: &'a Facts,
     pub(crate) disk: &'a Disk,
     pub(crate) in_use: &'a InUse,
-    pub(crate) obstacle: Option<&'a Obstacle>,
-    pub(crate) fallback_obstacles: &'a [(Rank, String, Obstacle)],
+    pub(crate) standing: &'a Standing,
     pub(crate) sync: Option<&'a SyncProblem>,
     pub(crate) edited: Option<&'a str>,
     /// resourceVersion of the assigned object as last read, if its payload is the recorded one.
@@ -376,10 +371,7 @@ pub(crate) struct View<'a> {
 impl Configuration {
     pub(crate) fn new(started: Started, facts: Facts, now: Now) -> Self {
         let saved_ran_ms = started.in_use.counts.ran_ms;
-        let disk_refused = matches!(
-            started.obstacle,
-            Some(Obstacle::NotRecorded(_) | Obstacle::Marked { recorded: false, .. })
-        );
+        let disk_refused = started.standing.waits_for_disk();
         let noted = started.disk.bad_configs.known().and_then(|bad| bad.forgiven.clone());
         Self {
             facts,
@@ -390,13 +382,10 @@ impl Configuration {
             counted_since: now.mono,
             saved_ran_ms,
             silent_since: now.mono,
-            is_promotable: false,
             assigned: started.assigned,
             last_known_good: started.last_known_good,
             previous: started.previous,
-            obstacle: started.obstacle,
-            fallback_obstacles: started.fallback_obstacles,
-            freed: None,
+            standing: started.standing,
             node_uid: String::new(),
             asked_by: String::new(),
             place: source::place(true),
@@ -522,7 +511,9 @@ impl Configuration {
         let lease_secs = u64::from(self.in_use.effective.config.node_lease_duration_secs);
         let two_periods = Duration::from_millis(lease_secs * 1000 / 2).min(Duration::from_millis(trial_ms));
         let is_old = now.mono.saturating_sub(self.run_began) >= two_periods;
-        self.is_promotable |= self.in_trial() && is_old && self.ran_ms(now) >= trial_ms;
+        if is_old && self.ran_ms(now) >= trial_ms {
+            self.standing.heard_after_trial();
+        }
     }
 
     /// Running time since the last contact, or since the config began.
@@ -666,9 +657,7 @@ impl Configuration {
     }
 
     fn in_trial(&self) -> bool {
-        self.in_use.active == Active::Assigned
-            && self.in_use.config.as_ref().map(|(_, is)| is.payload)
-                != self.last_known_good.map(|is| is.payload)
+        self.standing.is_trial()
     }
 
     /// For condition and report.
@@ -677,8 +666,7 @@ impl Configuration {
             facts: &self.facts,
             disk: &self.disk,
             in_use: &self.in_use,
-            obstacle: self.obstacle.as_ref(),
-            fallback_obstacles: &self.fallback_obstacles,
+            standing: &self.standing,
             sync: self.sync.as_ref(),
             edited: self.edited.as_deref(),
             latest: match &self.object {
@@ -970,7 +958,7 @@ impl Configuration {
         let normal = |reason, message| Some(Notice { warning: false, reason, message });
         match kind {
             Transition::Promote { startups, config, .. } => {
-                self.is_promotable = false;
+                self.standing = Standing::KnownGood;
                 self.saved_ran_ms = self.ours(startups).ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
                 self.previous = self.last_known_good;
@@ -999,10 +987,13 @@ impl Configuration {
             Transition::AdoptBad { is, verdict, .. } => {
                 self.begin_wait(now);
                 self.assigned = Some(*is);
-                self.obstacle = Some(Obstacle::Marked { verdict: verdict.clone(), recorded: true });
                 (self.edited, self.unnamed) = (None, None);
-                if self.in_use.active == Active::Assigned {
-                    self.now_runs_as_fallback();
+                let was_assigned = self.standing.is_assigned();
+                let runs = if self.in_trial() { Substitute::Previous } else { Substitute::LastKnownGood };
+                let obstacle = Obstacle::Marked { verdict: verdict.clone(), recorded: true };
+                self.standing.obstructed(obstacle, runs);
+                if was_assigned {
+                    self.now_runs_as(runs);
                 }
                 self.must_sweep = true;
                 let message = format!("{}; what runs goes on", verdict.reason);
@@ -1019,9 +1010,7 @@ impl Configuration {
             }
             Transition::RecordVerdict { emptied, .. } => {
                 self.startups.clone_from(&emptied.startups);
-                if let Some(Obstacle::Marked { recorded, .. }) = &mut self.obstacle {
-                    *recorded = true;
-                }
+                self.standing.verdict_recorded();
                 None
             }
             Transition::NoteAsked { bad } => {
@@ -1034,8 +1023,8 @@ impl Configuration {
                     bad.forgiven.as_ref().map(|noted| noted.text.clone()).or(self.heard_of.take());
                 self.forgive.retain(|other| other != uid);
                 self.startups.clone_from(&emptied.startups);
-                if self.is_assigned(uid) && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
-                    self.obstacle = None;
+                if self.is_assigned(uid) {
+                    self.standing.cleared(|obstacle| matches!(obstacle, Obstacle::Marked { .. }));
                 }
                 self.rejudge();
                 normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
@@ -1054,15 +1043,12 @@ impl Configuration {
     }
 
     /// What runs was assigned, and is one of the fallbacks of what is assigned now.
-    fn now_runs_as_fallback(&mut self) {
-        let payload = self.in_use.config.as_ref().map(|(_, is)| is.payload);
-        let is_good = payload == self.last_known_good.map(|is| is.payload);
-        let (active, config, is) = if is_good {
-            (Active::LastKnownGood, self.disk.fallback(), self.last_known_good)
-        } else {
-            (Active::Previous, self.disk.previous(), self.previous)
+    fn now_runs_as(&mut self, fallback: Substitute) {
+        let (config, is) = match fallback {
+            Substitute::LastKnownGood => (self.disk.fallback(), self.last_known_good),
+            _ => (self.disk.previous(), self.previous),
         };
-        (self.in_use.active, self.in_use.config) = (active, config.cloned().zip(is));
+        self.in_use.config = config.cloned().zip(is);
     }
 
     fn failed(&mut self, now: Now, kind: &Transition, why: String) -> Option<Next> {
@@ -1105,14 +1091,11 @@ impl Configuration {
             Transition::Adopt { current, is, .. } if self.disk.current.known() == Some(current) => {
                 // as the next start will find it: assigned, with its start not recorded
                 self.assigned = Some(*is);
-                self.obstacle = Some(Obstacle::NotRecorded(why.to_owned()));
-                self.fallback_obstacles.clear();
                 self.edited = None;
                 // what runs is no longer the assigned config: it is last-known-good, or was on trial and is superseded
-                let trusted = !self.in_trial();
-                if self.in_use.active == Active::Assigned {
-                    self.in_use.active = if trusted { Active::LastKnownGood } else { Active::Superseded };
-                }
+                let runs = if self.in_trial() { Substitute::Superseded } else { Substitute::LastKnownGood };
+                self.standing.obstructed(Obstacle::NotRecorded(why.to_owned()), runs);
+                self.standing.forget_passed_over();
             }
             _ => {}
         }
@@ -1143,19 +1126,22 @@ impl Configuration {
         let (Some(assigned), Some(is)) = (&current.assigned, self.assigned) else { return };
         let config = assigned.config.clone();
         let is_another = config.uid != before;
-        if self.in_use.active == Active::Assigned {
+        if self.standing.is_assigned() {
             self.in_use.config = Some((config, is));
-        } else if is_another && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
+        } else if is_another && self.standing.cleared(|obstacle| matches!(obstacle, Obstacle::Marked { .. }))
+        {
             // the verdict is about another object with this payload
-            self.obstacle = None;
             self.rejudge();
         }
     }
 
     /// The source is recorded as valid again: its config may run.
     fn source_noted(&mut self) {
-        if matches!(self.obstacle, Some(Obstacle::SourceInvalid(_))) && self.disk.invalid_source().is_none() {
-            self.obstacle = None;
+        let is_valid = self.disk.invalid_source().is_none();
+        if is_valid && self.standing.cleared(|obstacle| matches!(obstacle, Obstacle::SourceInvalid(_))) {
+            if matches!(self.disk.assigned(), AssignedNow::Local) {
+                self.standing = Standing::Local;
+            }
             self.rejudge();
         }
     }
@@ -1247,7 +1233,7 @@ impl Configuration {
 
     /// The verdict on the assigned config waits for the disk.
     fn has_unrecorded_verdict(&self) -> bool {
-        matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. }))
+        self.standing.unrecorded().is_some()
     }
 
     /// The request that the list notes.
@@ -1674,7 +1660,7 @@ impl Configuration {
     }
 
     fn promotion(&self, now: Now) -> Option<Transition> {
-        let due = self.counts_running() && self.in_trial() && self.is_promotable;
+        let due = self.counts_running() && self.standing == Standing::InTrial { is_promotable: true };
         let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
         // it was tried again, and was heard: the suspicion is over
         let bad = self.without_retried(&config.uid, is);
@@ -1704,7 +1690,7 @@ impl Configuration {
     fn silent_trial(&self, now: Now) -> Option<Transition> {
         let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
         let role = Role {
-            assigned: self.in_use.active == Active::Assigned,
+            assigned: self.standing.is_assigned(),
             downloaded,
             last_known_good: !self.in_trial(),
             proven: !self.in_trial(),
@@ -1750,20 +1736,20 @@ impl Configuration {
 
     /// While a fallback runs: is the obstacle to the assigned config gone?
     fn retry_assigned(&self, now: Now) -> Option<Transition> {
-        if self.in_use.active == Active::Assigned {
+        if self.standing.is_assigned() {
             return None;
         }
         if let Some(over) = self.wait_over(now) {
             return Some(over);
         }
-        if let Some(uid) = &self.freed {
+        if let Some(uid) = self.standing.fallback().and_then(|fallback| fallback.freed.as_ref()) {
             let why = format!("the config with UID {uid} can be fallen back to again, restarting");
             return Some(Transition::TryAssigned { why, startups: self.closed(now) });
         }
         if !matches!(self.disk.assigned(), AssignedNow::Config(..)) {
             return None;
         }
-        match (&self.obstacle, &self.assigned) {
+        match (self.standing.obstacle(), &self.assigned) {
             (Some(Obstacle::Marked { recorded: false, .. }), _) => {
                 let emptied = self.without_counts(self.condemned().into_iter());
                 self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad, emptied })
@@ -1778,7 +1764,7 @@ impl Configuration {
 
     /// The list with the verdict on the assigned config that could not be written yet.
     fn unrecorded_verdict(&self) -> Option<BadConfigs> {
-        let Some(Obstacle::Marked { verdict, recorded: false }) = &self.obstacle else { return None };
+        let verdict = self.standing.unrecorded()?;
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
         let mut bad = match &self.disk.bad_configs {
             Known::Is(bad) => bad.clone(),
@@ -1791,10 +1777,7 @@ impl Configuration {
 
     /// The assigned config, if its verdict could not be written yet, and its counts led to that: they go when it is.
     fn condemned(&self) -> Option<Identity> {
-        let is_of_deeds = matches!(
-            &self.obstacle,
-            Some(Obstacle::Marked { verdict, recorded: false }) if !verdict.kind.is_of_text()
-        );
+        let is_of_deeds = self.standing.unrecorded().is_some_and(|verdict| !verdict.kind.is_of_text());
         self.assigned.filter(|_| is_of_deeds)
     }
 
@@ -1814,13 +1797,7 @@ impl Configuration {
 
     /// Those of them that come before what runs.
     fn before_in_use(&self) -> Vec<(Rank, ConfigRecord, Identity)> {
-        let is_before = |rank: Rank| match self.in_use.active {
-            Active::Assigned => false,
-            Active::LastKnownGood | Active::Superseded => rank == Rank::Assigned,
-            Active::Previous => rank != Rank::Previous,
-            Active::Local => true,
-        };
-        self.chain().into_iter().filter(|(rank, ..)| is_before(*rank)).collect()
+        self.chain().into_iter().filter(|(rank, ..)| self.standing.is_behind(*rank)).collect()
     }
 
     /// The configs that would run before the one in use, and are tried again after a wait.
@@ -1879,7 +1856,7 @@ impl Configuration {
 
     /// Judges the assigned config again by what may have changed: verdicts and content.
     fn rejudge(&mut self) {
-        if self.in_use.active == Active::Assigned {
+        if self.standing.is_assigned() {
             return;
         }
         self.rejudge_fallbacks();
@@ -1889,11 +1866,16 @@ impl Configuration {
             // one without contents bans what was not downloaded yet, too
             None => self.disk.verdict(&config.uid, None, false).filter(|verdict| !verdict.retry),
         };
-        match (marked, &self.obstacle) {
-            (Some(verdict), _) => self.obstacle = Some(Obstacle::Marked { verdict, recorded: true }),
-            (None, Some(Obstacle::Marked { recorded: true, .. })) => self.obstacle = None,
-            (None, Some(Obstacle::VerdictsUnknown(_))) if !self.is_doubted() => self.obstacle = None,
-            (None, _) => {}
+        let is_doubted = self.is_doubted();
+        match marked {
+            Some(verdict) => self.standing.marked(verdict),
+            None => {
+                self.standing.cleared(|obstacle| match obstacle {
+                    Obstacle::Marked { recorded, .. } => *recorded,
+                    Obstacle::VerdictsUnknown(_) => !is_doubted,
+                    _ => false,
+                });
+            }
         }
     }
 
@@ -1906,21 +1888,14 @@ impl Configuration {
     /// A fallback that has no verdict any more can run in the place of one that ranks below it.
     fn rejudge_fallbacks(&mut self) {
         for (rank, config, is) in self.before_in_use() {
-            let is_free = self.verdict_against(&config.uid, &is).is_none();
-            let was_marked = |(other, _, obstacle): &(Rank, String, Obstacle)| {
-                *other == rank && matches!(obstacle, Obstacle::Marked { recorded: true, .. })
-            };
-            if is_free && self.fallback_obstacles.iter().any(was_marked) {
-                self.fallback_obstacles.retain(|obstacle| !was_marked(obstacle));
-                self.freed = Some(config.uid);
+            if self.verdict_against(&config.uid, &is).is_none() {
+                self.standing.free(rank, &config.uid);
             }
         }
     }
 
     fn waits_for_disk(&self) -> bool {
-        matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_)))
-            || self.sync.is_some()
-            || self.freed.is_some()
+        self.standing.waits_for_disk() || self.sync.is_some()
     }
 }
 

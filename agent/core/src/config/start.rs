@@ -11,6 +11,7 @@ use crate::config::records::{
     BadConfigs, BadKind, ConfigRecord, Counts, Known, LastKnownGood, RanAs, Startups, Verdict,
     shortened_detail,
 };
+use crate::config::standing::{Obstacle, Rank, Standing};
 use crate::kubelet::{self, ConfigError, Effective, ErrorKind, LocalLayers};
 use crate::writes::{Durable, Steps, Suspendable};
 use kedge_api::Timestamp;
@@ -48,42 +49,9 @@ impl Facts {
     }
 }
 
-/// Which config runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Active {
-    /// The local one.
-    Local,
-    /// The one assigned.
-    Assigned,
-    /// The last-known-good, because the assigned one cannot.
-    LastKnownGood,
-    /// The last-known-good before it, because it cannot, either.
-    Previous,
-    /// The previous assignment: the new one could be recorded in `current`, but its start could not.
-    Superseded,
-}
-
-/// Why a config that should run does not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Obstacle {
-    /// It has a verdict. `recorded` is false if that could not be written.
-    Marked { verdict: Verdict, recorded: bool },
-    /// Its content is not at hand.
-    Missing(String),
-    /// Which config is assigned is not known.
-    AssignmentUnknown(String),
-    /// Earlier verdicts cannot be read, so it may be a bad config.
-    VerdictsUnknown(String),
-    /// Its start could not be recorded, and a trial that is not recorded is not made.
-    NotRecorded(String),
-    /// The source was invalid when it was last read.
-    SourceInvalid(String),
-}
-
 /// The config in use.
 #[derive(Debug, Clone)]
 pub(crate) struct InUse {
-    pub(crate) active: Active,
     pub(crate) effective: Rc<Effective>,
     /// Its record, and which content it is; None for local.
     pub(crate) config: Option<(ConfigRecord, Identity)>,
@@ -110,10 +78,8 @@ pub(crate) struct Started {
     pub(crate) last_known_good: Option<Identity>,
     /// The one before that, if its content is at hand.
     pub(crate) previous: Option<Identity>,
-    /// Why the assigned config is not the one in use.
-    pub(crate) obstacle: Option<Obstacle>,
-    /// Why the fallbacks are not, either: each with its UID, in the order in which they were tried.
-    pub(crate) fallback_obstacles: Vec<(Rank, String, Obstacle)>,
+    /// What the config in use is to the one that should run.
+    pub(crate) standing: Standing,
     /// Records that were set aside or left alone, for condition and event.
     pub(crate) findings: Vec<String>,
     /// The parser's and validator's full report on the assigned config, if it was condemned now.
@@ -165,7 +131,6 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
     // off means untouched: not even a damaged record is set aside
     let disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
     let local = InUse {
-        active: Active::Local,
         effective: facts.local_effective.clone(),
         config: None,
         counts: Counts::default(),
@@ -179,8 +144,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         assigned: None,
         last_known_good: None,
         previous: None,
-        obstacle: None,
-        fallback_obstacles: Vec::new(),
+        standing: Standing::Local,
         findings,
         report: None,
         ended: None,
@@ -203,9 +167,9 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
             start_assigned(steps, facts, parsed, started, config, downloaded)
         }
         AssignedNow::Unknown(why) => {
-            let mut started = Started { obstacle: Some(Obstacle::AssignmentUnknown(why)), ..started };
+            let mut started = started;
             let fallbacks = fallbacks(steps, facts, &mut started, None)?;
-            run_first(steps, facts, parsed, started, fallbacks)
+            run_first(steps, facts, parsed, started, fallbacks, Some(Obstacle::AssignmentUnknown(why)))
         }
     }
 }
@@ -228,7 +192,8 @@ fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspen
     let was_config = before.1.known().is_some_and(ran_config) && started.disk.startups != before.1;
     let is_another = was_config || started.disk.last_known_good != before.0;
     started.changed = is_another.then(|| "kedge restarted to use local config".to_owned());
-    started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
+    let obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
+    started.standing = Standing::local_for(obstacle, Vec::new());
     Ok(started)
 }
 
@@ -250,8 +215,8 @@ fn start_assigned(
     started.disk.settle_verdicts(steps, &AssignedNow::Config(config.clone(), downloaded), is.as_ref())?;
     let mut chain = fallbacks(steps, facts, &mut started, Some((&config, &content)))?;
     if let Some(why) = started.disk.invalid_source() {
-        started.obstacle = Some(Obstacle::SourceInvalid(why.to_owned()));
-        return run_first(steps, facts, parsed, started, chain);
+        let obstacle = Obstacle::SourceInvalid(why.to_owned());
+        return run_first(steps, facts, parsed, started, chain, Some(obstacle));
     }
     let payload = content.as_ref().ok().map(|content| content.is.payload);
     let is = |other: Option<Identity>| payload.is_some() && payload == other.map(|other| other.payload);
@@ -262,7 +227,7 @@ fn start_assigned(
     });
     let role = Role { assigned: true, downloaded, last_known_good, proven: last_known_good || is_previous };
     chain.insert(0, Candidate { config, content, role, rank: Rank::Assigned });
-    run_first(steps, facts, parsed, started, chain)
+    run_first(steps, facts, parsed, started, chain, None)
 }
 
 /// (4) and (5): last-known-good and the one before it, each with its content or why that is unavailable.
@@ -376,37 +341,40 @@ impl Started {
 }
 
 /// Runs the first of the chain that is usable, else local (6). If that crash-loops too, as the last resort, all that wait are tried
-/// again, in the same order.
+/// again, in the same order. `obstacle`: why the assigned config is not in the chain.
 fn run_first(
     steps: &mut Steps,
     facts: &Facts,
     parsed: &mut Parsed,
     mut started: Started,
     chain: Vec<Candidate>,
+    obstacle: Option<Obstacle>,
 ) -> Suspendable<Started> {
     started.account(facts);
     started.in_use.terms = terms_of(&started.in_use.effective);
-    let obstacle = started.obstacle.clone();
     for is_last in [false, true] {
-        started.obstacle.clone_from(&obstacle);
-        started.fallback_obstacles.clear();
+        let mut obstacle = obstacle.clone();
+        let mut passed_over = Vec::new();
         for candidate in &chain {
-            match try_to_run(steps, facts, parsed, &mut started, candidate)? {
-                Ok(in_use) => return Ok(Started { in_use, ..started }),
-                Err(obstacle) => match candidate.rank {
-                    Rank::Assigned => started.obstacle = Some(obstacle),
-                    rank => started.fallback_obstacles.push((rank, candidate.config.uid.clone(), obstacle)),
-                },
+            match (try_to_run(steps, facts, parsed, &mut started, candidate)?, candidate.rank) {
+                (Ok(in_use), rank) => {
+                    let is_good = candidate.role.last_known_good;
+                    let standing = Standing::of(rank, is_good, obstacle, passed_over);
+                    return Ok(Started { in_use, standing, ..started });
+                }
+                (Err(why), Rank::Assigned) => obstacle = Some(why),
+                (Err(why), rank) => passed_over.push((rank, candidate.config.uid.clone(), why)),
             }
         }
         if let Some(why) = started.disk.last_known_good.unknown() {
             let obstacle = Obstacle::Missing(format!("the record of it is unreadable: {why}"));
-            started.fallback_obstacles.push((Rank::LastKnownGood, "unknown".into(), obstacle));
+            passed_over.push((Rank::LastKnownGood, "unknown".into(), obstacle));
         }
         let counts = started.startups.of_next(RanAs::Local, facts.local_id());
         let weighed = judge::by_counts(&counts, started.startups.hold, started.in_use.terms, true);
         let is_last_resort = matches!(weighed, Weighed::Bad(_)) && !is_last;
         if !(is_last_resort && end_waits(steps, &mut started, &chain)?) {
+            started.standing = Standing::local_for(obstacle, passed_over);
             return use_local(steps, facts, started, counts, weighed);
         }
         // it is not what pods do: they are not held any more
@@ -455,34 +423,6 @@ fn end_waits(steps: &mut Steps, started: &mut Started, chain: &[Candidate]) -> S
         }
     }
     Ok(any && started.disk.put_bad_configs(steps, bad)?.is_ok())
-}
-
-/// The place of a config in the order in which they are tried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rank {
-    Assigned,
-    LastKnownGood,
-    /// The last-known-good before it.
-    Previous,
-}
-
-impl Rank {
-    /// As the condition calls it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Assigned => "current",
-            Self::LastKnownGood => "last-known-good",
-            Self::Previous => "the last-known-good before it",
-        }
-    }
-
-    fn active(self) -> Active {
-        match self {
-            Self::Assigned => Active::Assigned,
-            Self::LastKnownGood => Active::LastKnownGood,
-            Self::Previous => Active::Previous,
-        }
-    }
 }
 
 struct Candidate {
@@ -585,7 +525,7 @@ fn try_to_run(
     let counts = Counts { threshold: Some(terms.threshold), trial_ms: Some(terms.trial_ms), ..counts };
     started.startups.set(ran_as, counts.clone());
     let config = Some((config.clone(), content.is));
-    Ok(Ok(InUse { active: rank.active(), effective, config, counts, terms }))
+    Ok(Ok(InUse { effective, config, counts, terms }))
 }
 
 fn terms_of(effective: &Effective) -> Terms {
@@ -723,6 +663,6 @@ pub(super) mod tests {
                 Step::Write(..) | Step::SetAside(_) => Outcome::Done(Ok(())),
             });
         };
-        assert!(is_recorded && started.in_use.active == Active::Assigned && !parsed.0.is_empty());
+        assert!(is_recorded && started.standing.is_assigned() && !parsed.0.is_empty());
     }
 }

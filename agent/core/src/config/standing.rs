@@ -1,0 +1,255 @@
+//! Which config runs, and why it is not the one that should: one state at a time (RULES.md, "Start").
+//!
+//! Always holds: only what was assigned can be on trial; a fallback knows what it stands in for. `start` finds the first state, and
+//! `running` changes it with each transition that does not end the run.
+
+use crate::config::records::Verdict;
+use std::mem;
+
+/// Which config runs.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Standing {
+    /// The local one, and no other should.
+    Local,
+    /// The assigned one, whose payload is not last-known-good yet.
+    InTrial {
+        /// A renewal was accepted when the trial was over.
+        is_promotable: bool,
+    },
+    /// The assigned one, whose payload is last-known-good.
+    KnownGood,
+    /// Another one.
+    Fallback(Fallback),
+}
+
+/// What runs in the place of another config.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Fallback {
+    pub(crate) runs: Substitute,
+    /// Why the config that should run does not; None when it can, which takes a restart.
+    pub(crate) obstacle: Option<Obstacle>,
+    /// The fallbacks that were tried before, each with its UID and why it does not run.
+    pub(crate) passed_over: Vec<(Rank, String, Obstacle)>,
+    /// UID of one of them that has no verdict any more.
+    pub(crate) freed: Option<String>,
+}
+
+/// What can stand in for another config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Substitute {
+    LastKnownGood,
+    /// The last-known-good before it.
+    Previous,
+    /// The previous assignment: the new one could be recorded in `current`, but its start could not.
+    Superseded,
+    Local,
+}
+
+/// Why a config that should run does not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// It has a verdict. `recorded` is false if that could not be written.
+    Marked { verdict: Verdict, recorded: bool },
+    /// Its content is not at hand.
+    Missing(String),
+    /// Which config is assigned is not known.
+    AssignmentUnknown(String),
+    /// Earlier verdicts cannot be read, so it may be a bad config.
+    VerdictsUnknown(String),
+    /// Its start could not be recorded, and a trial that is not recorded is not made.
+    NotRecorded(String),
+    /// The source was invalid when it was last read.
+    SourceInvalid(String),
+}
+
+impl Obstacle {
+    /// It goes when the disk takes what it refused.
+    fn waits_for_disk(&self) -> bool {
+        matches!(self, Self::Marked { recorded: false, .. } | Self::NotRecorded(_))
+    }
+}
+
+/// The place of a config in the order in which they are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rank {
+    Assigned,
+    LastKnownGood,
+    /// The last-known-good before it.
+    Previous,
+}
+
+impl Rank {
+    /// As the condition calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Assigned => "current",
+            Self::LastKnownGood => "last-known-good",
+            Self::Previous => "the last-known-good before it",
+        }
+    }
+}
+
+impl Standing {
+    /// A config of this rank runs; `is_good`: its payload is last-known-good.
+    pub(crate) fn of(
+        rank: Rank,
+        is_good: bool,
+        obstacle: Option<Obstacle>,
+        passed_over: Vec<(Rank, String, Obstacle)>,
+    ) -> Self {
+        let runs = match rank {
+            Rank::Assigned if is_good => return Self::KnownGood,
+            Rank::Assigned => return Self::InTrial { is_promotable: false },
+            Rank::LastKnownGood => Substitute::LastKnownGood,
+            Rank::Previous => Substitute::Previous,
+        };
+        Self::Fallback(Fallback { runs, obstacle, passed_over, freed: None })
+    }
+
+    /// The local config runs in the place of another, or beside a source that is invalid.
+    pub(crate) fn local_for(obstacle: Option<Obstacle>, passed_over: Vec<(Rank, String, Obstacle)>) -> Self {
+        match obstacle {
+            None if passed_over.is_empty() => Self::Local,
+            _ => Self::Fallback(Fallback { runs: Substitute::Local, obstacle, passed_over, freed: None }),
+        }
+    }
+
+    /// As a report calls it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::InTrial { .. } => "trial",
+            Self::KnownGood => "known-good",
+            Self::Fallback(_) => "fallback",
+        }
+    }
+
+    pub(crate) fn is_assigned(&self) -> bool {
+        matches!(self, Self::InTrial { .. } | Self::KnownGood)
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, Self::Local | Self::Fallback(Fallback { runs: Substitute::Local, .. }))
+    }
+
+    pub(crate) fn is_trial(&self) -> bool {
+        matches!(self, Self::InTrial { .. })
+    }
+
+    /// Whether a config of this rank would run before what runs.
+    pub(crate) fn is_behind(&self, rank: Rank) -> bool {
+        match self {
+            Self::InTrial { .. } | Self::KnownGood => false,
+            Self::Local => true,
+            Self::Fallback(fallback) => match fallback.runs {
+                Substitute::LastKnownGood | Substitute::Superseded => rank == Rank::Assigned,
+                Substitute::Previous => rank != Rank::Previous,
+                Substitute::Local => true,
+            },
+        }
+    }
+
+    pub(crate) fn fallback(&self) -> Option<&Fallback> {
+        match self {
+            Self::Fallback(fallback) => Some(fallback),
+            _ => None,
+        }
+    }
+
+    fn fallback_mut(&mut self) -> Option<&mut Fallback> {
+        match self {
+            Self::Fallback(fallback) => Some(fallback),
+            _ => None,
+        }
+    }
+
+    /// Why the config that should run does not.
+    pub(crate) fn obstacle(&self) -> Option<&Obstacle> {
+        self.fallback()?.obstacle.as_ref()
+    }
+
+    pub(crate) fn passed_over(&self) -> &[(Rank, String, Obstacle)] {
+        self.fallback().map(|fallback| fallback.passed_over.as_slice()).unwrap_or_default()
+    }
+
+    /// The verdict on the config that should run, if no disk took it yet.
+    pub(crate) fn unrecorded(&self) -> Option<&Verdict> {
+        match self.obstacle() {
+            Some(Obstacle::Marked { verdict, recorded: false }) => Some(verdict),
+            _ => None,
+        }
+    }
+
+    /// Whether it changes when the disk takes what it refused, or with the restart that follows.
+    pub(crate) fn waits_for_disk(&self) -> bool {
+        self.fallback().is_some_and(|fallback| {
+            fallback.freed.is_some() || fallback.obstacle.as_ref().is_some_and(Obstacle::waits_for_disk)
+        })
+    }
+
+    /// An accepted renewal came when the trial was over.
+    pub(crate) fn heard_after_trial(&mut self) {
+        if let Self::InTrial { is_promotable } = self {
+            *is_promotable = true;
+        }
+    }
+
+    /// Another config should run from now on, and this keeps it from that. `runs`: what the one that ran as assigned is to it.
+    pub(crate) fn obstructed(&mut self, obstacle: Obstacle, runs: Substitute) {
+        match self {
+            Self::Fallback(fallback) => fallback.obstacle = Some(obstacle),
+            _ => {
+                let runs = if self.is_assigned() { runs } else { Substitute::Local };
+                let obstacle = Some(obstacle);
+                *self = Self::Fallback(Fallback { runs, obstacle, passed_over: Vec::new(), freed: None });
+            }
+        }
+    }
+
+    /// What was passed over was so for another config.
+    pub(crate) fn forget_passed_over(&mut self) {
+        if let Some(fallback) = self.fallback_mut() {
+            fallback.passed_over.clear();
+        }
+    }
+
+    /// A verdict stands against the config that should run.
+    pub(crate) fn marked(&mut self, verdict: Verdict) {
+        if let Some(fallback) = self.fallback_mut() {
+            fallback.obstacle = Some(Obstacle::Marked { verdict, recorded: true });
+        }
+    }
+
+    /// The verdict on the config that should run is on disk.
+    pub(crate) fn verdict_recorded(&mut self) {
+        if let Some(Obstacle::Marked { recorded, .. }) =
+            self.fallback_mut().and_then(|fallback| fallback.obstacle.as_mut())
+        {
+            *recorded = true;
+        }
+    }
+
+    /// The obstacle is gone if it is one of these. Says whether it was.
+    pub(crate) fn cleared(&mut self, which: impl FnOnce(&Obstacle) -> bool) -> bool {
+        let Some(fallback) = self.fallback_mut() else { return false };
+        let is_gone = fallback.obstacle.as_ref().is_some_and(which);
+        if is_gone {
+            fallback.obstacle = None;
+        }
+        is_gone
+    }
+
+    /// What was passed over for this verdict has none any more, and would run before what runs.
+    pub(crate) fn free(&mut self, rank: Rank, uid: &str) {
+        let Some(fallback) = self.fallback_mut() else { return };
+        let was_marked = |(other, _, obstacle): &(Rank, String, Obstacle)| {
+            *other == rank && matches!(obstacle, Obstacle::Marked { recorded: true, .. })
+        };
+        let before = mem::take(&mut fallback.passed_over);
+        let (freed, left): (Vec<_>, Vec<_>) = before.into_iter().partition(was_marked);
+        fallback.passed_over = left;
+        if !freed.is_empty() {
+            fallback.freed = Some(uid.to_owned());
+        }
+    }
+}
