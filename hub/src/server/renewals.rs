@@ -32,17 +32,23 @@ pub(super) const REST: Duration = Duration::from_secs(5);
 const HEADERS: usize = 8;
 /// Headers that change nothing about a renewal that asks for no object in its answer. One with any other takes the general way.
 const WITHOUT_EFFECT: [&str; 5] = ["host", "content-length", "accept", "accept-encoding", "user-agent"];
-/// Room for the answer: the status, and the header with a number.
-const ANSWER_BYTES: usize = 96;
+/// Room for the answer: the status, the header with a number, and the offer.
+const ANSWER_BYTES: usize = 144;
 
 /// The bytes of an answer.
 pub(super) struct Answer(Cursor<[u8; ANSWER_BYTES]>);
 
 impl Answer {
-    fn new(desired: u64) -> Option<Answer> {
+    /// `offers`: the renewal could have been shorter, and the answer says so. A node that made its Lease with a POST knows it from nowhere
+    /// else.
+    fn new(desired: u64, offers: bool) -> Option<Answer> {
         let mut text = Cursor::new([0; ANSWER_BYTES]);
         // the reason may be empty (RFC 9112 section 4): 10 bytes of each of a node's 8,500 a day
-        write!(text, "HTTP/1.1 204 \r\n{DESIRED_HEADER}: {desired}\r\n\r\n").ok()?;
+        write!(text, "HTTP/1.1 204 \r\n{DESIRED_HEADER}: {desired}\r\n").ok()?;
+        if offers {
+            write!(text, "accept-patch: {RENEWAL_MEDIA}\r\n").ok()?;
+        }
+        write!(text, "\r\n").ok()?;
         Some(Answer(text))
     }
 
@@ -70,7 +76,7 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
         // the general way tells of it
         return None;
     }
-    let (renewal, body_bytes) = plain(request, node)?;
+    let Plain { renewal, body_bytes, is_alone } = plain(request, node)?;
     authentication::prove(server, caller, identity).ok().filter(|()| may_renew(server, identity, node))?;
     caller.note(Some(identity));
     let now = Instant::now();
@@ -84,12 +90,19 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
     caller.slot.charge(Work::Parsed(body_bytes), now);
     server.counters.answers[2].fetch_add(1, Ordering::Relaxed);
     log::debug!("PATCH {LEASES}{node} 204");
-    Answer::new(named(server, node, &caller.slot))
+    Answer::new(named(server, node, &caller.slot), !is_alone)
+}
+
+struct Plain {
+    renewal: Renewal,
+    body_bytes: usize,
+    /// It is its time alone.
+    is_alone: bool,
 }
 
 /// Reads a renewal in its plain form: of this node's Lease, with no parameters, for itself, on a connection that goes on, and asking for
-/// no object in the answer. Also returns the bytes of its body.
-fn plain(request: &[u8], node: &str) -> Option<(Renewal, usize)> {
+/// no object in the answer.
+fn plain(request: &[u8], node: &str) -> Option<Plain> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut head = httparse::Request::new(&mut headers);
     let httparse::Status::Complete(length) = head.parse(request).ok()? else { return None };
@@ -112,7 +125,8 @@ fn plain(request: &[u8], node: &str) -> Option<(Renewal, usize)> {
         }
     }
     let body = request.get(length..).filter(|_| is_minimal)?;
-    Some((Renewal::read(content_type?, body)?, body.len()))
+    let (media, body_bytes) = (content_type?, body.len());
+    Some(Plain { renewal: Renewal::read(media, body)?, body_bytes, is_alone: media == RENEWAL_MEDIA })
 }
 
 /// Whether a renewal of the general way costs little whatever is in it: the rate of renewals is no way to make the hub work. A PUT or merge
@@ -144,7 +158,7 @@ fn named(server: &Server, node: &str, slot: &Slot) -> u64 {
 }
 
 /// Adds the latest change that concerns the node to an answer of the general way, so that the node need not ask and needs no watch; and
-/// the calls that wait for it, and the offer of the shortest renewal. The short way need not offer it: a node's first renewal, which claims the Lease, is no plain one.
+/// the calls that wait for it, and the offer of the shortest renewal.
 pub(super) fn add_desired(
     server: &Server,
     caller: Option<&Identity>,
@@ -175,7 +189,7 @@ mod tests {
         let line = line.replace("LEASES/", LEASES);
         let request = format!("{line}\r\nhost: h\r\n{fields}content-length: {}\r\n\r\n{body}", body.len());
         let read = plain(request.as_bytes(), "n");
-        assert_eq!(read.map(|(_, bytes)| bytes), expect.then_some(body.len()), "{request}");
+        assert_eq!(read.map(|read| read.body_bytes), expect.then_some(body.len()), "{request}");
     }
 
     #[test]
@@ -234,8 +248,12 @@ mod tests {
 
     #[test]
     fn answer_holds_the_largest_revision() {
-        let answer = Answer::new(u64::MAX).unwrap();
-        let expect = format!("HTTP/1.1 204 \r\nkedge-desired: {}\r\n\r\n", u64::MAX);
-        assert_eq!(answer.text(), expect.as_bytes());
+        let check = |offers, offer: &str| {
+            let answer = Answer::new(u64::MAX, offers).unwrap();
+            let expect = format!("HTTP/1.1 204 \r\nkedge-desired: {}\r\n{offer}\r\n", u64::MAX);
+            assert_eq!(answer.text(), expect.as_bytes());
+        };
+        check(false, "");
+        check(true, "accept-patch: text/vnd.kedge.renewal\r\n");
     }
 }

@@ -183,10 +183,16 @@ fn node_with_one_connection_learns_of_each_change() {
     let longer = json!({"spec": {"leaseDurationSeconds": 50}}).to_string();
     let minimal = node.connection.send("PATCH", &lease, &[MERGE, MINIMAL], longer.as_bytes());
     assert_eq!(minimal.header("kedge-desired"), [revision(&cleared).to_string()]);
-    // its first renewal, which is no plain one, is offered the shortest form, which both ways take
+    // the shortest form is offered in the answers to all others, which both ways take
     assert_eq!(minimal.header("accept-patch"), [ALONE.1]);
     let named = revision(&cleared);
     let time = |micros: u32| format!("2026-11-21T00:00:01.{micros:06}Z");
+    let plain = json!({"spec": {"renewTime": time(0)}}).to_string();
+    let plain = node.connection.send("PATCH", &lease, &[MERGE, MINIMAL], plain.as_bytes());
+    assert_eq!(
+        plain.head(),
+        format!("HTTP/1.1 204 \r\nkedge-desired: {named}\r\naccept-patch: {}\r\n\r\n", ALONE.1)
+    );
     let alone = node.connection.send("PATCH", &lease, &[ALONE], time(1).as_bytes());
     assert_eq!(alone.head(), format!("HTTP/1.1 204 \r\nkedge-desired: {named}\r\n\r\n"));
     let slowly = node.connection.send("PATCH", &lease, &[ALONE, ("x-more", "1")], time(2).as_bytes());
