@@ -11,7 +11,7 @@ use crate::object::Object;
 const REQUIREMENTS: usize = 256;
 
 /// A label selector by itself, as `kubectl -l` takes it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Labels(Vec<LabelRequirement>);
 
 impl Labels {
@@ -40,13 +40,13 @@ pub struct Selection {
     fields: Vec<FieldRequirement>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct LabelRequirement {
     key: String,
     test: LabelTest,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 enum LabelTest {
     In(Vec<String>),
     NotIn(Vec<String>),

@@ -69,12 +69,14 @@ mod tests {
         random: u64,
         /// Staged writes that are not visible yet.
         batch: Batch,
+        /// Changes that the controller is told of later; `None`: it reads everything before it acts.
+        changes: Option<Vec<(&'static Kind, Arc<Event>)>>,
     }
 
     impl Hub {
         fn new() -> Hub {
             let Restored { index, leases, order, .. } = restore(Spaces::default(), Vec::new()).unwrap();
-            Hub { index, leases, order, random: 0, batch: Batch::default() }
+            Hub { index, leases, order, random: 0, batch: Batch::default(), changes: None }
         }
 
         fn fresh(&mut self) -> Fresh {
@@ -89,8 +91,12 @@ mod tests {
             let batch = std::mem::take(&mut self.batch);
             let Some(commit) = self.order.commit(&self.leases, batch, 0) else { return Vec::new() };
             let changes = self.order.committed(&mut self.leases, commit);
-            let events = changes.iter().map(|changed| (changed.kind, changed.event.clone())).collect();
+            let events: Vec<_> =
+                changes.iter().map(|changed| (changed.kind, changed.event.clone())).collect();
             self.index.publish(changes);
+            if let Some(changes) = &mut self.changes {
+                changes.extend(events.iter().cloned());
+            }
             events
         }
 
@@ -200,16 +206,33 @@ mod tests {
             now: Now,
         ) -> Vec<Task<C::Purpose>> {
             let outcome = self.perform(task.action);
-            for (kind, event) in outcome.iter().flatten() {
-                if C::inputs().iter().any(|input| input.kind == kind.kind) && C::concerns(kind, event) {
-                    controller.observe(kind, event);
-                }
+            // else its own changes are told with the others, later
+            for (kind, event) in outcome.iter().flatten().filter(|_| self.changes.is_none()) {
+                tell_one(controller, kind, event);
             }
             let stored = |events: Vec<(&'static Kind, Arc<Event>)>| match events.into_iter().next() {
                 Some((_, event)) if event.new.is_some() => Done::Stored(event.object().clone(), true),
                 _ => Done::Gone,
             };
             controller.performed(task.purpose, outcome.map(stored), now)
+        }
+
+        /// Tells a controller what changed, or that anything may have.
+        fn tell<C: Controller>(&mut self, controller: &mut C) {
+            match &mut self.changes {
+                Some(changes) => {
+                    changes.drain(..).for_each(|(kind, event)| tell_one(controller, kind, &event))
+                }
+                None => controller.sweep(&self.index),
+            }
+        }
+
+        /// Tells it of the changes of one kind before the others: each kind has a subscription of its own.
+        fn tell_of<C: Controller>(&mut self, controller: &mut C, kind: &'static Kind) {
+            let Some(changes) = &mut self.changes else { return };
+            for (kind, event) in changes.extract_if(.., |(one, _)| one.kind == kind.kind) {
+                tell_one(controller, kind, &event);
+            }
         }
 
         /// Runs a controller until it has nothing left to do.
@@ -219,7 +242,7 @@ mod tests {
 
         fn run_at<C: Controller>(&mut self, controller: &mut C, second: u64) {
             let now = self.now(second);
-            controller.sweep(&self.index);
+            self.tell(controller);
             for _ in 0..1000 {
                 let decision = controller.reconcile(&self.index, now);
                 if decision.tasks.is_empty() && !decision.more {
@@ -229,6 +252,9 @@ mod tests {
                 while let Some(task) = tasks.pop_front() {
                     tasks.extend(self.act(controller, task, now));
                 }
+                if self.changes.is_some() {
+                    self.tell(controller);
+                }
             }
             panic!("{} does not come to rest", C::NAME);
         }
@@ -236,6 +262,12 @@ mod tests {
         fn names(&self, kind: &'static Kind) -> Vec<String> {
             let objects = World::list(&self.index, kind, "");
             objects.iter().map(|object| format!("{}/{}", object.namespace, object.name)).collect()
+        }
+    }
+
+    fn tell_one<C: Controller>(controller: &mut C, kind: &'static Kind, event: &Event) {
+        if C::inputs().iter().any(|input| input.kind == kind.kind) && C::concerns(kind, event) {
+            controller.observe(kind, event);
         }
     }
 

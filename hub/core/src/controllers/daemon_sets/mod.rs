@@ -3,15 +3,19 @@
 //! Inputs: DaemonSet, ControllerRevision, Pod, Node. Outputs: DaemonSet (its status), ControllerRevision, Pod, Event. Semantics are those
 //! of apps/v1 and of its design document; where this differs stands in `update` and in docs/rollouts.md. Always holds: a set is decided
 //! from the objects as they are stored, so a hub that was killed goes on where it was; times are of the hub's monotonic clock (after a
-//! restart of the hub a pod has been ready for no time yet); a step reads again only the pods and nodes that changed. Leaves to others:
-//! history (`history`), placing (`placing`), what is made and ended (`update`), how far an update may go (`rollout`), the end of a set's
-//! objects (`garbage`).
+//! restart of the hub a pod has been ready for no time yet); a step reads only the pods and nodes that changed (`known`), and judges only
+//! those of which more can come than their count (`rest`). Leaves to others: history (`history`), placing (`placing`), what is made and
+//! ended (`update`), how far an update may go (`rollout`), the end of a set's objects (`garbage`).
 
 mod ahead;
 mod history;
+mod known;
+mod rest;
 mod rollout;
 mod update;
 mod view;
+#[cfg(test)]
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,8 +36,10 @@ use crate::value::{condition, rfc3339, set_condition, text};
 pub(super) use history::short;
 use history::{Current, Revision, Step};
 use kedge_api::PULL_AHEAD_ANNOTATION;
-use rollout::{Failures, Judge, Settings, Verdict, Watch};
-use update::{Plan, Pod, Proven, Readiness, Strategy, Wanted};
+use known::{Known, Owner, Sort};
+use rest::{Basis, Rows};
+use rollout::{Failures, Judge, Settings, Verdict};
+use update::{Plan, Pod, Proven, Strategy, Wanted};
 pub use view::view;
 
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];
@@ -67,27 +73,33 @@ pub struct DaemonSets {
     sets: BTreeMap<(String, String), Set>,
     /// Nodes as they were last read.
     nodes: BTreeMap<Box<str>, (u64, Node)>,
+    /// Nodes that changed since they were read; `None`: all are to be read.
+    changed_nodes: Option<BTreeSet<Box<str>>>,
     /// Sets to look at again, though nothing changes.
     due: BTreeMap<(String, String), Duration>,
     log: Vec<Line>,
+    /// How many nodes were judged.
+    #[cfg(test)]
+    pub(super) judged: usize,
+    /// No look is compared with one at all nodes: its cost is measured.
+    #[cfg(test)]
+    pub(super) is_measured: bool,
 }
 
 /// What is remembered of a set between two looks; all of it may be lost.
 #[derive(Debug, Default)]
 struct Set {
     uid: String,
-    /// The pods that it controls, as they were last read, by UID: revision, facts, whether it still selects it.
-    pods: BTreeMap<Box<str>, (u64, Pod, bool)>,
-    ready: Readiness,
-    /// For how long pods are not ready, by UID.
-    watches: BTreeMap<String, Watch>,
+    known: Known,
+    rows: Rows,
     failures: Failures,
     /// Messages of Events about the rollout that were recorded, of one generation of the set.
     told: (i64, BTreeSet<String>),
     /// When a pod that ended on a node may be replaced, and the pause after it.
     ended: BTreeMap<String, (Duration, Duration)>,
-    /// Pods without a controller may be its own.
+    /// Pods and revisions without a controller may be its own: any, or at least these.
     looks_for_orphans: bool,
+    strays: BTreeSet<(Sort, Box<str>)>,
     tallies: BTreeMap<Deed, Tally>,
 }
 
@@ -117,6 +129,8 @@ pub struct Purpose {
     tries: Option<String>,
     /// Of which pod an Event tells when it is done.
     deed: Option<(Deed, String)>,
+    /// The pod or revision that it writes.
+    writes: Option<(Sort, String)>,
 }
 
 impl Controller for DaemonSets {
@@ -148,9 +162,12 @@ impl Controller for DaemonSets {
         if kind.kind == DAEMON_SET.kind {
             self.queue.insert(at);
         } else if kind.kind == NODE.kind {
+            if let Some(changed) = &mut self.changed_nodes {
+                changed.insert(object.name.as_ref().into());
+            }
             self.queue.extend(self.sets.keys().cloned());
-        } else {
-            self.observe_owned(event);
+        } else if let Some(sort) = Sort::of(kind) {
+            self.observe_owned(sort, event);
         }
     }
 
@@ -158,7 +175,12 @@ impl Controller for DaemonSets {
         let known: BTreeSet<_> = world.list(&DAEMON_SET, "").iter().map(|set| place_of(set)).collect();
         self.sets.retain(|set, _| known.contains(set));
         self.due.retain(|set, _| known.contains(set));
-        self.sets.values_mut().for_each(|set| set.looks_for_orphans = true);
+        for set in self.sets.values_mut() {
+            set.looks_for_orphans = true;
+            set.known.note_gap();
+            set.rows = Rows::default();
+        }
+        self.changed_nodes = None;
         self.queue = known;
     }
 
@@ -168,8 +190,7 @@ impl Controller for DaemonSets {
         self.queue.extend(due);
         let stalled = now.stalled.max(now.disk_stalled);
         if stalled > STALL {
-            let watches = self.sets.values_mut().flat_map(|set| set.watches.values_mut());
-            watches.for_each(|watch| watch.shift(stalled, now.running));
+            self.sets.values_mut().for_each(|set| set.known.shift(stalled, now.running));
         }
         let mut tasks = Vec::new();
         if !self.queue.is_empty() {
@@ -190,6 +211,10 @@ impl Controller for DaemonSets {
         outcome: Result<Done, ApiError>,
         now: Now,
     ) -> Vec<Task<Purpose>> {
+        // its event may come after the next step
+        if let (Some(set), Some((sort, name))) = (self.sets.get_mut(&purpose.set), &purpose.writes) {
+            set.known.note_change(*sort, name);
+        }
         let summary = self.count(&purpose, outcome.is_ok(), now);
         let Err(error) = outcome else { return summary.into_iter().collect() };
         let Some(tries) = &purpose.tries else { return Vec::new() };
@@ -237,7 +262,7 @@ impl DaemonSets {
     }
 
     /// A pod or a revision: of the sets that own it, or that may be looking for it.
-    fn observe_owned(&mut self, event: &Event) {
+    fn observe_owned(&mut self, sort: Sort, event: &Event) {
         let object = event.object();
         let owners: BTreeSet<&str> = [&event.old, &event.new]
             .into_iter()
@@ -248,21 +273,44 @@ impl DaemonSets {
         for (at, set) in &mut self.sets {
             let is_owner = owners.contains(set.uid.as_str());
             let is_orphan = owners.is_empty() && *at.0 == *object.namespace;
-            set.looks_for_orphans |= is_orphan;
+            if is_owner {
+                set.known.note_change(sort, &object.name);
+            } else if is_orphan && !set.looks_for_orphans {
+                set.strays.insert((sort, object.name.as_ref().into()));
+            }
             if is_owner || is_orphan {
                 self.queue.insert(at.clone());
             }
         }
     }
 
+    /// Reads the nodes that changed.
     fn read_nodes(&mut self, world: &dyn World) {
-        let stored = world.list(&NODE, "");
-        let mut before = std::mem::take(&mut self.nodes);
-        for object in stored {
-            let known = before.remove(&*object.name).filter(|(revision, _)| *revision == object.revision);
-            let read = known.unwrap_or_else(|| (object.revision, Node::read(&object)));
-            self.nodes.insert(object.name.as_ref().into(), read);
+        let mut changed = BTreeSet::new();
+        if let Some(names) = self.changed_nodes.replace(BTreeSet::new()) {
+            for name in names {
+                match world.get(&NODE, "", &name) {
+                    Some(object) => {
+                        _ = self.nodes.insert(name.clone(), (object.revision, Node::read(&object)))
+                    }
+                    None => _ = self.nodes.remove(&name),
+                }
+                changed.insert(name);
+            }
+        } else {
+            let mut before = std::mem::take(&mut self.nodes);
+            for object in world.list(&NODE, "") {
+                let name: Box<str> = object.name.as_ref().into();
+                let known = before.remove(&name).filter(|(revision, _)| *revision == object.revision);
+                let read = known.unwrap_or_else(|| {
+                    changed.insert(name.clone());
+                    (object.revision, Node::read(&object))
+                });
+                self.nodes.insert(name, read);
+            }
+            changed.extend(before.into_keys());
         }
+        self.sets.values_mut().for_each(|set| set.rows.nodes_changed(&changed));
     }
 
     fn look(&mut self, world: &dyn World, at: &(String, String), now: Now) -> Vec<Task<Purpose>> {
@@ -279,93 +327,81 @@ impl DaemonSets {
             return Vec::new();
         }
         let look = Look { world, at, value: object.value(), revision: object.revision, now };
-        let revisions = set.read_owned(world, &look.value["spec"]["selector"]);
-        let adopted = look.adopt(set, &revisions);
+        let owner = Owner { namespace: &at.0, uid: &set.uid, selector: &look.value["spec"]["selector"] };
+        set.known.read(world, &owner, now.running);
+        let adopted = look.adopt(set);
         if !adopted.is_empty() {
             return adopted;
         }
-        let mut live: BTreeSet<String> = set.pods.values().map(|(_, pod, _)| pod.hash.clone()).collect();
-        let revisions: Vec<Revision> =
-            revisions.iter().map(|revision| Revision::read(&revision.value())).collect();
-        let proven = proven(&look.value, &revisions, &live);
+        let mut live = set.known.live();
+        let revisions = &set.known.revisions;
+        let proven = proven(&look.value, revisions, &live);
         live.extend(proven.iter().map(|proven| proven.hash.clone()));
         let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
-        match history::step(&look.value["spec"]["template"], &revisions, limit, &live) {
+        match history::step(&look.value["spec"]["template"], revisions, limit, &live) {
             Step::Make(number) => vec![look.make_revision(number)],
             Step::Keep { current, renumber, doubles, surplus } => {
-                let mut tasks = look.tidy(set, &revisions, &current, renumber, &doubles, &surplus);
-                let nodes: Vec<&Node> = self.nodes.values().map(|(_, node)| node).collect();
-                let Some(revision) = revisions.iter().find(|one| one.name == current.name) else {
+                let mut tasks = look.tidy(set, &current, renumber, &doubles, &surplus);
+                let Some(revision) = revisions.iter().find(|one| one.name == current.name).cloned() else {
                     return tasks;
                 };
                 let wanted = wanted(&look.value, current, proven);
-                set.note_readiness(now.running);
-                let pods: Vec<&Pod> = set.pods.values().map(|(_, pod, _)| pod).collect();
-                let heres = update::gather(&wanted, &nodes, &pods);
                 let settings = Settings::read(&look.value);
+                set.rows.pods_changed(set.known.take_touched());
+                let by = Basis {
+                    nodes: &self.nodes,
+                    known: &set.known,
+                    wanted: &wanted,
+                    settings: &settings,
+                    failures: &set.failures,
+                    now: now.running,
+                };
+                set.rows.refresh(&by);
+                let (mut heres, mut at_rest) = (set.rows.awake(&by), set.rows.at_rest());
                 let judge = Judge {
                     settings: &settings,
                     wanted: &wanted,
-                    current: revision,
+                    current: &revision,
                     is_renumbered: renumber.is_some(),
                     is_shown: shows_success(&look.value),
                     heres: &heres,
-                    ready: &set.ready,
-                    watches: &set.watches,
+                    at_rest,
                     now: now.running,
                 };
-                let mut verdict = judge.judge(&mut set.failures);
-                let plan = update::plan(&wanted, &verdict, &heres, (&set.ready, &set.watches), now.running);
-                let wrong = settings.wrong.into_iter();
-                verdict.events.extend(wrong.map(|message| ("Warning", "InvalidAnnotation", message)));
-                tasks.extend(look.remember(set, revision, &verdict));
+                let mut failures = set.failures.clone();
+                let mut verdict = judge.judge(&mut failures);
+                let room = update::room(&wanted, &verdict, heres.len(), &at_rest);
+                set.rows.add_outdated(room, &mut heres, &mut at_rest, &by);
+                let plan = update::plan(&wanted, &verdict, &heres, at_rest, now.running);
+                #[cfg(test)]
+                {
+                    self.judged += heres.len();
+                    let found = whole::Found {
+                        current: &revision,
+                        is_renumbered: renumber.is_some(),
+                        is_shown: shows_success(&look.value),
+                        verdict: &verdict,
+                        plan: &plan,
+                        failures: &failures,
+                        next: set.rows.next(),
+                    };
+                    (!self.is_measured).then(|| whole::compare(world, &set.uid, &by, &found));
+                }
+                set.failures = failures;
+                let woken = set.rows.next();
+                verdict.events.extend(
+                    settings.wrong.iter().map(|message| ("Warning", "InvalidAnnotation", message.clone())),
+                );
+                tasks.extend(look.remember(set, &revision, &verdict));
                 let proven = wanted.proven.as_ref().filter(|_| verdict.rolls_back);
-                tasks.extend(proven.into_iter().flat_map(|proven| look.roll_back(set, revision, proven)));
+                tasks.extend(proven.into_iter().flat_map(|proven| look.roll_back(set, &revision, proven)));
                 let next = look.carry_out(set, &wanted, &verdict, &plan, &mut tasks);
-                if let Some(next) = [next, verdict.next].into_iter().flatten().min() {
+                set.rows.keep(wanted, settings);
+                if let Some(next) = [next, verdict.next, woken].into_iter().flatten().min() {
                     self.look_again(at.clone(), next);
                 }
                 tasks
             }
-        }
-    }
-}
-
-impl Set {
-    /// Reads its pods that changed, and returns its revisions.
-    fn read_owned(&mut self, world: &dyn World, selector: &Value) -> Vec<Arc<Object>> {
-        let mut before = std::mem::take(&mut self.pods);
-        let mut revisions = Vec::new();
-        for (kind, object) in world.dependents(&self.uid) {
-            if kind.kind == CONTROLLER_REVISION.kind {
-                revisions.push(object);
-            } else if kind.kind == POD.kind {
-                let known = before.remove(&object.uid).filter(|(revision, ..)| *revision == object.revision);
-                let read = known.unwrap_or_else(|| {
-                    let value = object.value();
-                    (object.revision, Pod::read(&value), selects(selector, &value["metadata"]["labels"]))
-                });
-                // an owner need not be the controller
-                if read.1.controller == self.uid {
-                    self.pods.insert(object.uid.clone(), read);
-                }
-            }
-        }
-        revisions
-    }
-
-    /// Since when pods are ready, on the hub's clock: from when it saw them so, anew whenever they were not.
-    fn note_readiness(&mut self, now: Duration) {
-        let mut before = std::mem::take(&mut self.ready);
-        for (_, pod, _) in self.pods.values() {
-            let Some(since) = &pod.ready_since else { continue };
-            let known = before.remove(&pod.uid).filter(|(seen, _)| seen == since);
-            self.ready.insert(pod.uid.clone(), known.unwrap_or_else(|| (since.clone(), now)));
-        }
-        let before = std::mem::take(&mut self.watches);
-        for (_, pod, _) in self.pods.values() {
-            let watch = before.get(&pod.uid).cloned().unwrap_or_default();
-            self.watches.insert(pod.uid.clone(), watch.next(pod, now));
         }
     }
 }
@@ -389,35 +425,42 @@ struct Look<'a> {
 
 impl Look<'_> {
     fn task(&self, tries: &str, action: Action) -> Task<Purpose> {
-        let (set, uid, revision) = (self.at.clone(), self.uid(), self.revision);
-        Task { purpose: Purpose { set, uid, revision, tries: Some(tries.to_owned()), deed: None }, action }
+        let (set, uid, revision, writes) = (self.at.clone(), self.uid(), self.revision, written(&action));
+        let purpose = Purpose { set, uid, revision, tries: Some(tries.to_owned()), deed: None, writes };
+        Task { purpose, action }
     }
 
     /// Takes pods and revisions that it selects and nobody controls, and lets go of pods that it selects no more.
-    fn adopt(&self, set: &mut Set, revisions: &[Arc<Object>]) -> Vec<Task<Purpose>> {
+    fn adopt(&self, set: &mut Set) -> Vec<Task<Purpose>> {
         let selector = &self.value["spec"]["selector"];
         let mut tasks = Vec::new();
         let uid = set.uid.clone();
-        for (_, pod, _) in
-            set.pods.values().filter(|(_, pod, is_selected)| !(pod.is_terminating || *is_selected))
-        {
+        for pod in set.known.strangers() {
             tasks.push(self.own(&POD, &pod.name, &pod.uid, &uid, false));
         }
-        if !std::mem::take(&mut set.looks_for_orphans) {
-            return tasks;
-        }
-        let known: BTreeSet<&str> = revisions.iter().map(|revision| &*revision.uid).collect();
-        for kind in [&POD, &CONTROLLER_REVISION] {
-            for object in self.world.list(kind, &self.at.0) {
-                // most have an owner: reading them all would cost each change of any pod here
-                let has_owner = known.contains(&*object.uid) || set.pods.contains_key(&object.uid);
-                if object.terminating || has_owner {
-                    continue;
-                }
-                let value = object.value();
-                if controller(&value).is_none() && selects(selector, &value["metadata"]["labels"]) {
-                    tasks.push(self.own(kind, &object.name, &object.uid, &uid, true));
-                }
+        let strays = std::mem::take(&mut set.strays);
+        let orphans: Vec<(Sort, Arc<Object>)> = match std::mem::take(&mut set.looks_for_orphans) {
+            true => {
+                let all = |sort: Sort| {
+                    self.world.list(sort.kind(), &self.at.0).into_iter().map(move |one| (sort, one))
+                };
+                [Sort::Pod, Sort::Revision].into_iter().flat_map(all).collect()
+            }
+            false => {
+                let found = |(sort, name): (Sort, Box<str>)| {
+                    Some((sort, self.world.get(sort.kind(), &self.at.0, &name)?))
+                };
+                strays.into_iter().filter_map(found).collect()
+            }
+        };
+        for (sort, object) in orphans {
+            // most have an owner
+            if object.terminating || set.known.has(&object.name, &object.uid) {
+                continue;
+            }
+            let value = object.value();
+            if controller(&value).is_none() && selects(selector, &value["metadata"]["labels"]) {
+                tasks.push(self.own(sort.kind(), &object.name, &object.uid, &uid, true));
             }
         }
         tasks
@@ -485,12 +528,12 @@ impl Look<'_> {
     fn tidy(
         &self,
         set: &Set,
-        revisions: &[Revision],
         current: &Current,
         renumber: Option<i64>,
         doubles: &[String],
         surplus: &[String],
     ) -> Vec<Task<Purpose>> {
+        let revisions = &set.known.revisions;
         let mut tasks = Vec::new();
         if let Some(number) = renumber {
             tasks.push(
@@ -498,15 +541,12 @@ impl Look<'_> {
             );
         }
         for double in revisions.iter().filter(|revision| doubles.contains(&revision.name)) {
-            let its: Vec<_> = set
-                .pods
-                .values()
-                .filter(|(_, pod, _)| pod.hash == double.hash && pod.hash != current.hash)
-                .collect();
+            let is_its = |pod: &&Pod| pod.hash == double.hash && pod.hash != current.hash;
+            let its: Vec<&Pod> = set.known.pods().filter(is_its).collect();
             if its.is_empty() {
                 tasks.push(self.remove(&CONTROLLER_REVISION, &double.name, &double.uid));
             }
-            tasks.extend(its.into_iter().map(|(_, pod, _)| self.relabel(pod, current.hash.clone())));
+            tasks.extend(its.into_iter().map(|pod| self.relabel(pod, current.hash.clone())));
         }
         for old in revisions.iter().filter(|revision| surplus.contains(&revision.name)) {
             tasks.push(self.remove(&CONTROLLER_REVISION, &old.name, &old.uid));
@@ -670,12 +710,9 @@ impl Look<'_> {
             tasks.push(self.remove(&POD, &pod.name, &pod.uid));
         }
         // one that runs long enough to be available begins again with the shortest pause
-        let is_ready = |(_, pod, _): &&(u64, Pod, bool)| set.ready.contains_key(&pod.uid);
-        let running: BTreeSet<&str> =
-            set.pods.values().filter(is_ready).map(|(_, pod, _)| pod.node.as_str()).collect();
-        set.ended.retain(|node, (at, _)| {
-            !running.contains(node.as_str()) || *at + LONGEST_PAUSE > self.now.running
-        });
+        let known = &set.known;
+        let runs = |node: &str| known.pods_on(node).iter().any(|pod| pod.ready_at.is_some());
+        set.ended.retain(|node, (at, _)| !runs(node) || *at + LONGEST_PAUSE > self.now.running);
         let current = Source {
             template: &self.value["spec"]["template"],
             spec: &wanted.spec,
@@ -785,6 +822,19 @@ fn counted(set: &mut Set, mut task: Task<Purpose>, deed: Deed, name: &str) -> Ta
     task
 }
 
+/// The pod or revision that an action writes.
+fn written(action: &Action) -> Option<(Sort, String)> {
+    match action {
+        Action::Create { kind, value } => {
+            Some((Sort::of(kind)?, text(value, &["metadata", "name"]).to_owned()))
+        }
+        Action::Update { kind, name, .. } | Action::Delete { kind, name, .. } => {
+            Some((Sort::of(kind)?, name.clone()))
+        }
+        _ => None,
+    }
+}
+
 /// One text for all pods of a step; None: there are none.
 fn summary(deed: Deed, names: &[String]) -> Option<String> {
     let verb = match deed {
@@ -817,7 +867,8 @@ fn event(
 }
 
 fn about_event(set: &(String, String), uid: &str, revision: u64, value: Value) -> Task<Purpose> {
-    let purpose = Purpose { set: set.clone(), uid: uid.to_owned(), revision, tries: None, deed: None };
+    let purpose =
+        Purpose { set: set.clone(), uid: uid.to_owned(), revision, tries: None, deed: None, writes: None };
     Task { purpose, action: Action::Create { kind: &EVENT, value } }
 }
 

@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use super::super::placing::Node;
 use super::ahead::{PRE_PULL, Step};
 use super::history::Revision;
-use super::update::{Here, Pod, Readiness, Strategy, Wanted, share};
+use super::rest::AtRest;
+use super::update::{Here, Pod, Strategy, Wanted, share};
 use crate::selector::Labels;
 use crate::value::{duration, text};
 
@@ -124,7 +125,7 @@ impl fmt::Display for Why {
 }
 
 /// Since when the hub sees a pod that is not ready, and that a pull or a start of it fails.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Watch {
     unready: Option<Duration>,
     stuck: Option<Duration>,
@@ -148,6 +149,11 @@ impl Watch {
         Watch { unready: self.unready.or(Some(now)), stuck, asked, cannot }
     }
 
+    /// Since when it is not ready.
+    pub(super) fn unready(&self) -> Option<Duration> {
+        self.unready
+    }
+
     /// Since when its node is asked to pull images ahead.
     pub(super) fn asked(&self) -> Option<Duration> {
         self.asked.as_ref().map(|(_, since)| *since)
@@ -164,12 +170,12 @@ impl Watch {
 }
 
 /// What the annotations of a set ask for.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     limit: Limit,
     /// As it is written, to see that it changed.
     limit_text: String,
-    deadline: Duration,
+    pub(super) deadline: Duration,
     resume: String,
     rolls_back: bool,
     canary: Canary,
@@ -177,7 +183,7 @@ pub(super) struct Settings {
     pub(super) wrong: Vec<String>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 enum Canary {
     Off,
     /// Nobody can say which nodes are meant.
@@ -186,7 +192,7 @@ enum Canary {
     Nodes(Labels, Option<Duration>),
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 enum Limit {
     Default,
     Off,
@@ -369,11 +375,17 @@ impl Record {
 }
 
 /// The nodes that failed under a revision, remembered from look to look: a container that crashes runs now and then.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Failures {
     /// Hash and generation of the revision.
     of: (String, String),
     nodes: BTreeMap<String, Why>,
+}
+
+impl Failures {
+    pub(super) fn has(&self, node: &str) -> bool {
+        self.nodes.contains_key(node)
+    }
 }
 
 /// Which nodes are held at what they run.
@@ -397,7 +409,7 @@ impl Hold {
 }
 
 /// What came of a look at a rollout.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Verdict {
     pub(super) hold: Hold,
     /// Nodes that failed; those of a stopped rollout do not count as available.
@@ -428,9 +440,9 @@ pub(super) struct Judge<'a> {
     pub(super) is_renumbered: bool,
     /// The stored status says that every node has an available pod of it: who sees that it is complete finds these counts.
     pub(super) is_shown: bool,
+    /// All nodes but those at rest; canaries never are.
     pub(super) heres: &'a [Here<'a>],
-    pub(super) ready: &'a Readiness,
-    pub(super) watches: &'a BTreeMap<String, Watch>,
+    pub(super) at_rest: AtRest,
     pub(super) now: Duration,
 }
 
@@ -464,9 +476,9 @@ impl Judge<'_> {
     }
 
     fn note_starting(&self, verdict: &mut Verdict) {
-        for here in self.heres.iter().filter(|here| verdict.hold.holds(&here.node.name)) {
-            let watched = here.old.first().and_then(|pod| self.watches.get(&pod.uid));
-            let Some(since) = watched.and_then(|watch| watch.unready) else { continue };
+        let held = |here: &&Here<'_>| !here.is_set_aside && verdict.hold.holds(&here.node.name);
+        for here in self.heres.iter().filter(held) {
+            let Some(since) = here.old.first().and_then(|pod| pod.watch.unready) else { continue };
             let over = since + self.settings.deadline;
             if over > self.now {
                 verdict.starting.insert(here.node.name.clone());
@@ -487,7 +499,7 @@ impl Judge<'_> {
             };
             if let Some(why) = self.failure(here, pod, verdict) {
                 failures.nodes.insert(here.node.name.clone(), why);
-            } else if pod.trouble.is_none() && self.wanted.is_available(pod, self.ready, self.now) {
+            } else if pod.trouble.is_none() && self.wanted.is_available(pod, self.now) {
                 failures.nodes.remove(&here.node.name);
             }
         }
@@ -508,12 +520,9 @@ impl Judge<'_> {
             }
             over <= self.now
         };
-        let watch = self.watches.get(&old.uid);
         let why = match step {
-            Step::Failing(_) if is_over(watch.and_then(|watch| watch.cannot), SETTLES) => Some(Why::Pull),
-            Step::Failing(_) | Step::Pulling(_)
-                if is_over(watch.and_then(Watch::asked), self.settings.deadline) =>
-            {
+            Step::Failing(_) if is_over(old.watch.cannot, SETTLES) => Some(Why::Pull),
+            Step::Failing(_) | Step::Pulling(_) if is_over(old.watch.asked(), self.settings.deadline) => {
                 Some(Why::NotPulled)
             }
             _ => None,
@@ -529,7 +538,6 @@ impl Judge<'_> {
     }
 
     fn failure(&self, here: &Here<'_>, pod: &Pod, verdict: &mut Verdict) -> Option<Why> {
-        let watch = self.watches.get(&pod.uid).cloned().unwrap_or_default();
         let mut is_over = |since: Option<Duration>, limit: Duration| {
             let over = since? + limit;
             if over > self.now {
@@ -543,13 +551,13 @@ impl Judge<'_> {
         if pod.is_terminating {
             return None;
         }
-        let is_stuck = is_over(watch.stuck, SETTLES) == Some(true);
+        let is_stuck = is_over(pod.watch.stuck, SETTLES) == Some(true);
         match pod.trouble {
             _ if pod.phase == "Failed" => Some(Why::Failed),
             Some(Trouble::Crashes) => Some(Why::Crashes),
             Some(Trouble::Pull) if is_stuck => Some(Why::Pull),
             Some(Trouble::Start) if is_stuck => Some(Why::Start),
-            _ if is_over(watch.unready, self.settings.deadline) == Some(true) => Some(Why::NotReady),
+            _ if is_over(pod.watch.unready, self.settings.deadline) == Some(true) => Some(Why::NotReady),
             _ => None,
         }
     }
@@ -574,7 +582,8 @@ impl Judge<'_> {
             let forgiven = if next.resume == settings.resume { 0 } else { failed.len() };
             next = Record { forgiven, resume: settings.resume.clone(), soaked: next.soaked, ..anew() };
         }
-        let desired = self.heres.iter().filter(|here| here.placed.runs && !here.is_set_aside).count();
+        let judged = self.heres.iter().filter(|here| here.placed.runs && !here.is_set_aside).count();
+        let desired = judged + self.at_rest.desired();
         let most = settings.most(desired, &self.wanted.strategy);
         if let Some(most) = most.filter(|most| failed.len() > most + next.forgiven)
             && next.stopped.is_none()
@@ -635,9 +644,9 @@ impl Judge<'_> {
         }
         let passes_at = |here: &&Here<'_>| {
             let pod = here.new.first().filter(|_| here.old.is_empty())?;
-            let (_, since) = self.ready.get(&pod.uid).filter(|_| pod.ready_since.is_some())?;
+            let since = pod.ready_at?;
             let is_well = pod.trouble.is_none() && !failed.contains_key(&here.node.name);
-            Some(*since + (*soak)?.max(self.wanted.min_ready)).filter(|_| is_well)
+            Some(since + (*soak)?.max(self.wanted.min_ready)).filter(|_| is_well)
         };
         // the last of them; nothing if one of them is not available at all
         let all: Option<Vec<Duration>> = present.map(passes_at).collect();
@@ -664,7 +673,8 @@ impl Judge<'_> {
 
     /// Whether something else runs, or ran, that is worth keeping.
     fn is_update(&self) -> bool {
-        self.wanted.proven.is_some() || self.heres.iter().any(|here| !here.old.is_empty())
+        let is_at_rest = self.at_rest.outdated + self.at_rest.aside_with_pod > 0;
+        self.wanted.proven.is_some() || is_at_rest || self.heres.iter().any(|here| !here.old.is_empty())
     }
 
     fn why(&self, failed: &BTreeMap<String, Why>, most: usize) -> String {
@@ -683,12 +693,16 @@ impl Judge<'_> {
 
     /// Whether each node has an available pod of the current revision and no other. A stopped rollout waits for nodes that are away, too.
     fn is_everywhere(&self, with_lost: bool) -> bool {
+        let at_rest = &self.at_rest;
+        if at_rest.desired() > at_rest.updated || with_lost && at_rest.aside > 0 {
+            return false;
+        }
         let mut expected =
             self.heres.iter().filter(|here| here.placed.runs && (with_lost || !here.is_set_aside)).peekable();
         let has = |here: &Here<'_>| {
             let new = here.new.first();
-            here.old.is_empty() && new.is_some_and(|pod| self.wanted.is_available(pod, self.ready, self.now))
+            here.old.is_empty() && new.is_some_and(|pod| self.wanted.is_available(pod, self.now))
         };
-        expected.peek().is_some() && expected.all(has)
+        (at_rest.updated > 0 || expected.peek().is_some()) && expected.all(has)
     }
 }

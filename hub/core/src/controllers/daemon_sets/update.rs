@@ -20,7 +20,8 @@ use serde_json::Value;
 use super::super::placing::{self, Node, Placed};
 use super::ahead::{self, ANSWERS, Step};
 use super::history;
-use super::rollout::{Trouble, Verdict, Watch};
+use super::rest::AtRest;
+use super::rollout::{Hold, Trouble, Verdict, Watch};
 use crate::value::{condition, text};
 
 /// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.
@@ -48,9 +49,14 @@ pub(super) struct Pod {
     /// UID of its controller; empty if it has none.
     pub(super) controller: String,
     pub(super) ahead: ahead::OfPod,
+    /// Since when the hub has seen it ready, on its own clock.
+    pub(super) ready_at: Option<Duration>,
+    /// For how long it is not ready, or something else.
+    pub(super) watch: Watch,
 }
 
 impl Pod {
+    /// Its times are not known yet ([`Pod::note`]).
     pub(super) fn read(value: &Value) -> Pod {
         let of = |path: &[&str]| text(value, path).to_owned();
         let holds = |sort: &str| condition(&value["status"], sort).filter(|found| found["status"] == "True");
@@ -74,7 +80,19 @@ impl Pod {
             is_terminating: !text(value, &["metadata", "deletionTimestamp"]).is_empty(),
             controller: controller.map_or("", |owner| text(owner, &["uid"])).to_owned(),
             ahead: ahead::OfPod::read(value),
+            ready_at: None,
+            watch: Watch::default(),
         }
+    }
+
+    /// Since when it is what it is, on the hub's clock: from when the hub saw it so, anew whenever it was not. `before`: the same pod as
+    /// it was last read.
+    pub(super) fn note(&mut self, before: Option<Pod>, now: Duration) {
+        let (since, at, watch) =
+            before.map_or_else(Default::default, |pod| (pod.ready_since, pod.ready_at, pod.watch));
+        self.ready_at =
+            self.ready_since.as_ref().map(|_| at.filter(|_| since == self.ready_since).unwrap_or(now));
+        self.watch = watch.next(self, now);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -102,7 +120,7 @@ fn node_of(pod: &Value) -> String {
 }
 
 /// What a set asks, as its update reads it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
     pub(super) name: String,
     /// The pod spec of the template, with the tolerations of daemon pods.
@@ -119,7 +137,7 @@ pub(super) struct Wanted {
 }
 
 /// The revision that nodes get which must not get the current one.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Proven {
     pub(super) name: String,
     pub(super) hash: String,
@@ -179,9 +197,6 @@ pub(super) struct Here<'a> {
     pub(super) is_set_aside: bool,
 }
 
-/// How long each pod has been ready on the hub's clock, by its UID.
-pub(super) type Readiness = BTreeMap<String, (String, Duration)>;
-
 /// The nodes that run a pod of the set, or should, in order.
 pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) -> Vec<Here<'a>> {
     let mut by_node: BTreeMap<&str, Vec<&'a Pod>> = BTreeMap::new();
@@ -191,10 +206,16 @@ pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) 
     let mut heres = Vec::new();
     for node in nodes.iter().copied() {
         let placed = placing::place(&wanted.spec, node);
-        let mut all = by_node.remove(node.name.as_str()).unwrap_or_default();
-        if all.is_empty() && !placed.runs {
-            continue;
+        let all = by_node.remove(node.name.as_str()).unwrap_or_default();
+        if !all.is_empty() || placed.runs {
+            heres.push(Here::new(wanted, node, placed, all));
         }
+    }
+    heres
+}
+
+impl<'a> Here<'a> {
+    pub(super) fn new(wanted: &Wanted, node: &'a Node, placed: Placed, mut all: Vec<&'a Pod>) -> Here<'a> {
         all.sort_by(|one, other| (&one.created, &one.name).cmp(&(&other.created, &other.name)));
         let live = all.iter().copied().filter(|pod| pod.is_live());
         let (mut new, mut old): (Vec<_>, Vec<_>) = live.partition(|pod| wanted.is_current(pod));
@@ -202,21 +223,34 @@ pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) 
             pods.sort_by_key(|pod: &&Pod| pod.ready_since.is_none());
         }
         let is_set_aside = placed.runs && node.is_lost && new.is_empty();
-        heres.push(Here { node, placed, all, old, new, is_set_aside });
+        Here { node, placed, all, old, new, is_set_aside }
     }
-    heres
 }
 
-/// Decides. `ready` and `watches`: since when each pod is ready, or something else, on the clock of `now`.
+/// Decides. `heres`: all nodes but those `at_rest`, in order of their names.
 pub(super) fn plan(
     wanted: &Wanted,
     verdict: &Verdict,
     heres: &[Here<'_>],
-    (ready, watches): (&Readiness, &BTreeMap<String, Watch>),
+    at_rest: AtRest,
     now: Duration,
 ) -> Plan {
     let (plan, ending) = (Plan::default(), BTreeSet::new());
-    Planner { wanted, verdict, ready, watches, now, plan, ending }.plan(heres)
+    Planner { wanted, verdict, at_rest, now, plan, ending }.plan(heres)
+}
+
+/// Of how many outdated nodes at rest a plan may take the pod at most, beside so many nodes that are not at rest.
+pub(super) fn room(wanted: &Wanted, verdict: &Verdict, others: usize, at_rest: &AtRest) -> usize {
+    let Strategy::Rolling { unavailable, surge } = &wanted.strategy else { return 0 };
+    // the canaries are never at rest
+    if verdict.hold != Hold::Nothing {
+        return 0;
+    }
+    let most = others + at_rest.desired() + at_rest.aside;
+    match share(surge, most) {
+        0 => share(unavailable, most).max(1).saturating_sub(at_rest.out()),
+        surge => surge,
+    }
 }
 
 impl Wanted {
@@ -225,17 +259,16 @@ impl Wanted {
         pod.hash == self.hash || !pod.generation.is_empty() && pod.generation == self.generation
     }
 
-    fn available_at(&self, pod: &Pod, ready: &Readiness) -> Option<Duration> {
-        let (_, since) = ready.get(&pod.uid).filter(|_| pod.ready_since.is_some())?;
-        Some(*since + self.min_ready)
+    pub(super) fn available_at(&self, pod: &Pod) -> Option<Duration> {
+        Some(pod.ready_at? + self.min_ready)
     }
 
-    pub(super) fn is_available(&self, pod: &Pod, ready: &Readiness, now: Duration) -> bool {
-        self.available_at(pod, ready).is_some_and(|at| at <= now)
+    pub(super) fn is_available(&self, pod: &Pod, now: Duration) -> bool {
+        self.available_at(pod).is_some_and(|at| at <= now)
     }
 
     /// Whether a pod is of the proven revision.
-    fn is_proven(&self, pod: &Pod) -> bool {
+    pub(super) fn is_proven(&self, pod: &Pod) -> bool {
         self.proven.as_ref().is_some_and(|proven| proven.hash == pod.hash)
     }
 
@@ -250,8 +283,7 @@ impl Wanted {
 struct Planner<'a> {
     wanted: &'a Wanted,
     verdict: &'a Verdict,
-    ready: &'a Readiness,
-    watches: &'a BTreeMap<String, Watch>,
+    at_rest: AtRest,
     now: Duration,
     plan: Plan,
     /// UIDs of the pods that the plan ends.
@@ -260,6 +292,7 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn plan(mut self, heres: &[Here<'_>]) -> Plan {
+        self.count_at_rest();
         for here in heres {
             self.count(here);
         }
@@ -279,6 +312,21 @@ impl Planner<'_> {
         }
         self.take_back(heres);
         self.plan
+    }
+
+    fn count_at_rest(&mut self) {
+        let (at_rest, status) = (&self.at_rest, &mut self.plan.status);
+        status.desired = at_rest.desired();
+        status.current = at_rest.updated + at_rest.outdated + at_rest.starting;
+        status.updated = at_rest.updated + at_rest.starting;
+        status.ready = at_rest.updated + at_rest.outdated + at_rest.ready;
+        status.available = at_rest.updated + at_rest.outdated;
+        if self.verdict.stopped.is_none() {
+            status.set_aside = at_rest.aside;
+        } else {
+            status.desired += at_rest.aside;
+            status.current += at_rest.aside_with_pod;
+        }
     }
 
     fn count(&mut self, here: &Here<'_>) {
@@ -334,7 +382,7 @@ impl Planner<'_> {
 
     /// Replaces old pods, with at most so many nodes without one that serves.
     fn replace(&mut self, heres: &[Here<'_>], most: usize) {
-        let mut out = 0;
+        let mut out = self.at_rest.out();
         let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
@@ -372,13 +420,10 @@ impl Planner<'_> {
         match step {
             Step::Unneeded | Step::Pulled => self.end(old),
             Step::Ask(request) => self.plan.ask.push((old.name.clone(), old.uid.clone(), Some(request))),
-            Step::Silent => {
-                let asked = self.watches.get(&old.uid).and_then(Watch::asked);
-                match asked.unwrap_or(self.now) + ANSWERS {
-                    over if over <= self.now => self.end(old),
-                    over => self.plan.next = Some(self.plan.next.map_or(over, |next| next.min(over))),
-                }
-            }
+            Step::Silent => match old.watch.asked().unwrap_or(self.now) + ANSWERS {
+                over if over <= self.now => self.end(old),
+                over => self.plan.next = Some(self.plan.next.map_or(over, |next| next.min(over))),
+            },
             // one that is slow, or cannot: a pod that is stopped would be no faster
             Step::Pulling(_) | Step::Failing(_) => {}
         }
@@ -457,11 +502,11 @@ impl Planner<'_> {
     }
 
     fn available_at(&self, pod: &Pod) -> Option<Duration> {
-        self.wanted.available_at(pod, self.ready)
+        self.wanted.available_at(pod)
     }
 
     fn is_available(&self, pod: &Pod) -> bool {
-        self.wanted.is_available(pod, self.ready, self.now)
+        self.wanted.is_available(pod, self.now)
     }
 }
 
@@ -476,7 +521,6 @@ pub(super) fn share(value: &Value, all: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rollout::Hold;
     use super::*;
     use crate::kinds::NODE;
     use crate::object::Object;
@@ -507,8 +551,7 @@ mod tests {
 
     /// A pod `node:hash:state`, with a name of its own if `node` has a suffix. States: ok (available), ready (since just now), no, unheard
     /// (ready before its node was lost), ending, failed.
-    fn pods(texts: &[&str]) -> (Vec<Pod>, Readiness) {
-        let mut readiness = Readiness::new();
+    fn pods(texts: &[&str]) -> Vec<Pod> {
         let read = |(index, text): (usize, &&str)| {
             let parts: Vec<&str> = text.split(':').collect();
             let [node, hash, state] = parts[..] else { panic!("{text}") };
@@ -518,9 +561,6 @@ mod tests {
                 "ready" => Some(95),
                 _ => None,
             };
-            if let Some(since) = since {
-                readiness.insert(name.clone(), ("t".into(), Duration::from_secs(since)));
-            }
             Pod {
                 uid: name.clone(),
                 name,
@@ -535,16 +575,18 @@ mod tests {
                 is_terminating: state == "ending",
                 controller: "u".into(),
                 ahead: ahead::OfPod::default(),
+                ready_at: since.map(Duration::from_secs),
+                watch: Watch::default(),
             }
         };
-        (texts.iter().enumerate().map(read).collect(), readiness)
+        texts.iter().enumerate().map(read).collect()
     }
 
     fn planned(wanted: &Wanted, nodes: &[Node], texts: &[&str]) -> Plan {
-        let (pods, readiness) = pods(texts);
+        let pods = pods(texts);
         let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());
         let heres = gather(wanted, &nodes, &pods);
-        plan(wanted, &Verdict::default(), &heres, (&readiness, &BTreeMap::new()), Duration::from_secs(100))
+        plan(wanted, &Verdict::default(), &heres, AtRest::default(), Duration::from_secs(100))
     }
 
     /// Nodes on which pods are made, and the pods that are ended.
@@ -668,7 +710,7 @@ mod tests {
     #[test]
     fn held_pod_that_still_starts_uses_up_the_budget() {
         let (one, two) = (wanted(json!(1), json!(0)), nodes(&["a", "b"]));
-        let (pods, ready) = pods(&["a:old:ok", "b:old:no"]);
+        let pods = pods(&["a:old:ok", "b:old:no"]);
         let heres = gather(&one, &two.iter().collect::<Vec<_>>(), &pods.iter().collect::<Vec<_>>());
         let ended = |starting: &[&str]| {
             let verdict = Verdict {
@@ -676,7 +718,7 @@ mod tests {
                 starting: starting.iter().map(|node| (*node).to_owned()).collect(),
                 ..Verdict::default()
             };
-            let plan = plan(&one, &verdict, &heres, (&ready, &BTreeMap::new()), Duration::from_secs(100));
+            let plan = plan(&one, &verdict, &heres, AtRest::default(), Duration::from_secs(100));
             plan.end.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
         };
         assert_eq!(ended(&["b"]), [""; 0]);
@@ -707,7 +749,7 @@ mod tests {
     fn names_alternate_only_beside_another_pod() {
         let one = wanted(json!(0), json!(1));
         let first = one.pod_name("a", &[]);
-        let (taken, _) = pods(&["a:old:ok"]);
+        let taken = pods(&["a:old:ok"]);
         let named = Pod { name: first.clone(), ..taken[0].clone() };
         let second = one.pod_name("a", &[&named]);
         assert_eq!(second, format!("{first}-s"));

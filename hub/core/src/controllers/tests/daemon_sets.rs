@@ -979,6 +979,7 @@ fn walks_end_with_the_last_template_within_the_budget() {
             set["spec"]["updateStrategy"] = json!({"rollingUpdate": {"maxUnavailable": BUDGET}});
         });
         let (mut image, mut second) = (1, 100);
+        hub.changes = (seed % 2 == 0).then(Vec::new);
         // nodes on which something else than an update took the pod away
         let mut harmed = std::collections::BTreeSet::new();
         for step in 0..60 {
@@ -997,7 +998,10 @@ fn walks_end_with_the_last_template_within_the_budget() {
                     harmed.insert(node);
                 }
                 2 => hub.mark(&node, "True"),
-                3 => controller = DaemonSets::default(),
+                3 => {
+                    controller = DaemonSets::default();
+                    crate::controllers::Controller::sweep(&mut controller, &hub.index);
+                }
                 4 => {
                     if let Some(pod) = pod.filter(is_live) {
                         harmed.insert(pod["spec"]["nodeName"].as_str().unwrap().to_owned());

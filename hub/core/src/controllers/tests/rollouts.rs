@@ -92,6 +92,8 @@ impl Fleet {
     fn new(seed: u64, count: usize) -> Fleet {
         let mut random = Random::new(seed);
         let mut hub = Hub::with_namespace();
+        // the controller is told of each change, after its next steps, or reads everything
+        hub.changes = (!seed.is_multiple_of(3)).then(Vec::new);
         let (mut places, mut capable) = (BTreeMap::new(), BTreeSet::new());
         for index in 0..count {
             let name = format!("node-{index:04}");
@@ -405,6 +407,8 @@ impl Fleet {
     /// One step of the controller, which may be killed in the middle; then the promises.
     fn control(&mut self, may_kill: bool) {
         let now = self.hub.now(self.step as u64 * STEP);
+        // of its own pods it may hear later
+        self.hub.tell_of(&mut self.controller, &DAEMON_SET);
         let before = self.standing();
         let decision = self.controller.reconcile(&self.hub.index, now);
         let most = if may_kill && self.random.one_in(15) {
@@ -569,7 +573,7 @@ impl Fleet {
                     self.set_image(&image);
                 }
             }
-            self.controller.sweep(&self.hub.index);
+            self.hub.tell(&mut self.controller);
             self.control(false);
             let all = self.runs.values().filter(|run| run.is_ready && run.image == image).count();
             let set = self.hub.value(&DAEMON_SET, "n", "d");
@@ -590,7 +594,7 @@ impl Fleet {
             self.disturb();
             self.mark_nodes();
             self.agents_act();
-            self.controller.sweep(&self.hub.index);
+            self.hub.tell(&mut self.controller);
             for _ in 0..1 + self.random.index(3) {
                 self.control(true);
             }

@@ -1,0 +1,259 @@
+//! Nodes at rest: those that a look at a set need not judge one by one.
+//!
+//! Most nodes of a set run the pod that they should, wait for their turn, start one, or are away, and nothing but a change of their pod or
+//! Node, or a time that is known, can make more of that. They are counted by what they are; a look judges the others, and as many of
+//! those that wait as the budget may take. So it costs as much as is under way, not as much as the set is large. Always holds: judging a
+//! node at rest would add to the look what its count adds (the tests compare each look with one at all nodes), and a node that failed, or
+//! is a canary, is never at rest. Leaves to others: what changed (`known`), what it leads to (`rollout`, `update`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::super::placing::{self, Node, Placed};
+use super::known::Known;
+use super::rollout::{Failures, Settings};
+use super::update::{Here, Wanted};
+
+/// What a node at rest does. Each has one pod of the set at most that does not end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// An available pod of the current revision.
+    Updated,
+    /// An available pod of another one.
+    Outdated { is_proven: bool },
+    /// A pod of the current revision that is not available yet.
+    Starting { is_ready: bool },
+    /// Only pods that end.
+    Ending,
+    /// The hub has lost it, and no pod there is of the current revision.
+    Aside { has_pod: bool },
+}
+
+/// How many nodes are at rest, and at what.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AtRest {
+    pub(super) updated: usize,
+    pub(super) outdated: usize,
+    pub(super) starting: usize,
+    /// Of those that start.
+    pub(super) ready: usize,
+    pub(super) ending: usize,
+    pub(super) aside: usize,
+    pub(super) aside_with_pod: usize,
+}
+
+impl AtRest {
+    /// Those that should run a pod, and are not set aside.
+    pub(super) fn desired(&self) -> usize {
+        self.updated + self.outdated + self.starting + self.ending
+    }
+
+    /// Those that use up the budget of an update.
+    pub(super) fn out(&self) -> usize {
+        self.starting + self.ending
+    }
+
+    fn count(&mut self, rest: Rest, change: impl Fn(&mut usize)) {
+        match rest {
+            Rest::Updated => change(&mut self.updated),
+            Rest::Outdated { .. } => change(&mut self.outdated),
+            Rest::Starting { is_ready } => {
+                change(&mut self.starting);
+                if is_ready {
+                    change(&mut self.ready);
+                }
+            }
+            Rest::Ending => change(&mut self.ending),
+            Rest::Aside { has_pod } => {
+                change(&mut self.aside);
+                if has_pod {
+                    change(&mut self.aside_with_pod);
+                }
+            }
+        }
+    }
+}
+
+/// A node that runs a pod of the set, or should.
+#[derive(Debug)]
+struct Row {
+    placed: Placed,
+    /// What it rests at, and until when at most.
+    rest: Option<(Rest, Option<Duration>)>,
+}
+
+/// The nodes of a set. All of it follows from what is known, and may be lost.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    /// What the rows were judged by.
+    basis: Option<(Wanted, Settings)>,
+    rows: BTreeMap<Box<str>, Row>,
+    /// Nodes that changed since they were judged.
+    changed: BTreeSet<Box<str>>,
+    /// Those that are not at rest.
+    awake: BTreeSet<Box<str>>,
+    at_rest: AtRest,
+    /// Those at rest with an old pod, first of a revision that was never complete, then of the proven one.
+    outdated: [BTreeSet<Box<str>>; 2],
+    /// When those at rest wake.
+    wakes: BTreeSet<(Duration, Box<str>)>,
+}
+
+/// What a node is judged by.
+pub(super) struct Basis<'a> {
+    pub(super) nodes: &'a BTreeMap<Box<str>, (u64, Node)>,
+    pub(super) known: &'a Known,
+    pub(super) wanted: &'a Wanted,
+    pub(super) settings: &'a Settings,
+    pub(super) failures: &'a Failures,
+    pub(super) now: Duration,
+}
+
+impl Rows {
+    /// These nodes came, went or changed.
+    pub(super) fn nodes_changed<'a>(&mut self, names: impl IntoIterator<Item = &'a Box<str>>) {
+        for name in names {
+            self.drop_row(name);
+            self.changed.insert(name.clone());
+        }
+    }
+
+    /// The pods of these nodes changed.
+    pub(super) fn pods_changed(&mut self, nodes: BTreeSet<Box<str>>) {
+        self.changed.extend(nodes);
+    }
+
+    /// Judges the nodes that changed, those that were not at rest, and those whose time has come.
+    pub(super) fn refresh(&mut self, by: &Basis<'_>) {
+        let is_same = self
+            .basis
+            .as_ref()
+            .is_some_and(|(wanted, settings)| wanted == by.wanted && settings == by.settings);
+        let mut again = std::mem::take(&mut self.changed);
+        if is_same {
+            again.extend(std::mem::take(&mut self.awake));
+            while self.wakes.first().is_some_and(|(at, _)| *at <= by.now) {
+                again.extend(self.wakes.pop_first().map(|(_, name)| name));
+            }
+        } else {
+            *self = Rows::default();
+            again = by.nodes.keys().cloned().collect();
+        }
+        for name in again {
+            let placed = self.drop_row(&name);
+            let Some((_, node)) = by.nodes.get(&name) else { continue };
+            let placed = placed.unwrap_or_else(|| placing::place(&by.wanted.spec, node));
+            self.judge(name, node, placed, by);
+        }
+    }
+
+    /// The rows are of this from now on.
+    pub(super) fn keep(&mut self, wanted: Wanted, settings: Settings) {
+        self.basis = Some((wanted, settings));
+    }
+
+    pub(super) fn at_rest(&self) -> AtRest {
+        self.at_rest
+    }
+
+    /// When the next node at rest wakes.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.wakes.first().map(|(at, _)| *at)
+    }
+
+    /// The nodes that are not at rest, in order of their names.
+    pub(super) fn awake<'a>(&self, by: &Basis<'a>) -> Vec<Here<'a>> {
+        self.awake.iter().filter_map(|name| self.here(name, by)).collect()
+    }
+
+    /// Adds so many of the nodes that wait at rest, whose turn comes first, and takes them from the count.
+    pub(super) fn add_outdated<'a>(
+        &self,
+        most: usize,
+        heres: &mut Vec<Here<'a>>,
+        at_rest: &mut AtRest,
+        by: &Basis<'a>,
+    ) {
+        let before = heres.len();
+        let first = self.outdated.iter().flatten().take(most);
+        heres.extend(first.filter_map(|name| self.here(name, by)));
+        at_rest.outdated -= heres.len() - before;
+        heres.sort_by(|one, other| one.node.name.cmp(&other.node.name));
+    }
+
+    fn here<'a>(&self, name: &str, by: &Basis<'a>) -> Option<Here<'a>> {
+        let (_, node) = by.nodes.get(name)?;
+        Some(Here::new(by.wanted, node, self.rows.get(name)?.placed, by.known.pods_on(name)))
+    }
+
+    /// Forgets what a node was, but for where it stands.
+    fn drop_row(&mut self, name: &str) -> Option<Placed> {
+        let row = self.rows.remove(name)?;
+        self.awake.remove(name);
+        if let Some((rest, until)) = row.rest {
+            self.at_rest.count(rest, |count| *count -= 1);
+            if let Rest::Outdated { is_proven } = rest {
+                self.outdated[usize::from(is_proven)].remove(name);
+            }
+            until.map(|at| self.wakes.remove(&(at, name.into())));
+        }
+        Some(row.placed)
+    }
+
+    fn judge(&mut self, name: Box<str>, node: &Node, placed: Placed, by: &Basis<'_>) {
+        let pods = by.known.pods_on(&name);
+        if pods.is_empty() && !placed.runs {
+            return;
+        }
+        let rest = rest(&Here::new(by.wanted, node, placed, pods), by);
+        if let Some((rest, until)) = rest {
+            self.at_rest.count(rest, |count| *count += 1);
+            if let Rest::Outdated { is_proven } = rest {
+                self.outdated[usize::from(is_proven)].insert(name.clone());
+            }
+            self.wakes.extend(until.map(|at| (at, name.clone())));
+        } else {
+            self.awake.insert(name.clone());
+        }
+        self.rows.insert(name, Row { placed, rest });
+    }
+}
+
+/// What a node rests at, and until when at most; `None`: it is to be judged.
+fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
+    let (wanted, now) = (by.wanted, by.now);
+    if !here.placed.runs || by.failures.has(&here.node.name) || by.settings.is_canary(here.node) {
+        return None;
+    }
+    if here.is_set_aside {
+        // until the hub has noted that its pods are not ready, too
+        let is_plain = here.all.iter().all(|pod| {
+            !wanted.is_current(pod) && pod.ready_since.is_none() && (pod.is_terminating || !pod.has_ended())
+        });
+        return is_plain.then_some((Rest::Aside { has_pod: !here.old.is_empty() }, None));
+    }
+    if here.node.is_lost {
+        return None;
+    }
+    let [pod] = here.all[..] else {
+        let ends = |pod: &&super::update::Pod| pod.is_terminating && pod.ready_since.is_none();
+        return (!here.all.is_empty() && here.all.iter().all(ends)).then_some((Rest::Ending, None));
+    };
+    if pod.is_terminating {
+        return wanted.available_at(pod).is_none_or(|at| at <= now).then_some((Rest::Ending, None));
+    }
+    if pod.has_ended() || pod.trouble.is_some() || !pod.ahead.asked.is_empty() {
+        return None;
+    }
+    let is_current = wanted.is_current(pod);
+    match wanted.available_at(pod) {
+        Some(at) if at <= now && is_current => Some((Rest::Updated, None)),
+        Some(at) if at <= now => Some((Rest::Outdated { is_proven: wanted.is_proven(pod) }, None)),
+        Some(at) if is_current => Some((Rest::Starting { is_ready: true }, Some(at))),
+        None if is_current => {
+            let over = pod.watch.unready()? + by.settings.deadline;
+            (over > now).then_some((Rest::Starting { is_ready: false }, Some(over)))
+        }
+        _ => None,
+    }
+}
