@@ -2,7 +2,7 @@
 //!
 //! What always holds: the program has all that the first process was given (user, environment, directory, capabilities, control
 //! group, namespaces). It has a limited time: what takes longer is killed with what it started, unless that made a
-//! session of its own. Its output is kept
+//! session of its own; nothing outside of the container's control group is. Its output is kept
 //! up to a limit, and the rest is read and dropped, so that it never waits for us. An error means that it did not run.
 //!
 //! Leaves to others: what is run, and what its end means; how many at once.
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::unistd::{Pid, getpgid, getpgrp};
+use nix::unistd::{Pid, getpgid};
 use serde_json::{Value, json};
 
 use super::places::Places;
 use super::plugin::{Heard, wait};
 use super::process::{self, ProcessFd};
-use super::records::{CrunOrder, shortened};
+use super::records::{CrunOrder, ORDER, Order, Records, shortened};
 use super::{ContainerId, Settings, WorkloadError, on};
 
 /// How long crun may take beyond the limit to start a program that is to be killed.
@@ -69,10 +69,14 @@ impl Exec<'_> {
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
         let crun = CrunOrder::of(settings);
         let bundle = places.bundle(self.id);
+        let Some(container) = Records::of(&bundle).read::<Order>(ORDER)? else {
+            return Err(WorkloadError::refused(format_args!("container {} does not exist", self.id)));
+        };
         let pid_file = PidFile::in_bundle(&bundle);
         let process = self.process(&bundle).map_err(on("read the process of", &bundle))?;
         let failed = |error| WorkloadError::failed(format_args!("run a program in {}", self.id), error);
-        let (status, output) = self.run_by(&crun, &bundle, &process, &pid_file).map_err(failed)?;
+        let ran = self.run_by(&crun, (&bundle, &container), &process, &pid_file);
+        let (status, output) = ran.map_err(failed)?;
         let Some(status) = status else { return Ok(ExecEnd::TimedOut) };
         if !status.success() && pid_file.read().is_none() {
             let said = shortened(&String::from_utf8_lossy(&output));
@@ -95,7 +99,7 @@ impl Exec<'_> {
     fn run_by(
         &self,
         crun: &CrunOrder,
-        bundle: &Path,
+        (bundle, container): (&Path, &Order),
         order: &File,
         pid_file: &PidFile,
     ) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
@@ -109,7 +113,7 @@ impl Exec<'_> {
         drop(command);
         let heard = self.hear(&child, Heard::new(output, self.output_bytes)?);
         let Ok(Some(kept)) = heard else {
-            kill(&mut child, pid_file)?;
+            kill(&mut child, pid_file, container)?;
             return heard.map(|_| (None, Vec::new()));
         };
         Ok((Some(child.wait()?), kept))
@@ -143,7 +147,7 @@ pub(super) fn in_memory(process: &Value) -> io::Result<File> {
 }
 
 /// Kills the program with what it started, which are in a process group of theirs, or still in crun's.
-fn kill(child: &mut Child, pid_file: &PidFile) -> io::Result<()> {
+fn kill(child: &mut Child, pid_file: &PidFile, container: &Order) -> io::Result<()> {
     let end = Instant::now() + AFTER_KILL;
     let crun = child.id().cast_signed();
     // one that is being started has no ID yet
@@ -155,16 +159,38 @@ fn kill(child: &mut Child, pid_file: &PidFile) -> io::Result<()> {
         && let Some(program) = ProcessFd::open(pid)?
         && child.try_wait()?.is_none()
     {
-        if let Ok(group) = getpgid(Some(Pid::from_raw(pid))).map(Pid::as_raw)
-            && group != crun
-            && group != getpgrp().as_raw()
-        {
-            process::kill_group(group);
+        if let Ok(group) = getpgid(Some(Pid::from_raw(pid))) {
+            kill_members(group, container, end);
         }
         program.signal(libc::SIGKILL)?;
     }
     process::kill_group(crun);
     child.wait().map(drop)
+}
+
+/// Kills what of a process group is in the container, until nothing is left of it. A program chooses its group: one that sees the
+/// machine's processes could name one of theirs.
+fn kill_members(group: Pid, container: &Order, end: Instant) {
+    let members = || {
+        let mut found = container.cgroups.processes(&container.group);
+        found.retain(|pid| getpgid(Some(Pid::from_raw(*pid))) == Ok(group));
+        found
+    };
+    while Instant::now() < end {
+        let opened: Vec<(i32, ProcessFd)> =
+            members().into_iter().filter_map(|pid| Some((pid, ProcessFd::open(pid).ok()??))).collect();
+        // an ID may have passed to another process before it was opened
+        let still = members();
+        if still.is_empty() {
+            return;
+        }
+        for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
+            let _ = process.signal(libc::SIGKILL);
+        }
+        for (_, process) in &opened {
+            process.wait(LOOK);
+        }
+    }
 }
 
 /// Where crun writes the program's ID, once it runs.
