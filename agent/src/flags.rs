@@ -461,6 +461,7 @@ impl Raw {
             since: since.transpose()?,
             since_time: since_time.transpose()?,
             limit_bytes,
+            stream: None,
             timestamps: self.timestamps,
             previous: self.previous,
             follow: self.follow,

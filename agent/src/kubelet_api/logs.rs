@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::{Exchange, Node, Request};
 use crate::local::client;
-use crate::logs::{self, LogsOptions};
+use crate::logs::{self, LogsOptions, Stream};
 
 /// Bytes that are sent at once.
 const PIECE_BYTES: usize = 8 * 1024;
@@ -87,8 +87,15 @@ fn options(
                 format!("sinceTime is {text:?}, expected a time such as 2026-11-23T04:00:00Z")
             })?),
         };
-    if let Some(stream) = request.param("stream").filter(|stream| !matches!(*stream, "" | "All")) {
-        return Err(format!("stream is {stream:?}, expected All: one stream alone is not served"));
+    let stream = match request.param("stream").unwrap_or_default() {
+        "" | "All" => None,
+        "Stdout" => Some(Stream::Stdout),
+        "Stderr" => Some(Stream::Stderr),
+        other => return Err(format!("stream is {other:?}, expected All, Stdout or Stderr")),
+    };
+    let tail = number("tailLines", 0)?;
+    if stream.is_some() && tail.is_some() {
+        return Err("`tailLines` and specific `stream` are mutually exclusive for now".into());
     }
     if [namespace, pod, container]
         .iter()
@@ -100,10 +107,11 @@ fn options(
         agent: node.agent.clone(),
         pod: format!("{namespace}/{pod}"),
         container: Some(container.to_owned()),
-        tail: number("tailLines", 0)?,
+        tail,
         since: number("sinceSeconds", 1)?.map(Duration::from_secs),
         since_time,
         limit_bytes: number("limitBytes", 1)?,
+        stream,
         timestamps: request.flag("timestamps"),
         previous: request.flag("previous"),
         follow: request.flag("follow"),

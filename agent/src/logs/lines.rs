@@ -7,9 +7,17 @@ use std::io::{self, Write};
 
 use kedge_api::Timestamp;
 
+/// One of the outputs of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Stdout,
+    Stderr,
+}
+
 /// Time, stream, `F` or `P` (the line goes on in the next one), text.
 struct Line<'a> {
     time: &'a [u8],
+    stream: Stream,
     is_partial: bool,
     text: &'a [u8],
 }
@@ -18,12 +26,17 @@ impl<'a> Line<'a> {
     fn read(line: &'a [u8]) -> Option<Line<'a>> {
         let mut parts = line.splitn(4, |byte| *byte == b' ');
         let (time, stream, tags) = (parts.next()?, parts.next()?, parts.next()?);
-        if !matches!(stream, b"stdout" | b"stderr") || time.last() != Some(&b'Z') {
+        let stream = match stream {
+            b"stdout" => Stream::Stdout,
+            b"stderr" => Stream::Stderr,
+            _ => return None,
+        };
+        if time.last() != Some(&b'Z') {
             return None;
         }
         // tags may be joined by colons
         let is_partial = tags.split(|byte| *byte == b':').any(|tag| tag == b"P");
-        Some(Line { time, is_partial, text: parts.next().unwrap_or_default() })
+        Some(Line { time, stream, is_partial, text: parts.next().unwrap_or_default() })
     }
 }
 
@@ -31,6 +44,8 @@ impl<'a> Line<'a> {
 pub(super) struct Wanted {
     /// In the form of the log, as far as microseconds: it is compared as text.
     since: Option<Vec<u8>>,
+    /// What comes from the other one is left out, and what is of none.
+    stream: Option<Stream>,
     timestamps: bool,
     /// Bytes that may still be shown.
     left: Option<u64>,
@@ -39,9 +54,14 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn new(since: Option<Timestamp>, timestamps: bool, limit_bytes: Option<u64>) -> Wanted {
+    pub(super) fn new(
+        since: Option<Timestamp>,
+        stream: Option<Stream>,
+        timestamps: bool,
+        limit_bytes: Option<u64>,
+    ) -> Wanted {
         let since = since.map(|since| since.rfc3339_micros().trim_end_matches('Z').as_bytes().to_vec());
-        Wanted { since, timestamps, left: limit_bytes, is_within: false }
+        Wanted { since, stream, timestamps, left: limit_bytes, is_within: false }
     }
 
     /// As many bytes as were asked for have been shown.
@@ -52,9 +72,15 @@ impl Wanted {
     /// Shows a line of the file, if it is wanted.
     pub(super) fn write(&mut self, line: &[u8], out: &mut impl Write) -> io::Result<()> {
         let Some(found) = Line::read(line) else {
+            if self.stream.is_some() {
+                return Ok(());
+            }
             self.put(line, out)?;
             return self.put(b"\n", out);
         };
+        if self.stream.is_some_and(|stream| stream != found.stream) {
+            return Ok(());
+        }
         if let Some(since) = &self.since {
             if found.time < since.as_slice() {
                 return Ok(());
@@ -98,7 +124,11 @@ mod tests {
     #[track_caller]
     fn check(since: Option<&str>, timestamps: bool, limit: Option<u64>, expect: &str) {
         let since = since.map(|text| Timestamp::parse(text).unwrap());
-        let mut wanted = Wanted::new(since, timestamps, limit);
+        check_wanted(Wanted::new(since, None, timestamps, limit), expect);
+    }
+
+    #[track_caller]
+    fn check_wanted(mut wanted: Wanted, expect: &str) {
         let mut out = Vec::new();
         for line in LOG {
             wanted.write(line.as_bytes(), &mut out).unwrap();
@@ -121,6 +151,13 @@ mod tests {
     fn since_is_compared_by_time() {
         check(Some("2026-11-23T05:00:01+01:00"), false, None, "two goes on\ngarbage\n\n three\n");
         check(Some("2026-11-23T04:00:03.000001Z"), false, None, "garbage\n");
+    }
+
+    #[test]
+    fn one_stream_is_shown_without_the_other() {
+        let of = |stream| Wanted::new(None, Some(stream), false, None);
+        check_wanted(of(Stream::Stdout), "one\n\n three\n");
+        check_wanted(of(Stream::Stderr), "two goes on\n");
     }
 
     #[test]

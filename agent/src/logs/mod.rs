@@ -20,6 +20,7 @@ use crate::cli::CommandError;
 use crate::flags::AgentOptions;
 use crate::local::client;
 use crate::local_config;
+pub(crate) use lines::Stream;
 use lines::Wanted;
 use runs::{Log, Run};
 
@@ -44,6 +45,8 @@ pub struct LogsOptions {
     pub since_time: Option<Timestamp>,
     /// `--limit-bytes`.
     pub limit_bytes: Option<u64>,
+    /// One output alone.
+    pub(crate) stream: Option<Stream>,
     pub timestamps: bool,
     pub previous: bool,
     pub follow: bool,
@@ -70,7 +73,17 @@ pub(crate) struct Found(Run);
 /// # Errors
 /// There is no such pod, container or run.
 pub(crate) fn find(options: &LogsOptions) -> Result<Found, CommandError> {
-    Run::find(&logs_dir(&options.agent)?, options).map(Found).map_err(failed)
+    Run::find(&logs_dir(&options.agent)?, options, &known(options)).map(Found).map_err(failed)
+}
+
+/// The UIDs of the pods of that name that a running agent knows: a directory with another one is no log of theirs, however new.
+fn known(options: &LogsOptions) -> Vec<String> {
+    let Ok(answer) = client::get(&options.agent.places.socket(), "/pods") else { return Vec::new() };
+    let Ok(body) = serde_json::from_slice::<Value>(&answer.body) else { return Vec::new() };
+    let (namespace, name) = options.pod.split_once('/').unwrap_or(("default", &options.pod));
+    let pods = body["pods"].as_array().into_iter().flatten();
+    let of_name = pods.filter(|pod| pod["namespace"] == namespace && pod["name"] == name);
+    of_name.filter_map(|pod| pod["uid"].as_str().map(str::to_owned)).collect()
 }
 
 impl Found {
@@ -89,6 +102,7 @@ fn write(run: &Run, options: &LogsOptions, out: &mut impl Write) -> Result<(), C
     let since = since.and_then(|since| i64::try_from(since.as_micros()).ok()).map(Timestamp::from_micros);
     let mut wanted = Wanted::new(
         since.into_iter().chain(options.since_time).max(),
+        options.stream,
         options.timestamps,
         options.limit_bytes,
     );

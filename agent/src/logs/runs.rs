@@ -32,12 +32,14 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// The run that is meant.
-    pub(super) fn find(logs: &Path, options: &LogsOptions) -> Result<Run, String> {
+    /// The run that is meant, of a pod with one of the UIDs `known`, if there are some: who can write to the directory of logs, as a pod
+    /// that is given it, could make a newer directory of that name.
+    pub(super) fn find(logs: &Path, options: &LogsOptions, known: &[String]) -> Result<Run, String> {
         let (namespace, name) = options.pod.split_once('/').unwrap_or(("default", &options.pod));
         let prefix = format!("{namespace}_{name}_");
         let pods = names(logs)?;
-        let of_name = pods.iter().filter(|pod| pod.starts_with(&prefix));
+        let is_known = |pod: &str| known.is_empty() || known.iter().any(|uid| *uid == pod[prefix.len()..]);
+        let of_name = pods.iter().filter(|pod| pod.starts_with(&prefix) && is_known(pod));
         // of pods of one name the one that wrote last: another one was there before it
         let newest = of_name.max_by_key(|pod| (changed(&logs.join(pod)), pod.len()));
         let Some(pod) = newest else {
@@ -279,7 +281,9 @@ fn seek_to_tail(file: &mut File, lines: u64) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags::{self, Command};
     use kedge_rig::Scratch;
+    use std::ffi::OsString;
 
     fn run(scratch: &Scratch) -> Run {
         Run {
@@ -296,6 +300,26 @@ mod tests {
             lines.push(String::from_utf8(line.to_vec()).unwrap());
         }
         lines
+    }
+
+    #[test]
+    fn newer_directory_of_another_uid_is_no_log_of_the_pod() {
+        let scratch = Scratch::new("log-forged").unwrap();
+        for (uid, text) in [("true", "of the pod\n"), ("zz-forged", "forged\n")] {
+            let directory = scratch.path().join(format!("n_p_{uid}/c"));
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("0.log"), text).unwrap();
+        }
+        let Ok(Command::Logs(options)) = flags::parse(["kedge", "logs", "n/p"].map(OsString::from)) else {
+            panic!("the flags are read")
+        };
+        let uid = |known: &[&str]| {
+            let known: Vec<String> = known.iter().map(|uid| (*uid).to_owned()).collect();
+            Run::find(scratch.path(), &options, &known).map(|run| run.uid().to_owned())
+        };
+        assert_eq!(uid(&["true"]).as_deref(), Ok("true"));
+        assert_eq!(uid(&[]).as_deref(), Ok("zz-forged"), "no agent knows: the one that wrote last");
+        assert!(uid(&["third"]).unwrap_err().contains("no pod n/p has logs"));
     }
 
     #[test]
@@ -412,7 +436,7 @@ mod tests {
             };
             options.container = container.map(str::to_owned);
             options.previous = previous;
-            Run::find(scratch.path(), &options).map(|run| (run.uid, run.container, run.number))
+            Run::find(scratch.path(), &options, &[]).map(|run| (run.uid, run.container, run.number))
         };
         assert_eq!(find("web", None, false), Ok(("1111".into(), "app".into(), 10)));
         assert_eq!(find("default/web", Some("app"), true), Ok(("1111".into(), "app".into(), 2)));

@@ -113,6 +113,15 @@ fn check_log(target: &Target, parameters: &Parameters) -> Result<(), ApiError> {
             errors.push(FieldError::invalid(name, number, &why));
         }
     }
+    match parameters.text("stream") {
+        "" | "All" => {}
+        "Stderr" | "Stdout" if parameters.has("tailLines") => {
+            let why = "`tailLines` and specific `stream` are mutually exclusive for now";
+            errors.push(FieldError::forbidden("", why));
+        }
+        "Stderr" | "Stdout" => {}
+        other => errors.push(FieldError::unsupported("stream", other, &["All", "Stderr", "Stdout"])),
+    }
     if parameters.has("sinceSeconds") && parameters.has("sinceTime") {
         errors
             .push(FieldError::forbidden("", "at most one of `sinceTime` or `sinceSeconds` may be specified"));
@@ -148,6 +157,10 @@ mod tests {
         check("limitBytes=0", Some(422));
         check("sinceSeconds=0", Some(422));
         check("sinceSeconds=5&sinceTime=2026-11-23T00:00:00Z", Some(422));
+        check("stream=Stdout", None);
+        check("stream=All&tailLines=1", None);
+        check("stream=Stderr&tailLines=1", Some(422));
+        check("stream=stdin", Some(422));
         check("tailLines=all", Some(400));
         check("follow=perhaps", Some(400));
     }
