@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kedge_api::SESSION_UPGRADE;
 use kedge_platform::Clocks as _;
-use kedge_platform::linux::{LinuxClocks, Roots};
+use kedge_platform::linux::{LinuxClocks, Roots, probe_idle_peer};
 use kedge_platform::workloads;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::cli::CommandError;
 use crate::flags::{AgentOptions, Places};
-use crate::kubelet_api::{self, Node, Stream};
+use crate::kubelet_api::{self, Node, Peer, Stream};
 use crate::net::client::{Api, ApiOptions};
 use crate::net::proxy::ProxyEnvironment;
 
@@ -32,6 +32,11 @@ const DIAL: Duration = Duration::from_secs(15);
 const TAKE: Duration = Duration::from_secs(15);
 /// Most bytes of the head of that answer.
 const HEAD_BYTES: usize = 16 * 1024;
+/// A hub that says nothing is asked whether it is there, so often, until so many times had no answer. Later than the hub asks (75 s): where
+/// both are there, one asks.
+const PROBE_AFTER: Duration = Duration::from_secs(100);
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
+const PROBES: u32 = 5;
 /// Stack of a thread that reads files or waits for a program.
 const STACK_BYTES: usize = 256 * 1024;
 /// Sessions that may be in their start at once: it takes a millisecond, unless the program's disk hangs.
@@ -119,12 +124,16 @@ async fn serve(options: SessionOptions) -> Result<(), CommandError> {
     let node_name = agent.node_name.clone().unwrap_or_default();
     let kubeconfig = agent.kubeconfig.clone().unwrap_or_default();
     let path = format!("/apis/kedge.dev/v1/nodes/{node_name}/calls/{call}");
-    let stream = take(kubeconfig, &path).await?;
-    kubelet_api::serve(stream, Arc::new(Node { agent })).await.map_err(|error| failed("serve the hub", error))
+    let (stream, peer) = take(kubeconfig, &path).await?;
+    let node = Arc::new(Node { agent });
+    kubelet_api::serve_seen(stream, peer, node).await.map_err(|error| failed("serve the hub", error))
 }
 
 /// Dials the hub and takes the call: from then on the hub asks.
-async fn take(kubeconfig: std::path::PathBuf, path: &str) -> Result<Box<dyn Stream>, CommandError> {
+async fn take(
+    kubeconfig: std::path::PathBuf,
+    path: &str,
+) -> Result<(Box<dyn Stream>, Option<Peer>), CommandError> {
     let clocks = LinuxClocks::new(&Roots::default());
     // as the agent judges certificates
     let clock = Arc::new(move || {
@@ -139,6 +148,9 @@ async fn take(kubeconfig: std::path::PathBuf, path: &str) -> Result<Box<dyn Stre
     let (url, route) = (dialled.url, dialled.route);
     let upgrading = async {
         dialled.socket.set_nonblocking(true)?;
+        // a hub that is cut off is noticed when something is written to it, but for these two
+        let _ = probe_idle_peer(&dialled.socket, PROBE_AFTER, PROBE_INTERVAL, PROBES);
+        let peer = Peer::of(&dialled.socket).ok();
         let socket = tokio::net::TcpStream::from_std(dialled.socket)?;
         let tls = TlsConnector::from(route.tls.clone());
         let mut stream = tls.connect(route.server_name.clone(), socket).await?;
@@ -153,7 +165,7 @@ async fn take(kubeconfig: std::path::PathBuf, path: &str) -> Result<Box<dyn Stre
         stream.write_all(head.as_bytes()).await?;
         stream.flush().await?;
         let early = upgraded(&mut stream).await?;
-        Ok::<_, io::Error>(kubelet_api::rewound(early, Box::new(stream)))
+        Ok::<_, io::Error>((kubelet_api::rewound(early, Box::new(stream)), peer))
     };
     let tried = format!("take the call, POST {url}{path}");
     match timeout(TAKE, upgrading).await {

@@ -175,6 +175,7 @@ fn no_layer_gives_the_defaults() {
             "registryPullQPS": 5,
             "shutdownGracePeriod": "0s",
             "shutdownGracePeriodCriticalPods": "0s",
+            "streamingConnectionIdleTimeout": "4h0m0s",
         })
     );
     assert_eq!(found.without_effect, [""; 0]);
@@ -205,6 +206,7 @@ evictionSoftGracePeriod: {memory.available: 1m30s}
 evictionMinimumReclaim: {nodefs.available: 500Mi, pid.available: '0'}
 evictionMaxPodGracePeriod: 20
 evictionPressureTransitionPeriod: 1ms
+streamingConnectionIdleTimeout: 30m
 ",
     );
     let config = found.config;
@@ -242,6 +244,7 @@ evictionPressureTransitionPeriod: 1ms
     assert_eq!(config.eviction.thresholds.len(), 7);
     assert_eq!(config.eviction.longest_grace, Duration::from_secs(20));
     assert_eq!(config.eviction_pressure_transition_period, Duration::from_millis(1));
+    assert_eq!(config.streaming_connection_idle_timeout, Duration::from_secs(1800));
     assert_eq!(found.without_effect, [""; 0]);
     assert_eq!(found.object["configTrialDuration"], "1h10m0s");
     assert_eq!(found.object["evictionPressureTransitionPeriod"], "1ms");
@@ -256,6 +259,7 @@ fn zero_of_a_duration_is_what_upstream_makes_of_it() {
         ("evictionPressureTransitionPeriod", "5m0s"),
         ("fileCheckFrequency", "20s"),
         ("imageMinimumGCAge", "2m0s"),
+        ("streamingConnectionIdleTimeout", "4h0m0s"),
         ("configTrialDuration", "0s"),
         ("imageMaximumGCAge", "0s"),
     ];

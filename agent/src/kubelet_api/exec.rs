@@ -1,20 +1,27 @@
 //! `/exec`: a program in a container, and `/attach`: the container's own, for a client that speaks WebSocket.
 //!
-//! Always holds: the program runs on a thread of its own and ends with its client, the container's own does not; between client and program stand only
-//! buffers of bounded size. Leaves to others: channels and Status (`sessions`).
+//! Always holds: the program runs on a thread of its own and ends with its client, also while it takes no input, the container's own does
+//! not; between client and program stand only buffers of bounded size. Leaves to others: channels and Status (`sessions`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kedge_platform::workloads::{AttachOrder, Attachment, Session, SessionOrder, Settings};
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::timeout;
 
-use super::{Exchange, Node, Request};
-use crate::sessions::USUAL_SIZE;
+use super::{Exchange, Node, Peer, Request};
 use crate::sessions::place::Place;
 use crate::sessions::relay::{End, Output, relay};
 use crate::sessions::websocket::{self, Remote};
+use crate::sessions::{USUAL_SIZE, longest_silence};
+
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 8 * 1024;
+/// How long the rest may take once a client has ended its half, or left. A test does not wait for it.
+const LINGER: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 
 /// Which program the client wants to talk to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +101,7 @@ fn upgrade(request: &Request) -> Result<(&'static str, String), String> {
 pub(super) async fn serve(
     verb: Verb,
     request: &Request,
-    exchange: Exchange,
+    mut exchange: Exchange,
     node: Arc<Node>,
     (namespace, pod, uid, container): (&str, &str, Option<&str>, &str),
 ) -> io::Result<()> {
@@ -116,8 +123,12 @@ pub(super) async fn serve(
         Ok(place) => place,
         Err(why) => return exchange.refuse(404, &why).await,
     };
+    let silence = {
+        let node = Arc::clone(&node);
+        tokio::task::spawn_blocking(move || longest_silence(&node.agent)).await?
+    };
     let task: Task = match verb {
-        Verb::Exec => Box::new(move |stream| talk(stream, protocol, &place, &wanted, &settings)),
+        Verb::Exec => Box::new(move |stream| talk(stream, protocol, &place, &wanted, silence, &settings)),
         Verb::Attach => {
             // before the 101: a client understands best then why there is nothing to attach to
             let first = wanted.first();
@@ -126,23 +137,70 @@ pub(super) async fn serve(
                 Attachment::open(AttachOrder { id: &place.id, stdin, stdout, stderr }, &settings)
             });
             match opened.await? {
-                Ok(attachment) => Box::new(move |stream| listen(stream, protocol, first, attachment)),
+                Ok(attachment) => {
+                    Box::new(move |stream| listen(stream, protocol, first, silence, attachment))
+                }
                 Err(why) => return exchange.refuse(409, &why.to_string()).await,
             }
         }
     };
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
-    let mut ours = tokio::net::UnixStream::from_std(ours)?;
+    let ours = tokio::net::UnixStream::from_std(ours)?;
+    let peer = exchange.peer.take();
     let headers =
         [("Upgrade", "websocket"), ("Sec-WebSocket-Accept", &accept), ("Sec-WebSocket-Protocol", protocol)];
-    let mut stream = exchange.take_over(&headers).await?;
+    let stream = exchange.take_over(&headers).await?;
     let talk = tokio::task::spawn_blocking(move || task(theirs));
-    let copied = copy_bidirectional(&mut stream, &mut ours).await;
-    // the program hears of a client that broke off by this
-    drop(ours);
+    // it drops its end of the pair, by which the program hears of a client that broke off
+    let passed = pass(stream, ours, peer).await;
     talk.await??;
-    copied.map(drop)
+    passed
+}
+
+/// Passes bytes between a client and its session until the session has ended, or the client has left.
+async fn pass<C, S>(client: C, session: S, peer: Option<Peer>) -> io::Result<()>
+where
+    C: AsyncRead + AsyncWrite,
+    S: AsyncRead + AsyncWrite,
+{
+    let (from_client, to_client) = tokio::io::split(client);
+    let (from_session, to_session) = tokio::io::split(session);
+    let forth = copy(from_client, to_session);
+    let back = copy(from_session, to_client);
+    let left = async {
+        match &peer {
+            // what it sent before it left may all be read
+            Some(peer) => peer.left_for(LINGER).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(forth, back);
+    tokio::select! {
+        done = &mut back => {
+            done?;
+            // the session hears when its client hangs up; a connection closed before would be reset, and its last words lost
+            let _ = timeout(LINGER, forth).await;
+            Ok(())
+        }
+        done = &mut forth => {
+            done?;
+            timeout(LINGER, back).await.unwrap_or(Ok(()))
+        }
+        () = left => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client left while the program took no input")),
+    }
+}
+
+async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let amount = from.read(&mut piece).await?;
+        if amount == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&piece[..amount]).await?;
+        to.flush().await?;
+    }
 }
 
 /// The session, on the thread that its program belongs to.
@@ -151,6 +209,7 @@ fn talk(
     protocol: &str,
     place: &Place,
     wanted: &Wanted,
+    silence: Duration,
     settings: &Settings,
 ) -> io::Result<()> {
     let mut client = Remote::new(stream, protocol, wanted.first())?;
@@ -163,7 +222,7 @@ fn talk(
         terminal: wanted.tty.then_some(USUAL_SIZE),
     };
     let end = match Session::start(&order, settings) {
-        Ok(mut session) => relay(&mut session, &mut client),
+        Ok(mut session) => relay(&mut session, &mut client, Some(silence)),
         Err(error) => Err(error.to_string()),
     };
     client.finish(&end, "executing command in");
@@ -171,14 +230,67 @@ fn talk(
 }
 
 /// The session with a container's own program, which goes on behind it.
-fn listen(stream: UnixStream, protocol: &str, first: Output, mut attachment: Attachment) -> io::Result<()> {
+fn listen(
+    stream: UnixStream,
+    protocol: &str,
+    first: Output,
+    silence: Duration,
+    mut attachment: Attachment,
+) -> io::Result<()> {
     let mut client = Remote::new(stream, protocol, first)?;
     // as upstream: the code is in the pod's status
-    let end = relay(&mut attachment, &mut client).map(|end| match end {
+    let end = relay(&mut attachment, &mut client, Some(silence)).map(|end| match end {
         End::Code(_) => End::Code(0),
         End::Gone => End::Gone,
     });
     drop(attachment);
     client.finish(&end, "attaching to");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::{TcpListener, TcpStream};
+
+    /// More than stands between a client and its session here, less than a connection holds.
+    const MORE_BYTES: usize = 32 * 1024;
+
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dialled = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (dialled, listener.accept().await.unwrap().0)
+    }
+
+    #[tokio::test]
+    async fn client_that_left_is_noticed_behind_its_input() {
+        let (mut client, ours) = connected().await;
+        let peer = Peer::of(&ours).unwrap();
+        let (session, _takes_nothing) = tokio::io::duplex(1024);
+        client.write_all(&[b'x'; MORE_BYTES]).await.unwrap();
+        drop(client);
+        let passed = timeout(Duration::from_secs(60), pass(ours, session, Some(peer))).await;
+        assert_eq!(passed.expect("it ends").unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    }
+
+    #[tokio::test]
+    async fn client_that_stays_is_served_to_the_end() {
+        let (mut client, ours) = connected().await;
+        let peer = Peer::of(&ours).unwrap();
+        let (session, mut program) = tokio::io::duplex(1024);
+        let story = async {
+            let mut input = vec![0; MORE_BYTES];
+            client.write_all(&input).await.unwrap();
+            // longer than a client that has left is waited for
+            tokio::time::sleep(3 * LINGER).await;
+            program.read_exact(&mut input).await.unwrap();
+            program.write_all(b"the end").await.unwrap();
+            drop(program);
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert_eq!(answer, "the end");
+        };
+        let (passed, ()) = tokio::join!(pass(ours, session, Some(peer)), story);
+        passed.unwrap();
+    }
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use kedge_api::percent_decoded;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use super::Stream;
+use super::{Peer, Stream};
 
 /// Most bytes of a head. The arguments of a command are in its query: upstream's API server takes 1 MiB for a head, kubectl's own
 /// commands stay far below this.
@@ -104,6 +104,8 @@ impl AsyncWrite for Rewound {
 /// A request that waits for its answer. Dropped without one, the stream ends, and its caller knows that nothing was answered.
 pub struct Exchange {
     stream: Rewound,
+    /// Shows whether the caller has left; taken by what takes the stream over.
+    pub(super) peer: Option<Peer>,
 }
 
 impl Exchange {
@@ -206,14 +208,14 @@ pub async fn receive(mut stream: Box<dyn Stream>) -> io::Result<Option<(Request,
         let refusal = match parse(&bytes) {
             Ok(Some((request, length))) => {
                 let early = bytes.split_off(length);
-                return Ok(Some((request, Exchange { stream: Rewound { early, stream } })));
+                return Ok(Some((request, Exchange { stream: Rewound { early, stream }, peer: None })));
             }
             Ok(None) if bytes.len() < MAX_HEAD_BYTES => None,
             Ok(None) => Some((431, format!("the head of the request has more than {MAX_HEAD_BYTES} bytes"))),
             Err(why) => Some((400, format!("not an HTTP request: {why}"))),
         };
         if let Some((status, why)) = refusal {
-            let exchange = Exchange { stream: Rewound { early: Vec::new(), stream } };
+            let exchange = Exchange { stream: Rewound { early: Vec::new(), stream }, peer: None };
             exchange.refuse(status, &why).await?;
             return Ok(None);
         }

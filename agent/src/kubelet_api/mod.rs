@@ -13,6 +13,7 @@
 mod exec;
 mod http;
 mod logs;
+mod peer;
 mod pods;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ use crate::flags::AgentOptions;
 use crate::local::client;
 use exec::Verb;
 pub use http::{Exchange, Grown, MAX_HEAD_BYTES, Request, receive, rewound};
+pub use peer::Peer;
 
 /// What a request may arrive on.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -47,9 +49,20 @@ pub struct Node {
 /// # Errors
 /// The stream broke, or its caller left, before the answer was sent.
 pub async fn serve(stream: Box<dyn Stream>, node: Arc<Node>) -> io::Result<()> {
+    serve_seen(stream, None, node).await
+}
+
+/// The same of a connection whose client can be seen leaving: what runs for it ends then, though it takes no input.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_seen(stream: Box<dyn Stream>, peer: Option<Peer>, node: Arc<Node>) -> io::Result<()> {
     match timeout(HEAD_LIMIT, http::receive(stream)).await {
         Ok(received) => match received? {
-            Some((request, exchange)) => route(&request, exchange, node).await,
+            Some((request, mut exchange)) => {
+                exchange.peer = peer;
+                route(&request, exchange, node).await
+            }
             None => Ok(()),
         },
         Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no request came")),

@@ -10,11 +10,16 @@ pub(crate) mod place;
 pub(crate) mod relay;
 pub(crate) mod websocket;
 
+use std::time::Duration;
+
+use kedge_core::kubelet;
 use kedge_platform::streams::Signals;
 use kedge_platform::workloads::{AttachOrder, Attachment, Session, SessionOrder, Settings, WindowSize};
 
 use crate::cli::CommandError;
 use crate::flags::AgentOptions;
+use crate::local::client;
+use crate::local_config;
 use local::Local;
 use place::Place;
 use relay::{End, Running as _};
@@ -24,6 +29,24 @@ pub use websocket::heard as websocket_heard;
 pub(crate) const USUAL_SIZE: WindowSize = WindowSize { rows: 24, columns: 80 };
 /// What the shell adds to a signal's number.
 const SIGNAL_CODE: i32 = 128;
+
+/// How long a session of the API's clients may be silent, where no configuration says it: as upstream.
+const USUAL_SILENCE: Duration = Duration::from_secs(4 * 60 * 60);
+
+/// `streamingConnectionIdleTimeout`: as the running agent has it, else by the local configuration.
+pub(crate) fn longest_silence(agent: &AgentOptions) -> Duration {
+    let of_agent = || {
+        let answer = client::get(&agent.places.socket(), "/configz").ok()?;
+        let body: serde_json::Value = serde_json::from_slice(&answer.body).ok()?;
+        let text = body.pointer("/kubeletconfig/streamingConnectionIdleTimeout")?.as_str()?;
+        u64::try_from(kubelet::duration::parse(text)?).ok().map(Duration::from_nanos)
+    };
+    let local = || {
+        let layers = local_config::read(&agent.local).ok()?;
+        Some(kubelet::effective(&layers, None).ok()?.config.streaming_connection_idle_timeout)
+    };
+    of_agent().or_else(local).unwrap_or(USUAL_SILENCE)
+}
 
 /// What `kedge exec` was asked for.
 #[derive(Debug)]
@@ -89,7 +112,7 @@ pub fn exec(options: &ExecOptions) -> Result<i32, CommandError> {
         terminal: options.tty.then(|| local.size().unwrap_or(USUAL_SIZE)),
     };
     let mut session = Session::start(&order, &settings).map_err(failed)?;
-    match relay::relay(&mut session, &mut local) {
+    match relay::relay(&mut session, &mut local, None) {
         Ok(End::Code(code)) => Ok(code),
         Ok(End::Gone) => Ok(local.ended_by().map_or(1, |signal| SIGNAL_CODE + signal)),
         Err(error) => {
@@ -118,7 +141,7 @@ pub fn attach(options: &AttachOptions) -> Result<i32, CommandError> {
     if let Some(size) = local.size().filter(|_| has_terminal) {
         attachment.resize(size);
     }
-    match relay::relay(&mut attachment, &mut local) {
+    match relay::relay(&mut attachment, &mut local, None) {
         Ok(End::Code(code)) => Ok(code),
         Ok(End::Gone) => Ok(local.ended_by().map_or(1, |signal| SIGNAL_CODE + signal)),
         Err(error) => Err(failed(error)),

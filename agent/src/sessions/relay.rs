@@ -3,13 +3,14 @@
 //! Always holds: at most [`CHUNK_BYTES`] of each direction are held here; while a client takes nothing, the program's output is not
 //! read, and while the program takes nothing, the client's input is not. All that the program wrote before its end reaches the
 //! client before the end does; what others hold open behind it is not waited for. A client that is gone
-//! ends it at once. Leaves to others: how a client speaks (`Client`), what runs (`Running`).
+//! ends it at once, also one whose input the program does not take: it is sent a probe, which fails. Leaves to others: how a client speaks (`Client`), what runs (`Running`).
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use kedge_core::kubelet::duration;
 use kedge_platform::streams::{Awaited, wait};
 use kedge_platform::workloads::{Attachment, Session, Streams, WindowSize};
 
@@ -19,6 +20,9 @@ pub(crate) const CHUNK_BYTES: usize = 32 * 1024;
 const LAST_BYTES: usize = 1024 * 1024;
 /// How long a client that takes nothing is waited for once the program has ended.
 const LAST_PATIENCE: Duration = Duration::from_secs(60);
+/// How often a client is probed while the program takes no input: an end that the client sent behind its input cannot arrive. A test
+/// has no such patience.
+const PROBE_EVERY: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(5) };
 /// What reading a terminal says whose programs are all gone.
 const HUNG_UP: i32 = 5;
 
@@ -55,6 +59,14 @@ pub(crate) trait Client {
     /// # Errors
     /// It is gone.
     fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost>;
+
+    /// Sends it what it does not notice, so that a connection whose other end is gone says so. Asked only when it has room.
+    ///
+    /// # Errors
+    /// It is gone.
+    fn probe(&mut self) -> Result<(), Lost> {
+        Ok(())
+    }
 
     /// What to wait for: that it says something (if `takes_input`), that it has room again, and that it goes away.
     fn awaited(&self, takes_input: bool) -> Vec<Awaited<'_>>;
@@ -136,12 +148,17 @@ pub(crate) enum End {
     Gone,
 }
 
-/// Moves bytes until the end.
+/// Moves bytes until the end, or until nothing has passed for as long as `silence`.
 ///
 /// # Errors
-/// The program never began, or the kernel does not let us wait; the text is for a person.
-pub(crate) fn relay(running: &mut dyn Running, client: &mut dyn Client) -> Result<End, String> {
-    let mut relay = Relay { running, client, input: Vec::new(), buffer: vec![0; CHUNK_BYTES], end: None };
+/// The program never began, nothing passed for too long, or the kernel does not let us wait; the text is for a person.
+pub(crate) fn relay(
+    running: &mut dyn Running,
+    client: &mut dyn Client,
+    silence: Option<Duration>,
+) -> Result<End, String> {
+    let (input, buffer) = (Vec::new(), vec![0; CHUNK_BYTES]);
+    let mut relay = Relay { running, client, input, buffer, end: None, silence, passed: Instant::now() };
     match relay.run() {
         Ok(end) => Ok(end),
         Err(Failed::Lost) => {
@@ -171,6 +188,9 @@ struct Relay<'a> {
     buffer: Vec<u8>,
     /// The program's end: its code, how much may still be read, and until when.
     end: Option<(i32, usize, Instant)>,
+    silence: Option<Duration>,
+    /// When something last passed.
+    passed: Instant,
 }
 
 /// What one try at an output came to.
@@ -202,7 +222,9 @@ impl Relay<'_> {
                     return Ok(End::Code(code));
                 }
             }
-            if !heard && !outputs.iter().any(|moved| matches!(moved, Moved::Some)) {
+            if heard || outputs.iter().any(|moved| matches!(moved, Moved::Some)) {
+                self.passed = Instant::now();
+            } else {
                 self.wait()?;
             }
         }
@@ -291,9 +313,31 @@ impl Relay<'_> {
         }
         let of_running = awaited.len();
         awaited.extend(self.client.awaited(takes_input));
-        let limit = self.end.map(|(_, _, until)| until.saturating_duration_since(Instant::now()));
+        let now = Instant::now();
+        let silent = self.silence.and_then(|silence| self.passed.checked_add(silence));
+        let probe = (!takes_input).then(|| now + PROBE_EVERY);
+        let until = [self.end.map(|(_, _, until)| until), silent, probe].into_iter().flatten().min();
+        let limit = until.map(|until| until.saturating_duration_since(now));
         wait(&mut awaited, limit).map_err(|error| Failed::Broken(format!("wait for a program: {error}")))?;
-        if awaited[of_running..].iter().any(Awaited::has_ended) { Err(Failed::Lost) } else { Ok(()) }
+        if awaited[of_running..].iter().any(Awaited::has_ended) {
+            return Err(Failed::Lost);
+        }
+        let is_quiet = !awaited.iter().any(Awaited::is_ready);
+        drop(awaited);
+        let now = Instant::now();
+        if is_quiet && silent.is_some_and(|silent| silent <= now) {
+            return Err(Failed::Broken(self.too_silent()));
+        }
+        if is_quiet && has_room && probe.is_some_and(|probe| probe <= now) {
+            self.client.probe()?;
+        }
+        Ok(())
+    }
+
+    fn too_silent(&self) -> String {
+        let nanos = self.silence.and_then(|silence| i64::try_from(silence.as_nanos()).ok());
+        let silence = duration::format(nanos.unwrap_or(i64::MAX));
+        format!("nothing passed for {silence} (streamingConnectionIdleTimeout), so the session was ended")
     }
 }
 
@@ -320,4 +364,83 @@ fn read(stream: &mut Option<File>, buffer: &mut [u8]) -> usize {
 /// For clients that write: what an error means.
 pub(crate) fn is_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::websocket::Remote;
+    use super::*;
+    use std::os::fd::{AsFd as _, OwnedFd};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+    use tungstenite::protocol::Role;
+    use tungstenite::{Message, WebSocket};
+
+    /// A program that runs until nobody talks to it, and neither reads nor writes.
+    struct Idle {
+        streams: Streams,
+        /// Never readable: it does not end by itself.
+        end: UnixStream,
+        _others: (UnixStream, OwnedFd),
+    }
+
+    impl Idle {
+        fn new() -> Idle {
+            let (end, other) = UnixStream::pair().unwrap();
+            let (reader, writer) = UnixStream::pair().unwrap();
+            writer.set_nonblocking(true).unwrap();
+            let stdin = Some(File::from(OwnedFd::from(writer)));
+            let streams = Streams { stdin, ..Streams::default() };
+            Idle { streams, end, _others: (other, reader.into()) }
+        }
+    }
+
+    impl Running for Idle {
+        fn streams(&mut self) -> &mut Streams {
+            &mut self.streams
+        }
+
+        fn resize(&mut self, _: WindowSize) {}
+
+        fn ended(&mut self) -> Result<Option<i32>, String> {
+            Ok(None)
+        }
+
+        fn parts(&self) -> (&Streams, BorrowedFd<'_>) {
+            (&self.streams, self.end.as_fd())
+        }
+
+        fn end(&mut self) {}
+    }
+
+    fn connected() -> (WebSocket<UnixStream>, Remote) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let client = WebSocket::from_raw_socket(ours, Role::Client, None);
+        (client, Remote::new(theirs, "v5.channel.k8s.io", Output::Stdout).unwrap())
+    }
+
+    #[test]
+    fn silent_session_ends_and_the_limit_is_named() {
+        let (_client, mut remote) = connected();
+        let end = relay(&mut Idle::new(), &mut remote, Some(Duration::from_millis(50)));
+        let why = end.expect_err("it is too silent");
+        assert!(why.contains("nothing passed for 50ms (streamingConnectionIdleTimeout)"), "{why}");
+    }
+
+    #[test]
+    fn client_is_probed_while_its_input_is_not_taken() {
+        let (mut client, mut remote) = connected();
+        let serving = thread::spawn(move || relay(&mut Idle::new(), &mut remote, None));
+        let mut sender =
+            WebSocket::from_raw_socket(client.get_ref().try_clone().unwrap(), Role::Client, None);
+        // more than the program's pipe holds, so much of it that not all is taken from the client, either
+        let sending = thread::spawn(move || {
+            let piece = [0; 64 * 1024];
+            while sender.send(Message::binary(piece.to_vec())).is_ok() {}
+        });
+        while !client.read().unwrap().is_ping() {}
+        client.get_ref().shutdown(std::net::Shutdown::Both).unwrap();
+        assert_eq!(serving.join().unwrap(), Ok(End::Gone));
+        sending.join().unwrap();
+    }
 }

@@ -271,6 +271,14 @@ impl Client for Remote {
         self.send(channel, bytes)
     }
 
+    fn probe(&mut self) -> Result<(), Lost> {
+        self.is_waiting = true;
+        match self.socket.write(Message::Ping(Vec::new().into())) {
+            Err(error) if !is_later(&error) => Err(Lost),
+            _ => self.flush(),
+        }
+    }
+
     fn awaited(&self, takes_input: bool) -> Vec<Awaited<'_>> {
         let stream = self.socket.get_ref();
         let mut awaited = vec![if takes_input { Awaited::read(stream) } else { Awaited::end(stream) }];

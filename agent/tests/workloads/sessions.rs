@@ -8,6 +8,7 @@ use kedge::kubelet_api::{Node, serve};
 use kedge_platform::workloads::{
     AttachOrder, Attachment, Console, Session, SessionOrder, WindowSize, Workloads,
 };
+use kedge_rig::programs;
 use kedge_rig::scratch::wait_until;
 use serde_json::json;
 use std::ffi::OsString;
@@ -22,6 +23,8 @@ use tungstenite::{Error, Message, WebSocket};
 
 /// How much goes through a pipe in each direction.
 const BULK_BYTES: usize = 8 << 20;
+/// With `KEDGE_CRASH_FULL=1`, through kubectl.
+const FULL_BULK_BYTES: usize = 100 << 20;
 
 fn command(machine: &Machine, line: &str) -> Command {
     let mut command = Command::new(&machine.settings.program);
@@ -360,16 +363,27 @@ fn websocket_passes_bulk_and_ends_with_its_client() {
     });
 }
 
+/// A node with the pod `web`, which sleeps.
+fn with_pod() -> Setup {
+    let setup = Setup::with_runtime();
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+        "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [{
+            "name": "main", "image": "web:1", "command": ["sleep", "86321"]}]}});
+    setup.cluster.kubectl().feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+    setup.shows("a pod that runs", || setup.runs_with(0));
+    setup
+}
+
+/// How much goes through kubectl and the hub in each direction.
+fn bulk_bytes() -> usize {
+    if std::env::var_os("KEDGE_CRASH_FULL").is_some() { FULL_BULK_BYTES } else { BULK_BYTES }
+}
+
 #[test]
 fn kubectl_runs_programs_through_the_hub() {
     isolated_network("sessions::kubectl_runs_programs_through_the_hub", || {
-        let setup = Setup::with_runtime();
+        let setup = with_pod();
         let kubectl = setup.cluster.kubectl();
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
-            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [{
-                "name": "main", "image": "web:1", "command": ["sleep", "86321"]}]}});
-        kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
-        setup.shows("a pod that runs", || setup.runs_with(0));
         let start = |line: &[&str]| {
             let mut command = Command::new(kubectl.program());
             command.arg("--kubeconfig").arg(kubectl.kubeconfig()).arg("exec").args(line);
@@ -390,7 +404,7 @@ fn kubectl_runs_programs_through_the_hub() {
         assert_eq!(output.status.code(), Some(7), "{output:?}");
         assert_eq!(output.stdout, b"one\n");
         assert!(output.stderr.starts_with(b"two\n"), "{output:?}");
-        let sent: Vec<u8> = (0..BULK_BYTES).map(|at| (at * at / 7) as u8).collect();
+        let sent: Vec<u8> = (0..bulk_bytes()).map(|at| (at * at / 7) as u8).collect();
         let output = run(&["-i", "web", "--", "cat"], &sent);
         assert!(output.status.success() && output.stdout == sent, "{} bytes", output.stdout.len());
         let output = run(&["web", "--", "/bin/none"], b"");
@@ -420,6 +434,125 @@ fn kubectl_runs_programs_through_the_hub() {
         echoed(b"after\n");
         drop(input);
         assert!(child.wait().unwrap().success());
+    });
+}
+
+/// A kubectl of one version with this command line; `None`: it was not fetched.
+fn kubectl_of(setup: &Setup, version: &str, line: &[&str]) -> Option<Command> {
+    let program = match programs::kubectl_of(version) {
+        Ok(program) => program,
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "{error}");
+            eprintln!("skipped: {error}");
+            return None;
+        }
+    };
+    let mut command = Command::new(program);
+    command.arg("--kubeconfig").arg(setup.cluster.kubectl().kubeconfig()).args(line);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Some(command)
+}
+
+/// Copies to and from the container, by the `tar` in it.
+fn check_copies(setup: &Setup, version: &str) {
+    let scratch = kedge_rig::Scratch::new("kubectl-cp").unwrap();
+    let sent: Vec<u8> = (0..1 << 20).map(|at: usize| (at * at / 5) as u8).collect();
+    let file = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+    fs::write(file("sent"), &sent).unwrap();
+    let there = format!("web:/tmp/{version}");
+    for line in [["cp", &file("sent"), &there], ["cp", &there, &file("back")]] {
+        let Some(mut command) = kubectl_of(setup, version, &line) else { return };
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{version}: {line:?}: {output:?}");
+    }
+    assert!(fs::read(file("back")).unwrap() == sent, "{version}: the file came back changed");
+}
+
+/// A terminal whose size changes while a program runs in it.
+fn check_terminal(setup: &Setup, version: &str) {
+    let is =
+        |size: &str| format!("until [ \"$(busybox stty size)\" = '{size}' ]; do busybox usleep 50000; done");
+    let script = format!("{}; echo was first; {}; exit 5", is("33 99"), is("44 88"));
+    let Some(command) = kubectl_of(setup, version, &["exec", "-it", "web", "--", "/bin/sh", "-c", &script])
+    else {
+        return;
+    };
+    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_str().unwrap().replace('\'', "'\\''"));
+    let words: Vec<String> =
+        [command.get_program()].into_iter().chain(command.get_args()).map(quoted).collect();
+    let scratch = kedge_rig::Scratch::new("kubectl-tty").unwrap();
+    let log = scratch.path().join("log").to_str().unwrap().to_owned();
+    let resizes =
+        format!("until grep -q 'was first' {log}; do sleep 0.1; done; stty rows 44 cols 88 </dev/tty");
+    let line = format!("stty rows 33 cols 99; ({resizes}) & {}", words.join(" "));
+    let mut command = Command::new("script");
+    command.args(["-qfec", &line, &log]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    // its end would be typed
+    let _open = child.stdin.take();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(5), "{version}: {}", fs::read_to_string(&log).unwrap());
+}
+
+#[test]
+fn kubectls_copy_resize_and_know_codes() {
+    isolated_network("sessions::kubectls_copy_resize_and_know_codes", || {
+        let setup = with_pod();
+        for version in ["1.32", "1.36"] {
+            let run = |line: &[&str], input: Stdio| {
+                let command = kubectl_of(&setup, version, line);
+                command.map(|mut command| command.stdin(input).output().unwrap())
+            };
+            for code in [0, 1, 9, 255] {
+                let line = ["exec", "web", "--", "/bin/sh", "-c", &format!("exit {code}")];
+                let Some(output) = run(&line, Stdio::null()) else { break };
+                assert_eq!(output.status.code(), Some(code), "{version}: {output:?}");
+            }
+            // the program ends before its input does
+            let zeros = fs::File::open("/dev/zero").unwrap();
+            let line = ["exec", "-i", "web", "--", "busybox", "head", "-c", "3"];
+            if let Some(output) = run(&line, zeros.into()) {
+                assert!(output.status.success() && output.stdout == [0; 3], "{version}: {output:?}");
+            }
+            check_copies(&setup, version);
+            check_terminal(&setup, version);
+        }
+    });
+}
+
+/// Waits until the process reads no more.
+fn await_stall(child: &Child) {
+    let path = format!("/proc/{}/io", child.id());
+    let mut before = String::new();
+    wait_until("a client that is kept waiting", LIMIT, || {
+        thread::sleep(std::time::Duration::from_millis(500));
+        let counts = fs::read_to_string(&path).unwrap();
+        // its first line, `rchar`, has all that was read
+        let now = counts.lines().next().unwrap_or_default().to_owned();
+        let is_stalled = now == before;
+        before = now;
+        is_stalled
+    });
+}
+
+#[test]
+fn program_that_takes_no_input_ends_with_kubectl() {
+    isolated_network("sessions::program_that_takes_no_input_ends_with_kubectl", || {
+        let setup = with_pod();
+        let kubectl = setup.cluster.kubectl();
+        let mut command = Command::new(kubectl.program());
+        command.arg("--kubeconfig").arg(kubectl.kubeconfig());
+        command.args(["exec", "-i", "web", "--", "sleep", "77601"]);
+        let zeros = fs::File::open("/dev/zero").unwrap();
+        let mut child = command.stdin(zeros).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("the program", LIMIT, || is_running("77601"));
+        await_stall(&child);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // the end cannot arrive behind the input: probes find it, at the hub and then at the node
+        wait_until("the end of the program", LIMIT, || !is_running("77601"));
+        wait_until("the end of its session", LIMIT, || processes("session").is_empty());
+        assert!(is_running("86321"), "the container is untouched");
     });
 }
 

@@ -230,7 +230,7 @@ pub(crate) fn make_image(layer: &Path) {
     fs::copy("/bin/busybox", layer.join("bin/busybox")).unwrap();
     for name in [
         "sh", "echo", "cat", "seq", "sleep", "kill", "hostname", "id", "ip", "dd", "ps", "mkfifo",
-        "readlink", "env", "sort", "ls",
+        "readlink", "env", "sort", "ls", "tar",
     ] {
         symlink("busybox", layer.join("bin").join(name)).unwrap();
     }

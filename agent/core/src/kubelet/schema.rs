@@ -409,6 +409,14 @@ pub static FIELDS: &[Field] = &[
         "more than imageGCLowThresholdPercent; 100 is never",
     ),
     bounded("imageGCLowThresholdPercent", PERCENT, Default::Int(80), "a part of the disk"),
+    bounded(
+        "streamingConnectionIdleTimeout",
+        Kind::DurationIn { low: SECOND, high: DAY },
+        Default::Text("4h0m0s"),
+        "shorter ends what a person thinks about; longer keeps what a lost client began",
+    )
+    .zero_is_default()
+    .took(Kind::Duration),
     // the kubelet's own server, which this agent does not have
     no_effect("enableServer", Kind::Bool),
     no_effect("address", Kind::Text),
@@ -423,7 +431,6 @@ pub static FIELDS: &[Field] = &[
     no_effect("serverTLSBootstrap", Kind::Bool),
     no_effect("authentication", Kind::Object(AUTHENTICATION)),
     no_effect("authorization", Kind::Object(AUTHORIZATION)),
-    no_effect("streamingConnectionIdleTimeout", Kind::Duration),
     no_effect("enableDebuggingHandlers", Kind::Bool),
     no_effect("enableContentionProfiling", Kind::Bool),
     no_effect("enableProfilingHandler", Kind::Bool),

@@ -201,6 +201,8 @@ pub struct Config {
     pub eviction_pressure_transition_period: Duration,
     /// `podLogsDir`: absolute.
     pub pod_logs_dir: String,
+    /// `streamingConnectionIdleTimeout`: how long a session of exec or attach may be silent.
+    pub streaming_connection_idle_timeout: Duration,
     /// `clusterDomain`.
     pub cluster_domain: String,
     /// `clusterDNS`, as it is written: [`Config::name_servers`].
@@ -242,6 +244,7 @@ impl Config {
             eviction: reader.eviction(object),
             eviction_pressure_transition_period: reader.duration("evictionPressureTransitionPeriod"),
             pod_logs_dir: reader.pod_logs_dir(),
+            streaming_connection_idle_timeout: reader.duration("streamingConnectionIdleTimeout"),
             cluster_domain: reader.text("clusterDomain"),
             cluster_dns: reader.texts("clusterDNS"),
             pods: reader.pods(),
