@@ -7,19 +7,39 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use kedge_rig::agent::Agent;
 use kedge_rig::babysitter::Signal;
+use kedge_rig::link::{Link, LinkState};
 use kedge_rig::scratch::wait_until;
 use serde_json::json;
 
-use crate::setup::{NODE, PATIENCE, Setup, plain};
+use crate::setup::{NODE, PATIENCE, Setup, payload, plain};
+
+/// As [`with_logs`]; between the node and its hub is a link that can be cut.
+fn with_logs_behind_a_link(purpose: &str) -> (Setup, PathBuf, Link) {
+    let mut link = None;
+    let (setup, logs) = with_logs_and(purpose, "", |hub, agent| {
+        let between = Link::start(hub.parse().unwrap()).unwrap();
+        let kubeconfig = fs::read_to_string(agent.kubeconfig()).unwrap();
+        agent.replace_kubeconfig(&kubeconfig.replace(hub, &between.address().to_string())).unwrap();
+        link = Some(between);
+    });
+    (setup, logs, link.expect("it is made before the agent starts"))
+}
 
 /// A node that keeps logs in a directory of the test's, and pods `web` and `web-2` of two labels that are bound to it.
 fn with_logs(purpose: &str, more: &str) -> (Setup, PathBuf) {
+    with_logs_and(purpose, more, |_, _| {})
+}
+
+fn with_logs_and(purpose: &str, more: &str, prepare: impl FnOnce(&str, &Agent)) -> (Setup, PathBuf) {
     let mut setup = Setup::with_hub(purpose);
+    let hub = setup.cluster.hub().address().to_owned();
     let logs = setup.cluster.scratch().join("logs");
     let agent = setup.cluster.add(NODE, plain()).unwrap();
     let fields = format!("{}podLogsDir: {}\n{more}", kedge_rig::cluster::HEADER, logs.display());
     agent.write_drop_in("20-logs.conf", &fields).unwrap();
+    prepare(&hub, agent);
     agent.start().unwrap();
     setup.shows("a node with a Lease", |world| world.renewal_count(NODE) > 0);
     for name in ["web", "web-2"] {
@@ -162,6 +182,34 @@ fn followed_log_ends_with_the_hub_and_leaves_nothing() {
     setup.cluster.hub_mut().start_again().unwrap();
     assert_eq!(follower.line(), "", "the log breaks off");
     wait_until("the session to end with the hub", PATIENCE, || sessions(&setup) == 0);
+    let read =
+        kedge_rig::scratch::poll(PATIENCE, || setup.cluster.kubectl().run(&["logs", "web", "--tail=1"]).ok());
+    assert_eq!(read.as_deref(), Some("three\n"));
+}
+
+#[test]
+fn followed_log_goes_on_while_the_program_is_replaced() {
+    let (setup, logs) = with_logs("calls-replaced", "");
+    let mut follower = Follower::new(&setup);
+    assert_eq!(follower.line(), "three\n");
+    let uid = setup.pin("edge", &payload(600, 0, "maxPods: 42\n"));
+    setup.runs(&uid);
+    append(&logs, "four");
+    assert_eq!(follower.line(), "four\n");
+    assert_eq!(sessions(&setup), 1);
+    assert_eq!(setup.cluster.kubectl().run(&["logs", "web", "--tail=1"]).unwrap(), "four\n");
+}
+
+#[test]
+fn link_that_is_cut_ends_a_session_at_both_ends() {
+    let (setup, _, link) = with_logs_behind_a_link("calls-cut");
+    let mut follower = Follower::new(&setup);
+    assert_eq!(follower.line(), "three\n");
+    link.set(LinkState::Cut);
+    assert_eq!(follower.line(), "", "the log breaks off");
+    assert!(!follower.child.wait().unwrap().success(), "and kubectl says so");
+    wait_until("the session to end with the link", PATIENCE, || sessions(&setup) == 0);
+    link.set(LinkState::Normal);
     let read =
         kedge_rig::scratch::poll(PATIENCE, || setup.cluster.kubectl().run(&["logs", "web", "--tail=1"]).ok());
     assert_eq!(read.as_deref(), Some("three\n"));
