@@ -6,6 +6,7 @@
 use crate::flags::AgentOptions;
 use crate::net::known_server::KnownServer;
 use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder, KnownIdentity};
+use crate::perform::quota::Quota;
 use crate::perform::static_files::StaticFiles;
 use crate::{local_config, run};
 use kedge_core::{Action, Core, Event, Options, Outcome, Report, Step};
@@ -63,6 +64,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         health: Arc::new(DiskHealth::default()),
         server: KnownServer::default(),
         static_files: StaticFiles::default(),
+        quota: Quota::default(),
         runtime: None,
         read_only: Some("a forecast changes nothing".into()),
         is_image: false,

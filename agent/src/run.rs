@@ -12,6 +12,7 @@ use crate::net::known_server::KnownServer;
 use crate::net::transport::WallClock;
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{DiskLoop, DiskOrder, KnownIdentity};
+use crate::perform::quota::Quota;
 use crate::perform::static_files::StaticFiles;
 use crate::perform::{Loops, Parts};
 use crate::{local_config, logging};
@@ -302,6 +303,7 @@ impl Agent {
             health: Arc::default(),
             server: KnownServer::of(options.kubeconfig.clone()),
             static_files: StaticFiles::default(),
+            quota: Quota::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),
             is_image,

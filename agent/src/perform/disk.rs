@@ -5,6 +5,7 @@
 //! when (core), how it becomes durable (`platform`).
 
 use super::containers::RuntimeHealth;
+use super::quota::Quota;
 use super::static_files::StaticFiles;
 use crate::net::known_server::KnownServer;
 use crate::workloads::network::Plugins;
@@ -138,6 +139,8 @@ pub(crate) struct DiskLoop {
     pub(crate) health: Arc<DiskHealth>,
     pub(crate) server: KnownServer,
     pub(crate) static_files: StaticFiles,
+    /// What the pods' desired set takes of the disk.
+    pub(crate) quota: Quota,
     /// None: there is no runtime on this node.
     pub(crate) runtime: Option<Arc<RuntimeHealth>>,
     /// Why this run may change nothing on the disk, if so.
@@ -182,7 +185,12 @@ impl DiskLoop {
                 Some(Event::Pods(Box::new(PodEvent::DesiredSaved { file, done })))
             }
             DiskOrder::ReadDesired => {
-                Some(Event::Pods(Box::new(PodEvent::DesiredRead(desired(&*self.root_files)))))
+                let found = desired(&*self.root_files);
+                if let Ok(files) = &found {
+                    let bytes = |found: &DesiredFound| found.content.as_ref().map_or(DESIRED_BYTES, Vec::len);
+                    self.quota.found(files.iter().map(|found| (found.file.path(), bytes(found))));
+                }
+                Some(Event::Pods(Box::new(PodEvent::DesiredRead(found))))
             }
             DiskOrder::ReadStaticPods(path) => {
                 Some(Event::Pods(Box::new(self.static_files.look(Path::new(&path)))))
@@ -194,11 +202,19 @@ impl DiskLoop {
         if let Some(why) = &self.read_only {
             return Err(why.clone());
         }
+        if let Some(why) = content.and_then(|content| self.quota.refusal(path, content.len())) {
+            return Err(format!("cannot write {path}: {why}; the file stays as it was"));
+        }
         // pods must not take the room that is kept for the configuration's verdicts
         let done = match content {
             Some(content) => self.root_files.write_beside_reserve(Path::new(path), content),
             None => self.root_files.remove(Path::new(path)),
         };
+        match (&done, content) {
+            (Ok(()), Some(content)) => self.quota.wrote(path, content.len()),
+            (Ok(()), None) => self.quota.removed(path),
+            (Err(_), _) => {}
+        }
         let done = done.map_err(|error| crate::errors::chain(&error));
         self.health.note_write(path, &done);
         done
@@ -643,6 +659,7 @@ mod tests {
             health: Arc::default(),
             server: KnownServer::default(),
             static_files: StaticFiles::default(),
+            quota: Quota::default(),
             runtime: None,
             read_only: None,
             is_image: false,

@@ -6,6 +6,7 @@
 pub(crate) mod containers;
 pub(crate) mod disk;
 mod pulls;
+pub(crate) mod quota;
 mod requests;
 mod shutdown;
 pub(crate) mod static_files;
