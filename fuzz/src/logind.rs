@@ -30,6 +30,7 @@ const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
 const ERROR_NAME: u8 = 4;
 const REPLY_SERIAL: u8 = 5;
+const SENDER: u8 = 7;
 const SIGNATURE: u8 = 8;
 const RETURN: u8 = 2;
 const ERROR: u8 = 3;
@@ -64,12 +65,14 @@ fn seeds() -> Vec<Vec<u8>> {
     let delay = message(RETURN, 3, &[(SIGNATURE, b'g', "v")], &delay);
     let inhibit = message(RETURN, 4, &[(SIGNATURE, b'g', "h")], &[0; 4]);
     let manager = (INTERFACE, b's', "org.freedesktop.login1.Manager");
-    let begins = [manager, (MEMBER, b's', "PrepareForShutdown"), (SIGNATURE, b'g', "b")];
+    let sender = (SENDER, b's', ":1.5");
+    let begins = [manager, (MEMBER, b's', "PrepareForShutdown"), sender, (SIGNATURE, b'g', "b")];
     let begins = message(SIGNAL, 0, &begins, &[1, 0, 0, 0]);
+    let owner = message(RETURN, 5, &[(SIGNATURE, b'g', "s")], b"\x04\0\0\0:1.5\0");
     let name = (ERROR_NAME, b's', "org.freedesktop.DBus.Error.AccessDenied");
     let refused = message(ERROR, 3, &[name, (SIGNATURE, b'g', "s")], b"\x02\0\0\0no\0");
     let after = |parts: &[&[u8]]| [b"+", parts.concat().as_slice()].concat();
-    let all = [&begins[..], &delay, &inhibit, &begins];
+    let all = [&begins[..], &delay, &inhibit, &owner, &begins];
     vec![
         after(&all),
         after(&[&refused, &begins]),

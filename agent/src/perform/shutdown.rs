@@ -2,8 +2,8 @@
 //!
 //! Always holds: a delay is taken before the first shutdown is awaited, again after one that was cancelled, and given up when core says
 //! so; it ends with this process, too, and logind waits no longer than it is configured to. Without logind the machine stops as it
-//! would without this, which is logged once, and looked at again. No watchdog waits for this thread. Leaves to others: which pods end
-//! when (core).
+//! would without this, which is logged once, and looked at again; a shutdown that began or was cancelled meanwhile is noticed then. No
+//! watchdog waits for this thread. Leaves to others: which pods end when (core).
 
 use super::lock;
 use kedge_core::Event;
@@ -59,9 +59,14 @@ impl Shutdown {
     fn run(&self, places: &Places, needed: Duration, events: &Sender<Event>) {
         let mut pause = FIRST_PAUSE;
         let mut logged = String::new();
+        let mut told = false;
         loop {
             let mut has_held = false;
-            let Err(error) = self.follow(places, needed, events, &mut has_held);
+            let Err(error) = self.follow(places, needed, &mut has_held, &mut |stops| {
+                if std::mem::replace(&mut told, stops) != stops {
+                    let _ = events.blocking_send(Event::Pods(Box::new(PodEvent::Shutdown(stops))));
+                }
+            });
             self.let_go();
             let why = error.to_string();
             if has_held {
@@ -83,12 +88,16 @@ impl Shutdown {
         &self,
         places: &Places,
         needed: Duration,
-        events: &Sender<Event>,
         has_held: &mut bool,
+        tell: &mut dyn FnMut(bool),
     ) -> io::Result<std::convert::Infallible> {
         let mut logind = Logind::connect(&places.bus)?;
-        see_to_limit(&mut logind, places, needed)?;
-        let mut is_stopping = false;
+        let mut is_stopping = logind.is_stopping()?;
+        // pods that were ended go on, and none begins on a machine that stops
+        tell(is_stopping);
+        if !is_stopping {
+            see_to_limit(&mut logind, places, needed)?;
+        }
         loop {
             if !is_stopping {
                 let delay = logind.delay("kedge", "Pods end before the machine stops")?;
@@ -96,7 +105,7 @@ impl Shutdown {
                 *has_held = true;
             }
             is_stopping = logind.wait()?;
-            let _ = events.blocking_send(Event::Pods(Box::new(PodEvent::Shutdown(is_stopping))));
+            tell(is_stopping);
         }
     }
 }

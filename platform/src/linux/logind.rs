@@ -1,8 +1,9 @@
 //! The machine's shutdown, which logind holds up while somebody has a delay of it: over the system's message bus, in the six messages
 //! that this takes.
 //!
-//! What always holds: a message has a limit, and each call a time; whatever the other side sends is an error at most. A delay ends with
-//! its descriptor, so that of an agent that is gone holds up nothing.
+//! What always holds: a message has a limit, and each call a time; whatever the other side sends is an error at most. Only logind is
+//! believed: the bus passes on signals of everybody, a container that has its socket among them. A delay ends with its descriptor, so
+//! that of an agent that is gone holds up nothing.
 //!
 //! Leaves to others: what is done meanwhile, and connecting again.
 
@@ -11,7 +12,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::workloads::receive;
 
@@ -24,13 +25,14 @@ const CALL: Duration = Duration::from_secs(20);
 const MESSAGE_BYTES: usize = 64 * 1024;
 /// Longest line of the greeting.
 const LINE_BYTES: usize = 1024;
-/// Signals that came while an answer was awaited.
+/// Signals that came while an answer was awaited; of strangers half as many, so that there is room for logind's.
 const KEPT: usize = 16;
 
 const LOGIND: &str = "org.freedesktop.login1";
 const LOGIND_PATH: &str = "/org/freedesktop/login1";
 const LOGIND_MANAGER: &str = "org.freedesktop.login1.Manager";
 const BUS: &str = "org.freedesktop.DBus";
+const BUS_PATH: &str = "/org/freedesktop/DBus";
 const SIGNAL: &str = "PrepareForShutdown";
 
 /// A delay of the machine's shutdown; dropped, it is over.
@@ -42,8 +44,10 @@ pub struct Delay(#[allow(dead_code, reason = "it counts by being open")] OwnedFd
 pub struct Logind {
     stream: UnixStream,
     serial: u32,
-    /// Whether shutdowns began or were cancelled, as heard.
-    heard: VecDeque<bool>,
+    /// Whether shutdowns began or were cancelled, as heard, and from whom.
+    heard: VecDeque<(String, bool)>,
+    /// The bus's name for logind's connection, as far as it is known.
+    owner: String,
 }
 
 /// An argument of a call.
@@ -70,12 +74,13 @@ impl Logind {
     /// The bus does not let us in.
     pub fn over(stream: UnixStream) -> io::Result<Self> {
         stream.set_write_timeout(Some(CALL))?;
-        let mut logind = Self { stream, serial: 0, heard: VecDeque::new() };
+        let mut logind = Self { stream, serial: 0, heard: VecDeque::new(), owner: String::new() };
         logind.greet()?;
-        logind.call(BUS, "/org/freedesktop/DBus", BUS, "Hello", &[])?;
-        let rule =
-            format!("type='signal',interface='{LOGIND_MANAGER}',member='{SIGNAL}',path='{LOGIND_PATH}'");
-        logind.call(BUS, "/org/freedesktop/DBus", BUS, "AddMatch", &[Text(&rule)])?;
+        logind.call(BUS, BUS_PATH, BUS, "Hello", &[])?;
+        let rule = format!(
+            "type='signal',sender='{LOGIND}',interface='{LOGIND_MANAGER}',member='{SIGNAL}',path='{LOGIND_PATH}'"
+        );
+        logind.call(BUS, BUS_PATH, BUS, "AddMatch", &[Text(&rule)])?;
         Ok(logind)
     }
 
@@ -84,14 +89,28 @@ impl Logind {
     /// # Errors
     /// It did not say.
     pub fn longest_delay(&mut self) -> io::Result<Duration> {
-        let arguments = [Text(LOGIND_MANAGER), Text("InhibitDelayMaxUSec")];
+        let value = self.property("InhibitDelayMaxUSec", "t")?;
+        Ok(Duration::from_micros(Reader { bytes: &value, at: VALUE }.wide()?))
+    }
+
+    /// Whether a shutdown is under way.
+    ///
+    /// # Errors
+    /// It did not say.
+    pub fn is_stopping(&mut self) -> io::Result<bool> {
+        let value = self.property("PreparingForShutdown", "b")?;
+        Ok(Reader { bytes: &value, at: VALUE }.number()? != 0)
+    }
+
+    /// A variant of this type, which has one letter.
+    fn property(&mut self, name: &str, expected: &str) -> io::Result<Vec<u8>> {
+        let arguments = [Text(LOGIND_MANAGER), Text(name)];
         let answer = self.call(LOGIND, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", &arguments)?;
-        let mut reader = Reader { bytes: &answer.body, at: 0 };
-        let signature = reader.signature()?;
-        if signature != "t" {
-            return Err(unexpected(&format!("a delay of type {signature:?}")));
+        let found = Reader { bytes: &answer.body, at: 0 }.signature()?;
+        if found != expected {
+            return Err(unexpected(&format!("{name} of type {found:?}, expected {expected:?}")));
         }
-        Ok(Duration::from_micros(reader.wide()?))
+        Ok(answer.body)
     }
 
     /// Has logind read its configuration again.
@@ -123,23 +142,41 @@ impl Logind {
     /// # Errors
     /// The connection is lost.
     pub fn wait(&mut self) -> io::Result<bool> {
-        self.stream.set_read_timeout(None)?;
         loop {
-            if let Some(begins) = self.heard.pop_front() {
-                return Ok(begins);
+            while let Some((sender, begins)) = self.heard.pop_front() {
+                if self.is_logind(&sender)? {
+                    return Ok(begins);
+                }
             }
+            self.stream.set_read_timeout(None)?;
             let message = self.read()?;
-            self.hear(&message);
+            self.hear(message);
         }
     }
 
-    fn hear(&mut self, message: &Message) {
+    fn hear(&mut self, message: Message) {
         if message.member == SIGNAL && message.interface == LOGIND_MANAGER && message.signature == "b" {
-            let mut reader = Reader { bytes: &message.body, at: 0 };
-            if let (Ok(begins), true) = (reader.number(), self.heard.len() < KEPT) {
-                self.heard.push_back(begins != 0);
+            let begins = Reader { bytes: &message.body, at: 0 }.number();
+            let room = if message.sender == self.owner { KEPT } else { KEPT / 2 };
+            if let (Ok(begins), true) = (begins, self.heard.len() < room) {
+                self.heard.push_back((message.sender, begins != 0));
             }
         }
+    }
+
+    /// The bus itself writes who sent a message; logind has another name there whenever it was started again.
+    fn is_logind(&mut self, sender: &str) -> io::Result<bool> {
+        if sender.is_empty() || sender == self.owner {
+            return Ok(!sender.is_empty());
+        }
+        let answer = self.call(BUS, BUS_PATH, BUS, "GetNameOwner", &[Text(LOGIND)]);
+        self.owner = match answer {
+            Ok(answer) => Reader { bytes: &answer.body, at: 0 }.text()?,
+            // nobody has the name
+            Err(error) if error.kind() == ErrorKind::Other => String::new(),
+            Err(error) => return Err(error),
+        };
+        Ok(sender == self.owner)
     }
 
     fn greet(&mut self) -> io::Result<()> {
@@ -179,7 +216,7 @@ impl Logind {
         self.serial = self.serial.wrapping_add(1).max(1);
         let serial = self.serial;
         self.stream.write_all(&call(serial, [path, interface, member, to], arguments))?;
-        self.stream.set_read_timeout(Some(CALL))?;
+        let end = Instant::now() + CALL;
         let within = |error: io::Error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => io::Error::new(
                 ErrorKind::TimedOut,
@@ -188,9 +225,15 @@ impl Logind {
             kind => io::Error::new(kind, format!("{member} of {to}: {error}")),
         };
         loop {
+            // others may send signals without end meanwhile
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(within(ErrorKind::TimedOut.into()));
+            }
+            self.stream.set_read_timeout(Some(left))?;
             let message = self.read().map_err(within)?;
             if message.reply_to != Some(serial) {
-                self.hear(&message);
+                self.hear(message);
                 continue;
             }
             if message.error.is_empty() {
@@ -236,6 +279,8 @@ fn unexpected(what: &str) -> io::Error {
 
 /// Bytes of a message before its fields.
 const HEAD: usize = 16;
+/// Where the value of a variant begins whose type has one letter, but for its padding.
+const VALUE: usize = 3;
 const LITTLE_ENDIAN: u8 = b'l';
 const METHOD_CALL: u8 = 1;
 /// Codes of fields.
@@ -245,6 +290,7 @@ const MEMBER: u8 = 3;
 const ERROR_NAME: u8 = 4;
 const REPLY_SERIAL: u8 = 5;
 const DESTINATION: u8 = 6;
+const SENDER: u8 = 7;
 const SIGNATURE: u8 = 8;
 
 /// What of a message is of interest.
@@ -254,6 +300,7 @@ struct Message {
     interface: String,
     member: String,
     error: String,
+    sender: String,
     signature: String,
     body: Vec<u8>,
     descriptors: Vec<OwnedFd>,
@@ -271,6 +318,7 @@ impl Message {
                 (INTERFACE, "s") => message.interface = reader.text()?,
                 (MEMBER, "s") => message.member = reader.text()?,
                 (ERROR_NAME, "s") => message.error = reader.text()?,
+                (SENDER, "s") => message.sender = reader.text()?,
                 (SIGNATURE, "g") => message.signature = reader.signature()?,
                 (REPLY_SERIAL, "u") => message.reply_to = Some(reader.number()?),
                 (_, "s" | "o") => drop(reader.text()?),
@@ -466,10 +514,23 @@ mod tests {
             self.stream.write_all(&answer(kind, fields, reply_to, body)).unwrap();
         }
 
-        fn signal(&mut self, begins: bool) {
-            let fields =
-                [(PATH, LOGIND_PATH), (INTERFACE, LOGIND_MANAGER), (MEMBER, SIGNAL), (SIGNATURE, "b")];
+        fn signal(&mut self, sender: &str, begins: bool) {
+            let fields = [
+                (PATH, LOGIND_PATH),
+                (INTERFACE, LOGIND_MANAGER),
+                (MEMBER, SIGNAL),
+                (SENDER, sender),
+                (SIGNATURE, "b"),
+            ];
             self.send(SIGNAL_KIND, &fields, None, &u32::from(begins).to_le_bytes());
+        }
+
+        /// Answers who logind is.
+        fn name(&mut self, owner: &str) {
+            let serial = self.call();
+            let mut body = Vec::new();
+            put_text(&mut body, owner);
+            self.send(METHOD_RETURN, &[(SENDER, BUS), (SIGNATURE, "s")], Some(serial), &body);
         }
     }
 
@@ -524,23 +585,60 @@ mod tests {
         let (mut logind, bus) = with_bus("delay", move |bus| {
             let serial = bus.call();
             // a signal may come before the answer
-            bus.signal(true);
+            bus.signal(":1.5", true);
             let reply = answer(METHOD_RETURN, &[(SIGNATURE, "h")], Some(serial), &0u32.to_le_bytes());
             let descriptors = [write_end.as_raw_fd()];
             let with = [ControlMessage::ScmRights(&descriptors)];
             let parts = [IoSlice::new(&reply)];
             sendmsg::<()>(bus.stream.as_raw_fd(), &parts, &with, MsgFlags::empty(), None).unwrap();
             drop(write_end);
-            bus.signal(false);
+            bus.name(":1.5");
+            bus.signal(":1.5", false);
         });
         let delay = logind.delay("kedge", "pods end first").unwrap();
         assert!(logind.wait().unwrap(), "it begins");
         assert!(!logind.wait().unwrap(), "it is cancelled");
         let asked = bus.join().unwrap();
-        assert_eq!(asked, ["Hello ", "AddMatch s", "Inhibit ssss"]);
+        assert_eq!(asked, ["Hello ", "AddMatch s", "Inhibit ssss", "GetNameOwner s"], "it is asked once");
         assert_eq!(logind.wait().unwrap_err().kind(), ErrorKind::UnexpectedEof, "the bus has gone");
         drop(delay);
         assert_eq!(pipe.read(&mut [0]).unwrap(), 0, "nobody holds it any more");
+    }
+
+    /// Anybody may send a signal by the system's bus, to everybody or to one connection.
+    #[test]
+    fn signals_of_others_than_logind_are_not_believed() {
+        let (mut logind, bus) = with_bus("stranger", |bus| {
+            bus.signal(":1.66", true);
+            bus.name(":1.5");
+            bus.signal("", true);
+            bus.signal(":1.5", false);
+            // logind was started again
+            bus.signal(":1.9", true);
+            bus.name(":1.9");
+            bus.signal(":1.5", false);
+            let serial = bus.call();
+            let fields = [(ERROR_NAME, "org.freedesktop.DBus.Error.NameHasNoOwner")];
+            bus.send(ERROR, &fields, Some(serial), &[]);
+        });
+        assert!(!logind.wait().unwrap(), "what a stranger says is passed over");
+        assert!(logind.wait().unwrap());
+        assert_eq!(logind.wait().unwrap_err().kind(), ErrorKind::UnexpectedEof, "nor is a name that was its");
+        assert_eq!(bus.join().unwrap()[2..], ["GetNameOwner s"; 3]);
+    }
+
+    #[test]
+    fn shutdown_under_way_is_read() {
+        let (mut logind, bus) = with_bus("under-way", |bus| {
+            for stops in [true, false] {
+                let serial = bus.call();
+                let mut body = vec![1, b'b', 0, 0];
+                body.extend(u32::from(stops).to_le_bytes());
+                bus.send(METHOD_RETURN, &[(SIGNATURE, "v")], Some(serial), &body);
+            }
+        });
+        assert!(logind.is_stopping().unwrap() && !logind.is_stopping().unwrap());
+        assert_eq!(bus.join().unwrap()[2..], ["Get ss"; 2]);
     }
 
     #[test]
