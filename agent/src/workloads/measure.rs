@@ -9,6 +9,7 @@ use kedge_core::workloads::groups;
 use kedge_platform::trees;
 use kedge_platform::workloads::Cgroups;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -36,7 +37,7 @@ impl Places {
     pub(crate) fn measure(&self, measure: Measure, pods: &[PodUid]) -> PodEvent {
         let began = Instant::now();
         let is_disk = matches!(measure, Measure::Disk | Measure::Limits);
-        let logs = if is_disk { directories(&self.logs) } else { Vec::new() };
+        let logs = if is_disk { directories(&self.logs) } else { None };
         let one = |pod: &PodUid| {
             let mut usage = PodUsage {
                 pod: pod.clone(),
@@ -48,7 +49,7 @@ impl Places {
             match measure {
                 Measure::Memory => self.memory(pod, &mut usage)?,
                 Measure::Processes => usage.processes = Some(self.groups.count(&self.group_of(pod)?)?),
-                Measure::Disk | Measure::Limits => self.disk(pod, &logs, &mut usage),
+                Measure::Disk | Measure::Limits => self.disk(pod, logs.as_deref()?, &mut usage)?,
             }
             Some(usage)
         };
@@ -76,45 +77,53 @@ impl Places {
         Some(())
     }
 
-    fn disk(&self, pod: &PodUid, logs: &[String], usage: &mut PodUsage) {
+    /// None: a part of it could not be looked at.
+    fn disk(&self, pod: &PodUid, logs: &[String], usage: &mut PodUsage) -> Option<()> {
         let roots = self.roots.join(pod.as_str());
-        for name in directories(&roots) {
+        for name in directories(&roots)? {
             if let Some((container, _)) = name.rsplit_once('-') {
-                add(&mut usage.containers, container, &roots.join(&name));
+                add(&mut usage.containers, container, &roots.join(&name))?;
             }
         }
         let is_its = |name: &&String| name.rsplit_once('_').is_some_and(|(_, uid)| uid == pod.as_str());
         if let Some(logs) = logs.iter().find(is_its).map(|name| self.logs.join(name)) {
-            for container in directories(&logs) {
-                add(&mut usage.containers, &container, &logs.join(&container));
+            for container in directories(&logs)? {
+                add(&mut usage.containers, &container, &logs.join(&container))?;
             }
         }
         let volumes = self.volumes.join(pod.as_str());
-        for name in directories(&volumes) {
-            if let Some(size) = size_of(&volumes.join(&name)) {
-                usage.volumes.insert(name, size);
-            }
+        for name in directories(&volumes)? {
+            let size = size_of(&volumes.join(&name))?;
+            usage.volumes.insert(name, size);
         }
+        Some(())
     }
 }
 
-fn add(containers: &mut BTreeMap<String, ContainerUsage>, name: &str, path: &Path) {
-    if let Some(size) = size_of(path) {
-        let own = containers.entry(name.to_owned()).or_default();
-        own.disk = Some(own.disk.unwrap_or_default().plus(size));
-    }
+fn add(containers: &mut BTreeMap<String, ContainerUsage>, name: &str, path: &Path) -> Option<()> {
+    let size = size_of(path)?;
+    let own = containers.entry(name.to_owned()).or_default();
+    own.disk = Some(own.disk.unwrap_or_default().plus(size));
+    Some(())
 }
 
+/// What has gone meanwhile takes nothing.
 fn size_of(path: &Path) -> Option<DiskUsage> {
-    let size = trees::measure(path, MOST_FILES).ok()?;
-    Some(DiskUsage { bytes: size.bytes, inodes: size.inodes })
+    match trees::measure(path, MOST_FILES) {
+        Ok(size) => Some(DiskUsage { bytes: size.bytes, inodes: size.inodes }),
+        Err(error) => (error.kind() == ErrorKind::NotFound).then(DiskUsage::default),
+    }
 }
 
-/// The names of the directories there.
-fn directories(path: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(path).into_iter().flatten().flatten().take(MOST_NAMES);
-    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+/// The names of the directories there; of one that does not exist there are none.
+fn directories(path: &Path) -> Option<Vec<String>> {
+    let entries = match std::fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) => return (error.kind() == ErrorKind::NotFound).then(Vec::new),
+    };
+    let directories =
+        entries.flatten().take(MOST_NAMES).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Some(directories.filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }
 
 #[cfg(test)]
@@ -173,6 +182,14 @@ mod tests {
         assert!(is_about(volume.bytes, 2) && volume.inodes == 5, "a link is no way out: {volume:?}");
         let PodEvent::PodsMeasured { usages, .. } = places.measure(Measure::Memory, &pods) else { panic!() };
         assert_eq!(usages.len(), 1, "what is not there is left out");
+        // as a disk that gives errors
+        let broken = scratch.join("roots/gone");
+        fs::write(&broken, "").unwrap();
+        let PodEvent::PodsMeasured { usages, .. } = places.measure(Measure::Disk, &pods) else { panic!() };
+        assert_eq!(usages.len(), 1, "what cannot be read is not taken for empty");
+        fs::remove_file(&broken).unwrap();
+        let PodEvent::PodsMeasured { usages, .. } = places.measure(Measure::Disk, &pods) else { panic!() };
+        assert_eq!(usages[1].containers.len() + usages[1].volumes.len(), 0, "a pod may have nothing");
         fs::remove_dir_all(scratch).unwrap();
     }
 }

@@ -1,8 +1,9 @@
 //! Pods that end because the node runs short, or because they take more of its disk than they may.
 //!
 //! Always holds, as upstream: while a disk is short, images that no pod needs go before pods do; one pod ends at a time, and whether
-//! another has to is judged by a look at the host after that; a static pod, and one of a priority of 2,000,000,000 or more, is never
-//! ended. None ends after the pressure has passed, nor while pods are held. Pods are measured only while there is pressure, or where
+//! another has to is judged by a look at the host after that, once what the first one had on the disk is removed; a static pod, and one
+//! of a priority of 2,000,000,000 or more, is never ended, nor one that has nothing of what is short. None ends after the pressure has
+//! passed, nor while pods are held or the machine stops. Pods are measured only while there is pressure, or where
 //! one has a limit on the disk, and rarely beside what that takes. Leaves to others: when there is pressure (`node::pressure`), measuring
 //! (the runtime), ending a pod (`failing`, `ending`).
 
@@ -28,6 +29,12 @@ const LEAST_GRACE_SECS: u64 = 1;
 const CLEANUP: Duration = Duration::from_secs(30);
 /// Between two looks at the host while there is pressure: upstream's monitoring interval.
 const LOOK: Duration = Duration::from_secs(10);
+/// How long removing images may take before pods are looked at: it waits for the pulls under way.
+const COLLECTION: Duration = Duration::from_secs(60);
+/// How long removing what a pod had on the disk may take: a card removes some thousand files a second.
+const REMOVAL: Duration = Duration::from_secs(10 * 60);
+/// Longest pause after a measurement under pressure, however long it took.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
 /// Before pods are measured again where none could be ended.
 const NOTHING_TO_END: Duration = Duration::from_secs(60);
 /// Between two measurements of what pods with a limit have on the disk: upstream's `volumeStatsAggPeriod`.
@@ -49,8 +56,10 @@ enum Step {
     /// Nothing.
     #[default]
     Idle,
-    /// Images are being removed.
-    Collecting,
+    /// Images are being removed; pods are looked at by then.
+    Collecting {
+        until: Duration,
+    },
     Measuring(Measure),
     /// This pod ends; the host is looked at by then.
     Ending {
@@ -59,10 +68,32 @@ enum Step {
     },
 }
 
+/// A pod has ended, and its files are being removed one by one: no other ends while more becomes available.
+#[derive(Debug, Clone)]
+struct Freeing {
+    until: Duration,
+    /// What was available at a look, and when that was.
+    seen: Option<(Duration, Signal, u64)>,
+}
+
+impl Freeing {
+    /// As of this look; None: no more becomes available, or it is not the disk that is short.
+    fn after(self, now: Now, pressing: Option<&Pressing>) -> Option<Self> {
+        let found = pressing.filter(|it| measure_of(it.signal) == Measure::Disk && now.mono < self.until)?;
+        if self.seen.is_some_and(|(at, ..)| now.mono < at + LOOK) {
+            return Some(self);
+        }
+        let before = self.seen.filter(|(_, signal, _)| *signal == found.signal);
+        let grows = before.is_none_or(|(_, _, available)| found.available > available);
+        grows.then_some(Self { seen: Some((now.mono, found.signal, found.available)), ..self })
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Eviction {
     /// As of the last look at the host.
     pressing: Option<Pressing>,
+    freeing: Option<Freeing>,
     /// Nothing was done since that look.
     is_fresh: bool,
     step: Step,
@@ -82,7 +113,9 @@ impl Pods {
     /// The host was looked at.
     pub(crate) fn looked(&mut self, now: Now, pressing: Option<Pressing>) {
         let eviction = &mut self.eviction;
-        eviction.is_fresh = true;
+        let freeing = eviction.freeing.take();
+        eviction.freeing = freeing.and_then(|freeing| freeing.after(now, pressing.as_ref()));
+        eviction.is_fresh = eviction.freeing.is_none();
         eviction.look_due = pressing.as_ref().map(|_| now.mono + LOOK);
         if pressing.is_none() {
             (eviction.has_collected, eviction.reported, eviction.pause) = (false, None, Duration::ZERO);
@@ -92,7 +125,7 @@ impl Pods {
 
     /// Images were removed, whoever asked for it.
     pub(crate) fn images_collected(&mut self, actions: &mut Vec<PodAction>) {
-        if self.eviction.step == Step::Collecting {
+        if matches!(self.eviction.step, Step::Collecting { .. }) {
             self.look_anew(actions);
         }
     }
@@ -104,22 +137,29 @@ impl Pods {
 
     pub(crate) fn eviction_deadline(&self) -> Option<Duration> {
         let eviction = &self.eviction;
-        let ending = match eviction.step {
-            Step::Ending { until, .. } => Some(until),
-            _ => None,
+        let step = match eviction.step {
+            Step::Ending { until, .. } | Step::Collecting { until } => Some(until),
+            Step::Idle | Step::Measuring(_) => None,
         };
         let limits = Some(eviction.limits_due).filter(|_| !eviction.measures_limits && self.has_limits());
-        ending.into_iter().chain(eviction.look_due).chain(limits).min()
+        step.into_iter().chain(eviction.look_due).chain(limits).min()
     }
 
     /// The next step against pressure, and the measuring of pods with limits.
     pub(crate) fn see_to_pressure(&mut self, now: Now, actions: &mut Vec<PodAction>) {
-        if let Step::Ending { pod, until } = &self.eviction.step {
-            let has_gone = |life: &Life| life.is_down() && life.swept != Swept::No;
-            if self.lives.get(pod).is_none_or(has_gone) || *until <= now.mono {
-                self.eviction.has_collected = false;
-                self.look_anew(actions);
+        match &self.eviction.step {
+            Step::Ending { pod, until } => {
+                let has_gone = |life: &Life| life.is_down() && life.swept != Swept::No;
+                let has_gone = self.lives.get(pod).is_none_or(has_gone);
+                if has_gone || *until <= now.mono {
+                    let freeing = Freeing { until: now.mono + REMOVAL, seen: None };
+                    self.eviction.freeing = has_gone.then_some(freeing);
+                    self.eviction.has_collected = false;
+                    self.look_anew(actions);
+                }
             }
+            Step::Collecting { until } if *until <= now.mono => self.look_anew(actions),
+            _ => {}
         }
         if self.eviction.look_due.is_some_and(|due| due <= now.mono) {
             self.eviction.look_due = Some(now.mono + LOOK);
@@ -146,12 +186,11 @@ impl Pods {
         let measure = measure_of(pressing.signal);
         if measure == Measure::Disk && !self.eviction.has_collected {
             self.eviction.has_collected = true;
-            self.eviction.step = Step::Collecting;
+            self.eviction.step = Step::Collecting { until: now.mono + COLLECTION };
             actions.push(PodAction::CollectImages(UNUSED_IMAGES));
             return;
         }
-        let pods: Vec<PodUid> =
-            self.living().filter(|life| !is_critical(life)).map(|life| life.uid.clone()).collect();
+        let pods: Vec<PodUid> = self.candidates(measure).map(|life| life.uid.clone()).collect();
         if pods.is_empty() {
             return self.give_up(now, resource, actions);
         }
@@ -174,7 +213,7 @@ impl Pods {
         took: Duration,
         actions: &mut Vec<PodAction>,
     ) {
-        let may_end = self.is_held == Some(false);
+        let may_end = self.is_held == Some(false) && self.shutdown.is_none();
         if measure == Measure::Limits {
             self.eviction.measures_limits = false;
             self.eviction.limits_due = now.mono + LIMITS_EVERY.max(took * SHARE);
@@ -192,7 +231,7 @@ impl Pods {
             return;
         };
         // a walk over a disk that takes long is not repeated at once
-        self.eviction.pause = now.mono + took * SHARE;
+        self.eviction.pause = now.mono + (took * SHARE).min(LONGEST_PAUSE);
         // where none could be measured, nobody knows whose fault it is
         let ranked = self.ranked(pressing.signal, usages).filter(|_| !usages.is_empty());
         let Some((uid, usage)) = ranked else {
@@ -219,7 +258,7 @@ impl Pods {
             let rank = (used.is_some(), !exceeds, priority(life), Reverse(over));
             Some((rank, life.uid.clone(), usage))
         };
-        let candidates = self.living().filter(|life| !is_critical(life)).filter_map(rank);
+        let candidates = self.candidates(measure_of(signal)).filter_map(rank);
         let first = candidates.min_by(|one, other| (&one.0, &one.1).cmp(&(&other.0, &other.1)));
         first.map(|(_, uid, usage)| (uid, usage))
     }
@@ -239,6 +278,12 @@ impl Pods {
 
     fn has_limits(&self) -> bool {
         self.living().any(is_limited)
+    }
+
+    /// Those that may be ended for want of what is measured so: of memory and processes one that runs nothing has none.
+    fn candidates(&self, measure: Measure) -> impl Iterator<Item = &Life> {
+        let takes = move |life: &&Life| !is_critical(life) && (measure == Measure::Disk || life.may_run());
+        self.living().filter(takes)
     }
 
     /// Those that take something of the node and do not end.
@@ -315,18 +360,17 @@ fn used_of(signal: Signal, spec: &PodSpec, usage: &PodUsage) -> Option<u64> {
     match signal {
         Signal::Memory => usage.memory_bytes,
         Signal::Pids => usage.processes,
-        _ => disk_of(spec, usage).map(|disk| amount_of(signal, disk)),
+        _ => Some(amount_of(signal, disk_of(spec, usage))),
     }
 }
 
-/// What a pod has on the disk: its containers' root file systems and logs, and its own volumes. None: nobody could tell.
-fn disk_of(spec: &PodSpec, usage: &PodUsage) -> Option<DiskUsage> {
+/// What a pod has on the disk: its containers' root file systems and logs, and its own volumes.
+fn disk_of(spec: &PodSpec, usage: &PodUsage) -> DiskUsage {
     let is_own =
         |name: &String| spec.volumes.iter().any(|volume| volume.name == *name && volume.is_on_disk());
     let volumes = usage.volumes.iter().filter(|(name, _)| is_own(name)).map(|(_, disk)| *disk);
     let containers = usage.containers.values().filter_map(|container| container.disk);
-    let all: Vec<DiskUsage> = containers.chain(volumes).collect();
-    (!all.is_empty()).then(|| all.into_iter().fold(DiskUsage::default(), DiskUsage::plus))
+    containers.chain(volumes).fold(DiskUsage::default(), DiskUsage::plus)
 }
 
 /// Which limit it is beyond, in upstream's words and order.
@@ -340,7 +384,7 @@ fn beyond_limits(spec: &PodSpec, usage: &PodUsage) -> Option<String> {
     let limits = || spec.all_containers().filter_map(storage_limit);
     let pod = || {
         let limit = limits().fold(0u64, u64::saturating_add);
-        let is_beyond = limits().next().is_some() && disk_of(spec, usage)?.bytes > limit;
+        let is_beyond = limits().next().is_some() && disk_of(spec, usage).bytes > limit;
         is_beyond.then(|| {
             format!(
                 "Pod ephemeral local storage usage exceeds the total limit of containers {}. ",
@@ -415,7 +459,7 @@ fn thousands(value: u64) -> String {
 mod tests {
     use super::*;
     use crate::pods::PodEvent;
-    use crate::pods::event::ContainerUsage;
+    use crate::pods::event::{ContainerKey, ContainerState, ContainerUsage, Exit, Observation};
     use crate::pods::fixture::Node;
     use serde_json::{Value, json};
 
@@ -558,6 +602,122 @@ mod tests {
         node.wait(1000);
         assert!(node.runs("c"));
         assert_eq!(asked(&node).len(), 3);
+    }
+
+    fn short_of_disk(node: &mut Node, available: u64) {
+        let pressing = pressing(Signal::NodefsBytes, None).map(|it| Pressing { available, ..it });
+        looked(node, pressing);
+    }
+
+    #[test]
+    fn next_pod_waits_while_files_of_the_last_are_removed() {
+        let mut node = Node::new();
+        ["a", "b"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        short_of_disk(&mut node, 1);
+        node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+        short_of_disk(&mut node, 1);
+        measured(&mut node, Measure::Disk, vec![takes("a", 3), takes("b", 2)]);
+        assert_eq!(node.stops(), [("a", 2)]);
+        for available in [1, 5, 9] {
+            short_of_disk(&mut node, available);
+            node.wait(4);
+            // a look that others asked for
+            short_of_disk(&mut node, available);
+            node.wait(6);
+            let collections = node.seen.iter().filter(|it| matches!(it, PodAction::CollectImages(_)));
+            assert_eq!((collections.count(), asked(&node).len()), (1, 1), "{available}");
+        }
+        // all of it is gone, and it was not enough
+        short_of_disk(&mut node, 9);
+        node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+        short_of_disk(&mut node, 9);
+        measured(&mut node, Measure::Disk, vec![takes("b", 2)]);
+        assert_eq!(node.stops(), [("a", 2), ("b", 2)]);
+    }
+
+    #[test]
+    fn removal_without_end_holds_up_the_next_pod_for_its_time() {
+        let mut node = Node::new();
+        ["a", "b"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        short_of_disk(&mut node, 1);
+        node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+        short_of_disk(&mut node, 1);
+        measured(&mut node, Measure::Disk, vec![takes("a", 3), takes("b", 2)]);
+        let mut available = 1;
+        while node.seen.iter().filter(|it| matches!(it, PodAction::CollectImages(_))).count() < 2 {
+            available += 1;
+            short_of_disk(&mut node, available);
+            node.wait(10);
+            assert!(available < 100, "it is over at some time");
+        }
+        assert_eq!(available, 62);
+    }
+
+    #[test]
+    fn images_that_take_long_to_remove_hold_up_no_eviction() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "0"));
+        short_of_disk(&mut node, 1);
+        node.wait(59);
+        short_of_disk(&mut node, 1);
+        assert!(asked(&node).is_empty());
+        node.wait(1);
+        short_of_disk(&mut node, 1);
+        assert_eq!(asked(&node), [Measure::Disk]);
+        node.tell(PodEvent::ImagesCollected(Err("it was a pull that held it up".into())));
+        measured(&mut node, Measure::Disk, vec![takes("p", 1)]);
+        assert_eq!(node.stops(), [("p", 2)]);
+    }
+
+    #[test]
+    fn pod_that_has_nothing_is_not_evicted_first() {
+        let mut node = Node::new();
+        ["hog", "idle"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        short_of_disk(&mut node, 1);
+        node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+        short_of_disk(&mut node, 1);
+        let nothing = PodUsage { containers: Default::default(), ..takes("idle", 0) };
+        measured(&mut node, Measure::Disk, vec![takes("hog", 1), nothing]);
+        assert_eq!(node.stops(), [("hog", 2)], "it has nothing on the disk, and that is known");
+
+        let mut node = Node::new();
+        ["hog", "idle"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        while node.runs("idle") {
+            crash(&mut node, "idle");
+        }
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, vec![takes("hog", 1)]);
+        assert_eq!(node.stops(), [("hog", 2)], "one that waits for its next start has no memory");
+    }
+
+    fn crash(node: &mut Node, pod: &str) {
+        let mut runs = node.runs.iter();
+        let is_it = |(key, state): &(&ContainerKey, &ContainerState)| {
+            key.pod.as_str() == pod && matches!(state, ContainerState::Running { .. })
+        };
+        let container = runs.find(is_it).expect("it runs").0.clone();
+        let exit = Exit {
+            code: 1,
+            signal: None,
+            oom_killed: false,
+            started: None,
+            finished: None,
+            message: String::new(),
+        };
+        let state = ContainerState::Exited(exit);
+        node.runs.insert(container.clone(), state.clone());
+        let (image_name, image_reference) = ("x:1".into(), "x:1".into());
+        node.tell(PodEvent::Observed(Observation { container, state, image_name, image_reference }));
+    }
+
+    #[test]
+    fn nothing_is_evicted_while_the_machine_stops() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "0"));
+        looked(&mut node, pressing(Signal::Memory, None));
+        node.tell(PodEvent::Shutdown(true));
+        measured(&mut node, Measure::Memory, vec![takes("p", 1)]);
+        assert_eq!(node.status("p")["phase"], "Running", "it comes again after the boot");
     }
 
     #[test]
