@@ -307,7 +307,8 @@ fn apparmor_of(profile: &Profile) -> Option<String> {
     }
 }
 
-/// In containerd's order: all or what is usual or nothing, then what is added, then what is dropped.
+/// In containerd's order: all or what is usual or nothing, then what is added, then what is dropped. Of adding all and dropping all the
+/// dropping counts.
 fn capabilities(own: &ContainerSecurity) -> Vec<String> {
     if own.privileged {
         return CAPABILITIES.iter().map(|name| format!("CAP_{name}")).collect();
@@ -315,8 +316,8 @@ fn capabilities(own: &ContainerSecurity) -> Vec<String> {
     let has = |list: &[String], name: &str| list.iter().any(|other| plain(other) == name);
     let (add, drop) = (&own.capabilities.add, &own.capabilities.drop);
     let mut left: BTreeSet<&str> = match (has(add, ALL), has(drop, ALL)) {
-        (true, _) => CAPABILITIES.into_iter().collect(),
-        (false, true) => BTreeSet::new(),
+        (_, true) => BTreeSet::new(),
+        (true, false) => CAPABILITIES.into_iter().collect(),
         (false, false) => USUAL.into_iter().collect(),
     };
     left.extend(add.iter().map(|name| plain(name)).filter(|name| *name != ALL));
@@ -453,6 +454,7 @@ mod tests {
         assert_eq!(count(json!({"drop": ["ALL"]})), 0);
         assert_eq!(count(json!({"add": ["ALL"]})), 41);
         assert_eq!(count(json!({"add": ["ALL"], "drop": ["SYS_ADMIN"]})), 40);
+        assert_eq!(of(json!({"add": ["ALL", "CHOWN"], "drop": ["ALL"]})), ["CAP_CHOWN"], "as containerd");
     }
 
     #[test]
