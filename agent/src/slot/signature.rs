@@ -39,6 +39,9 @@ impl Keys {
             Err(ReadError::NotFound { .. }) => return Ok(Self::default()),
             listing => listing.map_err(failed)?,
         };
+        if listing.entries.is_empty() {
+            return Err(format!("{} has no key, expected one of those that sign updates", folder.display()));
+        }
         if listing.truncated {
             return Err(format!("{} has more than {KEYS} keys", folder.display()));
         }
@@ -189,6 +192,9 @@ mod tests {
         let all: Vec<_> = names.iter().map(|name| (name.as_str(), KEY)).collect();
         check(&all, "more than 8 keys");
         let (scratch, roots) = roots(&[]);
+        std::fs::create_dir_all(scratch.join(format!("usr/lib/{FOLDER}"))).unwrap();
+        assert!(Keys::read(&roots).unwrap_err().contains("update-keys has no key"));
+        std::fs::remove_dir(scratch.join(format!("usr/lib/{FOLDER}"))).unwrap();
         scratch.write(&format!("usr/lib/{FOLDER}"), KEY);
         assert!(Keys::read(&roots).is_err(), "unknown is not empty");
     }
