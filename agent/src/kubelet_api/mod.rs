@@ -1,4 +1,4 @@
-//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec`, `attach` and `get --raw .../proxy/...` ask of a node.
+//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec`, `attach`, `port-forward` and `get --raw .../proxy/...` ask of a node.
 //!
 //! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller that is slow, large or gone
 //! costs a bounded amount of memory; an answer that breaks off is never taken for a whole one. It knows no sockets, so whoever accepts
@@ -15,6 +15,7 @@ mod http;
 mod logs;
 mod peer;
 mod pods;
+mod port_forward;
 #[cfg(test)]
 mod tests;
 
@@ -90,6 +91,12 @@ async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Re
         }
         ("GET" | "POST", ["attach", namespace, pod, uid, container]) => {
             exec::serve(Verb::Attach, request, exchange, node, (namespace, pod, Some(uid), container)).await
+        }
+        ("GET" | "POST", ["portForward", namespace, pod]) => {
+            port_forward::serve(request, exchange, node, (namespace, pod, None)).await
+        }
+        ("GET" | "POST", ["portForward", namespace, pod, uid]) => {
+            port_forward::serve(request, exchange, node, (namespace, pod, Some(uid))).await
         }
         ("GET", _) => exchange.refuse(404, &format!("no such path: /{}", path.join("/"))).await,
         (method, _) => exchange.refuse(405, &format!("{method} is not served here")).await,

@@ -15,6 +15,7 @@ mod killed_agents;
 mod messages;
 mod network;
 mod pods;
+mod port_forward;
 mod probes;
 mod rollouts;
 mod sessions;

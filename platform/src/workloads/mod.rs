@@ -28,6 +28,7 @@ mod running;
 mod sandbox;
 mod session;
 mod shim;
+mod socket;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -56,6 +57,7 @@ pub use rootfs::{UserFiles, bind_below, mount_memory, unmount};
 pub use running::{RunningPod, running_pods};
 pub use session::{Session, SessionOrder, Streams};
 pub use shim::shim;
+pub use socket::{has_pod, pod_socket};
 
 /// Longest name of a pod's UID or a container: both become file names, and parts of crun's.
 pub const NAME_BYTES: usize = 64;

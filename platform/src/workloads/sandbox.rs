@@ -229,7 +229,7 @@ fn bind(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Namespaces are a thread's: what changes them has one of its own, which ends with the change.
-fn in_thread<T: Send>(change: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+pub(super) fn in_thread<T: Send>(change: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("namespace".into());
         let thread = builder.spawn_scoped(scope, change)?;
