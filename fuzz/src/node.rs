@@ -253,7 +253,7 @@ fn look(world: &mut World, input: &mut Input<'_>) {
         addresses: vec![input.text()],
         cpus: input.one_of(&[0, 1, 64, u64::from(u32::MAX)]),
         memory_bytes: amount,
-        storage_available_bytes: amount,
+        storage_available_bytes: Some(amount),
         pids: amount,
         ..HostFacts::default()
     };

@@ -55,17 +55,17 @@ pub struct Capacity {
     pub pids: u64,
 }
 
-/// How much of it is left or used.
+/// How much of it is left or used; `None`: it could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// What new programs could get without swapping (`MemAvailable`).
-    pub memory_available_bytes: u64,
+    pub memory_available_bytes: Option<u64>,
     /// What an ordinary user may still write to the root directory's file system.
-    pub root_available_bytes: u64,
+    pub root_available_bytes: Option<u64>,
     /// Free inodes there.
-    pub root_available_inodes: u64,
+    pub root_available_inodes: Option<u64>,
     /// Processes and threads that exist.
-    pub pids_in_use: u64,
+    pub pids_in_use: Option<u64>,
 }
 
 /// A watchdog that the kernel has a driver for.

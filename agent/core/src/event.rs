@@ -353,14 +353,14 @@ pub struct HostFacts {
     pub inodes: u64,
     /// Highest number of processes.
     pub pids: u64,
-    /// Bytes of memory that could be had.
-    pub memory_available_bytes: u64,
+    /// Bytes of memory that could be had; None, here and below: that could not be read.
+    pub memory_available_bytes: Option<u64>,
     /// Bytes free below `--root-dir`.
-    pub storage_available_bytes: u64,
+    pub storage_available_bytes: Option<u64>,
     /// Inodes free there.
-    pub inodes_free: u64,
+    pub inodes_free: Option<u64>,
     /// Processes there are.
-    pub pids_in_use: u64,
+    pub pids_in_use: Option<u64>,
     /// What runs containers.
     pub runtime: Runtime,
     /// Where they get a network of their own.

@@ -239,16 +239,15 @@ fn disk(options: &AgentOptions) -> Vec<Finding> {
     let root = &options.places.root_dir;
     let host = LinuxHost::new(Roots::default(), root);
     let (capacity, usage) = (host.capacity(), host.usage());
-    let room = format!(
-        "{} of {} free, {} inodes",
-        size(usage.root_available_bytes),
-        size(capacity.root_bytes),
-        usage.root_available_inodes
-    );
+    let (Some(bytes), Some(inodes)) = (usage.root_available_bytes, usage.root_available_inodes) else {
+        let found = format!("the room on the file system of {} cannot be read", root.display());
+        return vec![Finding::fail("disk", found, HANGS)];
+    };
+    let room = format!("{} of {} free, {inodes} inodes", size(bytes), size(capacity.root_bytes));
     let advice = "free space: pushes and verdicts cannot be recorded without";
     // file systems without a table of inodes have a capacity of none
-    let few = capacity.root_inodes > 0 && usage.root_available_inodes < FEW_INODES;
-    let mut findings = vec![match usage.root_available_bytes {
+    let few = capacity.root_inodes > 0 && inodes < FEW_INODES;
+    let mut findings = vec![match bytes {
         0..LEAST_FREE_BYTES => Finding::fail("disk", room, advice),
         _ if few => Finding::fail("disk", room, advice),
         _ => Finding::ok("disk", room),

@@ -216,10 +216,10 @@ impl FakeHost {
         let capacity =
             Capacity { cpus: 4, memory_bytes: GIB, root_bytes: 8 * GIB, root_inodes: 500_000, pids: 32_768 };
         let usage = Usage {
-            memory_available_bytes: GIB / 2,
-            root_available_bytes: 4 * GIB,
-            root_available_inodes: 400_000,
-            pids_in_use: 150,
+            memory_available_bytes: Some(GIB / 2),
+            root_available_bytes: Some(4 * GIB),
+            root_available_inodes: Some(400_000),
+            pids_in_use: Some(150),
         };
         let (addresses, watchdogs) = (vec![address], Vec::new());
         Self { facts: Arc::new(Mutex::new(Facts { identity, addresses, capacity, usage, watchdogs })) }

@@ -230,10 +230,10 @@ impl HostFacts for LinuxHost {
     fn usage(&self) -> Usage {
         let disk = self.root_file_system();
         Usage {
-            memory_available_bytes: memory_available(&self.proc("meminfo")).unwrap_or(0),
-            root_available_bytes: disk.as_ref().map_or(0, |disk| bytes_of(disk, disk.blocks_available())),
-            root_available_inodes: disk.as_ref().map_or(0, |disk| wide(disk.files_available())),
-            pids_in_use: pids_in_use(&self.proc("loadavg")).unwrap_or(0),
+            memory_available_bytes: memory_available(&self.proc("meminfo")),
+            root_available_bytes: disk.as_ref().map(|disk| bytes_of(disk, disk.blocks_available())),
+            root_available_inodes: disk.as_ref().map(|disk| wide(disk.files_available())),
+            pids_in_use: pids_in_use(&self.proc("loadavg")),
         }
     }
 }

@@ -191,7 +191,7 @@ fn start_within_a_wall_second_sends_no_extra_status() {
 fn changed_condition_is_sent_with_its_own_transition_time() {
     let mut world = settled();
     let before = world.hub.condition("Ready").expect("reported").clone();
-    world.facts.memory_available_bytes = 1 << 20;
+    world.facts.memory_available_bytes = Some(1 << 20);
     world.run_for(11 * SECOND);
     let pressure = world.hub.condition("MemoryPressure").expect("reported");
     assert_eq!(pressure["status"], "True");
@@ -202,7 +202,7 @@ fn changed_condition_is_sent_with_its_own_transition_time() {
         world.hub.condition("Ready").expect("reported")["lastTransitionTime"],
         before["lastTransitionTime"]
     );
-    world.facts.memory_available_bytes = 1 << 29;
+    world.facts.memory_available_bytes = Some(1 << 29);
     world.run_for(4 * MINUTE);
     assert_eq!(world.hub.condition("MemoryPressure").expect("there")["status"], "True", "held for a while");
     world.run_for(2 * MINUTE);

@@ -207,10 +207,11 @@ impl Heartbeat {
     }
 
     pub(crate) fn storage_report(&self) -> Option<StorageReport> {
-        self.facts().map(|facts| StorageReport {
+        let facts = self.facts()?;
+        Some(StorageReport {
             bytes: facts.storage_bytes,
-            available_bytes: facts.storage_available_bytes,
-            available_inodes: facts.inodes_free,
+            available_bytes: facts.storage_available_bytes?,
+            available_inodes: facts.inodes_free?,
         })
     }
 }

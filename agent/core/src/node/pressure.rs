@@ -2,8 +2,9 @@
 //!
 //! Always holds, as upstream: a threshold that was met is met until its minimum reclaim is available, too; a condition is true from
 //! the first look that meets a threshold of it, whatever its grace period, until none was met for the transition period; pods end for a
-//! threshold only when it has been met for its grace period. What could not be read says nothing. Leaves to others: who ends
-//! (`pods::eviction`), the words of the conditions (`status`).
+//! threshold only when it has been met for its grace period. What could not be read says nothing: no pod ends for it, no condition
+//! becomes or stays true by it, and no grace period begins anew. Leaves to others: who ends (`pods::eviction`), the words of the
+//! conditions (`status`).
 
 use crate::event::{HostFacts, Now};
 use crate::kubelet::{Config, EvictionThreshold, Signal};
@@ -34,31 +35,34 @@ impl Pressures {
     pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config) {
         self.looks += 1;
         let thresholds = &config.eviction.thresholds;
-        let mut met = BTreeMap::new();
+        let (mut met, mut is_seen) = (BTreeMap::new(), [false; CONDITIONS.len()]);
         for (index, threshold) in thresholds.iter().enumerate() {
             let since = self.met.get(&index).copied();
-            if is_met(threshold, facts, since.is_some()) {
+            let is_met = is_met(threshold, facts, since.is_some());
+            if is_met.unwrap_or(since.is_some()) {
                 met.insert(index, since.unwrap_or(now.mono));
             }
+            is_seen[condition_of(threshold.signal)] |= is_met == Some(true);
         }
         self.met = met;
         let hold = config.eviction_pressure_transition_period;
         for (index, pressed) in self.pressed.iter_mut().enumerate() {
-            let is_met = self.met.keys().any(|met| condition_of(thresholds[*met].signal) == index);
-            if is_met {
+            if is_seen[index] {
                 self.last_seen[index] = Some(now.mono);
             }
-            *pressed = self.last_seen[index].is_some_and(|seen| is_met || now.mono < seen + hold);
+            *pressed = self.last_seen[index].is_some_and(|seen| is_seen[index] || now.mono < seen + hold);
         }
         let ripe = self.met.iter().filter(|(index, since)| {
-            thresholds[**index].grace.is_none_or(|grace| now.mono >= **since + grace)
+            let threshold = &thresholds[**index];
+            measured(threshold.signal, facts).is_some()
+                && threshold.grace.is_none_or(|grace| now.mono >= **since + grace)
         });
         // memory first as upstream; what ends pods at once before what gives them time
         let next = ripe.map(|(index, _)| &thresholds[*index]);
         let next =
             next.min_by_key(|threshold| (threshold.signal != Signal::Memory, threshold.grace.is_some()));
         self.pressing = next.and_then(|threshold| {
-            let (available, capacity) = measured(threshold.signal, facts);
+            let (available, capacity) = measured(threshold.signal, facts)?;
             let longest_grace = threshold.grace.map(|_| config.eviction.longest_grace);
             let least = threshold.least.amount(capacity)?;
             Some(Pressing { signal: threshold.signal, least, available, longest_grace })
@@ -72,22 +76,23 @@ impl Pressures {
     }
 }
 
-fn is_met(threshold: &EvictionThreshold, facts: &HostFacts, was_met: bool) -> bool {
-    let (available, capacity) = measured(threshold.signal, facts);
-    // a capacity of zero means it could not be read: unknown is not empty
-    let Some(least) = threshold.least.amount(capacity).filter(|_| capacity > 0) else { return false };
+/// None: nobody can tell.
+fn is_met(threshold: &EvictionThreshold, facts: &HostFacts, was_met: bool) -> Option<bool> {
+    let (available, capacity) = measured(threshold.signal, facts)?;
+    let Some(least) = threshold.least.amount(capacity) else { return Some(false) };
     let reclaim = threshold.reclaim.amount(capacity).filter(|_| was_met).unwrap_or(0);
-    available < least.saturating_add(reclaim)
+    Some(available < least.saturating_add(reclaim))
 }
 
-/// What is available, and what there is at all.
-fn measured(signal: Signal, facts: &HostFacts) -> (u64, u64) {
-    match signal {
+/// What is available, and what there is at all. None: one of the two could not be read, or the file system does not count it.
+fn measured(signal: Signal, facts: &HostFacts) -> Option<(u64, u64)> {
+    let (available, capacity) = match signal {
         Signal::Memory => (facts.memory_available_bytes, facts.memory_bytes),
         Signal::NodefsBytes | Signal::ImagefsBytes => (facts.storage_available_bytes, facts.storage_bytes),
         Signal::NodefsInodes | Signal::ImagefsInodes => (facts.inodes_free, facts.inodes),
-        Signal::Pids => (facts.pids.saturating_sub(facts.pids_in_use), facts.pids),
-    }
+        Signal::Pids => (facts.pids_in_use.map(|used| facts.pids.saturating_sub(used)), facts.pids),
+    };
+    available.map(|available| (available, capacity)).filter(|_| capacity > 0)
 }
 
 fn condition_of(signal: Signal) -> usize {
@@ -123,10 +128,10 @@ mod tests {
             storage_bytes: 1000,
             inodes: 1000,
             pids: 1000,
-            memory_available_bytes: memory,
-            storage_available_bytes: storage,
-            inodes_free,
-            pids_in_use,
+            memory_available_bytes: Some(memory),
+            storage_available_bytes: Some(storage),
+            inodes_free: Some(inodes_free),
+            pids_in_use: Some(pids_in_use),
             ..HostFacts::default()
         }
     }
@@ -154,6 +159,31 @@ mod tests {
         let unknown = HostFacts { cpus: 1, ..HostFacts::default() };
         pressures.observe(at(0), &unknown, &config(all.to_vec()));
         assert_eq!((pressures.pressed, pressures.pressing), ([false; 3], None), "what could not be read");
+    }
+
+    #[test]
+    fn look_that_fails_is_no_pressure_and_ends_none() {
+        let soft = EvictionThreshold { grace: Some(Duration::from_secs(60)), ..hard(Signal::Memory) };
+        let config = config(vec![hard(Signal::NodefsBytes), soft]);
+        let mut pressures = Pressures::default();
+        let blind = HostFacts {
+            memory_available_bytes: None,
+            storage_available_bytes: None,
+            ..host(500, 500, 500, 0)
+        };
+        pressures.observe(at(0), &blind, &config);
+        assert_eq!((pressures.pressed, pressures.pressing.is_some()), ([false; 3], false));
+        let pressed = host(50, 50, 500, 0);
+        for (secs, facts, evicts) in [(10, &pressed, true), (20, &blind, false), (69, &pressed, true)] {
+            pressures.observe(at(secs), facts, &config);
+            assert_eq!(pressures.pressed, [true, true, false], "after {secs} s");
+            assert_eq!(pressures.pressing.is_some(), evicts, "after {secs} s");
+        }
+        pressures.observe(at(70), &host(50, 500, 500, 0), &config);
+        let signal = pressures.pressing.as_ref().map(|it| it.signal);
+        assert_eq!(signal, Some(Signal::Memory), "its grace period went on");
+        pressures.observe(at(370), &blind, &config);
+        assert_eq!(pressures.pressed, [false; 3], "a condition is not held by what cannot be read");
     }
 
     #[test]

@@ -750,10 +750,13 @@ mod tests {
             wall: Timestamp::from_micros(secs as i64 * 1_000_000),
         };
         let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
-        let host =
-            HostFacts { memory_bytes: 1 << 30, memory_available_bytes: 1 << 29, ..HostFacts::default() };
+        let host = HostFacts {
+            memory_bytes: 1 << 30,
+            memory_available_bytes: Some(1 << 29),
+            ..HostFacts::default()
+        };
         let moved = HostFacts { addresses: vec!["192.0.2.9".into()], ..host.clone() };
-        let pressed = HostFacts { memory_available_bytes: 1, ..moved.clone() };
+        let pressed = HostFacts { memory_available_bytes: Some(1), ..moved.clone() };
         keeper.node_seen(&Node::default());
         let frequency = Duration::from_secs(300);
         for (secs, host, expect) in [
