@@ -149,6 +149,13 @@ pub(crate) const STORIES: &[Story] = &[
         slots::unreadable,
     ),
     story(
+        "no-kernel",
+        "the boot loader cannot load the kernel of a good slot: it resets, and after five starts the other slot runs",
+        false,
+        Needs::Slots,
+        slots::no_kernel,
+    ),
+    story(
         "refused-update",
         "kedge slot update refuses other data, another board's update, a damaged and a shortened one: boot entries stay",
         false,

@@ -206,6 +206,45 @@ pub(super) fn unreadable(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+/// systemd-boot's version, as it tells the system it starts.
+fn loader_version(stage: &mut Stage<'_>) -> Result<u32, HilError> {
+    let info = stage.guest(
+        "tr -d '\\000' </sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f | tail -c +5",
+    )?;
+    let version = info.split_whitespace().nth(1).and_then(|word| word.split(['.', '-']).next()?.parse().ok());
+    version.ok_or_else(|| HilError::Garbled(format!("LoaderInfo: {info:?}")))
+}
+
+/// The first loader that resets the machine when it cannot load a kernel.
+const RESETS_ON_ERROR: u32 = 258;
+
+pub(super) fn no_kernel(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    let loader = loader_version(stage)?;
+    stage.expect("a loader that resets when it cannot load a kernel", loader >= RESETS_ON_ERROR, true)?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
+    stage.reboot()?;
+    blessed(stage, BLESSED)?;
+    stage.machine.run_last(
+        "dd if=/dev/zero of=/efi/kedge/b/vmlinuz bs=1M count=1 conv=notrunc,fsync && echo b >/proc/sysrq-trigger",
+    )?;
+    stage.machine.wait_reset(patience())?;
+    for start in 1..=5 {
+        stage.machine.wait_reset(patience())?;
+        stage.say(&format!("slot b has no kernel: systemd-boot {loader} reset at start {start} of 5"));
+    }
+    stage.machine.was_reset();
+    stage.running()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "a")?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("slot a runs, with its config");
+    Ok(())
+}
+
 /// Runs a command that must be refused with this message.
 fn refuses(stage: &mut Stage<'_>, command: &str, why: &str) -> Result<(), HilError> {
     let (code, output) = stage.ask(command)?;
