@@ -4,6 +4,7 @@
 //! cannot be measured is an error, not an empty row. Exits with 1 if something could not be measured, not if a goal is missed:
 //! the table says that, and times depend on the machine.
 
+mod calls;
 mod cost;
 mod fleet;
 mod idle;
@@ -41,6 +42,7 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   idle    memory, threads, calls, bytes and writes of a settled node (N seconds, 600 by default, and 5 minutes more)
   pods    containers: memory with 0, 1, 10 and 50, times from order to process, writes, a pull beside skopeo
           (as root; N seconds of --idle-secs)
+  calls   kubectl logs and exec: time, throughput, memory of a session (as root)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
   nodes   what a node costs a hub with 100, 1,000 and as many real nodes as it has connections for
@@ -48,8 +50,8 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 10] =
-    ["size", "start", "push", "life", "cost", "idle", "pods", "hub", "fleet", "nodes"];
+const SECTIONS: [&str; 11] =
+    ["size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes"];
 
 struct Options {
     idle: Duration,
@@ -158,6 +160,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "cost" => cost::measure(),
         "idle" => idle::measure(options.idle),
         "pods" => pods::measure(options.idle),
+        "calls" => calls::measure(),
         "fleet" => fleet::measure(),
         "nodes" => nodes::measure(options.nodes),
         _ => load::measure(),

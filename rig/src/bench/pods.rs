@@ -26,9 +26,9 @@ use crate::push::JSON;
 use crate::setup::{Helper, LIMIT, PLAIN, Setup, Watched, io, is_named, pid};
 use crate::trace;
 
-const NODE: &str = "pods";
-const PODS: &str = "/api/v1/namespaces/default/pods";
-const IMAGE: &str = "bench:1";
+pub(crate) const NODE: &str = "pods";
+pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
+pub(crate) const IMAGE: &str = "bench:1";
 /// What a pod's own network is made with: the package's configuration, and Debian's plugins for it.
 const NETWORK: &str = include_str!("../../../agent/cni/99-kedge.conflist");
 const PLUGINS: [&str; 3] = ["bridge", "host-local", "portmap"];
@@ -47,10 +47,11 @@ fn pss_goal(pods: u32) -> Goal {
     Goal::AtMost(3072.0 + 102.4 * f64::from(pods))
 }
 
-struct Bench {
-    setup: Setup,
-    pods: Watched,
-    agent: Agent,
+/// A hub, and a node that runs containers.
+pub(crate) struct Bench {
+    pub(crate) setup: Setup,
+    pub(crate) pods: Watched,
+    pub(crate) agent: Agent,
     registry: pulls::Registry,
     cgroups: Cgroups,
     group: String,
@@ -58,26 +59,31 @@ struct Bench {
 
 /// What network a pod has.
 #[derive(Clone, Copy, PartialEq)]
-enum Network {
+pub(crate) enum Network {
     Host,
     Own,
 }
 
 /// See the module; `window` is how long writes of the idle node are counted.
 pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
-    // bridges, addresses and rules of pods, and the mounts, go with the thread and what it started
-    let section = std::thread::spawn(move || measure_isolated(window));
-    section.join().unwrap_or_else(|why| std::panic::resume_unwind(why))
+    isolated(move |bench| bench.figures(window))
 }
 
-fn measure_isolated(window: Duration) -> Result<Vec<Figure>, RigError> {
-    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
-        .map_err(|errno| io("make a network and mounts of its own")(errno.into()))?;
-    let mut bench = Bench::start()?;
-    let measured = bench.figures(window);
-    let cleared = bench.clear();
-    let figures = measured?;
-    cleared.map(|()| figures)
+/// Measures with a node of a thread of its own.
+pub(crate) fn isolated(
+    measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>, RigError> + Send + 'static,
+) -> Result<Vec<Figure>, RigError> {
+    // bridges, addresses and rules of pods, and the mounts, go with the thread and what it started
+    let section = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
+            .map_err(|errno| io("make a network and mounts of its own")(errno.into()))?;
+        let mut bench = Bench::start()?;
+        let measured = measure(&mut bench);
+        let cleared = bench.clear();
+        let figures = measured?;
+        cleared.map(|()| figures)
+    });
+    section.join().unwrap_or_else(|why| std::panic::resume_unwind(why))
 }
 
 impl Bench {
@@ -195,7 +201,7 @@ impl Bench {
     }
 
     /// Brings pods of these numbers to run; how many milliseconds that takes.
-    fn run(&mut self, numbers: std::ops::Range<u32>, network: Network) -> Result<f64, RigError> {
+    pub(crate) fn run(&mut self, numbers: std::ops::Range<u32>, network: Network) -> Result<f64, RigError> {
         self.pods.forget();
         // one of before has been idle for too long
         let mut hub = self.setup.connect()?;
@@ -393,7 +399,7 @@ fn process_of(number: u32) -> Option<i32> {
 }
 
 /// Processes by their command line.
-fn pids(is_one: impl Fn(&str) -> bool) -> Vec<i32> {
+pub(crate) fn pids(is_one: impl Fn(&str) -> bool) -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let line = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -56,6 +56,11 @@ impl Relay {
         self.link.address()
     }
 
+    /// Connections of the agent that stand.
+    pub(crate) fn open(&self) -> usize {
+        self.link.open()
+    }
+
     /// Everything that passed so far.
     pub(crate) fn records(&self) -> Vec<Record> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).clone()
