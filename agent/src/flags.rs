@@ -7,6 +7,7 @@
 use crate::calls::SessionOptions;
 use crate::images::DEFAULT_PRELOADED;
 use crate::images::command::{ImagesOptions, Task};
+use crate::kubelet_api::server::PortOptions;
 use crate::logs::LogsOptions;
 use crate::service;
 use crate::sessions::{AttachOptions, ExecOptions};
@@ -56,6 +57,8 @@ pub enum Command {
     ConfigReset(Places),
     /// Take a call of the hub (the agent starts it).
     Session(Box<SessionOptions>),
+    /// `kedge kubelet-port SETTINGS`
+    KubeletPort(Box<PortOptions>),
     /// Serve the container of a bundle (the agent starts it).
     Shim(PathBuf),
     /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
@@ -400,6 +403,10 @@ impl Raw {
                 let call = (*call).to_owned();
                 Command::Session(Box::new(SessionOptions { agent: self.agent()?, call }))
             }
+            ["kubelet-port", settings] => {
+                let settings = (*settings).to_owned();
+                Command::KubeletPort(Box::new(PortOptions { agent: self.agent()?, settings }))
+            }
             ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
             ["pause", root] => Command::Pause(PathBuf::from(root)),
             ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
@@ -727,8 +734,8 @@ Commands:
                      talk to a container's own program (kedge attach --help), without any server
   images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
-  session, shim, pause, unpack
-                     internal: for the hub's calls, containers and images (docs/pods.md)
+  session, kubelet-port, shim, pause, unpack
+                     internal: for the hub's calls, the kubelet's port, containers and images (docs/pods.md)
   slot health        on a disk image, for kedge-health.service: wait until this boot is good; exit code 1 if it is not
   slot update FILE   on a disk image: write an update (-: standard input) into the slot that does not run; the boot loader
                      tries it at the next boot, with --reboot now

@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{calls, cli, doctor, images, logs, provision, run, sessions, slot, state};
+use kedge::{calls, cli, doctor, images, kubelet_api, logs, provision, run, sessions, slot, state};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -41,6 +41,7 @@ fn main() -> ExitCode {
             return apart(|| sessions::attach(&options)).map_or_else(|error| fail(1, &error), exit_code);
         }
         Command::Session(options) => apart(|| calls::run(*options)),
+        Command::KubeletPort(options) => apart(|| kubelet_api::server::run(*options)),
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),
         Command::Images(options, output) => apart(|| images::command::run(&options, output)),

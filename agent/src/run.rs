@@ -572,6 +572,9 @@ impl Agent {
                 Err(error) => log::warn!("no health endpoint: {}", chain(&error)),
             }
         }
+        if let Some(server) = &effective.config.server {
+            crate::kubelet_api::server::offer(server, self.session.as_deref());
+        }
         self.marks.mark_ready();
         // what an earlier image of this process said stays with the service manager until it is replaced
         self.supervisor.status(&self.what_runs());

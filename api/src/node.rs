@@ -67,6 +67,9 @@ pub struct NodeStatus {
     /// Ports the agent serves.
     #[serde(skip_serializing_if = "NodeDaemonEndpoints::is_empty")]
     pub daemon_endpoints: NodeDaemonEndpoints,
+    /// Names of what the node can do that not all can; servers before 1.35 drop it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub declared_features: Vec<String>,
     /// What machine this is.
     pub node_info: NodeSystemInfo,
     /// The configuration for machines to read; `ConfigOK` is the same for people.

@@ -21,13 +21,13 @@ pub(super) fn not_after(der: &[u8]) -> Option<u64> {
     time(tag, core::str::from_utf8(text).ok()?)
 }
 
-const SEQUENCE: u8 = 0x30;
-const EXPLICIT_VERSION: u8 = 0xa0;
+pub(crate) const SEQUENCE: u8 = 0x30;
+pub(crate) const EXPLICIT_VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
 /// Tag, content and what comes after.
-fn value(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+pub(crate) fn value(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, first], rest) = der.split_first_chunk()?;
     let (length, rest) = match first {
         0..=0x7f => (usize::from(first), rest),

@@ -5,7 +5,7 @@
 //! see is shown as unknown, never as good or bad; nothing of the agent's state is changed, and its lock is never taken.
 //! Leaves to others: the node's own checks (`node`), those on the way to the server (`server`).
 
-mod certificate;
+pub(crate) mod certificate;
 mod flush;
 mod node;
 mod server;

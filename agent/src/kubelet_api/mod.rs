@@ -3,7 +3,7 @@
 //! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller that is slow, large or gone
 //! costs a bounded amount of memory; an answer that breaks off is never taken for a whole one. It knows no sockets, so whoever accepts
 //! or dials a connection hands it over, and has judged who asks: every caller here may do everything. Left to others: framing
-//! (`http`), what is asked of the running agent (`local::client`), the way to the hub (`calls`).
+//! (`http`), what is asked of the running agent (`local::client`), the way to the hub (`calls`), a port that is dialled (`server`).
 //!
 //! To add a route: its arm in [`route`], and an `async fn` in a file of its own that takes the [`Exchange`] and ends it in one of
 //! three ways: [`Exchange::answer`] (a body that is at hand), [`Exchange::stream`] (a body that grows), [`Exchange::take_over`] (a 101,
@@ -16,6 +16,7 @@ mod logs;
 mod peer;
 mod pods;
 mod port_forward;
+pub mod server;
 #[cfg(test)]
 mod tests;
 

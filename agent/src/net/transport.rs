@@ -76,7 +76,8 @@ pub fn system_clock() -> WallClock {
     Arc::new(|| Duration::from_secs(UnixTime::now().as_secs()))
 }
 
-struct CertificateClock(WallClock);
+/// The clock in the form that rustls takes.
+pub(crate) struct CertificateClock(pub(crate) WallClock);
 
 impl fmt::Debug for CertificateClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,9 @@
 //! Leaves to others: what it serves (the crate `kedge`).
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::{Command, Stdio};
 
 use super::probe::probe;
@@ -26,6 +28,32 @@ const KEPT: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"];
 /// # Errors
 /// The machine gives no process.
 pub fn start_session(words: &[OsString]) -> io::Result<()> {
+    start(words, Stdio::null(), Stdio::null())
+}
+
+/// The same for the process that serves a port: with the socket that listens, and a stream by which its starter hears when it
+/// listens no longer.
+///
+/// # Errors
+/// As [`start_session`].
+pub fn start_port(words: &[OsString], listener: OwnedFd, starter: OwnedFd) -> io::Result<()> {
+    start(words, listener.into(), starter.into())
+}
+
+/// Takes both over, in the process that [`start_port`] started: they end with what is returned.
+///
+/// # Errors
+/// There is no room for descriptors.
+pub fn handed_over() -> io::Result<(OwnedFd, OwnedFd)> {
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    let listener = io::stdin().as_fd().try_clone_to_owned()?;
+    let starter = io::stdout().as_fd().try_clone_to_owned()?;
+    nix::unistd::dup2_stdin(&nothing)?;
+    nix::unistd::dup2_stdout(&nothing)?;
+    Ok((listener, starter))
+}
+
+fn start(words: &[OsString], input: Stdio, output: Stdio) -> io::Result<()> {
     // also after an upgrade the one that runs
     let mut command = Command::new("/proc/self/exe");
     process::with_plain_environment(&mut command);
@@ -34,7 +62,7 @@ pub fn start_session(words: &[OsString]) -> io::Result<()> {
             command.env(name, value);
         }
     }
-    command.args(words).current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(words).current_dir("/").stdin(input).stdout(output);
     process::orphaned(&mut command).spawn()?.wait().map(drop)
 }
 

@@ -40,7 +40,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use attach::{AttachOrder, Attachment};
-pub use calls::{stand_apart, start_session};
+pub use calls::{handed_over, stand_apart, start_port, start_session};
 pub use cgroups::{Cgroups, GroupLimits};
 pub use devices::{Device, all_devices, device};
 pub use exec::{Exec, ExecEnd};

@@ -17,12 +17,14 @@ pub mod layers;
 mod path;
 pub mod quantity;
 pub mod schema;
+mod server;
 mod settings;
 mod show;
 pub mod yaml;
 
 pub use eviction::{Eviction, EvictionThreshold, Signal};
 pub use layers::{LayerText, LocalLayers, Origin, Provenance, Source};
+pub use server::{CertificateFiles, ServerSettings};
 #[cfg(feature = "fault-injection")]
 pub use settings::FaultInjection;
 pub use settings::{
@@ -144,6 +146,7 @@ fn hold(
     schema::hold_in_bounds(object, &mut judge);
     settings::hold_texts(object, &mut judge);
     eviction::hold_entries(object, &mut judge);
+    server::hold(object, &mut judge);
     held
 }
 

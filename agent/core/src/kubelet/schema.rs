@@ -417,21 +417,27 @@ pub static FIELDS: &[Field] = &[
     )
     .zero_is_default()
     .took(Kind::Duration),
-    // the kubelet's own server, which this agent does not have
-    no_effect("enableServer", Kind::Bool),
-    no_effect("address", Kind::Text),
-    no_effect("port", PORT).took(I32),
-    no_effect("readOnlyPort", PORT).took(I32),
-    no_effect("tlsCertFile", Kind::Text),
-    no_effect("tlsPrivateKeyFile", Kind::Text),
+    // the kubelet's API on a port of its own: `server`
+    honoured("enableServer", Kind::Bool, Default::None),
+    bounded("address", Kind::Text, Default::None, "an IP address; 0.0.0.0 if not set"),
+    bounded("port", PORT, Default::None, "the ports of TCP").took(I32),
+    bounded(
+        "readOnlyPort",
+        Kind::Int { low: 0, high: 0 },
+        Default::None,
+        "such a port asks nobody for credentials",
+    )
+    .took(I32),
+    bounded("tlsCertFile", Kind::Text, Default::None, "an absolute path, with tlsPrivateKeyFile"),
+    bounded("tlsPrivateKeyFile", Kind::Text, Default::None, "an absolute path, with tlsCertFile"),
     no_effect("tlsCipherSuites", LIST_OF_TEXT),
     no_effect("tlsCurvePreferences", Kind::List(&I32)),
-    no_effect("tlsMinVersion", Kind::Text),
+    bounded("tlsMinVersion", Kind::Text, Default::None, "VersionTLS12 or VersionTLS13"),
     no_effect("rotateCertificates", Kind::Bool),
     no_effect("serverTLSBootstrap", Kind::Bool),
     no_effect("authentication", Kind::Object(AUTHENTICATION)),
     no_effect("authorization", Kind::Object(AUTHORIZATION)),
-    no_effect("enableDebuggingHandlers", Kind::Bool),
+    honoured("enableDebuggingHandlers", Kind::Bool, Default::None),
     no_effect("enableContentionProfiling", Kind::Bool),
     no_effect("enableProfilingHandler", Kind::Bool),
     no_effect("enableDebugFlagsHandler", Kind::Bool),
@@ -554,22 +560,35 @@ const MEMORY_RESERVATION: &[Field] =
 const PRIORITY_GRACE_PERIOD: &[Field] =
     &[honoured("priority", I32, Default::None), honoured("shutdownGracePeriodSeconds", I64, Default::None)];
 
-const AUTHENTICATION: &[Field] = &[
-    no_effect("x509", Kind::Object(&[no_effect("clientCAFile", Kind::Text)])),
-    no_effect(
-        "webhook",
-        Kind::Object(&[no_effect("enabled", Kind::Bool), no_effect("cacheTTL", Kind::Duration)]),
-    ),
-    no_effect("anonymous", Kind::Object(&[no_effect("enabled", Kind::Bool)])),
-];
+/// How long an answer of the API server about a caller may count.
+const TTL: Kind = Kind::DurationIn { low: 0, high: HOUR };
+const TTL_WHY: &str = "what is revoked counts for as long";
 
-const AUTHORIZATION: &[Field] = &[
-    no_effect("mode", Kind::Text),
+const AUTHENTICATION: &[Field] = &[
+    no_effect(
+        "x509",
+        Kind::Object(&[bounded("clientCAFile", Kind::Text, Default::None, "an absolute path")]),
+    ),
     no_effect(
         "webhook",
         Kind::Object(&[
-            no_effect("cacheAuthorizedTTL", Kind::Duration),
-            no_effect("cacheUnauthorizedTTL", Kind::Duration),
+            honoured("enabled", Kind::Bool, Default::None),
+            bounded("cacheTTL", TTL, Default::None, TTL_WHY).took(Kind::Duration),
+        ]),
+    ),
+    no_effect(
+        "anonymous",
+        Kind::Object(&[bounded("enabled", Kind::Bool, Default::None, "false where port is not 0")]),
+    ),
+];
+
+const AUTHORIZATION: &[Field] = &[
+    bounded("mode", Kind::Text, Default::None, "Webhook where port is not 0"),
+    no_effect(
+        "webhook",
+        Kind::Object(&[
+            bounded("cacheAuthorizedTTL", TTL, Default::None, TTL_WHY).took(Kind::Duration),
+            bounded("cacheUnauthorizedTTL", TTL, Default::None, TTL_WHY).took(Kind::Duration),
         ]),
     ),
 ];

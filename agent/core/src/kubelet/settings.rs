@@ -17,6 +17,7 @@ use crate::images::settings::Registries;
 use super::eviction::{Eviction, Signal};
 use super::quantity::{Quantity, Threshold};
 use super::schema::Beyond;
+use super::server::ServerSettings;
 use super::{duration, path, schema};
 
 /// The bound of `healthzBindAddress`, as messages have it.
@@ -185,6 +186,8 @@ pub struct Config {
     pub provider_id: String,
     /// `healthzBindAddress` and `healthzPort`; `None` when the port is 0, which switches it off.
     pub healthz: Option<SocketAddr>,
+    /// `port` and what belongs to it; `None`: the port is off.
+    pub server: Option<ServerSettings>,
     /// `logging.verbosity`, 0 to 10.
     pub logging_verbosity: u8,
     /// `maxPods`: the `pods` capacity.
@@ -236,6 +239,7 @@ impl Config {
             register_with_taints: reader.taints(),
             provider_id: reader.text("providerID"),
             healthz: reader.healthz(),
+            server: ServerSettings::read(object),
             logging_verbosity: reader.below("logging").integer("verbosity"),
             max_pods: reader.integer("maxPods"),
             system_reserved: reader.below("systemReserved").reserved(),

@@ -10,7 +10,10 @@ use crate::kubelet::Config;
 use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
 use crate::pods::DEVICE;
-use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
+use kedge_api::{
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
+    Timestamp,
+};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,6 +29,9 @@ const POD_NETWORK_READY: &str = "PodNetworkReady";
 /// How long a watchdog may be missing before that is reported: a driver may load late, and then systemd starts it at its next ping.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(120);
 
+/// The feature by which an API server hands on the WebSocket of a client, in place of SPDY.
+const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
+
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
     let (major, minor) = kedge_api::KUBERNETES_VERSION;
@@ -40,6 +46,8 @@ struct Host {
     info: NodeSystemInfo,
     capacity: Resources,
     allocatable: Resources,
+    /// The port of the kubelet's API; 0: none.
+    port: i32,
 }
 
 /// Composes and compares.
@@ -55,6 +63,8 @@ pub(crate) struct StatusKeeper {
     /// And that for longer than a start takes.
     is_unwatched: bool,
     is_stopping: bool,
+    /// Features were declared; then, that the server had dropped them when the Node was read.
+    declared: Declared,
     /// What the API server is believed to have.
     believed: Option<NodeStatus>,
     /// How often the Node was read.
@@ -62,6 +72,15 @@ pub(crate) struct StatusKeeper {
     /// When this process decided on its configuration: the heartbeat time of `ConfigOK`.
     started: Timestamp,
     next_report: Option<Duration>,
+}
+
+/// What became of the features that were sent: a server that does not know the field drops it, and must not be sent it for ever.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Declared {
+    #[default]
+    No,
+    Sent,
+    Dropped,
 }
 
 /// A patch to send, and the status that the server has once it is accepted.
@@ -102,7 +121,8 @@ impl StatusKeeper {
         let (capacity, allocatable) = resources(&facts, config);
         let (addresses, info) = (addresses(&facts), node_info(&facts, version));
         let used_up = used_up(&facts, config);
-        self.host = Some(Host { facts, addresses, info, capacity, allocatable });
+        let port = config.server.as_ref().map_or(0, |server| i32::from(server.address.port()));
+        self.host = Some(Host { facts, addresses, info, capacity, allocatable, port });
         let before = std::mem::replace(&mut self.used_up, used_up);
         self.used_up.iter().filter(|line| !before.contains(line)).cloned().collect()
     }
@@ -129,6 +149,9 @@ impl StatusKeeper {
 
     /// The Node was read.
     pub(crate) fn node_seen(&mut self, node: &Node) {
+        if self.declared == Declared::Sent && !declares(&node.status) {
+            self.declared = Declared::Dropped;
+        }
         self.believed = Some(node.status.clone());
         self.reads += 1;
     }
@@ -147,6 +170,9 @@ impl StatusKeeper {
         frequency: Duration,
         jitter: &mut Jitter,
     ) {
+        if self.declared == Declared::No && declares(&patch.result) {
+            self.declared = Declared::Sent;
+        }
         // What was read meanwhile counts, whether it is from before the patch or after: it may show what somebody else wrote, such as
         // that the node is lost. What it lacks of the patch is sent again.
         if patch.reads == self.reads {
@@ -192,18 +218,48 @@ impl StatusKeeper {
         if !contains(&believed.allocatable, &allocatable) {
             status.insert("allocatable".into(), json!(allocatable));
         }
+        let (endpoints, features) = self.serving(host, believed, &mut status);
         if status.is_empty() {
             return None;
         }
         changed |= status.keys().any(|name| name != "conditions");
         let (addresses, node_info) = (host.addresses.clone(), host.info.clone());
-        let mut result = NodeStatus { addresses, node_info, ..believed.clone() };
+        let mut result = NodeStatus {
+            addresses,
+            node_info,
+            daemon_endpoints: endpoints,
+            declared_features: features,
+            ..believed.clone()
+        };
         for (condition, _) in conditions {
             replace(&mut result.conditions, condition);
         }
         result.capacity.extend(capacity);
         result.allocatable.extend(allocatable);
         Some(StatusPatch { body: json!({"status": status}), result, reads: self.reads, changed })
+    }
+
+    /// Puts the port of the kubelet's API, and what it can do, into a patch if the server has another; what it has then.
+    fn serving(
+        &self,
+        host: &Host,
+        believed: &NodeStatus,
+        status: &mut Map<String, Value>,
+    ) -> (NodeDaemonEndpoints, Vec<String>) {
+        let there = believed.daemon_endpoints.kubelet_endpoint.as_ref().map_or(0, |endpoint| endpoint.port);
+        let endpoints = if there == host.port {
+            believed.daemon_endpoints.clone()
+        } else {
+            status.insert("daemonEndpoints".into(), json!({"kubeletEndpoint": {"Port": host.port}}));
+            NodeDaemonEndpoints { kubelet_endpoint: Some(DaemonEndpoint { port: host.port }) }
+        };
+        let serves = host.port != 0;
+        if declares(believed) == serves || (serves && self.declared == Declared::Dropped) {
+            return (endpoints, believed.declared_features.clone());
+        }
+        let features = if serves { vec![WEBSOCKETS.to_owned()] } else { Vec::new() };
+        status.insert("declaredFeatures".into(), json!(features));
+        (endpoints, features)
     }
 
     /// The conditions to send, each with whether it changed.
@@ -414,6 +470,10 @@ fn line(condition: &NodeCondition, changed: bool) -> Value {
     json!({"type": condition.condition_type, "lastHeartbeatTime": condition.last_heartbeat_time})
 }
 
+fn declares(status: &NodeStatus) -> bool {
+    status.declared_features.iter().any(|name| name == WEBSOCKETS)
+}
+
 fn replace(conditions: &mut Vec<NodeCondition>, condition: NodeCondition) {
     match conditions.iter_mut().find(|other| other.condition_type == condition.condition_type) {
         Some(there) => *there = condition,
@@ -622,6 +682,46 @@ mod tests {
         assert_eq!(sent(3, false).as_deref(), Some("False"));
         assert_eq!(sent(4, false), None);
         assert_eq!(sent(400, false).as_deref(), Some("unchanged"), "in the report that is due");
+    }
+
+    #[test]
+    fn port_is_reported_while_it_is_on() {
+        let config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let on =
+            Config { server: Some(crate::kubelet::ServerSettings::on("0.0.0.0:10250")), ..config.clone() };
+        let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
+        let now = Now { mono: Duration::ZERO, wall: Timestamp::default() };
+        let ok = ConfigOk { status: "True", ..ConfigOk::default() };
+        keeper.node_seen(&Node::default());
+        let mut sent = |keeper: &mut StatusKeeper, config: &Config| {
+            keeper.observe(now, HostFacts::default(), config, "0.1.0");
+            let Some(patch) = keeper.patch(now, &ok) else {
+                return (Value::Null, Value::Null, NodeStatus::default());
+            };
+            let (body, result) = (patch.body["status"].clone(), patch.result.clone());
+            keeper.accepted(now, patch, Duration::from_secs(9999), &mut jitter);
+            (
+                body["daemonEndpoints"]["kubeletEndpoint"]["Port"].clone(),
+                body["declaredFeatures"].clone(),
+                result,
+            )
+        };
+        let nothing = (Value::Null, Value::Null);
+        let two = |(port, features, _): (Value, Value, NodeStatus)| (port, features);
+        // what is off is not mentioned
+        assert_eq!(two(sent(&mut keeper, &config)), nothing);
+        let (port, features, mut status) = sent(&mut keeper, &on);
+        assert_eq!((port, features), (json!(10250), json!([WEBSOCKETS])));
+        assert_eq!(two(sent(&mut keeper, &on)), nothing);
+        // a server that dropped what it does not know is not sent it again
+        status.declared_features.clear();
+        keeper.node_seen(&Node { status: status.clone(), ..Node::default() });
+        assert_eq!(two(sent(&mut keeper, &on)), nothing);
+        status.daemon_endpoints = NodeDaemonEndpoints::default();
+        keeper.node_seen(&Node { status, ..Node::default() });
+        assert_eq!(two(sent(&mut keeper, &on)), (json!(10250), Value::Null));
+        assert_eq!(two(sent(&mut keeper, &config)), (json!(0), Value::Null));
     }
 
     #[test]

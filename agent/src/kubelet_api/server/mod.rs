@@ -1,0 +1,145 @@
+//! The kubelet's API on a port of its own (`port` of the configuration, mostly 10250), for API servers that dial their nodes.
+//!
+//! The agent holds the listening socket, and nothing else. When somebody connects, it hands the socket to a process of its own, `kedge
+//! kubelet-port`, which serves all connections and ends when none has come for a while. So a port that is off costs nothing, one
+//! that nobody uses costs a descriptor, answers of the API server about callers can be kept while callers come, and sessions outlive
+//! the agent that offered the port. Always holds: nothing is served to a caller who has not shown who they are, and nothing that the API
+//! server has not allowed to them; whatever strangers do costs a bounded amount of memory, and requests to the API server at a
+//! bounded rate. Left to others: what is served (`kubelet_api`), what the port is configured to (`kedge_core::kubelet`).
+//!
+//! `process` accepts, `identity` is the TLS side of this node, `callers` and `rights` say who asks for what, `reviews` asks the API
+//! server about both, `strangers` bounds those who are not known yet.
+
+mod callers;
+mod identity;
+mod process;
+mod reviews;
+mod rights;
+mod strangers;
+mod x509;
+
+use std::ffi::OsString;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use kedge_core::kubelet::ServerSettings;
+use kedge_platform::workloads;
+use tokio::io::AsyncReadExt as _;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, sleep};
+
+pub use process::run;
+
+use crate::flags::AgentOptions;
+
+/// The pauses between tries to listen, or to start a process that ends at once: the first, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A process that lived as long did its work.
+const LONG_ENOUGH: Duration = Duration::from_secs(10);
+
+/// What `kedge kubelet-port` was asked for.
+#[derive(Debug)]
+pub struct PortOptions {
+    pub agent: AgentOptions,
+    /// [`ServerSettings`] in JSON.
+    pub settings: String,
+}
+
+/// Offers the port until this process ends. `session` are the words that start a session. Within the agent's runtime.
+pub(crate) fn offer(settings: &ServerSettings, session: Option<&[OsString]>) {
+    let address = settings.address;
+    let Some(words) = session.and_then(|session| words(settings, session)) else {
+        log::warn!("port {address} stays closed: without an API server nobody can say what a caller may do");
+        return;
+    };
+    drop(tokio::spawn(keep(address, words)));
+}
+
+/// The words that start the process of the port.
+fn words(settings: &ServerSettings, session: &[OsString]) -> Option<Vec<OsString>> {
+    let settings = serde_json::to_string(settings).ok()?;
+    let mut words: Vec<OsString> = vec!["kubelet-port".into(), settings.into()];
+    words.extend_from_slice(session.get(1..)?);
+    Some(words)
+}
+
+async fn keep(address: SocketAddr, words: Vec<OsString>) {
+    let mut listener = listen(address).await;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let begun = match wait_for_caller(listener).await {
+            Ok(waited) => {
+                listener = waited;
+                Instant::now()
+            }
+            Err(error) => {
+                log::warn!("port {address}: wait for connections: {error}; opening it again");
+                sleep(LONGEST_PAUSE).await;
+                listener = listen(address).await;
+                continue;
+            }
+        };
+        match start(&words, &listener).await {
+            // until then it accepts, not we
+            Ok(mut process) => while matches!(process.read(&mut [0; 16]).await, Ok(1..)) {},
+            Err(error) => log::warn!("port {address}: start the process that serves it: {error}"),
+        }
+        if begun.elapsed() >= LONG_ENOUGH {
+            pause = FIRST_PAUSE;
+        } else {
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// Listens, as soon as that is possible: the address may not be there yet, and an agent before this one may have left a process that is
+/// about to give it up.
+async fn listen(address: SocketAddr) -> TcpListener {
+    let (mut pause, mut logged) = (FIRST_PAUSE, String::new());
+    loop {
+        let listened = TcpListener::bind(address).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        match listened {
+            Ok(listener) => {
+                log::info!("the kubelet's API is offered on {address}");
+                return listener;
+            }
+            // an agent that was started anew waits a second or two for the one before
+            Err(error) if pause > FIRST_PAUSE && error.to_string() != logged => {
+                logged = error.to_string();
+                log::warn!("listen on {address}: {logged}; trying again");
+            }
+            Err(_) => {}
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Waits until somebody connects. The socket is watched no longer then: that is the process' matter, and a flood must not wake the agent.
+async fn wait_for_caller(listener: TcpListener) -> io::Result<TcpListener> {
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe, for types that name another descriptor later: this one cannot"
+    )]
+    let watched = AsyncFd::with_interest(listener, tokio::io::Interest::READABLE)?;
+    drop(watched.readable().await?);
+    Ok(watched.into_inner())
+}
+
+/// Starts the process; what it holds of the stream ends when it accepts no longer.
+async fn start(words: &[OsString], listener: &TcpListener) -> io::Result<tokio::net::UnixStream> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let (words, listener) = (words.to_vec(), listener.try_clone()?);
+    // a disk that hangs holds up who starts a program from it
+    tokio::task::spawn_blocking(move || workloads::start_port(&words, listener.into(), theirs.into()))
+        .await??;
+    ours.set_nonblocking(true)?;
+    tokio::net::UnixStream::from_std(ours)
+}
