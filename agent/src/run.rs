@@ -580,6 +580,8 @@ impl Agent {
         self.supervisor.status(&self.what_runs());
         self.supervisor.ready();
         self.ready.store(true, Ordering::Relaxed);
+        // reading the configuration went deep
+        linux::give_back_stack();
     }
 
     /// One line for `systemctl status`.

@@ -516,6 +516,8 @@ impl Dialler {
                 });
             }
         }
+        // nothing on this thread goes as deep again while the connection lives
+        give_back_stack();
         Ok(session)
     }
 }

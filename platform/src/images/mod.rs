@@ -161,7 +161,13 @@ impl ImageFiles {
 
     fn lock_file(&self, name: &str) -> io::Result<File> {
         let path = self.root.join(name);
-        OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
+        // garbage collection looks each minute: it opens nothing for writing
+        match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
+            }
+            opened => opened,
+        }
     }
 
     /// Unpacks an archive other than a layer, such as an imported layout, by the same confined process, into a directory

@@ -15,6 +15,7 @@ mod memory;
 mod place;
 mod program;
 pub mod slots;
+mod stack;
 pub mod state;
 mod supervisor;
 
@@ -40,6 +41,7 @@ pub use host::{LinuxHost, process_facts, watchdogs};
 pub use memory::memory_limit;
 pub use place::{make_way, make_way_alone, set_aside_from};
 pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
+pub use stack::give_back_stack;
 pub use supervisor::NotifySocket;
 
 pub(crate) use disk::{find_file, read_up_to, reopen};

@@ -1,0 +1,97 @@
+//! A thread's stack: what it needed once is given back.
+//!
+//! Always holds: only pages of the calling thread's own stack go, all of them below the frames that are in use. A handshake or the first
+//! reading of a configuration goes 50 to 100 KiB deep, and the thread then waits for days in the uppermost 8: without this those pages
+//! stay the process's own for as long.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use nix::libc;
+
+/// What stays below the caller's frame: the frames of this function and of what it calls, the 128 bytes that a leaf function may use
+/// below its frame, and a reserve.
+const KEPT_BYTES: usize = 16 * 1024;
+
+/// Gives back the pages of this thread's stack below the caller's frame; calls that go as deep later get new ones. Nothing happens if
+/// the kernel or the C library refuses.
+pub fn give_back_stack() {
+    let mark = 0_u8;
+    let here = ptr::from_ref(&mark).addr();
+    let (Some(lowest), Some(page)) = (lowest(), page_bytes()) else { return };
+    let (begin, end) = (lowest.next_multiple_of(page), here.saturating_sub(KEPT_BYTES) / page * page);
+    if begin < end {
+        // SAFETY: the range lies in this thread's own stack, which no other thread uses, and ends at least KEPT_BYTES below the frame
+        // of this function. Below the frames in use nothing is kept: neither the compiler nor a signal handler, whose frames are gone
+        // when it returns, reads there what it has not written since.
+        let _ = unsafe { libc::madvise(ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED) };
+    }
+}
+
+/// The lowest address of this thread's stack.
+fn lowest() -> Option<usize> {
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: it fills `attributes`, or says that it did not.
+    if unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    let (mut address, mut bytes) = (ptr::null_mut(), 0);
+    // SAFETY: `attributes` was filled above; the two others are ours.
+    let found = unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut address, &raw mut bytes) };
+    // SAFETY: it was filled above, and is not used after this.
+    unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    (found == 0 && !address.is_null()).then(|| address.addr())
+}
+
+fn page_bytes() -> Option<usize> {
+    let bytes = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten()?;
+    usize::try_from(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hint::black_box;
+
+    const DEEP_BYTES: usize = 256 * 1024;
+
+    #[inline(never)]
+    fn goes_deep() {
+        black_box([1_u8; DEEP_BYTES]);
+    }
+
+    /// Pages of this thread's stack that are in memory.
+    #[inline(never)]
+    fn resident() -> usize {
+        let mark = 0_u8;
+        let page = page_bytes().unwrap();
+        let begin = lowest().unwrap().next_multiple_of(page);
+        let end = ptr::from_ref(&mark).addr() / page * page;
+        let mut pages = vec![0_u8; (end - begin) / page];
+        // SAFETY: the vector has a byte for each page of the range.
+        let done = unsafe {
+            libc::mincore(ptr::without_provenance_mut(begin), end - begin, pages.as_mut_ptr().cast())
+        };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        pages.iter().filter(|page| **page & 1 == 1).count()
+    }
+
+    #[test]
+    fn stack_that_was_needed_once_is_given_back() {
+        let thread = std::thread::Builder::new().stack_size(4 * DEEP_BYTES);
+        let thread = thread.spawn(|| {
+            let before = resident();
+            goes_deep();
+            let deep = resident();
+            give_back_stack();
+            let after = resident();
+            goes_deep();
+            (before, deep, after, resident())
+        });
+        let (before, deep, after, again) = thread.unwrap().join().unwrap();
+        let most = DEEP_BYTES / page_bytes().unwrap();
+        assert!(deep >= most && again >= most, "{before} pages, then {deep}, {after}, {again}");
+        assert!(after <= before + KEPT_BYTES / page_bytes().unwrap() + 2, "{before} pages, then {deep}, {after}");
+    }
+}
