@@ -3,7 +3,7 @@
 //! Always holds: only pages of the calling thread's own stack go, all of them below the frames that are in use. A handshake or the first
 //! reading of a configuration goes 50 to 100 KiB deep, and the thread then waits for days in the uppermost 8: without this those pages
 //! stay the process's own for as long.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "madvise and the bounds of a stack have no safe wrapper in nix")]
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -25,7 +25,8 @@ pub fn give_back_stack() {
         // SAFETY: the range lies in this thread's own stack, which no other thread uses, and ends at least KEPT_BYTES below the frame
         // of this function. Below the frames in use nothing is kept: neither the compiler nor a signal handler, whose frames are gone
         // when it returns, reads there what it has not written since.
-        let _ = unsafe { libc::madvise(ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED) };
+        let _ =
+            unsafe { libc::madvise(ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED) };
     }
 }
 
@@ -92,6 +93,9 @@ mod tests {
         let (before, deep, after, again) = thread.unwrap().join().unwrap();
         let most = DEEP_BYTES / page_bytes().unwrap();
         assert!(deep >= most && again >= most, "{before} pages, then {deep}, {after}, {again}");
-        assert!(after <= before + KEPT_BYTES / page_bytes().unwrap() + 2, "{before} pages, then {deep}, {after}");
+        assert!(
+            after <= before + KEPT_BYTES / page_bytes().unwrap() + 2,
+            "{before} pages, then {deep}, {after}"
+        );
     }
 }
