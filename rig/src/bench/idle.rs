@@ -102,9 +102,9 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
             "agent: PSS, idle",
             memory.pss,
             "KiB",
-            "smaps_rollup, 60 s after the start, registered; glibc build",
+            "smaps_rollup, 60 s after the start, registered; glibc build, which is not what is shipped",
         )
-        .with_goal(Goal::AtMost(3072.0)),
+        .with_goal(if still.is_none() { Goal::AtMost(3072.0) } else { Goal::None }),
         Figure::new("agent: RSS, idle", memory.rss, "KiB", "the same; kubelet and containerd: 130 MiB"),
         Figure::new("agent: private memory, idle", memory.private, "KiB", "the same: clean and dirty"),
     ];

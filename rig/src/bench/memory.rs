@@ -21,7 +21,7 @@ const SETTLE: Duration = Duration::from_secs(60);
 const PAYLOAD_BYTES: usize = 1024 * 1024 - 4096;
 /// The promise of the static build: 2.4 MiB.
 pub(crate) const STATIC_PSS_KIB: f64 = 2.4 * 1024.0;
-/// What the large payload may add: pages that another start happened to touch.
+/// What the large payload may add: a page here and there.
 const NOISE_KIB: f64 = 32.0;
 
 fn payload(bytes: usize) -> Value {
@@ -45,19 +45,25 @@ pub(crate) fn measure(setup: &Setup) -> Result<Vec<Figure>, RigError> {
     follow(&mut hub, node, "edge-memory")?;
     wait_active(&nodes, node, &version(&made))?;
     std::thread::sleep(SETTLE);
-    let small = Process::new(pid(&agent)?).memory()?.pss;
+    let small = Process::new(pid(&agent)?).memory()?;
     let path = format!("{CONFIG_MAPS}/edge-memory");
     let large = hub.accepted("PATCH", &path, MERGE, &json!({"data": payload(PAYLOAD_BYTES)}));
     wait_active(&nodes, node, &version(&large.map_err(io("patch the ConfigMap"))?))?;
     std::thread::sleep(SETTLE);
-    let large = Process::new(pid(&agent)?).memory()?.pss;
+    let large = Process::new(pid(&agent)?).memory()?;
     agent.stop()?;
     let of_small = format!("{build}, assigned, of 200 bytes; its watch is open");
     Ok(vec![
-        Figure::new("agent: PSS with a configuration", small, "KiB", of_small).with_goal(goal),
-        Figure::new("agent: PSS with one of 1 MiB", large, "KiB", "then pushed to the same process")
+        Figure::new("agent: PSS with a configuration", small.pss, "KiB", of_small).with_goal(goal),
+        Figure::new("agent: PSS with one of 1 MiB", large.pss, "KiB", "then pushed to the same process")
             .with_goal(goal),
-        Figure::new("agent: PSS that 1 MiB of payload adds", large - small, "KiB", "the difference")
-            .with_goal(Goal::AtMost(NOISE_KIB)),
+        // of the program's text each start touches somewhat other pages, which are nobody's memory
+        Figure::new(
+            "agent: memory that 1 MiB of payload adds",
+            large.dirty - small.dirty,
+            "KiB",
+            "pages that it wrote to",
+        )
+        .with_goal(Goal::AtMost(NOISE_KIB)),
     ])
 }
