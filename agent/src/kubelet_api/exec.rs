@@ -1,4 +1,4 @@
-//! `/exec`: a program in a container, and `/attach`: the container's own, for a client that speaks WebSocket.
+//! `/exec`: a program in a container, and `/attach`: the container's own, for a client that speaks WebSocket or SPDY.
 //!
 //! Always holds: the program runs on a thread of its own and ends with its client, also while it takes no input, the container's own does
 //! not; between client and program stand only buffers of bounded size. Leaves to others: channels and Status (`sessions`).
@@ -14,9 +14,10 @@ use tokio::time::timeout;
 
 use super::{Exchange, Node, Peer, Request};
 use crate::sessions::place::Place;
+use crate::sessions::relay::Client;
 use crate::sessions::relay::{End, Output, relay};
-use crate::sessions::websocket::{self, Remote};
 use crate::sessions::{USUAL_SIZE, longest_silence};
+use crate::sessions::{spdy_remote, websocket};
 
 /// Bytes that are read at once.
 const PIECE_BYTES: usize = 8 * 1024;
@@ -69,32 +70,101 @@ impl Wanted {
     }
 }
 
-/// What the 101 must say, for who asks for a protocol of ours.
-///
-/// # Errors
-/// What is served instead.
-fn upgrade(request: &Request) -> Result<(&'static str, String), String> {
-    let is_websocket =
-        request.header("upgrade").is_some_and(|upgrade| upgrade.eq_ignore_ascii_case("websocket"));
-    let key = request.header("sec-websocket-key").filter(|key| !key.is_empty());
-    let (true, Some(key)) = (is_websocket, key) else {
+/// How the client and this node go on after the 101.
+#[derive(Debug)]
+enum Upgrade {
+    WebSocket { protocol: &'static str, accept: String },
+    Spdy,
+}
+
+impl Upgrade {
+    /// # Errors
+    /// What is served instead.
+    fn of(request: &Request) -> Result<Self, String> {
         let asked = request.header("upgrade").unwrap_or("no upgrade");
-        return Err(format!(
-            "unable to upgrade: the request asks for {asked}, and this node serves WebSocket ({}), which kubectl speaks from 1.30 on",
-            websocket::protocols()
-        ));
-    };
-    if request.header("sec-websocket-version") != Some("13") {
-        return Err("unable to upgrade: this node serves version 13 of the WebSocket protocol".into());
+        if asked.eq_ignore_ascii_case("spdy/3.1") {
+            let all = request.headers.iter().filter(|(name, _)| name == "x-stream-protocol-version");
+            let mut offered = all.flat_map(|(_, value)| value.split(',')).map(str::trim);
+            return if offered.any(|offered| offered == spdy_remote::PROTOCOL) {
+                Ok(Self::Spdy)
+            } else {
+                Err(format!(
+                    "unable to upgrade: over SPDY/3.1 this node serves {}, which the request does not offer",
+                    spdy_remote::PROTOCOL
+                ))
+            };
+        }
+        let key = request.header("sec-websocket-key").filter(|key| !key.is_empty());
+        let (true, Some(key)) = (asked.eq_ignore_ascii_case("websocket"), key) else {
+            return Err(format!(
+                "unable to upgrade: the request asks for {asked}, and this node serves WebSocket ({}) and SPDY/3.1 ({})",
+                websocket::protocols(),
+                spdy_remote::PROTOCOL
+            ));
+        };
+        if request.header("sec-websocket-version") != Some("13") {
+            return Err("unable to upgrade: this node serves version 13 of the WebSocket protocol".into());
+        }
+        let offered = request.header("sec-websocket-protocol").unwrap_or_default();
+        let protocol = websocket::protocol(offered).ok_or_else(|| {
+            format!(
+                "unable to upgrade: the request offers {offered:?}, and this node serves {}",
+                websocket::protocols()
+            )
+        })?;
+        Ok(Self::WebSocket { protocol, accept: websocket::accept(key) })
     }
-    let offered = request.header("sec-websocket-protocol").unwrap_or_default();
-    let protocol = websocket::protocol(offered).ok_or_else(|| {
-        format!(
-            "unable to upgrade: the request offers {offered:?}, and this node serves {}",
-            websocket::protocols()
-        )
-    })?;
-    Ok((protocol, websocket::accept(key)))
+
+    /// Of the 101.
+    fn headers(&self) -> Vec<(&str, &str)> {
+        match self {
+            Self::WebSocket { protocol, accept } => vec![
+                ("Upgrade", "websocket"),
+                ("Sec-WebSocket-Accept", accept),
+                ("Sec-WebSocket-Protocol", protocol),
+            ],
+            Self::Spdy => {
+                vec![("Upgrade", "SPDY/3.1"), ("X-Stream-Protocol-Version", spdy_remote::PROTOCOL)]
+            }
+        }
+    }
+
+    /// The client behind this stream, after the 101.
+    fn client(&self, stream: UnixStream, wanted: &Wanted) -> io::Result<Remote> {
+        match self {
+            Self::WebSocket { protocol, .. } => {
+                let remote = websocket::Remote::new(stream, protocol, wanted.first())?;
+                Ok(Remote::WebSocket(remote.into()))
+            }
+            Self::Spdy => {
+                let Wanted { stdin, stdout, stderr, tty: resize, .. } = *wanted;
+                let wanted = spdy_remote::Wanted { stdin, stdout, stderr, resize };
+                Ok(Remote::Spdy(spdy_remote::Remote::new(stream, wanted)?.into()))
+            }
+        }
+    }
+}
+
+/// A client of either sort.
+enum Remote {
+    WebSocket(Box<websocket::Remote>),
+    Spdy(Box<spdy_remote::Remote>),
+}
+
+impl Remote {
+    fn client(&mut self) -> &mut dyn Client {
+        match self {
+            Self::WebSocket(remote) => &mut **remote,
+            Self::Spdy(remote) => &mut **remote,
+        }
+    }
+
+    fn finish(self, end: &Result<End, String>, task: &str) {
+        match self {
+            Self::WebSocket(remote) => remote.finish(end, task),
+            Self::Spdy(remote) => remote.finish(end, task),
+        }
+    }
 }
 
 /// `/exec/NAMESPACE/POD/[UID/]CONTAINER`, and the same with `/attach`.
@@ -112,8 +182,8 @@ pub(super) async fn serve(
     if verb == Verb::Exec && wanted.command.is_empty() {
         return exchange.refuse(400, "you must specify at least one command").await;
     }
-    let (protocol, accept) = match upgrade(request) {
-        Ok(found) => found,
+    let upgrade = match Upgrade::of(request) {
+        Ok(upgrade) => Arc::new(upgrade),
         Err(why) => return exchange.refuse(400, &why).await,
     };
     let Some(settings) = node.agent.runtime.settings(&node.agent.places) else {
@@ -127,18 +197,18 @@ pub(super) async fn serve(
         let node = Arc::clone(&node);
         tokio::task::spawn_blocking(move || longest_silence(&node.agent)).await?
     };
+    let speech = Arc::clone(&upgrade);
     let task: Task = match verb {
-        Verb::Exec => Box::new(move |stream| talk(stream, protocol, &place, &wanted, silence, &settings)),
+        Verb::Exec => Box::new(move |stream| talk(stream, &speech, &place, &wanted, silence, &settings)),
         Verb::Attach => {
             // before the 101: a client understands best then why there is nothing to attach to
-            let first = wanted.first();
+            let (stdin, stdout, stderr) = (wanted.stdin, wanted.stdout, wanted.stderr);
             let opened = tokio::task::spawn_blocking(move || {
-                let (stdin, stdout, stderr) = (wanted.stdin, wanted.stdout, wanted.stderr);
                 Attachment::open(AttachOrder { id: &place.id, stdin, stdout, stderr }, &settings)
             });
             match opened.await? {
                 Ok(attachment) => {
-                    Box::new(move |stream| listen(stream, protocol, first, silence, attachment))
+                    Box::new(move |stream| listen(stream, &speech, &wanted, silence, attachment))
                 }
                 Err(why) => return exchange.refuse(409, &why.to_string()).await,
             }
@@ -148,9 +218,7 @@ pub(super) async fn serve(
     ours.set_nonblocking(true)?;
     let ours = tokio::net::UnixStream::from_std(ours)?;
     let peer = exchange.peer.take();
-    let headers =
-        [("Upgrade", "websocket"), ("Sec-WebSocket-Accept", &accept), ("Sec-WebSocket-Protocol", protocol)];
-    let stream = exchange.take_over(&headers).await?;
+    let stream = exchange.take_over(&upgrade.headers()).await?;
     let talk = tokio::task::spawn_blocking(move || task(theirs));
     // it drops its end of the pair, by which the program hears of a client that broke off
     let passed = pass(stream, ours, peer).await;
@@ -206,13 +274,13 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
 /// The session, on the thread that its program belongs to.
 fn talk(
     stream: UnixStream,
-    protocol: &str,
+    upgrade: &Upgrade,
     place: &Place,
     wanted: &Wanted,
     silence: Duration,
     settings: &Settings,
 ) -> io::Result<()> {
-    let mut client = Remote::new(stream, protocol, wanted.first())?;
+    let mut client = upgrade.client(stream, wanted)?;
     let order = SessionOrder {
         id: &place.id,
         command: &wanted.command,
@@ -222,7 +290,7 @@ fn talk(
         terminal: wanted.tty.then_some(USUAL_SIZE),
     };
     let end = match Session::start(&order, settings) {
-        Ok(mut session) => relay(&mut session, &mut client, Some(silence)),
+        Ok(mut session) => relay(&mut session, client.client(), Some(silence)),
         Err(error) => Err(error.to_string()),
     };
     client.finish(&end, "executing command in");
@@ -232,14 +300,14 @@ fn talk(
 /// The session with a container's own program, which goes on behind it.
 fn listen(
     stream: UnixStream,
-    protocol: &str,
-    first: Output,
+    upgrade: &Upgrade,
+    wanted: &Wanted,
     silence: Duration,
     mut attachment: Attachment,
 ) -> io::Result<()> {
-    let mut client = Remote::new(stream, protocol, first)?;
+    let mut client = upgrade.client(stream, wanted)?;
     // as upstream: the code is in the pod's status
-    let end = relay(&mut attachment, &mut client, Some(silence)).map(|end| match end {
+    let end = relay(&mut attachment, client.client(), Some(silence)).map(|end| match end {
         End::Code(_) => End::Code(0),
         End::Gone => End::Gone,
     });

@@ -24,6 +24,8 @@ const PROTOCOL: &str = "portforward.k8s.io";
 const TUNNELLED: &str = "SPDY/3.1+portforward.k8s.io";
 /// How long a program may take to accept: one that does not has a full backlog.
 const CONNECT: Duration = Duration::from_secs(30);
+/// How long what a client sent before it left may still be passed on.
+const LINGER: Duration = Duration::from_secs(10);
 /// How often is looked whether the pod is still there.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -68,7 +70,7 @@ fn upgrade(request: &Request) -> Result<Upgrade, String> {
 /// `/portForward/NAMESPACE/POD[/UID]`.
 pub(super) async fn serve(
     request: &Request,
-    exchange: Exchange,
+    mut exchange: Exchange,
     node: Arc<Node>,
     (namespace, pod, uid): (&str, &str, Option<&str>),
 ) -> io::Result<()> {
@@ -91,6 +93,7 @@ pub(super) async fn serve(
             ("Sec-WebSocket-Protocol", TUNNELLED),
         ],
     };
+    let peer = exchange.peer.take();
     let client = exchange.take_over(&headers).await?;
     let shown = format!("{pod}_{namespace}, uid {uid}");
     let reach = Ports { settings: settings.into(), uid: uid.into() };
@@ -106,8 +109,16 @@ pub(super) async fn serve(
             }
         }
     };
+    let left = async {
+        match &peer {
+            Some(peer) => peer.left_for(LINGER).await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         served = serving => served,
+        // while a program that does not read keeps its end from being read
+        () = left => Ok(()),
         () = gone.gone() => Ok(()),
     }
 }

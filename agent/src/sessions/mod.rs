@@ -1,8 +1,8 @@
 //! Talking to programs in containers: `kedge exec` and `kedge attach` on the device, and the same for a client of the API server.
 //!
 //! Owns which container is meant (`place`), the movement of bytes in both directions (`relay`), and the clients: a person's terminal
-//! (`local`), a WebSocket (`websocket`). Connections to ports of a pod are
-//! apart from them (`port_forward`, over `spdy`, which a WebSocket may carry: `tunnel`). Always holds: it works while no agent runs, because everything is read from the records
+//! (`local`), a WebSocket (`websocket`), streams of SPDY (`spdy_remote`). Connections to ports of a pod are apart
+//! from them (`port_forward`, over `spdy`, which a WebSocket may carry: `tunnel`). Always holds: it works while no agent runs, because everything is read from the records
 //! of the containers; a program that was run for a client ends with it. Memory is bounded: who does not read keeps the program waiting, as at any
 //! pipe. Blocks: it is a command, or a process of its own. Leaves to others: starting and ending programs (platform).
 
@@ -11,6 +11,7 @@ pub(crate) mod place;
 pub(crate) mod port_forward;
 pub(crate) mod relay;
 mod spdy;
+pub(crate) mod spdy_remote;
 pub(crate) mod tunnel;
 pub(crate) mod websocket;
 

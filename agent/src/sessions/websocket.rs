@@ -58,17 +58,23 @@ pub(crate) fn accept(key: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(digest)
 }
 
-/// What a message says; `None`: nothing that matters here.
-///
-/// # Errors
-/// It breaks the protocol.
-pub(crate) fn said(mut message: Vec<u8>, can_close: bool) -> Result<Option<Said>, Lost> {
+/// The size of a terminal, as JSON.
+pub(crate) fn size(json: &[u8]) -> Option<WindowSize> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Size {
         width: u16,
         height: u16,
     }
+    let size: Size = serde_json::from_slice(json).ok()?;
+    Some(WindowSize { rows: size.height, columns: size.width })
+}
+
+/// What a message says; `None`: nothing that matters here.
+///
+/// # Errors
+/// It breaks the protocol.
+pub(crate) fn said(mut message: Vec<u8>, can_close: bool) -> Result<Option<Said>, Lost> {
     Ok(match message.as_slice() {
         // an empty input means nothing, not an end
         [STDIN] | [] => None,
@@ -77,9 +83,8 @@ pub(crate) fn said(mut message: Vec<u8>, can_close: bool) -> Result<Option<Said>
             Some(Said::Input(message))
         }
         [RESIZE, size @ ..] => {
-            // as upstream: a size that cannot be read changes nothing
-            let size = serde_json::from_slice::<Size>(size).ok();
-            size.map(|size| Said::Resize(WindowSize { rows: size.height, columns: size.width }))
+            // as upstream: one that cannot be read changes nothing
+            self::size(size).map(Said::Resize)
         }
         [CLOSE, channel @ ..] if can_close => match channel {
             [STDIN] => Some(Said::EndOfInput),

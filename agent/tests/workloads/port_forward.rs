@@ -156,6 +156,20 @@ fn kubectl_of_all_ages_forwards_fifty_connections() {
             assert_eq!(refused.connect().read(&mut [0; 1]).unwrap_or_default(), 0);
             refused.complains("82: error forwarding port 82 to pod web_default, uid ");
         }
+
+        // exec of a kubectl that speaks no WebSocket
+        let mut old = Command::new(kubectl_of("1.20").unwrap());
+        old.arg("--kubeconfig").arg(kubectl.kubeconfig());
+        old.args(["exec", "-i", "host", "--", "/bin/sh", "-c", "cat; echo why >&2; exit 7"]);
+        let mut old =
+            old.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (mut stdin, sent) = (old.stdin.take().unwrap(), vec![b'x'; BYTES]);
+        let writing = thread::spawn(move || stdin.write_all(&sent).unwrap());
+        let output = old.wait_with_output().unwrap();
+        writing.join().unwrap();
+        assert!(output.stdout == vec![b'x'; BYTES], "{} bytes", output.stdout.len());
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(errors, "why\ncommand terminated with exit code 7\n");
         wait_until("the sessions to end with kubectl", LIMIT, || processes("session").is_empty());
 
         let lost = Forwarding::new(&setup, "1.36", "web", 81);
