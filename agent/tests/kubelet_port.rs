@@ -250,7 +250,9 @@ fn caller_is_served_what_the_api_server_allows() {
         let port = format!("\"Port\":{}", setup.port.port());
         setup.heard("/api/v1/nodes/edge-1/status", &port) > 0
     });
-    assert_eq!(setup.heard("/api/v1/nodes/edge-1/status", "ExtendWebSocketsToKubelet"), 1);
+    // it may be sent anew if the Node was read meanwhile, but not for ever: this server drops it
+    let declared = setup.heard("/api/v1/nodes/edge-1/status", "ExtendWebSocketsToKubelet");
+    assert!((1..=2).contains(&declared), "{declared}");
     // an agent that was killed leaves the port to the next
     setup.kill();
     setup.start();
