@@ -7,7 +7,6 @@ use crate::flags::AgentOptions;
 use crate::net::known_server::KnownServer;
 use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
-use crate::perform::static_files::StaticFiles;
 use crate::{local_config, run};
 use kedge_core::{Action, Core, Event, Options, Outcome, Report, Step};
 use kedge_platform::linux::{self, LinuxClocks, LinuxHost, Roots};
@@ -63,7 +62,6 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         bad_configs_unreadable: None,
         health: Arc::new(DiskHealth::default()),
         server: KnownServer::default(),
-        static_files: StaticFiles::default(),
         quota: Quota::default(),
         runtime: None,
         read_only: Some("a forecast changes nothing".into()),

@@ -13,7 +13,6 @@ use crate::net::transport::WallClock;
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
-use crate::perform::static_files::StaticFiles;
 use crate::perform::{Loops, Parts};
 use crate::{local_config, logging};
 use kedge_api::Timestamp;
@@ -302,7 +301,6 @@ impl Agent {
             bad_configs_unreadable: None,
             health: Arc::default(),
             server: KnownServer::of(options.kubeconfig.clone()),
-            static_files: StaticFiles::default(),
             quota: Quota::default(),
             runtime: runtime.as_ref().map(|(_, health)| health.clone()),
             read_only: claim.read_only(),

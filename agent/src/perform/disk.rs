@@ -6,7 +6,6 @@
 
 use super::containers::RuntimeHealth;
 use super::quota::Quota;
-use super::static_files::StaticFiles;
 use crate::net::known_server::KnownServer;
 use crate::workloads::network::Plugins;
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
@@ -54,8 +53,6 @@ pub(crate) enum DiskOrder {
     SaveDesired(DesiredFile, Option<Vec<u8>>),
     /// Read the pods' desired set.
     ReadDesired,
-    /// Read the files of static pods.
-    ReadStaticPods(String),
 }
 
 /// How the disk does, for `kedge status`.
@@ -138,7 +135,6 @@ pub(crate) struct DiskLoop {
     pub(crate) bad_configs_unreadable: Option<String>,
     pub(crate) health: Arc<DiskHealth>,
     pub(crate) server: KnownServer,
-    pub(crate) static_files: StaticFiles,
     /// What the pods' desired set takes of the disk.
     pub(crate) quota: Quota,
     /// None: there is no runtime on this node.
@@ -191,9 +187,6 @@ impl DiskLoop {
                     self.quota.found(files.iter().map(|found| (found.file.path(), bytes(found))));
                 }
                 Some(Event::Pods(Box::new(PodEvent::DesiredRead(found))))
-            }
-            DiskOrder::ReadStaticPods(path) => {
-                Some(Event::Pods(Box::new(self.static_files.look(Path::new(&path)))))
             }
         }
     }
@@ -658,7 +651,6 @@ mod tests {
             bad_configs_unreadable: None,
             health: Arc::default(),
             server: KnownServer::default(),
-            static_files: StaticFiles::default(),
             quota: Quota::default(),
             runtime: None,
             read_only: None,

@@ -9,7 +9,7 @@ mod pulls;
 pub(crate) mod quota;
 mod requests;
 mod shutdown;
-pub(crate) mod static_files;
+mod static_files;
 mod watches;
 
 use crate::faults::Faults;
@@ -25,6 +25,7 @@ use kedge_platform::linux::logind;
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
 use shutdown::Shutdown;
+use static_files::StaticFilesLoop;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -74,6 +75,8 @@ struct PodLoops {
     containers: Option<Containers>,
     /// None: the machine waits for no pod when it stops.
     shutdown: Option<Shutdown>,
+    /// None: the configuration in use names no place of static pods, or no place was looked at yet.
+    static_files: Option<StaticFilesLoop>,
 }
 
 /// The parts of the loops.
@@ -135,7 +138,8 @@ impl Loops {
             Some(parts) => {
                 let probes = Probes::new(parts.settings.clone(), parts.events.clone());
                 let watch = watch("watch-pods")?;
-                Some(PodLoops { watch, parts, probes, containers: None, shutdown: None })
+                let (containers, shutdown, static_files) = (None, None, None);
+                Some(PodLoops { watch, parts, probes, containers, shutdown, static_files })
             }
             None => None,
         };
@@ -163,11 +167,11 @@ impl Loops {
         }
     }
 
-    pub(crate) fn pods(&self, action: PodAction) {
+    pub(crate) fn pods(&mut self, action: PodAction) {
         match action {
             PodAction::SaveDesired { file, content } => self.disk(DiskOrder::SaveDesired(file, content)),
             PodAction::ReadDesired => self.disk(DiskOrder::ReadDesired),
-            PodAction::ReadStaticPods(path) => self.disk(DiskOrder::ReadStaticPods(path)),
+            PodAction::ReadStaticPods(path) => self.look_at_static_files(path),
             PodAction::RunProbe(order) => {
                 if let Some(pods) = &self.pods {
                     pods.probes.run(*order);
@@ -188,6 +192,20 @@ impl Loops {
                     containers.order(action);
                 }
             }
+        }
+    }
+
+    fn look_at_static_files(&mut self, path: String) {
+        let faults = self.server.faults.clone();
+        let Some(pods) = &mut self.pods else { return };
+        if pods.static_files.is_none() {
+            match StaticFilesLoop::start(pods.parts.events.clone(), faults) {
+                Ok(started) => pods.static_files = Some(started),
+                Err(error) => log::error!("static pods are not read: cannot start a thread: {error}"),
+            }
+        }
+        if let Some(files) = &pods.static_files {
+            files.look(path);
         }
     }
 
@@ -217,22 +235,17 @@ impl Loops {
         let _ = self.disk.send(order);
     }
 
-    /// Ends the runtime's loop and the disk's once they have performed what they were ordered. False: they have not within `limit`.
+    /// Ends the runtime's loop, the disk's and that of static pods once they have performed what they were ordered. False: they have
+    /// not within `limit`.
     pub(crate) fn end(self, limit: Duration) -> bool {
-        if let Some(containers) = self.pods.and_then(|pods| pods.containers)
-            && !containers.end(limit)
-        {
+        let (containers, static_files) =
+            self.pods.map(|pods| (pods.containers, pods.static_files)).unwrap_or_default();
+        if containers.is_some_and(|containers| !containers.end(limit)) {
             return false;
         }
         drop(self.disk);
-        let end = Instant::now() + limit;
-        while !self.disk_thread.is_finished() {
-            if Instant::now() > end {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        true
+        let by = Instant::now() + limit;
+        has_finished(&self.disk_thread, by) && static_files.is_none_or(|files| files.end(by))
     }
 
     /// Without waiting: for orders that may be skipped while the disk is busy.
@@ -272,6 +285,17 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body)
+}
+
+/// Waits for the end of a thread. False: it has not ended by then.
+fn has_finished(thread: &JoinHandle<()>, by: Instant) -> bool {
+    while !thread.is_finished() {
+        if Instant::now() > by {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Performs the disk's orders as they come; ends with the process.

@@ -2,9 +2,14 @@
 //!
 //! Always holds: what is read is what upstream's kubelet reads, every file of the directory whose name does not begin with a dot, and
 //! nothing below other directories; what is not there is empty, and what cannot be read is unknown. Bounded in files and bytes;
-//! nothing but regular files is opened. Leaves to others: when it is read, and what the files mean (core).
+//! nothing but regular files is opened. A pushed configuration names the place, which may be on a network or a stick: a look that
+//! hangs there holds up nothing else, least of all the records by which that configuration is replaced. Leaves to others: when it is
+//! read, that an answer does not come, and what the files mean (core).
 
+use super::{has_finished, spawn};
 use crate::errors::chain;
+use crate::faults::Faults;
+use kedge_core::Event;
 use kedge_core::images::BlobDigest;
 use kedge_core::kubelet::yaml::MAX_TEXT_BYTES;
 use kedge_core::pods::{PodEvent, StaticFile};
@@ -13,15 +18,51 @@ use kedge_platform::linux::read_named_file;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::sync::mpsc::Sender as EventSender;
 
 /// Most files: a node has hundreds of pods at most, and each look reads all of them.
 const MOST_FILES: usize = 1000;
 /// Most bytes of all together: as many as of pods that the API server shows.
 const MOST_BYTES: usize = 16 * 1024 * 1024;
 
+/// The loop that looks, on a thread of its own.
+pub(crate) struct StaticFilesLoop {
+    looks: SyncSender<PathBuf>,
+    thread: JoinHandle<()>,
+}
+
+impl StaticFilesLoop {
+    /// Starts it; it waits for orders.
+    pub(crate) fn start(events: EventSender<Event>, faults: Faults) -> io::Result<Self> {
+        let (looks, paths) = sync_channel::<PathBuf>(1);
+        let thread = spawn("static-pods", move || {
+            let mut files = StaticFiles::default();
+            for path in paths {
+                faults.gate("static-pods");
+                let _ = events.blocking_send(Event::Pods(Box::new(files.look(&path))));
+            }
+        })?;
+        Ok(Self { looks, thread })
+    }
+
+    /// Core asks for another look only after the answer to the one before, so there is room.
+    pub(crate) fn look(&self, path: String) {
+        let _ = self.looks.try_send(path.into());
+    }
+
+    /// Ends it after the look under way. False: it has not ended by then.
+    pub(crate) fn end(self, by: Instant) -> bool {
+        drop(self.looks);
+        has_finished(&self.thread, by)
+    }
+}
+
 /// One look after another.
 #[derive(Default)]
-pub(crate) struct StaticFiles {
+struct StaticFiles {
     /// What the last look found.
     last: Option<Seen>,
 }
@@ -31,7 +72,7 @@ type Seen = Result<Vec<(String, Result<BlobDigest, String>)>, String>;
 
 impl StaticFiles {
     /// Reads all files; returns no event for what has not changed since the last look.
-    pub(crate) fn look(&mut self, path: &Path) -> PodEvent {
+    fn look(&mut self, path: &Path) -> PodEvent {
         let files = read(path);
         let seen = files.as_ref().map(|files| files.iter().map(digest).collect()).map_err(String::clone);
         if self.last.as_ref() == Some(&seen) {

@@ -238,3 +238,28 @@ fn hanging_disk_loop_keeps_the_process_and_its_lease() {
     assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Success));
     assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 0));
 }
+
+/// What a configuration names may lie on a network whose server is away. A gate stands in for that; the runtime need not work for it.
+#[test]
+fn static_pods_that_hang_hold_up_no_record() {
+    let mut cluster = Cluster::start("static-hang").unwrap();
+    let options = AgentOptions { crun: Some("/bin/false".into()), ..faulty() };
+    cluster.add(NODE, options).unwrap().start().unwrap();
+    let setup = Setup { cluster };
+    if !setup.agent().log_text().contains("no pods can run: ") {
+        print_past_test_runner("SKIPPED: only root may have a runtime");
+        assert!(std::env::var("CI").as_deref() != Ok("true"));
+        return;
+    }
+    let gate = setup.agent().run_dir().join("gate-static-pods");
+    std::fs::write(&gate, "").unwrap();
+    let hung = setup.pin("edge-hung", &payload(1, 2, "staticPodPath: /srv\n"));
+    setup.runs(&hung);
+    wait_until("the look at its gate", PATIENCE, || gate.with_file_name("at-static-pods").exists());
+    // its trial is recorded, and it is replaced, although it holds a thread that no kill may end
+    setup.promotes(&hung);
+    let next = setup.pin("edge-next", &payload(300, 2, "maxPods: 7\n"));
+    setup.runs(&next);
+    assert_eq!(setup.counted_startups(), 0);
+    std::fs::remove_file(&gate).unwrap();
+}

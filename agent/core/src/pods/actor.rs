@@ -22,7 +22,7 @@ use crate::pods::{PodReport, Pods};
 use crate::reflector::{Bounds, Reflector, Shown};
 use crate::turn::{Order, Turn};
 use crate::watching::Watched;
-use kedge_api as api;
+use kedge_api::{self as api, excerpt};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -48,6 +48,9 @@ const REREAD_UNDER_GET: Duration = Duration::from_secs(60);
 const REREAD_EVERY: Duration = Duration::from_secs(10 * 60);
 /// Objects are read at least this often, whatever renewals name, as lists are (`watching`).
 const REREAD_AT_LEAST: Duration = Duration::from_secs(60 * 60);
+/// How long a look at the files of static pods takes before it is reported: a disk that collects its garbage stands still for many
+/// seconds, and what goes beyond that may be a network's file system whose server is away.
+const LOOK_LIMIT: Duration = Duration::from_secs(120);
 /// On a Node: its orphaned pods end.
 const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
 
@@ -131,8 +134,10 @@ pub(crate) struct PodsActor {
     needed_images: Option<(BTreeSet<String>, bool)>,
     /// Where static pods come from, and how often that is read; None: there are none.
     static_files: Option<(String, Duration)>,
-    /// When they are read again; None: they are being read, or there are none.
+    /// When they are read again, or, while they are being read, when that takes too long; None: it did, or there are none.
     static_wake: Option<Duration>,
+    /// They are being read.
+    reads_static: bool,
     collecting: Collecting,
     /// What pods want removed once the collection under way has ended.
     collects_next: Option<Thresholds>,
@@ -167,6 +172,7 @@ impl PodsActor {
             needed_images: None,
             static_files: settings.static_path.clone().map(|path| (path, settings.file_check_frequency)),
             static_wake: None,
+            reads_static: false,
             collecting: Collecting::new(config.images.collection),
             collects_next: None,
             looks: 0,
@@ -194,6 +200,7 @@ impl PodsActor {
         if matches!(event, PodEvent::StaticPods(_) | PodEvent::StaticPodsUnchanged) {
             let frequency = self.static_files.as_ref().map(|(_, frequency)| *frequency);
             self.static_wake = frequency.map(|frequency| turn.now.mono + frequency);
+            self.reads_static = false;
         }
         if let PodEvent::Shutdown(stops) = event {
             let what = if stops { "event" } else { "cancellation" };
@@ -452,7 +459,10 @@ impl PodsActor {
             self.take(PodEvent::ObjectsAreOld, turn);
         }
         if self.static_wake.take_if(|due| *due <= turn.now.mono).is_some() {
-            self.read_static_files(turn);
+            match self.reads_static {
+                true => self.report_slow_look(),
+                false => self.read_static_files(turn),
+            }
         }
         let needed = self.pods.needed_images();
         if let Some((images, is_all)) = needed.clone().filter(|_| needed != self.needed_images) {
@@ -474,10 +484,21 @@ impl PodsActor {
         }
     }
 
-    fn read_static_files(&self, turn: &mut Turn) {
+    fn read_static_files(&mut self, turn: &mut Turn) {
         if let Some((path, _)) = &self.static_files {
             turn.act(Action::Pods(Box::new(PodAction::ReadStaticPods(path.clone()))));
+            (self.static_wake, self.reads_static) = (Some(turn.now.mono + LOOK_LIMIT), true);
         }
+    }
+
+    /// Once for each look: it goes on, and nobody can end it.
+    fn report_slow_look(&mut self) {
+        let path = self.static_files.as_ref().map(|(path, _)| excerpt(path)).unwrap_or_default();
+        let secs = LOOK_LIMIT.as_secs();
+        let message = format!(
+            "staticPodPath {path} was not read within {secs} s; static pods stay as they are until it is"
+        );
+        self.notices.push(Notice { warning: true, reason: "StaticPodPathSilent", message });
     }
 
     /// What pods are admitted by, if it changed. Nothing before the runtime works: a pod that is rejected is so for good.
@@ -742,7 +763,19 @@ mod tests {
     fn static_files_are_read_again_after_each_answer() {
         let (mut bench, first) = Bench::under("staticPodPath: /srv/pods\nfileCheckFrequency: 30s\n");
         assert_eq!(reads_of_files(&first), ["/srv/pods"]);
-        assert!(reads_of_files(&bench.at(1000, |_, _| {})).is_empty(), "while they are being read");
+        assert!(reads_of_files(&bench.at(100, |_, _| {})).is_empty(), "while they are being read");
+        assert!(bench.actor.notices.is_empty());
+        assert!(
+            reads_of_files(&bench.at(1000, |_, _| {})).is_empty(),
+            "a look that hangs is not joined by others"
+        );
+        let told = std::mem::take(&mut bench.actor.notices);
+        assert!(
+            matches!(&told[..], [notice] if notice.message.contains("/srv/pods was not read within 120 s")),
+            "{told:?}"
+        );
+        bench.at(1000, |_, _| {});
+        assert!(bench.actor.notices.is_empty() && bench.actor.static_wake.is_none(), "it is reported once");
         let files = PodEvent::StaticPods(Ok(vec![]));
         assert!(reads_of_files(&bench.at(1000, |actor, turn| actor.take(files, turn))).is_empty());
         assert_eq!(bench.actor.next_deadline(), Some(Duration::from_secs(1030)));
