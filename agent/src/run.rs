@@ -417,6 +417,10 @@ impl Agent {
                 Happened::Call(call) => self.answer(call),
                 Happened::Time => self.handle(Event::Tick),
             }
+            // events come first, and a server can send one after the other without end
+            if let Ok(call) = self.calls.try_recv() {
+                self.answer(call);
+            }
             self.leave_a_stalled_disk();
         }
         Ok(self.end(signals).await)

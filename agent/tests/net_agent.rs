@@ -49,10 +49,12 @@ enum Watches {
     Last,
     /// One of the ConfigMap ends when this opens, the others go on.
     EndOnce(Gate),
-    /// Each ends at once, after a bookmark of the version that it began with.
+    /// Each ends at once, after the object as it is and a bookmark of the version that it began with.
     End,
     /// Each gets such a bookmark when this opens, and goes on.
     Bookmark(Gate),
+    /// Each gets one bookmark after the other, without end.
+    Flood,
 }
 
 /// What some wait for until it opens; then it stays open.
@@ -123,9 +125,23 @@ impl State {
                     body.wait_for_end();
                 }))
             }
+            Watches::Flood => {
+                let first = self.version;
+                Reply::Chunks(Box::new(move |body| {
+                    let many =
+                        |from: u64| (from..from + 100).map(|at| event("BOOKMARK", "", &at.to_string()));
+                    let mut pieces = (first..).step_by(100).map(|from| many(from).collect::<String>());
+                    while body.is_sent(&pieces.next().unwrap()) {}
+                }))
+            }
             Watches::End => {
                 let version = self.version.to_string();
-                Reply::Chunks(Box::new(move |body| body.event("BOOKMARK", "", &version)))
+                let object =
+                    if path == CONFIG_MAPS { Some(self.config_map.clone()) } else { self.node.clone() };
+                Reply::Chunks(Box::new(move |body| {
+                    body.send(&format!("{}\n", json!({"type": "MODIFIED", "object": object})));
+                    body.event("BOOKMARK", "", &version);
+                }))
             }
         }
     }
@@ -606,6 +622,22 @@ fn watches_that_bring_nothing_are_opened_ever_more_rarely() {
         // after 0, 1, 3 and 7 s; without a back-off eleven
         assert!((2..=6).contains(&watches), "{watches} watches of {path} in {RENEWALS} renewals");
     }
+    scripted.agent.stop();
+}
+
+/// The main loop takes events before anything else, and a server decides how many there are.
+#[test]
+fn flood_of_bookmarks_holds_up_no_renewal_and_no_command() {
+    let state = State { watches: Watches::Flood, ..State::new(0).with_fields("nodeLeaseDurationSeconds: 4") };
+    let mut scripted = OfScript::new(state);
+    scripted.agent.start();
+    scripted.agent.wait_for_adoption(1);
+    scripted.wait_for(scripted.requests(0).len(), 2, is_renewal);
+    let run_dir = scripted.agent.directory.join("run");
+    let answered =
+        Command::new(env!("CARGO_BIN_EXE_kedge")).args(["status", "--run-dir"]).arg(&run_dir).output();
+    let answered = answered.unwrap();
+    assert!(answered.status.success(), "{}", String::from_utf8_lossy(&answered.stderr));
     scripted.agent.stop();
 }
 

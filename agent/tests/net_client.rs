@@ -366,14 +366,17 @@ fn trickling_answer_is_given_up_at_the_deadline() {
     );
 }
 
+const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+
 #[test]
 fn unusual_answers_are_read_as_they_are() {
     let authority = Authority::new("ca");
-    let check = |bytes: &'static str, expect: &str| {
-        let server = Server::start(&authority, move |_| Reply::Close(bytes.as_bytes().to_vec()));
+    let check_owned = |text: String, expect: &str| {
+        let server = Server::start(&authority, move |_| Reply::Close(text.clone().into_bytes()));
         let bench = Bench::new(&authority, server.address);
         assert_shown(&bench.client.request(&get("/x")), expect);
     };
+    let check = |text: &str, expect: &str| check_owned(text.to_owned(), expect);
     // no length: the end of the connection is the end of the answer
     check("HTTP/1.0 200 OK\r\n\r\nold", "200 old");
     check("HTTP/1.1 200 OK\r\n\r\nold", "200 old");
@@ -389,6 +392,14 @@ fn unusual_answers_are_read_as_they_are() {
     check("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "200 ok");
     check("HTTP/1.1 101 Switching Protocols\r\n\r\n", "refused (101)");
     check("HTTP/1.1 204 No Content\r\n\r\n", "204 ");
+    // chunks with what a proxy may put on them
+    check_owned(format!("{CHUNKED}2;a=b\r\nok\r\n0\r\nX-Trailer: y\r\nX-Other: z\r\n\r\n"), "200 ok");
+    check_owned(format!("{CHUNKED}00002\r\nok\r\n0\r\n\r\n"), "200 ok");
+    // and what none may
+    check_owned(format!("{CHUNKED}fffffffffffffffffff\r\nok\r\n0\r\n\r\n"), "broke off");
+    check_owned(format!("{CHUNKED}-2\r\nok\r\n0\r\n\r\n"), "broke off");
+    check_owned(format!("{CHUNKED}{}\r\nok", "0".repeat(100_000)), "broke off");
+    check_owned(format!("{CHUNKED}2\r\nok\r\n0\r\nX: {}", "y".repeat(100_000)), "broke off");
 }
 
 #[test]

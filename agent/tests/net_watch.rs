@@ -376,6 +376,24 @@ fn malformed_list_is_not_an_empty_list() {
     let bench = Bench::new(&authority, endless.address);
     let error = list(&bench.client, "/api/v1/pods", "", PLENTY).unwrap_err();
     assert!(error.to_string().contains("the list has more than 5000 objects"), "{error}");
+    // as large as a page may be, and as small
+    let large = format!(r#"{{"a":"{}"}}"#, "x".repeat(4_000_000));
+    for (items, expect) in
+        [(large.as_str(), "the list has 5 pages of 200"), ("", "the list has 201 pages of ")]
+    {
+        let page = format!(r#"{{"metadata":{{"resourceVersion":"7","continue":"x"}},"items":[{items}]}}"#);
+        let endless = Server::start(&authority, move |_| Reply::ok(&page));
+        let bench = Bench::new(&authority, endless.address);
+        let error = list(&bench.client, "/api/v1/pods", "", PLENTY).unwrap_err();
+        assert!(error.to_string().contains(expect), "{error}");
+    }
+    // 50 pods of 60 kB
+    let pods = vec![format!(r#"{{"a":"{}"}}"#, "x".repeat(60_000)); 50].join(",");
+    let many = Server::start(&authority, move |_| {
+        Reply::ok(&format!(r#"{{"metadata":{{"resourceVersion":"7"}},"items":[{pods}]}}"#))
+    });
+    let bench = Bench::new(&authority, many.address);
+    assert_eq!(list(&bench.client, "/api/v1/pods", "", PLENTY).unwrap().items.len(), 50);
 }
 
 #[test]

@@ -921,7 +921,7 @@ fn refusal(request: String, status: u16, body: &[u8], retry_after: Option<&Heade
 }
 
 /// The beginning of a text from outside, on one line.
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     let mut short: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if short.len() > MAX_MESSAGE_BYTES {
         short.truncate(short.floor_char_boundary(MAX_MESSAGE_BYTES));

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use kedge_api::{excerpt, percent_encoded};
 use serde_json::Value;
 
-use super::client::{Client, NetError, Request, StreamLimits, StreamedBody};
+use super::client::{Client, NetError, Request, StreamLimits, StreamedBody, shortened};
 
 /// Stack for a thread that sends requests or watches. Measured in a debug build: a handshake fits in 128 KiB, JSON as
 /// deep as serde_json reads it (128 levels) needs 192 KiB. Only touched pages become resident: a few.
@@ -32,8 +32,20 @@ pub const OPEN_LIMIT: Duration = Duration::from_secs(30);
 /// Most objects asked for at once in a list, so that no answer is large: a page of Pods has about 1 MiB.
 pub const LIST_PAGE: u32 = 50;
 
+/// Most bytes of one page: as one object may have, and 50 pods of 80 kB.
+const MAX_PAGE_BYTES: usize = MAX_LINE_BYTES;
+
 /// Most objects of one list, over all pages. A node has at most a few hundred Pods.
 pub const MAX_LISTED: usize = 5_000;
+
+/// Most bytes of one list, over all pages: no node takes more of its Pods. The whole list is held in memory, and a board may have 64 MiB.
+const MAX_LISTED_BYTES: usize = 16 * 1024 * 1024;
+
+/// Most pages of one list. A server may give fewer objects than are asked for, and pages without any, but not for ever.
+const MAX_PAGES: usize = 200;
+
+/// Most calls that one bookmark tells of: more than a hub lets wait for one node.
+const MAX_CALLS: usize = 64;
 
 /// Room for bytes of a line that is kept between lines.
 const KEPT_LINE_BYTES: usize = 16 * 1024;
@@ -90,17 +102,27 @@ fn list_as(
     let begun = Instant::now();
     let mut listed = Listed { items: Vec::new(), resource_version: String::new(), date_unix_secs: None };
     let mut next = String::new();
+    let (mut pages, mut bytes) = (0, 0);
     loop {
         let query = joined(&[params, &format!("limit={LIST_PAGE}"), &next]);
         let left = deadline.saturating_sub(begun.elapsed());
-        let request = Request { accept, ..Request::get(format!("{path}?{query}"), left) };
+        let request = Request::get(format!("{path}?{query}"), left);
+        let request = Request { accept, response_limit_bytes: MAX_PAGE_BYTES, ..request };
         let response = client.request(&request)?;
         listed.date_unix_secs = response.date_unix_secs;
+        pages += 1;
+        bytes += response.body.len();
         let garbled = |why: String| NetError::Garbled {
             request: response.request.clone(),
             status: Some(response.status),
             why,
         };
+        if pages > MAX_PAGES || bytes > MAX_LISTED_BYTES {
+            let most = format!("{MAX_PAGES} of {MAX_LISTED_BYTES} bytes");
+            return Err(garbled(format!(
+                "the list has {pages} pages of {bytes} bytes, expected at most {most}"
+            )));
+        }
         let mut page: Value = response.json()?;
         match page.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => listed.items.extend(items),
@@ -443,14 +465,15 @@ fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String, Vec<String>), 
     Ok((event, version, calls))
 }
 
-/// The ids in a list by commas.
+/// The ids in a list by commas, as many as count.
 pub(crate) fn ids_of(list: &str) -> Vec<String> {
-    list.split(',').filter(|id| !id.is_empty()).map(str::to_owned).collect()
+    list.split(',').filter(|id| !id.is_empty()).take(MAX_CALLS).map(str::to_owned).collect()
 }
 
 /// An ERROR event carries a `Status`.
 fn error_event(asked: &str, status: &Value) -> Stop {
-    let text = |key: &str| status.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    // a line may have megabytes, and what is refused is logged
+    let text = |key: &str| shortened(status.get(key).and_then(Value::as_str).unwrap_or_default());
     let code =
         status.get("code").and_then(Value::as_u64).and_then(|code| u16::try_from(code).ok()).unwrap_or(500);
     if code == 410 {
@@ -503,6 +526,16 @@ mod tests {
         let error = r#"{"type":"ERROR","object":{"code":500,"reason":"InternalError","message":"etcd"}}"#;
         check(error, "GET /x: refused (500 InternalError): etcd");
         check(r#"{"type":"ERROR"}"#, "refused (500)");
+        let endless =
+            format!(r#"{{"type":"ERROR","object":{{"message":"{0}","reason":"{0}"}}}}"#, "x".repeat(100_000));
+        let Err(Stop::Failed(error)) = parse(endless.as_bytes(), "GET /x") else { panic!("it is refused") };
+        assert!(error.to_string().len() < 3000, "it would be logged");
+    }
+
+    #[test]
+    fn calls_of_one_bookmark_are_bounded() {
+        assert_eq!(ids_of(&"a,".repeat(100_000)).len(), MAX_CALLS);
+        assert_eq!(ids_of(",a1,,b2,"), ["a1", "b2"]);
     }
 
     #[test]

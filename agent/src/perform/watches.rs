@@ -308,7 +308,6 @@ impl Listener<'_> {
             let is_deleted = matches!(happened, WatchEvent::Deleted(_));
             let version = match happened {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) | WatchEvent::Deleted(object) => {
-                    brought = true;
                     let version = resource_version_of(&object);
                     self.send(self.target.changed(object, is_deleted));
                     version
@@ -317,10 +316,7 @@ impl Listener<'_> {
                     opened = Some(Instant::now());
                     Some(from.clone())
                 }
-                WatchEvent::Bookmark(version) => {
-                    brought |= version != from;
-                    Some(version)
-                }
+                WatchEvent::Bookmark(version) => Some(version),
                 WatchEvent::Called(ids) => {
                     self.send(Event::Called(ids));
                     None
@@ -331,6 +327,7 @@ impl Listener<'_> {
                 }
             };
             if let Some(version) = version {
+                brought |= is_later(&version, &from);
                 self.has_come_to(round, version, is_change);
             }
             self.token.idle_for(limits.longest_silence());
@@ -355,6 +352,15 @@ impl Listener<'_> {
             }
         };
         WatchEnd { lived, brought, ..end }
+    }
+}
+
+/// Whether a watch that was to begin after `from` brought something new with this version. What it began with again is not: a server
+/// that shows the object as it is, and ends each watch, would be asked each second for ever.
+fn is_later(version: &str, from: &str) -> bool {
+    match (version.parse::<u64>(), from.parse::<u64>()) {
+        (Ok(version), Ok(from)) => version > from,
+        _ => version != from,
     }
 }
 
