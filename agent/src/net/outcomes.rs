@@ -6,12 +6,25 @@
 use super::client::NetError;
 use super::transport::locked;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Instant;
 
 /// Most kinds of requests remembered: an agent has eight, and two more for each ConfigMap that it was assigned.
 const ENTRIES: usize = 32;
+
+/// Most different warnings of one server that are logged: some servers, or proxies before them, put the time into theirs.
+const WARNINGS: usize = 32;
+
+/// What there is to log of a warning.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Warned {
+    /// It was logged before, or too many were.
+    Before,
+    New,
+    /// It is new, and the last that is logged.
+    Last,
+}
 
 /// Stream, method, path without its query, and part of the object; a watch is another kind than the list of the same path.
 pub(crate) type Key = (&'static str, String);
@@ -24,6 +37,8 @@ pub struct Outcomes(Mutex<State>);
 struct State {
     server: String,
     last_answer: Option<Instant>,
+    /// The warnings that were logged, as many as are.
+    warnings: BTreeSet<String>,
     kinds: BTreeMap<Key, Kind>,
 }
 
@@ -83,6 +98,16 @@ impl Outcomes {
         let now = Instant::now();
         state.kind(key.clone(), now).open = Some(now);
         OpenWatch { outcomes: self.clone(), key }
+    }
+
+    /// The server gave this warning with an answer. One that comes with each renewal must not wear out the flash that has the log.
+    pub(crate) fn warned(&self, warning: &str) -> Warned {
+        let mut state = locked(&self.0);
+        let warnings = &mut state.warnings;
+        if warnings.len() >= WARNINGS || !warnings.insert(warning.to_owned()) {
+            return Warned::Before;
+        }
+        if warnings.len() == WARNINGS { Warned::Last } else { Warned::New }
     }
 
     /// Something came on an open watch.
@@ -208,6 +233,19 @@ mod tests {
         assert_eq!(outcomes.report()["watches"], watch(Value::Null));
         outcomes.forget("watch-node");
         assert_eq!(outcomes.report()["watches"], json!([]));
+    }
+
+    #[test]
+    fn warning_is_logged_once_and_not_for_ever() {
+        let outcomes = Outcomes::default();
+        outcomes.note(SERVER, key("renew", "PATCH", "/l"), &Ok(()));
+        assert_eq!([(); 3].map(|()| outcomes.warned("old")), [Warned::New, Warned::Before, Warned::Before]);
+        let rest: Vec<Warned> = (0..1000).map(|number| outcomes.warned(&format!("at {number}"))).collect();
+        let last = rest.iter().position(|warned| *warned == Warned::Last);
+        assert_eq!(last, Some(WARNINGS - 2));
+        assert!(rest[WARNINGS - 1..].iter().all(|warned| *warned == Warned::Before));
+        outcomes.note("https://other:6443", key("renew", "PATCH", "/l"), &Ok(()));
+        assert_eq!(outcomes.warned("old"), Warned::New);
     }
 
     #[test]

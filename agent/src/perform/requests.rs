@@ -10,6 +10,7 @@ use crate::net::client::{
     Api, ApiOptions, Client, MERGE_PATCH, METADATA_UNREAD, NetError, Request as HttpRequest,
     STRATEGIC_MERGE_PATCH,
 };
+use crate::net::outcomes::Warned;
 use crate::net::transport::WallClock;
 use kedge_api as api;
 use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
@@ -440,7 +441,12 @@ fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bo
     match client.request(request) {
         Ok(response) => {
             for warning in &response.warnings {
-                log::warn!("{}: {warning}", response.request);
+                let then = match client.api().outcomes().warned(warning) {
+                    Warned::Before => continue,
+                    Warned::New => "",
+                    Warned::Last => " (the last warning of this server that is logged)",
+                };
+                log::warn!("{}: {warning}{then}", response.request);
             }
             let answer = Answer::Accepted(if wants_object { response.json().ok() } else { None });
             Sent {
