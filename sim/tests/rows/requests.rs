@@ -687,6 +687,19 @@ fn node_of_another_name_is_logged_once() {
 }
 
 #[test]
+fn unreadable_node_is_logged_once_and_in_short() {
+    let mut world = World::new();
+    world.link = false;
+    world.start();
+    let odd = |index: usize| json!({"metadata": {"name": NODE, "uid": "u", "labels": format!("{index}\n{}", "x".repeat(100_000))}});
+    world.log.clear();
+    (0..3).for_each(|index| world.handle(node_event(&odd(index))));
+    assert_eq!(world.log.len(), 1, "{:?}", world.log.iter().map(String::len).collect::<Vec<_>>());
+    assert!(world.log[0].contains("cannot be read: invalid type: string") && world.log[0].len() < 500);
+    assert!(!world.log[0].contains('\n'), "{}", world.log[0]);
+}
+
+#[test]
 fn report_counts_renewals_and_status_patches() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
     world.crash();

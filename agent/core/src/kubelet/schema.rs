@@ -256,7 +256,12 @@ pub static FIELDS: &[Field] = &[
         Default::None,
         "at most 100: each pod is matched against each, and the Node grows by it",
     ),
-    honoured("providerID", Kind::Text, Default::None),
+    bounded(
+        "providerID",
+        Kind::Text,
+        Default::None,
+        "at most 512 bytes: every server refuses a Node that is too large, and a node without one renews nothing",
+    ),
     // the local endpoint
     bounded("healthzPort", PORT, Default::Int(10_248), "the ports of TCP"),
     bounded(

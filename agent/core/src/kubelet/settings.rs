@@ -29,6 +29,9 @@ const LOGS_EXPECTED: &str = "a normalized absolute path of ASCII characters such
 /// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows by it.
 pub const MAX_TAINTS: usize = 100;
 
+/// Longest `providerID`; those of clouds have about 100 bytes.
+const PROVIDER_ID_BYTES: usize = 512;
+
 /// `registryBurst` of 0.
 const REGISTRY_BURST: u32 = 10;
 /// `maxParallelImagePulls` where `serializeImagePulls` is false and nothing else is said; upstream has no limit then.
@@ -280,7 +283,7 @@ struct TextBound {
     is_within: fn(&str) -> bool,
 }
 
-const TEXT_BOUNDS: [TextBound; 4] = [
+const TEXT_BOUNDS: [TextBound; 5] = [
     TextBound {
         field: "healthzBindAddress",
         expected: LOOPBACK_EXPECTED,
@@ -299,6 +302,12 @@ const TEXT_BOUNDS: [TextBound; 4] = [
         expected: "an absolute path",
         nearest: "",
         is_within: |text| text.is_empty() || text.starts_with('/'),
+    },
+    TextBound {
+        field: "providerID",
+        expected: "at most 512 bytes",
+        nearest: "",
+        is_within: |text| text.len() <= PROVIDER_ID_BYTES,
     },
     TextBound {
         field: "containerLogMaxSize",

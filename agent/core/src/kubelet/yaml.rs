@@ -576,7 +576,11 @@ impl Scalar<'_> {
             Content::Text(text) => Ok(text),
             other => fail(
                 self.position,
-                format!("key {} reads as {}, expected text (put it in quotes)", self.text, kind(&other)),
+                format!(
+                    "key {} reads as {}, expected text (put it in quotes)",
+                    excerpt(self.text),
+                    kind(&other)
+                ),
             ),
         }
     }
@@ -852,6 +856,10 @@ mod tests {
             "key on reads as a boolean, expected text (put it in quotes) (line 1, column 1)",
         );
         check_error("1: x", "key 1 reads as a number, expected text (put it in quotes) (line 1, column 1)");
+        let long = format!("? 0.{}\n: x\n", "0".repeat(1_000_000));
+        let short =
+            format!("key 0.{}... reads as a number, expected text (put it in quotes)", "0".repeat(58));
+        check_error(&long, &format!("{short} (line 1, column 3)"));
         check_error("? [a]\n: b\n", "a list or object stands as a key, expected text (line 1, column 3)");
         check_error("a: !!int 7", "tag !!int is not supported (line 1, column 4)");
         check_error("a: !secret x", "tag !secret is not supported (line 1, column 4)");

@@ -15,7 +15,7 @@ use crate::outbox::{LONGEST_WAIT, Terms};
 use crate::reflector::{Reflector, Shown};
 use crate::turn::{Order, Turn};
 use crate::watching::Watched;
-use kedge_api::{self as api, excerpt};
+use kedge_api::{self as api, excerpt, excerpt_of};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -45,6 +45,9 @@ const CHANGES: [RequestKey; 4] =
 
 /// How many versions are remembered: of each request the last, and what a watch may lag behind.
 const MOST_VERSIONS: usize = 8;
+
+/// Characters of the reason why a Node cannot be read.
+const WHY_CHARS: usize = 200;
 
 /// Which versions of the Node were made by whom, where only its metadata is watched.
 #[derive(Debug, Clone, Default)]
@@ -99,6 +102,8 @@ pub(crate) struct NodeObject {
     next_read: Duration,
     /// The server answered with another node's Node: logged once.
     wrong_node_logged: bool,
+    /// The Node as last shown cannot be read: logged once.
+    is_unreadable: bool,
     /// `status.config` as it was last put into the outbox, for a server that is not our hub.
     mirror: Option<Mirror>,
 }
@@ -119,6 +124,7 @@ impl NodeObject {
             versions: Versions::default(),
             next_read: turn.now.mono,
             wrong_node_logged: false,
+            is_unreadable: false,
             mirror: None,
         }
     }
@@ -183,11 +189,18 @@ impl NodeObject {
                 return None;
             }
             Err(error) => {
-                let line = format!("Node {expected} cannot be read: {error}; keeping what is known");
-                turn.log(Level::Warn, line);
+                if !std::mem::replace(&mut self.is_unreadable, true) {
+                    // the error repeats a text of the wrong type whole
+                    let why = excerpt_of(&error.to_string(), WHY_CHARS).escape_debug().to_string();
+                    turn.log(
+                        Level::Warn,
+                        format!("Node {expected} cannot be read: {why}; keeping what is known"),
+                    );
+                }
                 return None;
             }
         };
+        self.is_unreadable = false;
         if !is_whole {
             return self.seen_metadata(node.metadata, turn);
         }
