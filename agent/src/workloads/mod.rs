@@ -12,7 +12,7 @@ pub(crate) mod probes;
 pub mod signals;
 pub mod volumes;
 
-use kedge_api::Timestamp;
+use kedge_api::{Timestamp, names};
 use kedge_core::pods::{
     self, Command, ContainerKey, Failure, FailureReason, Health, Inventory, PodAction, PodEvent, PodNetwork,
     PodSandbox, PodUid, Seccomp,
@@ -650,18 +650,18 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
 
     /// The logs of a pod of which nothing else is left.
     fn logs_of(&self, pod: &PodUid) -> Option<PathBuf> {
-        let is_its = |name: &String| name.rsplit_once('_').is_some_and(|(_, uid)| uid == pod.as_str());
-        names(&self.node.logs).into_iter().find(is_its).map(|name| self.node.logs.join(name))
+        let is_its = |name: &String| pod_of_logs(name).as_ref() == Some(pod);
+        names_in(&self.node.logs).into_iter().find(is_its).map(|name| self.node.logs.join(name))
     }
 
     /// The highest attempt with a log, by pod and container.
     fn logs_found(&self) -> BTreeMap<PodUid, BTreeMap<String, u32>> {
         let mut found: BTreeMap<PodUid, BTreeMap<String, u32>> = BTreeMap::new();
-        for pod in names(&self.node.logs) {
-            let Some(uid) = pod.rsplit_once('_').and_then(|(_, uid)| PodUid::new(uid)) else { continue };
+        for pod in names_in(&self.node.logs) {
+            let Some(uid) = pod_of_logs(&pod) else { continue };
             let directory = self.node.logs.join(&pod);
-            for container in names(&directory) {
-                let attempts = names(&directory.join(&container));
+            for container in names_in(&directory) {
+                let attempts = names_in(&directory.join(&container));
                 let highest = attempts.iter().filter_map(|name| attempt_of(name)).max();
                 if let Some(highest) = highest {
                     found.entry(uid.clone()).or_default().insert(container, highest);
@@ -670,6 +670,15 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         }
         found
     }
+}
+
+/// The pod whose logs lie in a directory of this name, `NAMESPACE_NAME_UID`. A configuration may name a place where others keep theirs,
+/// and the logs of a pod that is gone are removed: whatever bears another name is not ours.
+fn pod_of_logs(directory: &str) -> Option<PodUid> {
+    let mut parts = directory.split('_');
+    let (namespace, name, uid) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_of_pod = parts.next().is_none() && names::is_subdomain(namespace) && names::is_subdomain(name);
+    PodUid::new(uid).filter(|_| is_of_pod)
 }
 
 fn log_of(prepared: &Prepared, key: &ContainerKey) -> PathBuf {
@@ -781,7 +790,7 @@ fn told(state: ContainerState) -> Option<pods::ContainerState> {
     })
 }
 
-fn names(directory: &Path) -> Vec<String> {
+fn names_in(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     entries.flatten().take(LOG_ENTRIES).filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
@@ -793,7 +802,7 @@ fn attempt_of(name: &str) -> Option<u32> {
 }
 
 fn keep_latest_logs(directory: &Path) {
-    let files = names(directory);
+    let files = names_in(directory);
     let attempts: BTreeSet<u32> = files.iter().filter_map(|name| attempt_of(name)).collect();
     let Some(oldest) = attempts.iter().rev().nth(LOGS_KEPT - 1) else { return };
     for name in files.iter().filter(|name| attempt_of(name).is_some_and(|attempt| attempt < *oldest)) {

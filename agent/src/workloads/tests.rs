@@ -281,13 +281,30 @@ fn logs_of_a_pod_that_is_gone_are_removed() {
 }
 
 #[test]
+fn directories_of_others_beside_logs_are_not_a_pods() {
+    let scratch = Scratch::new("performer").unwrap();
+    let mut performer = performer(&scratch, FakeWorkloads::default());
+    let others =
+        ["my_uid-1", "a_b_c_uid-1", "Prod_web-0_uid-1", "_web-0_uid-1", "prod__uid-1", "prod_web-0_"];
+    for name in others {
+        scratch.write(&format!("logs/{name}/web/7.log"), "");
+    }
+    scratch.write("logs/prod_web-0_uid-2/web/3.log", "");
+    let found = performer.logs_found();
+    let uids: Vec<&str> = found.keys().map(PodUid::as_str).collect();
+    assert_eq!(uids, ["uid-2"]);
+    perform(&mut performer, PodAction::RemovePod { pod: pod(), keep_logs: false });
+    assert!(others.iter().all(|name| scratch.join(format!("logs/{name}/web/7.log")).exists()));
+}
+
+#[test]
 fn logs_of_the_two_latest_runs_stay() {
     let scratch = Scratch::new("performer").unwrap();
     for name in ["0.log", "1.log", "1.log.1", "2.log", "3.log", "3.log.1", "other"] {
         scratch.write(name, "");
     }
     keep_latest_logs(&scratch);
-    let mut left = names(&scratch);
+    let mut left = names_in(&scratch);
     left.sort();
     assert_eq!(left, ["2.log", "3.log", "3.log.1", "other"]);
 }
