@@ -137,3 +137,48 @@ fn see_to_limit(logind: &mut Logind, places: &Places, needed: Duration) -> io::R
     );
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    /// The bus's answer to the call of this number: a variant of a type with one letter.
+    fn answer(call: u8, sort: u8, value: &[u8]) -> Vec<u8> {
+        let mut body = vec![1, sort, 0];
+        body.resize(body.len().next_multiple_of(value.len()), 0);
+        body.extend(value);
+        let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
+        let head = [[b'l', 2, 0, 1], number(body.len()), number(7), number(15)].concat();
+        [&head[..], &[5, 1, b'u', 0, call, 0, 0, 0], &[8, 1, b'g', 0, 1, b'v', 0, 0], &body].concat()
+    }
+
+    #[test]
+    fn state_of_the_machine_is_told_after_each_connection() {
+        let scratch = Scratch::new("shutdown").unwrap();
+        let places = Places { bus: scratch.join("bus"), drop_in: scratch.join("logind/99.conf") };
+        let listener = UnixListener::bind(&places.bus).unwrap();
+        let bus = std::thread::spawn(move || {
+            for stops in [1, 0] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let greeting = b"OK 0123\r\nAGREE_UNIX_FD\r\n".to_vec();
+                let welcome = [answer(1, b'b', &[0; 4]), answer(2, b'b', &[0; 4])].concat();
+                let stops = answer(3, b'b', &[stops, 0, 0, 0]);
+                let longest = answer(4, b't', &u64::MAX.to_le_bytes());
+                stream.write_all(&[greeting, welcome, stops, longest].concat()).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+        });
+        let (shutdown, mut told, mut has_held) = (Shutdown::default(), Vec::new(), false);
+        for _ in 0..2 {
+            let mut tell = |stops| told.push(stops);
+            let Err(_) = shutdown.follow(&places, Duration::from_secs(1), &mut has_held, &mut tell);
+        }
+        assert_eq!(told, [true, false], "it was cancelled while the bus was away");
+        assert!(!has_held && !places.drop_in.exists());
+        bus.join().unwrap();
+    }
+}
