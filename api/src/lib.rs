@@ -11,6 +11,7 @@ mod config_map;
 mod event;
 mod identity;
 pub mod labels;
+mod maintenance;
 mod meta;
 pub mod names;
 mod node;
@@ -24,6 +25,7 @@ pub use identity::{
     ADMIN_GROUP, AUTHENTICATED_GROUP, CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX,
     SERVING_SIGNER,
 };
+pub use maintenance::{MAINTENANCE_ANNOTATION, MOST_WINDOWS, MaintenanceWindows, Opening, WINDOW_EXPECTED};
 pub use meta::{ObjectMeta, OwnerReference};
 pub use node::{
     ConfigMapNodeConfigSource, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeConfigSource,

@@ -606,7 +606,7 @@ impl Actors {
                 let status = is_hub.then_some(&status);
                 self.heartbeat.offer_status(self.config.config_ok(), status, turn);
             }
-            self.node.offer_labels(self.heartbeat.facts(), turn);
+            self.node.offer_labels(self.config.config(), self.heartbeat.facts(), turn);
         } else {
             self.heartbeat.withdraw_status(turn);
             self.node.withdraw(turn);

@@ -983,6 +983,25 @@ fn devices_are_named_paths_below_dev() {
 }
 
 #[test]
+fn maintenance_windows_are_times_of_the_week() {
+    let windows = |text: &str| format!("kedge: {{maintenanceWindows: [{text}]}}\n");
+    let found = local(&windows("\"Mon-Fri 22:00-04:00\", \"Sat 00:00-00:00\""));
+    assert_eq!(found.config.maintenance_windows, ["Mon-Fri 22:00-04:00", "Sat 00:00-00:00"]);
+    assert!(local("port: 1\n").config.maintenance_windows.is_empty());
+    let many = vec!["\"02:00-04:00\""; 17].join(",");
+    let expected = "kedge.maintenanceWindows: expected [DAY[-DAY] ]HH:MM-HH:MM in UTC";
+    for (text, expect) in [
+        ("\"2-4\"", expected),
+        ("\"02:00-04:00, 05:00-06:00\"", expected),
+        (many.as_str(), "kedge.maintenanceWindows: expected at most 16 windows, and has 17"),
+    ] {
+        let refused = effective(&layers(&windows(text), &[]), None).unwrap_err();
+        let shown = format!("{refused:?}");
+        assert!(shown.contains(expect), "{shown}");
+    }
+}
+
+#[test]
 fn shown_json_has_object_layers_and_fields_without_effect() {
     let found = local("kubeAPIQPS: 1\nmaxPods: 2\n").to_json();
     assert_eq!(found["config"]["maxPods"], 2);

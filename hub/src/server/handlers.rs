@@ -271,7 +271,8 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         Route::Metrics => Ok(health::metrics(context.server)),
         Route::Nodes => Ok(node_access::list(context)),
         Route::Rollout { namespace, name } => {
-            let found = daemon_sets::view(&*context.server.hub, &namespace, &name);
+            let found =
+                daemon_sets::view(&*context.server.hub, &namespace, &name, time::OffsetDateTime::now_utc());
             let found = found.ok_or_else(|| ApiError::not_found(&DAEMON_SET, &name))?;
             Ok(respond::json(200, &found))
         }

@@ -4,7 +4,7 @@
 //! Always holds, for the world asserts it: one request of a kind at a time.
 
 use crate::{A, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
-use kedge_api::CONFIG_STATUS_ANNOTATION;
+use kedge_api::{CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION};
 use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKey};
 use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World, node_event};
@@ -315,6 +315,24 @@ fn refused_mirror_is_sent_again() {
     assert_eq!(mirrored(&world), None);
     world.run_for(MINUTE);
     assert_eq!(mirrored(&world), Some(json!({})));
+}
+
+#[test]
+fn maintenance_windows_are_written_to_the_node() {
+    let annotation = |world: &World| {
+        world.hub.node_named(NODE).expect("the Node")["metadata"]["annotations"][MAINTENANCE_ANNOTATION]
+            .clone()
+    };
+    let mut world = running("kedge: {maintenanceWindows: [\"02:00-04:00\", \"Sat 00:00-06:00\"]}");
+    assert_eq!(annotation(&world), "02:00-04:00, Sat 00:00-06:00");
+    world.run_for(HOUR);
+    assert_eq!(asked(&world, RequestKey::PatchLabels), 0, "once is enough");
+    let mut world = running("");
+    world
+        .hub
+        .edit_node(|node| node["metadata"]["annotations"][MAINTENANCE_ANNOTATION] = json!("02:00-04:00"));
+    world.run_for(HOUR);
+    assert_eq!(annotation(&world), Value::Null, "those of an earlier configuration go");
 }
 
 #[test]

@@ -620,6 +620,12 @@ const KEDGE: &[Field] = &[
         Default::None,
         "at most 64 names as those of containers, each with 1 to 16 paths below /dev",
     ),
+    bounded(
+        "maintenanceWindows",
+        LIST_OF_TEXT,
+        Default::None,
+        "at most 16 of [DAY[-DAY] ]HH:MM-HH:MM in UTC, such as Mon-Fri 22:00-04:00",
+    ),
     #[cfg(feature = "fault-injection")]
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
 ];

@@ -8,7 +8,7 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use kedge_api::{excerpt, names};
+use kedge_api::{MOST_WINDOWS, MaintenanceWindows, WINDOW_EXPECTED, excerpt, names};
 use serde_json::{Map, Value};
 
 use crate::images::collect::Thresholds;
@@ -221,6 +221,8 @@ pub struct Config {
     pub registries: Registries,
     /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
     pub watch: bool,
+    /// `kedge.maintenanceWindows`: when updates of pods may begin; none: at any time.
+    pub maintenance_windows: Vec<String>,
     /// `kedge.faultInjection`.
     #[cfg(feature = "fault-injection")]
     pub fault_injection: FaultInjection,
@@ -258,6 +260,7 @@ impl Config {
             images: reader.images(),
             registries: reader.registries(),
             watch: reader.below("kedge").text("watch") != schema::OFF,
+            maintenance_windows: reader.maintenance_windows(),
             #[cfg(feature = "fault-injection")]
             fault_injection: reader.fault_injection(),
         }
@@ -404,6 +407,23 @@ impl<'a> Reader<'a> {
     fn duration(&self, field: &str) -> Duration {
         let nanos = self.nanos(field).and_then(|nanos| u64::try_from(nanos).ok());
         nanos.map_or(Duration::ZERO, Duration::from_nanos)
+    }
+
+    fn maintenance_windows(&mut self) -> Vec<String> {
+        let windows: Vec<String> = self.below("kedge").texts("maintenanceWindows");
+        let is_window = |text: &String| !text.contains(',') && MaintenanceWindows::parse(text).is_some();
+        let wrong = match windows.iter().find(|text| !is_window(text)) {
+            Some(wrong) => Some(format!("{WINDOW_EXPECTED}, and has {:?}", excerpt(wrong))),
+            None if windows.len() > MOST_WINDOWS => {
+                Some(format!("at most {MOST_WINDOWS} windows, and has {}", windows.len()))
+            }
+            None => None,
+        };
+        let path = "kedge.maintenanceWindows";
+        if let Some(expected) = wrong {
+            (self.report)(path, format!("{path}: expected {expected}"));
+        }
+        windows
     }
 
     fn devices(&mut self) -> BTreeMap<String, Vec<String>> {

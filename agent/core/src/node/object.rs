@@ -276,11 +276,19 @@ impl NodeObject {
         });
     }
 
-    pub(crate) fn offer_labels(&self, facts: Option<&HostFacts>, turn: &mut Turn) {
+    /// Labels first: a server that refuses the annotation has them all the same.
+    pub(crate) fn offer_labels(&self, config: &Config, facts: Option<&HostFacts>, turn: &mut Turn) {
         let options = turn.options;
         turn.offer(RequestKey::PatchLabels, |_| {
-            let labels = missing_labels(self.node()?, options, facts);
-            (!labels.is_empty()).then(|| Request::PatchLabels(json!({"metadata": {"labels": labels}})))
+            let node = self.node()?;
+            let labels = missing_labels(node, options, facts);
+            if !labels.is_empty() {
+                return Some(Request::PatchLabels(json!({"metadata": {"labels": labels}})));
+            }
+            let windows = Some(config.maintenance_windows.join(", ")).filter(|windows| !windows.is_empty());
+            let is_there = node.metadata.annotations.get(api::MAINTENANCE_ANNOTATION) == windows.as_ref();
+            let body = || json!({"metadata": {"annotations": {api::MAINTENANCE_ANNOTATION: windows}}});
+            (!is_there).then(|| Request::PatchLabels(body()))
         });
     }
 

@@ -31,6 +31,7 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::{Value, json};
+    use time::OffsetDateTime;
     use time::macros::datetime;
 
     use super::*;
@@ -46,6 +47,7 @@ mod tests {
 
     mod daemon_sets;
     mod design_document;
+    mod maintenance;
     mod pull_ahead;
     mod rollouts;
     mod scheduler;
@@ -71,12 +73,22 @@ mod tests {
         batch: Batch,
         /// Changes that the controller is told of later; `None`: it reads everything before it acts.
         changes: Option<Vec<(&'static Kind, Arc<Event>)>>,
+        /// The controllers' clock on the wall: a Saturday.
+        wall: OffsetDateTime,
     }
 
     impl Hub {
         fn new() -> Hub {
             let Restored { index, leases, order, .. } = restore(Spaces::default(), Vec::new()).unwrap();
-            Hub { index, leases, order, random: 0, batch: Batch::default(), changes: None }
+            Hub {
+                index,
+                leases,
+                order,
+                random: 0,
+                batch: Batch::default(),
+                changes: None,
+                wall: datetime!(2026-11-21 12:00:00 UTC),
+            }
         }
 
         fn fresh(&mut self) -> Fresh {
@@ -191,7 +203,7 @@ mod tests {
         fn now(&mut self, second: u64) -> Now {
             Now {
                 running: Duration::from_secs(second),
-                wall: self.fresh().now,
+                wall: self.wall,
                 stalled: Duration::ZERO,
                 disk_stalled: Duration::ZERO,
                 disk_stalls: false,

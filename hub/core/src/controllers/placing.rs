@@ -3,7 +3,11 @@
 //! The rules are upstream's (its scheduler's and its daemon controller's). Always holds: pure functions of a pod spec and of what a node
 //! has; what cannot be read matches nothing. Leaves to others: resources (`scheduler`), whether the node is heard of (`daemon_sets`).
 
+use std::time::Duration;
+
+use kedge_api::{MAINTENANCE_ANNOTATION, MaintenanceWindows};
 use serde_json::{Value, json};
+use time::{OffsetDateTime, UtcOffset};
 
 use crate::object::Object;
 use crate::value::{condition, text};
@@ -34,6 +38,23 @@ pub(super) struct Node {
     pub(super) is_lost: bool,
     /// Its agent is Kedge's, and pulls images ahead.
     pub(super) pulls_ahead: bool,
+    /// When an update may stop a pod there that serves.
+    maintenance: Maintenance,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Maintenance {
+    AtAnyTime,
+    Within(MaintenanceWindows),
+    /// Nobody can say when.
+    Unreadable,
+}
+
+/// Whether an update may stop a pod that serves, and for how long that stays so if nothing changes (`None`: for ever).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Maintained {
+    pub(super) is_open: bool,
+    pub(super) stays: Option<Duration>,
 }
 
 /// In the version of an agent that is Kedge's.
@@ -49,6 +70,35 @@ impl Node {
             taints: taints.filter(|taint| taint["effect"] != "PreferNoSchedule").cloned().collect(),
             is_lost: condition(&value["status"], "Ready").is_some_and(|ready| ready["status"] == "Unknown"),
             pulls_ahead: text(&value, &["status", "nodeInfo", "kubeletVersion"]).contains(BUILD),
+            maintenance: match text(&value, &["metadata", "annotations", MAINTENANCE_ANNOTATION]) {
+                "" => Maintenance::AtAnyTime,
+                found => {
+                    MaintenanceWindows::parse(found).map_or(Maintenance::Unreadable, Maintenance::Within)
+                }
+            },
+        }
+    }
+
+    /// By the hub's clock.
+    pub(super) fn maintained(&self, wall: OffsetDateTime) -> Maintained {
+        match &self.maintenance {
+            Maintenance::AtAnyTime => Maintained { is_open: true, stays: None },
+            Maintenance::Unreadable => Maintained { is_open: false, stays: None },
+            Maintenance::Within(windows) => {
+                let wall = wall.to_offset(UtcOffset::UTC);
+                let day = u32::from(wall.weekday().number_days_from_monday());
+                let second = u32::from(wall.minute()) * 60 + u32::from(wall.second());
+                let found = windows.at((day * 24 + u32::from(wall.hour())) * 3600 + second);
+                Maintained { is_open: found.is_open, stays: Some(Duration::from_secs(found.stays.into())) }
+            }
+        }
+    }
+
+    /// Why an update waits, when it does.
+    pub(super) fn maintenance(&self) -> String {
+        match &self.maintenance {
+            Maintenance::Unreadable => format!("its annotation {MAINTENANCE_ANNOTATION} cannot be read"),
+            _ => "waits for its maintenance window".to_owned(),
         }
     }
 }

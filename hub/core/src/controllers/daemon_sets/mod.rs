@@ -355,6 +355,7 @@ impl DaemonSets {
                     settings: &settings,
                     failures: &set.failures,
                     now: now.running,
+                    wall: now.wall,
                 };
                 set.rows.refresh(&by);
                 let (mut heres, mut at_rest) = (set.rows.awake(&by), set.rows.at_rest());

@@ -9,6 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use time::OffsetDateTime;
+
 use super::super::placing::{self, Node, Placed};
 use super::known::Known;
 use super::rollout::{Failures, Settings};
@@ -21,6 +23,8 @@ enum Rest {
     Updated,
     /// An available pod of another one.
     Outdated { is_proven: bool },
+    /// The same, outside the node's maintenance windows.
+    Closed,
     /// A pod of the current revision that is not available yet.
     Starting { is_ready: bool },
     /// Only pods that end.
@@ -56,7 +60,7 @@ impl AtRest {
     fn count(&mut self, rest: Rest, change: impl Fn(&mut usize)) {
         match rest {
             Rest::Updated => change(&mut self.updated),
-            Rest::Outdated { .. } => change(&mut self.outdated),
+            Rest::Outdated { .. } | Rest::Closed => change(&mut self.outdated),
             Rest::Starting { is_ready } => {
                 change(&mut self.starting);
                 if is_ready {
@@ -107,6 +111,8 @@ pub(super) struct Basis<'a> {
     pub(super) settings: &'a Settings,
     pub(super) failures: &'a Failures,
     pub(super) now: Duration,
+    /// A step of it is seen with the next sweep.
+    pub(super) wall: OffsetDateTime,
 }
 
 impl Rows {
@@ -183,7 +189,7 @@ impl Rows {
 
     fn here<'a>(&self, name: &str, by: &Basis<'a>) -> Option<Here<'a>> {
         let (_, node) = by.nodes.get(name)?;
-        Some(Here::new(by.wanted, node, self.rows.get(name)?.placed, by.known.pods_on(name)))
+        Some(Here::new(by.wanted, node, self.rows.get(name)?.placed, by.known.pods_on(name), by.wall))
     }
 
     /// Forgets what a node was, but for where it stands.
@@ -205,7 +211,7 @@ impl Rows {
         if pods.is_empty() && !placed.runs {
             return;
         }
-        let rest = rest(&Here::new(by.wanted, node, placed, pods), by);
+        let rest = rest(&Here::new(by.wanted, node, placed, pods, by.wall), by);
         if let Some((rest, until)) = rest {
             self.at_rest.count(rest, |count| *count += 1);
             if let Rest::Outdated { is_proven } = rest {
@@ -248,7 +254,11 @@ fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
     let is_current = wanted.is_current(pod);
     match wanted.available_at(pod) {
         Some(at) if at <= now && is_current => Some((Rest::Updated, None)),
-        Some(at) if at <= now => Some((Rest::Outdated { is_proven: wanted.is_proven(pod) }, None)),
+        Some(at) if at <= now => {
+            let changes = here.maintained.stays.map(|stays| now + stays);
+            let open = Rest::Outdated { is_proven: wanted.is_proven(pod) };
+            Some((if here.maintained.is_open { open } else { Rest::Closed }, changes))
+        }
         Some(at) if is_current => Some((Rest::Starting { is_ready: true }, Some(at))),
         None if is_current => {
             let over = pod.watch.unready()? + by.settings.deadline;

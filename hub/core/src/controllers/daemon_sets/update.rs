@@ -6,7 +6,8 @@
 //! it is neither desired nor unavailable, its pod is left alone, and it is updated when it is back; so a dead node stops no update, and
 //! no pod is deleted while nobody can say that it has ended. Nodes are taken in order of their names.
 //!
-//! A node that is held (its update is stopped, or waits for canaries: `rollout`) keeps what it runs, and gets a pod of the proven revision if it has none.
+//! Outside its maintenance windows an update ends no pod of a node that serves. A node that is held (its update is stopped, or waits for
+//! canaries: `rollout`) keeps what it runs, and gets a pod of the proven revision if it has none.
 //!
 //! Always holds: a pure function of what is known. At most one pod of a set is made for a node, and only once there is none left there
 //! (under `maxSurge` one more), by a name of its own, so that the store refuses a second one, whoever decides it. No pod that serves is
@@ -16,8 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::Value;
+use time::OffsetDateTime;
 
-use super::super::placing::{self, Node, Placed};
+use super::super::placing::{self, Maintained, Node, Placed};
 use super::ahead::{self, ANSWERS, Step};
 use super::history;
 use super::rest::AtRest;
@@ -189,6 +191,7 @@ pub(super) struct Status {
 pub(super) struct Here<'a> {
     pub(super) node: &'a Node,
     pub(super) placed: Placed,
+    pub(super) maintained: Maintained,
     /// All that are not gone, also those that end; the oldest first.
     pub(super) all: Vec<&'a Pod>,
     /// Those that neither end nor have ended: what is ready first, for of two only the first stays.
@@ -198,7 +201,12 @@ pub(super) struct Here<'a> {
 }
 
 /// The nodes that run a pod of the set, or should, in order.
-pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) -> Vec<Here<'a>> {
+pub(super) fn gather<'a>(
+    wanted: &Wanted,
+    nodes: &[&'a Node],
+    pods: &[&'a Pod],
+    wall: OffsetDateTime,
+) -> Vec<Here<'a>> {
     let mut by_node: BTreeMap<&str, Vec<&'a Pod>> = BTreeMap::new();
     for pod in pods.iter().copied() {
         by_node.entry(&pod.node).or_default().push(pod);
@@ -208,14 +216,20 @@ pub(super) fn gather<'a>(wanted: &Wanted, nodes: &[&'a Node], pods: &[&'a Pod]) 
         let placed = placing::place(&wanted.spec, node);
         let all = by_node.remove(node.name.as_str()).unwrap_or_default();
         if !all.is_empty() || placed.runs {
-            heres.push(Here::new(wanted, node, placed, all));
+            heres.push(Here::new(wanted, node, placed, all, wall));
         }
     }
     heres
 }
 
 impl<'a> Here<'a> {
-    pub(super) fn new(wanted: &Wanted, node: &'a Node, placed: Placed, mut all: Vec<&'a Pod>) -> Here<'a> {
+    pub(super) fn new(
+        wanted: &Wanted,
+        node: &'a Node,
+        placed: Placed,
+        mut all: Vec<&'a Pod>,
+        wall: OffsetDateTime,
+    ) -> Here<'a> {
         all.sort_by(|one, other| (&one.created, &one.name).cmp(&(&other.created, &other.name)));
         let live = all.iter().copied().filter(|pod| pod.is_live());
         let (mut new, mut old): (Vec<_>, Vec<_>) = live.partition(|pod| wanted.is_current(pod));
@@ -223,7 +237,7 @@ impl<'a> Here<'a> {
             pods.sort_by_key(|pod: &&Pod| pod.ready_since.is_none());
         }
         let is_set_aside = placed.runs && node.is_lost && new.is_empty();
-        Here { node, placed, all, old, new, is_set_aside }
+        Here { node, placed, maintained: node.maintained(wall), all, old, new, is_set_aside }
     }
 }
 
@@ -389,6 +403,11 @@ impl Planner<'_> {
                 (Some(_), None) if self.is_held(here) => {
                     out += usize::from(self.verdict.starting.contains(&here.node.name));
                 }
+                (Some(old), None)
+                    if (old.ready_since.is_some() || old.has_served) && !here.maintained.is_open =>
+                {
+                    self.await_window(here);
+                }
                 (Some(old), None) if old.ready_since.is_some() => {
                     // one that pulls keeps its turn
                     candidates.push(((!self.is_asked(old), self.rank(old)), here));
@@ -411,6 +430,11 @@ impl Planner<'_> {
         for here in unheard.into_iter().take(room).chain(candidates) {
             self.replace_one(here);
         }
+    }
+
+    fn await_window(&mut self, here: &Here<'_>) {
+        let opens = here.maintained.stays.map(|stays| self.now + stays);
+        self.plan.next = [self.plan.next, opens].into_iter().flatten().min();
     }
 
     /// Ends a pod that serves, once the images of the next one are on its node.
@@ -461,6 +485,9 @@ impl Planner<'_> {
                 (Some(_), Some(_)) => surging += 1,
                 // one more is made when none is about to go
                 (Some(_), None) if here.all.len() > 1 => surging += 1,
+                (Some(old), None) if old.ready_since.is_some() && !here.maintained.is_open => {
+                    self.await_window(here)
+                }
                 (Some(old), None) if old.ready_since.is_some() => candidates.push((self.rank(old), here)),
                 (Some(_), None) => self.make(here),
                 (None, _) => {}
@@ -582,10 +609,12 @@ mod tests {
         texts.iter().enumerate().map(read).collect()
     }
 
+    const WALL: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
+
     fn planned(wanted: &Wanted, nodes: &[Node], texts: &[&str]) -> Plan {
         let pods = pods(texts);
         let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());
-        let heres = gather(wanted, &nodes, &pods);
+        let heres = gather(wanted, &nodes, &pods, WALL);
         plan(wanted, &Verdict::default(), &heres, AtRest::default(), Duration::from_secs(100))
     }
 
@@ -711,7 +740,7 @@ mod tests {
     fn held_pod_that_still_starts_uses_up_the_budget() {
         let (one, two) = (wanted(json!(1), json!(0)), nodes(&["a", "b"]));
         let pods = pods(&["a:old:ok", "b:old:no"]);
-        let heres = gather(&one, &two.iter().collect::<Vec<_>>(), &pods.iter().collect::<Vec<_>>());
+        let heres = gather(&one, &two.iter().collect::<Vec<_>>(), &pods.iter().collect::<Vec<_>>(), WALL);
         let ended = |starting: &[&str]| {
             let verdict = Verdict {
                 hold: Hold::Others(["a".to_owned()].into()),

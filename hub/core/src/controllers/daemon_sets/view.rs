@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use super::super::controller::World;
 use super::super::placing::Node;
@@ -19,7 +20,7 @@ use crate::value::text;
 
 /// The rollout of a set: its `state` (complete, stopped, paused, waits for canaries, under way), counts, and `nodes`, each with `node`,
 /// `revision`, `state` (waits, pulls, starts, runs, failed) and `why`. `None`: there is no such set.
-pub fn view(world: &dyn World, namespace: &str, name: &str) -> Option<Value> {
+pub fn view(world: &dyn World, namespace: &str, name: &str, wall: OffsetDateTime) -> Option<Value> {
     let object = world.get(&DAEMON_SET, namespace, name)?;
     let set = object.value();
     let dependents = world.dependents(&object.uid);
@@ -58,7 +59,7 @@ pub fn view(world: &dyn World, namespace: &str, name: &str) -> Option<Value> {
     };
     let by_uid: BTreeMap<&str, &Value> =
         values.iter().map(|value| (text(value, &["metadata", "uid"]), value)).collect();
-    let rows = gather(&wanted, &nodes, &pods);
+    let rows = gather(&wanted, &nodes, &pods, wall);
     let number = |hash: &str| revisions.iter().find(|one| one.hash == hash).map(|one| one.number);
     let shown = rows.iter().filter(|here| here.placed.runs).map(|here| {
         let is_held = waits_for_canaries && !settings.is_canary(here.node);
@@ -106,6 +107,9 @@ fn row<'a>(
             "paused" => ", the set is paused",
             _ if !wanted.is_rolling => " until it is deleted",
             _ if is_held => ", waits for the canaries",
+            _ if serves && !here.maintained.is_open => {
+                return (old, "waits", format!("{what}, {}", here.node.maintenance()));
+            }
             _ => "",
         };
         return (old, "waits", format!("{what}{until}"));

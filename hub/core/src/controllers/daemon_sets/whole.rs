@@ -50,7 +50,7 @@ pub(super) fn compare(world: &dyn World, uid: &str, by: &Basis<'_>, found: &Foun
     }
     let nodes: Vec<&Node> = by.nodes.values().map(|(_, node)| node).collect();
     let pods: Vec<&Pod> = by.known.pods().collect();
-    let heres = gather(by.wanted, &nodes, &pods);
+    let heres = gather(by.wanted, &nodes, &pods, by.wall);
     let mut failures = by.failures.clone();
     let judge = Judge {
         settings: by.settings,

@@ -882,7 +882,7 @@ fn canaries_that_fail_are_rolled_back() {
 impl Hub {
     /// State and message of the rollout, and a line for each node.
     pub(super) fn viewed(&self) -> (String, String, Vec<String>) {
-        let view = crate::controllers::daemon_sets::view(&self.index, "n", "d").unwrap();
+        let view = crate::controllers::daemon_sets::view(&self.index, "n", "d", self.wall).unwrap();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let line = |node: &Value| {
             format!(
@@ -940,7 +940,7 @@ fn view_names_what_each_node_does_and_why() {
         (lines[0].as_str(), lines[4].as_str()),
         ("node-0 1 waits the old pod runs, waits for the canaries", "node-4 2 runs ")
     );
-    assert!(crate::controllers::daemon_sets::view(&hub.index, "n", "other").is_none());
+    assert!(crate::controllers::daemon_sets::view(&hub.index, "n", "other", hub.wall).is_none());
 }
 
 /// Upstream #123232: each bad update ended one more healthy pod.

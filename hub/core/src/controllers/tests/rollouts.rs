@@ -1,6 +1,7 @@
 //! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
-//! hang or find no image, pulls that take long, full disks, drains, a hub that is killed between two writes; with `maxUnavailable` or
-//! `maxSurge`, and with agents of which some pull ahead. One seed is one run.
+//! hang or find no image, pulls that take long, full disks, drains, a hub that is killed between two writes; meanwhile configurations are
+//! pushed, and some nodes have maintenance windows; with `maxUnavailable` or `maxSurge`, and with agents of which some pull ahead. The
+//! controller is told of each change, or reads everything anew. One seed is one run.
 //!
 //! After each step of the controller the promises of docs/rollouts.md are checked from what the store and the agents know, not from what the
 //! controller remembers; each has a name in the assertions. In the end the faults stop, and the last revision must be everywhere.
@@ -8,6 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::macros::datetime;
 
 use super::Hub;
 use crate::controllers::daemon_sets::DaemonSets;
@@ -15,7 +18,9 @@ use crate::controllers::{Action, Controller as _, Task, World};
 use crate::kinds::pod::NODE_NAME_FIELD;
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
 use crate::requests::{DeleteOptions, Propagation};
-use kedge_api::{IMAGES_PULLED, PULL_AHEAD_ANNOTATION, PullAhead};
+use kedge_api::{
+    IMAGES_PULLED, MAINTENANCE_ANNOTATION, MaintenanceWindows, PULL_AHEAD_ANNOTATION, PullAhead,
+};
 use kedge_rig::Random;
 
 /// Nodes of the usual run; `KEDGE_ROLLOUT_NODES` asks for others, `KEDGE_ROLLOUT_SEEDS` for so many runs.
@@ -26,6 +31,7 @@ const STEPS: usize = 160;
 const STEPS_TO_SETTLE: usize = 400;
 /// Seconds between two steps.
 const STEP: u64 = 10;
+const BEGIN: OffsetDateTime = datetime!(2026-11-21 12:00:00 UTC);
 const FATES: [&str; 7] = ["good", "good", "slow", "crash", "hang", "nopull", "cut"];
 
 #[derive(Debug, Default)]
@@ -37,6 +43,8 @@ struct Place {
     is_marked: bool,
     /// No image can be pulled until this step.
     full_until: usize,
+    /// When updates may stop a pod there.
+    windows: Option<MaintenanceWindows>,
 }
 
 impl Place {
@@ -98,11 +106,18 @@ impl Fleet {
         for index in 0..count {
             let name = format!("node-{index:04}");
             let canary = if index < 3 { "true" } else { "false" };
-            hub.create(&NODE, json!({"metadata": {"name": name, "labels": {"canary": canary}}}));
+            let mut node = json!({"metadata": {"name": name, "labels": {"canary": canary}}});
             if random.percent(70) {
                 capable.insert(name.clone());
             }
-            places.insert(name, Place::default());
+            let mut place = Place::default();
+            if random.percent(15) {
+                let windows = windows(&mut random);
+                place.windows = MaintenanceWindows::parse(&windows);
+                node["metadata"]["annotations"] = json!({MAINTENANCE_ANNOTATION: windows});
+            }
+            hub.create(&NODE, node);
+            places.insert(name, place);
         }
         let budget = (count / 10).max(1);
         let mut annotations = json!({
@@ -204,6 +219,7 @@ impl Fleet {
                 self.places.get_mut(&name).unwrap().full_until = self.step + 1 + self.random.index(30);
                 self.saw("full disks");
             }
+            11..13 => self.push_configuration(),
             8 => {
                 let uids: Vec<String> = self.runs.keys().cloned().collect();
                 if !uids.is_empty() {
@@ -218,6 +234,29 @@ impl Fleet {
             }
             _ => {}
         }
+    }
+
+    /// An operator gives some nodes another configuration, which may have other maintenance windows: their agents restart.
+    fn push_configuration(&mut self) {
+        let names: Vec<String> = self.places.keys().cloned().collect();
+        let config = format!("settings-{}", self.step);
+        for _ in 0..3 {
+            let name = self.random.pick(&names).clone();
+            let windows = self.random.one_in(3).then(|| windows(&mut self.random));
+            let place = self.places.get_mut(&name).unwrap();
+            place.away_until = place.away_until.max(self.step + 1);
+            if let Some(windows) = &windows {
+                place.windows = MaintenanceWindows::parse(windows);
+            }
+            self.hub.edit(&NODE, "", &name, |node| {
+                let source = json!({"namespace": "n", "name": config, "kubeletConfigKey": "kubelet"});
+                node["spec"]["configSource"] = json!({"configMap": source});
+                if let Some(windows) = &windows {
+                    node["metadata"]["annotations"] = json!({MAINTENANCE_ANNOTATION: windows});
+                }
+            });
+        }
+        self.saw("configurations");
     }
 
     /// The hub marks nodes that it does not hear of, and those that are back.
@@ -406,10 +445,12 @@ impl Fleet {
 
     /// One step of the controller, which may be killed in the middle; then the promises.
     fn control(&mut self, may_kill: bool) {
-        let now = self.hub.now(self.step as u64 * STEP);
+        let mut now = self.hub.now(self.step as u64 * STEP);
+        now.wall = BEGIN + now.running;
         // of its own pods it may hear later
         self.hub.tell_of(&mut self.controller, &DAEMON_SET);
         let before = self.standing();
+        self.hub.wall = now.wall;
         let decision = self.controller.reconcile(&self.hub.index, now);
         let most = if may_kill && self.random.one_in(15) {
             self.saw("kills");
@@ -448,6 +489,8 @@ impl Fleet {
                 let request = request.map(|text| serde_json::from_str::<PullAhead>(text).unwrap().revision);
                 let waits = request.is_some() && request == run.refuses && !self.surges;
                 self.require("no pod is stopped for images that are not there", !waits, || name.clone());
+                let is_closed = self.is_closed(&run.node) && !self.surges;
+                self.require("no pod is stopped outside its node's window", !is_closed, || name.clone());
                 let uid = options.uid.as_deref();
                 let mut others = self.runs.iter().filter(|(other, _)| Some(other.as_str()) != uid);
                 let serves = others.any(|(_, other)| other.node == run.node && other.is_ready);
@@ -476,6 +519,13 @@ impl Fleet {
             }
             _ => {}
         }
+    }
+
+    fn is_closed(&self, node: &str) -> bool {
+        let since = (self.hub.wall - BEGIN).whole_seconds();
+        let windows = self.places[node].windows.as_ref();
+        // Saturday, noon
+        windows.is_some_and(|windows| !windows.at((5 * 24 + 12) * 3600 + since as u32).is_open)
     }
 
     /// Whether all canaries in reach have been ready for their soak time.
@@ -559,7 +609,8 @@ impl Fleet {
         for settled in 0..STEPS_TO_SETTLE {
             self.step += 1;
             for place in self.places.values_mut() {
-                *place = Place { is_marked: place.is_marked, ..Place::default() };
+                let windows = place.windows.take();
+                *place = Place { is_marked: place.is_marked, windows, ..Place::default() };
             }
             self.mark_nodes();
             self.agents_act();
@@ -585,7 +636,7 @@ impl Fleet {
                 return;
             }
         }
-        let view = crate::controllers::daemon_sets::view(&self.hub.index, "n", "d").unwrap();
+        let view = crate::controllers::daemon_sets::view(&self.hub.index, "n", "d", self.hub.wall).unwrap();
         panic!("the last revision comes everywhere: seed {}: {view:#}", self.seed);
     }
 
@@ -603,6 +654,12 @@ impl Fleet {
         self.settle();
         self.seen
     }
+}
+
+/// Some minutes, and all the time after the faults, which end before half past twelve.
+fn windows(random: &mut Random) -> String {
+    let begin = random.index(25);
+    format!("12:{begin:02}-12:{:02}, 12:30-23:00", begin + 4)
 }
 
 /// The first image of a template or a pod.
@@ -636,6 +693,7 @@ fn promises_hold_in_a_fleet_with_faults() {
         "roll backs",
         "restored",
         "full disks",
+        "configurations",
         "pulled ahead",
         "refused ahead",
         "surges",
