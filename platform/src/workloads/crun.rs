@@ -73,6 +73,7 @@ impl CrunOrder {
             command.arg("--console-socket").arg(console);
         }
         command.arg(name_of(id)).stdin(stdin).stdout(stdout).stderr(stderr);
+        process::making_readable_files(&mut command);
         command
     }
 

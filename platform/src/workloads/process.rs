@@ -21,6 +21,7 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg, sigprocmask};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -241,6 +242,17 @@ pub(super) fn handing_on(command: &mut Command, fd: RawFd) -> &mut Command {
     };
     // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.
     unsafe { command.pre_exec(keep) }
+}
+
+/// Has a program make files that others may read, whatever the umask of the service: directories that lead to a container's mounts are
+/// its users' to pass.
+pub(super) fn making_readable_files(command: &mut Command) -> &mut Command {
+    let prepare = || {
+        umask(Mode::S_IWGRP | Mode::S_IWOTH);
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes one system call, which cannot fail; it takes no lock and allocates nothing.
+    unsafe { command.pre_exec(prepare) }
 }
 
 /// Where system programs are.
