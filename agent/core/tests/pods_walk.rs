@@ -350,6 +350,12 @@ impl World {
         };
         let event = match command {
             PodAction::PreparePod(pod) => {
+                let is_there = |volume: &Volume| match &volume.source {
+                    VolumeSource::Image { id } => self.runtime.images.contains(id),
+                    _ => true,
+                };
+                let are_there = pod.volumes.iter().all(is_there);
+                self.must(are_there, "invariant: no volume is made of an image that is not there");
                 let network = (!fails).then(|| PodNetwork { addresses: vec!["10.1.0.2".into()] });
                 let found = PodFound {
                     uid: pod.uid.clone(),
@@ -708,7 +714,8 @@ impl World {
             3 => json!({"restartPolicy": "OnFailure", "containers": [{"name": "main", "image": "x:1"}]}),
             4 => json!({"containers": [{"name": "main", "image": "x:1", "env":
                 [{"name": "V", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}],
-                "volumes": [{"name": "v", "configMap": {"name": "m"}}]}),
+                "volumes": [{"name": "v", "configMap": {"name": "m"}},
+                    {"name": "i", "image": {"reference": "data:1"}}]}),
             _ if self.random.one_in(3) => {
                 json!({"priority": 2_000_000_000, "containers": [{"name": "main", "image": "x:1"}]})
             }

@@ -340,8 +340,9 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     }
 
     fn make(&mut self, sandbox: &PodSandbox, attachment: Option<&Attachment>) -> Result<(), Failed> {
-        let volumes =
-            self.node.volumes.make(&sandbox.uid, &sandbox.volumes, self.node.allocatable_memory_bytes);
+        let most_memory = self.node.allocatable_memory_bytes;
+        let layers = |image: &str| self.images.layers(image);
+        let volumes = self.node.volumes.make(&sandbox.uid, &sandbox.volumes, most_memory, &layers);
         let volumes = volumes.map_err(|why| (FailureReason::Volume, why))?;
         let order = self.order(sandbox, &volumes, attachment);
         self.take_up(&order).map_err(other)
@@ -352,7 +353,9 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         if !self.prepared.contains_key(pod) {
             return Err(other(format!("pod {pod} is not prepared")));
         }
-        let made = self.node.volumes.make(pod, volumes, self.node.allocatable_memory_bytes);
+        let most_memory = self.node.allocatable_memory_bytes;
+        let layers = |image: &str| self.images.layers(image);
+        let made = self.node.volumes.make(pod, volumes, most_memory, &layers);
         made.map_err(|why| (FailureReason::Volume, why))?;
         Ok(Some(PodEvent::VolumesUpdated { pod: pod.clone() }))
     }

@@ -99,6 +99,7 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
             volume: "data".into(),
             path: "/data".into(),
             read_only: false,
+            no_exec: false,
             sub_path: String::new(),
         }],
         resources: Resources::default(),

@@ -8,7 +8,7 @@ mod projection;
 
 use kedge_core::pods::{ContainerKey, Mount, PodUid, Volume, VolumeSource};
 use kedge_platform::trees::{self, Removal};
-use kedge_platform::workloads::{bind_below, mount_memory, unmount};
+use kedge_platform::workloads::{bind_below, mount_image, mount_memory, unmount};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -19,6 +19,11 @@ use std::path::{Component, Path, PathBuf};
 const FILES_BYTES: u64 = 40 * 1024 * 1024;
 /// Below a pod's directory in memory: parts of volumes that its containers mount. No volume has this name.
 const PARTS: &str = ".parts";
+/// There, too: an empty directory.
+const EMPTY: &str = ".empty";
+
+/// Gives the layers of an image with this ID, the topmost first.
+pub(crate) type LayersOf<'a> = &'a dyn Fn(&str) -> Result<Vec<PathBuf>, String>;
 
 /// Where volumes are kept.
 #[derive(Debug, Clone)]
@@ -34,23 +39,30 @@ impl Places {
     ///
     /// # Errors
     /// One cannot be made: which, and why.
-    pub fn make(
+    pub(crate) fn make(
         &self,
         pod: &PodUid,
         volumes: &[Volume],
         most_memory: u64,
+        layers: LayersOf<'_>,
     ) -> Result<BTreeMap<String, PathBuf>, String> {
         let mut made = BTreeMap::new();
         for volume in volumes {
             let path = self
-                .make_one(pod, volume, most_memory)
+                .make_one(pod, volume, most_memory, layers)
                 .map_err(|error| format!("volume {:?}: {error}", volume.name))?;
             made.insert(volume.name.clone(), path);
         }
         Ok(made)
     }
 
-    fn make_one(&self, pod: &PodUid, volume: &Volume, most_memory: u64) -> io::Result<PathBuf> {
+    fn make_one(
+        &self,
+        pod: &PodUid,
+        volume: &Volume,
+        most_memory: u64,
+        layers: LayersOf<'_>,
+    ) -> io::Result<PathBuf> {
         let is_name = Path::new(&volume.name).components().collect::<Vec<_>>();
         if !matches!(is_name[..], [Component::Normal(_)]) {
             return Err(io::Error::other("its name cannot be a file name"));
@@ -71,6 +83,12 @@ impl Places {
                     mount_memory(&path, FILES_BYTES, 0o755)?;
                 }
                 projection::replace(&path, files, volume.group)?;
+                Ok(path)
+            }
+            VolumeSource::Image { id } => {
+                let path = directory(&at(&self.memory), 0o755)?;
+                let empty = directory(&self.memory.join(pod.as_str()).join(EMPTY), 0o755)?;
+                mount_image(&layers(id).map_err(io::Error::other)?, &empty, &path)?;
                 Ok(path)
             }
             VolumeSource::HostPath { path, kind } => host_path(Path::new(path), kind),
@@ -220,6 +238,10 @@ mod tests {
 
     const MEMORY: u64 = 1 << 20;
 
+    fn no_image(id: &str) -> Result<Vec<PathBuf>, String> {
+        Err(format!("no image {id}"))
+    }
+
     fn volume(name: &str, source: VolumeSource) -> Volume {
         Volume { name: name.into(), source, group: None }
     }
@@ -236,7 +258,9 @@ mod tests {
         let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };
         let make = |content: &str| {
             let files = VolumeSource::Files { files: vec![file("a/b.conf", content)], memory: false };
-            places.make(&pod, &[volume("data", empty.clone()), volume("config", files)], MEMORY).unwrap()
+            places
+                .make(&pod, &[volume("data", empty.clone()), volume("config", files)], MEMORY, &no_image)
+                .unwrap()
         };
         let made = make("one");
         assert_eq!(fs::metadata(&made["data"]).unwrap().permissions().mode() & 0o7777, 0o777);
@@ -269,11 +293,14 @@ mod tests {
         let pod = PodUid::new("u").unwrap();
         for path in ["../x", "/x", "a/../../x", "", "."] {
             let files = VolumeSource::Files { files: vec![file(path, "")], memory: false };
-            assert!(places.make(&pod, &[volume("v", files)], MEMORY).is_err(), "{path:?}");
+            assert!(places.make(&pod, &[volume("v", files)], MEMORY, &no_image).is_err(), "{path:?}");
         }
         let empty = VolumeSource::EmptyDir { memory: false, size_limit: None };
         for name in ["..", "a/b", "/a", ""] {
-            assert!(places.make(&pod, &[volume(name, empty.clone())], MEMORY).is_err(), "{name:?}");
+            assert!(
+                places.make(&pod, &[volume(name, empty.clone())], MEMORY, &no_image).is_err(),
+                "{name:?}"
+            );
         }
         assert!(!scratch.join("x").exists());
     }

@@ -11,6 +11,7 @@ mod ends;
 mod escapes;
 mod faults;
 mod identity;
+mod image_volumes;
 mod killed_agents;
 mod messages;
 mod network;

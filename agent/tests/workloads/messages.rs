@@ -8,9 +8,9 @@ use kedge_core::pods::{
 };
 use kedge_rig::scratch::wait_until;
 
-const POD: &str = "uid-a";
+pub(crate) const POD: &str = "uid-a";
 
-fn order(name: &str, script: &str, path: &str, falls_back_to_logs: bool) -> ContainerOrder {
+pub(crate) fn order(name: &str, script: &str, path: &str, falls_back_to_logs: bool) -> ContainerOrder {
     let mut order = container(POD, script);
     order.key.container = name.into();
     order.termination_message = TerminationMessage { path: path.into(), falls_back_to_logs };
@@ -39,7 +39,7 @@ fn end_of(observation: &Observation) -> Option<Exit> {
     }
 }
 
-fn run_to_end(agent: &mut Agent, order: ContainerOrder) -> Exit {
+pub(crate) fn run_to_end(agent: &mut Agent, order: ContainerOrder) -> Exit {
     let key = order.key.clone();
     let events = start(agent, order);
     let exit = agent.awaits(events, |event| match event {

@@ -53,7 +53,7 @@ pub use probe::{Board, has_apparmor, probe};
 pub(crate) use process::receive;
 pub use process::{WindowSize, window_size};
 pub use records::{Console, ContainerExit, LogOrder};
-pub use rootfs::{UserFiles, bind_below, mount_memory, unmount};
+pub use rootfs::{UserFiles, bind_below, mount_image, mount_memory, unmount};
 pub use running::{RunningPod, running_pods};
 pub use session::{Session, SessionOrder, Streams};
 pub use shim::shim;

@@ -79,14 +79,8 @@ fn mount_overlay(
     work: &Path,
     target: &Path,
 ) -> Result<io::Result<()>, WorkloadError> {
-    let places = layers.iter().map(PathBuf::as_path).chain([upper, work]);
-    for place in places {
-        if place.as_os_str().as_bytes().iter().any(|byte| b":,\\".contains(byte)) {
-            return Err(WorkloadError::refused(format_args!(
-                "{} has ':', ',' or '\\' in its name, which an overlay cannot take",
-                place.display()
-            )));
-        }
+    if let Some(why) = unfit(layers.iter().map(PathBuf::as_path).chain([upper, work])) {
+        return Err(WorkloadError::refused(format_args!("{why}")));
     }
     let lower: Vec<String> = layers.iter().map(|layer| layer.display().to_string()).collect();
     let lower = lower.join(":");
@@ -101,6 +95,13 @@ fn mount_overlay(
     let flags = MsFlags::empty();
     Ok(mount(Some("overlay"), target, Some("overlay"), flags, Some(options.as_str()))
         .map_err(io::Error::from))
+}
+
+/// What keeps these places from being parts of an overlay.
+fn unfit<'a>(mut places: impl Iterator<Item = &'a Path>) -> Option<String> {
+    let is_unfit = |place: &&Path| place.as_os_str().as_bytes().iter().any(|byte| b":,\\".contains(byte));
+    let place = places.find(is_unfit)?;
+    Some(format!("{} has ':', ',' or '\\' in its name, which an overlay cannot take", place.display()))
 }
 
 /// The copy is bound over the place where an overlay would be mounted, so that both are taken down in the same way.
@@ -222,14 +223,47 @@ pub fn unmount(place: &Path) -> io::Result<()> {
 /// # Errors
 /// The kernel refused.
 pub fn mount_memory(place: &Path, limit_bytes: u64, mode: u32) -> io::Result<()> {
-    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
-    if device(place)? != device(&place.join(".."))? {
+    if is_mounted(place)? {
         return Ok(());
     }
     // 0 would be no limit
     let options = format!("mode={mode:o},size={}", limit_bytes.max(1));
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     Ok(mount(Some("tmpfs"), place, Some("tmpfs"), flags, Some(options.as_str()))?)
+}
+
+/// Mounts an image's layers, the topmost first, at a directory, unless something is mounted there: read only, and no program, device or set-user-ID
+/// bit on it counts. `empty` is a directory with nothing in it, for one layer alone is no overlay.
+///
+/// # Errors
+/// The kernel refused, as one without overlayfs does, or the layers have names that it cannot take.
+pub fn mount_image(layers: &[PathBuf], empty: &Path, place: &Path) -> io::Result<()> {
+    if is_mounted(place)? {
+        return Ok(());
+    }
+    let lower = || layers.iter().map(PathBuf::as_path).chain([empty]);
+    if let Some(why) = unfit(lower()) {
+        return Err(io::Error::other(why));
+    }
+    let lower: Vec<String> = lower().map(|layer| layer.display().to_string()).collect();
+    let options = format!("lowerdir={}", lower.join(":"));
+    if options.len() > OPTIONS_BYTES {
+        let (count, bytes) = (layers.len(), options.len());
+        return Err(io::Error::other(format!(
+            "{count} layers make {bytes} bytes of mount options, at most {OPTIONS_BYTES} are possible"
+        )));
+    }
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("overlay"), place, Some("overlay"), flags, Some(options.as_str())).map_err(|errno| {
+        let error = io::Error::from(errno);
+        io::Error::new(error.kind(), format!("mount {} layers as a read-only overlay: {error}", layers.len()))
+    })
+}
+
+/// Whether a directory is the root of another file system than the directory above it.
+fn is_mounted(place: &Path) -> io::Result<bool> {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+    Ok(device(place)? != device(&place.join(".."))?)
 }
 
 /// Binds what lies at `below` in a volume to `target`, an empty directory of our own that exists, or a file if it is one. What is

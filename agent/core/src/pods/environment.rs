@@ -91,11 +91,12 @@ pub(crate) fn argv(
     Ok(argv)
 }
 
-/// The mounts of a container, with `subPathExpr` expanded. Files of the API are read only whatever the mount says, as upstream.
+/// The mounts of a container, with `subPathExpr` expanded. Files of the API and images are read only whatever the mount says, as upstream.
 pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec<Mount>, EnvProblem> {
     let volumes = &sources.pod.spec.volumes;
     let has_files =
         |name: &str| volumes.iter().any(|volume| volume.name == *name && volume.file_sources().is_some());
+    let is_image = |name: &str| volumes.iter().any(|volume| volume.name == *name && volume.image.is_some());
     let mut known = None;
     let mut mounts = vec![];
     for mount in &container.volume_mounts {
@@ -112,7 +113,8 @@ pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec
         mounts.push(Mount {
             volume: name.clone(),
             path: mount_path.clone(),
-            read_only: mount.read_only || has_files(name),
+            read_only: mount.read_only || has_files(name) || is_image(name),
+            no_exec: is_image(name),
             sub_path: plain_path(&sub_path),
         });
     }

@@ -534,6 +534,8 @@ pub enum VolumeSource {
     /// A path of the host; `kind` as upstream: empty, `DirectoryOrCreate`, `Directory`, `FileOrCreate`, `File`, `Socket`,
     /// `CharDevice`, `BlockDevice`.
     HostPath { path: String, kind: String },
+    /// What the image with this ID holds, read only; no program of it can be run.
+    Image { id: String },
     /// These files and no others, read only and replaced all at once; in a tmpfs if `memory`.
     Files { files: Vec<VolumeFile>, memory: bool },
 }
@@ -639,6 +641,8 @@ pub struct Mount {
     /// Absolute, in the container.
     pub path: String,
     pub read_only: bool,
+    /// No program on it can be run.
+    pub no_exec: bool,
     /// What of the volume: relative, without `..`; made as a directory if it is not there. No link of the volume may lead out of
     /// it. Empty: all.
     pub sub_path: String,

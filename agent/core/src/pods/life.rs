@@ -14,6 +14,7 @@ use crate::pods::event::{
 };
 use crate::pods::failing::{Active, Failed};
 use crate::pods::hooks::Hooks;
+use crate::pods::image_volumes::{self, ImageVolumes};
 use crate::pods::objects::Objects;
 use crate::pods::probes::{Health, ProbeNews, Probes};
 use crate::pods::reporting::{InApi, Saved};
@@ -236,6 +237,7 @@ pub(crate) struct Life {
     pub(crate) network: PodNetwork,
     pub(crate) files: Files,
     pub(crate) tokens: Tokens,
+    pub(crate) image_volumes: ImageVolumes,
     /// Images for the pod that will take its place.
     pub(crate) ahead: Ahead,
     pub(crate) containers: BTreeMap<String, ContainerLife>,
@@ -290,6 +292,7 @@ impl Life {
             network: PodNetwork::default(),
             files: Files::default(),
             tokens: Tokens::default(),
+            image_volumes: ImageVolumes::default(),
             ahead: Ahead::default(),
             containers: BTreeMap::new(),
             results: BTreeMap::new(),
@@ -449,6 +452,9 @@ impl Life {
             Command::PullImage { container, .. } if container == ahead::SLOT => {
                 self.image_ahead_failed(now, failure, actions);
             }
+            Command::PullImage { container, .. } if container == image_volumes::SLOT => {
+                self.image_volume_failed(now, failure, actions);
+            }
             Command::PullImage { container, .. } => self.pull_failed(now, container, failure, actions),
             Command::CreateContainer(key) => self.create_failed(now, key, failure, actions),
             Command::StartContainer(key) => self.start_failed(now, key, failure, actions),
@@ -472,7 +478,10 @@ impl Life {
         self.sandbox_retry.failed(now.mono);
         let message = &failure.message;
         match failure.reason {
-            FailureReason::Volume => self.announce(true, "FailedMount", message.clone(), actions),
+            FailureReason::Volume => {
+                self.image_volumes.look_again();
+                self.announce(true, "FailedMount", message.clone(), actions);
+            }
             _ => {
                 let message = format!("Failed to create pod sandbox: {message}");
                 self.announce(true, "FailedCreatePodSandBox", message, actions);

@@ -19,6 +19,7 @@ mod fields;
 #[cfg(test)]
 mod fixture;
 mod hooks;
+mod image_volumes;
 mod life;
 mod objects;
 mod probes;
@@ -262,15 +263,17 @@ impl Pods {
             PodEvent::ObjectsAreOld => self.read_objects_again(now, actions),
             PodEvent::PodRemoved { pod } => self.with(&pod, Life::removed),
             PodEvent::ContainerRemoved(key) => self.with(&key.pod, |life| life.container_removed(&key)),
-            PodEvent::ImagePulling { container, .. } if container == ahead::SLOT => {}
+            PodEvent::ImagePulling { container, .. }
+                if [ahead::SLOT, image_volumes::SLOT].contains(&container.as_str()) => {}
             PodEvent::ImagePulling { pod, container } => self.with(&pod, |life| {
                 let message = format!("Pulling image {:?}", life.image_of(&container));
                 life.announce_of(&container, false, "Pulling", message, actions);
             }),
             PodEvent::ImageReady { pod, container, image } => {
-                self.with(&pod, |life| match container == ahead::SLOT {
-                    true => life.image_ahead_ready(&image, actions),
-                    false => life.image_ready(&container, image, actions),
+                self.with(&pod, |life| match container.as_str() {
+                    ahead::SLOT => life.image_ahead_ready(&image, actions),
+                    image_volumes::SLOT => life.image_volume_ready(image, actions),
+                    name => life.image_ready(name, image, actions),
                 });
             }
             PodEvent::Failed { command, failure } => {
@@ -1045,8 +1048,11 @@ impl Pods {
     #[must_use]
     pub fn images_in_use(&self) -> BTreeSet<String> {
         let pods = self.lives.values().filter(|life| !life.is_over()).filter_map(|life| life.pod.as_ref());
-        let named =
-            pods.flat_map(|pod| pod.spec.all_containers().map(|spec| spec.image.clone()).collect::<Vec<_>>());
+        let of_pod = |pod: &Rc<Pod>| {
+            let named = pod.spec.all_containers().map(|spec| spec.image.clone());
+            named.chain(pod.spec.images_of_volumes()).collect::<Vec<_>>()
+        };
+        let named = pods.flat_map(of_pod);
         let containers = self.lives.values().flat_map(|life| life.containers.values());
         let run = containers.filter_map(|container| container.run.as_ref().filter(|run| !run.is_removed));
         // also while the pod ends: the one that needs them comes once it is gone

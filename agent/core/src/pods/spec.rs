@@ -481,6 +481,14 @@ pub(crate) struct VolumeSpec {
     #[serde(rename = "downwardAPI")]
     pub(crate) downward_api: Option<DownwardVolume>,
     pub(crate) projected: Option<ProjectedVolume>,
+    pub(crate) image: Option<ImageVolume>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ImageVolume {
+    pub(crate) reference: String,
+    pub(crate) pull_policy: String,
 }
 
 /// `medium` of an `emptyDir` that is a tmpfs.

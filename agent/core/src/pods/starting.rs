@@ -191,7 +191,10 @@ impl Life {
             return false;
         }
         let patience = self.tokens.wait(ctx.now, ctx.can_read);
-        let volumes = match volumes::volumes(pod, ctx.objects, &self.tokens, node) {
+        if !self.see_to_image_volumes(pod, ctx) {
+            return false;
+        }
+        let volumes = match volumes::volumes(pod, ctx.objects, &self.tokens, &self.image_volumes, node) {
             Ok(volumes) => volumes,
             Err(VolumeProblem::Awaited) => {
                 patience.into_iter().for_each(|until| self.wake_at(until));

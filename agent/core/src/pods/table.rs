@@ -198,7 +198,7 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("volumes[].gitRepo", Refused(STORAGE)),
     ("volumes[].glusterfs", Refused(STORAGE)),
     ("volumes[].hostPath", Served),
-    ("volumes[].image", Refused("image volumes are not served yet")),
+    ("volumes[].image", Served),
     ("volumes[].iscsi", Refused(STORAGE)),
     ("volumes[].name", Served),
     ("volumes[].nfs", Refused(STORAGE)),

@@ -6,6 +6,7 @@
 
 use crate::pods::event::{NodeFacts, ObjectKind, ObjectName, Volume, VolumeFile, VolumeSource};
 use crate::pods::fields;
+use crate::pods::image_volumes::ImageVolumes;
 use crate::pods::objects::{Data, Found, Objects};
 use crate::pods::resources::quantity;
 use crate::pods::security::user_of_all;
@@ -41,6 +42,7 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
             volume.secret.is_some(),
             volume.downward_api.is_some(),
             volume.projected.is_some(),
+            volume.image.is_some(),
         ];
         let count = sources.into_iter().filter(|is_given| *is_given).count();
         if count != 1 {
@@ -60,6 +62,9 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
             if dir.size_limit.as_ref().is_some_and(|limit| quantity(limit).is_none()) {
                 return Some(format!("volume {:?}: emptyDir.sizeLimit is no quantity", volume.name));
             }
+        }
+        if volume.image.as_ref().is_some_and(|image| image.reference.is_empty()) {
+            return Some(format!("volume {:?}: image.reference is empty", volume.name));
         }
         if let Some(path) = volume.file_sources().into_iter().flatten().find_map(path_outside) {
             let path = kedge_api::excerpt(path);
@@ -125,9 +130,10 @@ pub(crate) fn volumes(
     pod: &Pod,
     objects: &Objects,
     tokens: &Tokens,
+    images: &ImageVolumes,
     node: &NodeFacts,
 ) -> Result<Vec<Volume>, VolumeProblem> {
-    let mut maker = Maker { pod, objects, tokens, node, left: MOST_FILE_BYTES };
+    let mut maker = Maker { pod, objects, tokens, images: Some(images), node, left: MOST_FILE_BYTES };
     pod.spec.volumes.iter().map(|volume| maker.volume(volume)).collect()
 }
 
@@ -138,7 +144,7 @@ pub(crate) fn file_volumes(
     tokens: &Tokens,
     node: &NodeFacts,
 ) -> Vec<Result<Volume, VolumeProblem>> {
-    let mut maker = Maker { pod, objects, tokens, node, left: MOST_FILE_BYTES };
+    let mut maker = Maker { pod, objects, tokens, images: None, node, left: MOST_FILE_BYTES };
     let volumes = pod.spec.volumes.iter().filter(|volume| volume.file_sources().is_some());
     volumes.map(|volume| maker.volume(volume)).collect()
 }
@@ -147,6 +153,8 @@ struct Maker<'a> {
     pod: &'a Pod,
     objects: &'a Objects,
     tokens: &'a Tokens,
+    /// None: only volumes of files are made.
+    images: Option<&'a ImageVolumes>,
     node: &'a NodeFacts,
     /// Bytes of files that the pod may still have.
     left: usize,
@@ -171,6 +179,10 @@ impl Maker<'_> {
             },
             VolumeSpec { host_path: Some(host), .. } => {
                 VolumeSource::HostPath { path: host.path.clone(), kind: host.kind.clone() }
+            }
+            VolumeSpec { image: Some(_), .. } => {
+                let id = self.images.and_then(|images| images.id(&volume.name));
+                VolumeSource::Image { id: id.ok_or(VolumeProblem::Awaited)?.clone() }
             }
             _ => self.files(volume).map_err(|lack| match lack {
                 Lack::Awaited => VolumeProblem::Awaited,
@@ -331,7 +343,7 @@ mod tests {
             }
         }
         let node = NodeFacts { cpu_milli: 2500, ..NodeFacts::default() };
-        volumes(&pod(volume, "/m"), &objects, &Tokens::default(), &node)
+        volumes(&pod(volume, "/m"), &objects, &Tokens::default(), &ImageVolumes::default(), &node)
             .map(|mut volumes| volumes.pop().unwrap().source)
     }
 
@@ -457,6 +469,8 @@ mod tests {
             assert!(!good(json!({"name": "v", "hostPath": {"path": path}}), "/m"), "{path:?}");
         }
         assert!(!good(json!({"name": "v"}), "/m"), "no source");
+        assert!(good(json!({"name": "v", "image": {"reference": "a:1"}}), "/m"));
+        assert!(!good(json!({"name": "v", "image": {}}), "/m"), "of no image");
         assert!(!good(json!({"name": "v", "emptyDir": {}, "hostPath": {"path": "/a"}}), "/m"), "two sources");
         assert!(!good(json!({"name": "w", "emptyDir": {}}), "/m"), "no such volume");
     }

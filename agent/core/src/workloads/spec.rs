@@ -107,7 +107,10 @@ pub fn config(
             format!("container {}: the pod has no volume {:?}", container.key.container, mount.volume)
         })?;
         let mode = if mount.read_only { "ro" } else { "rw" };
-        let options = json!(["rbind", "rprivate", mode]);
+        let mut options = vec!["rbind", "rprivate", mode];
+        if mount.no_exec {
+            options.extend(["noexec", "nosuid", "nodev"]);
+        }
         mounts.push(json!({"destination": mount.path, "type": "bind", "source": source, "options": options}));
     }
     let message = &container.termination_message.path;
@@ -263,6 +266,7 @@ mod tests {
                 volume: "data".into(),
                 path: "/data".into(),
                 read_only: true,
+                no_exec: false,
                 sub_path: String::new(),
             }],
             resources: Resources { memory_limit_bytes: Some(1 << 20), ..Resources::default() },

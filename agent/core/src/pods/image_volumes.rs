@@ -1,0 +1,246 @@
+//! Volumes that are images: seen to before the pod's volumes are made, one after the other, by their own policy and with the pod's secrets.
+//!
+//! Always holds: no volume is made of an image that is not wholly there; an image is needed for as long as a pod that names it is not over; one that
+//! cannot be had keeps the containers that mount it waiting, in the words of their own images. Leaves to others: how an image is pulled, and mounting
+//! it (the runtime).
+
+use crate::event::Now;
+use crate::pods::backoff::Retry;
+use crate::pods::event::{Failure, Image, ImageOrder, PodAction};
+use crate::pods::life::{Context, Life, pull_words};
+use crate::pods::spec::{Pod, PodSpec, pull_policy};
+use crate::pods::starting::credentials;
+use std::collections::BTreeMap;
+
+/// Stands in an order where others have the name of a container; no container is named so.
+pub(crate) const SLOT: &str = "+volume";
+
+/// How far the images of a pod's volumes are.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ImageVolumes {
+    /// The IDs of those that are there, by volume.
+    ready: BTreeMap<String, String>,
+    /// Volume and image that are being seen to.
+    pulling: Option<(String, String)>,
+    retry: Retry,
+}
+
+impl ImageVolumes {
+    /// The ID of a volume's image; None: it is not there.
+    pub(crate) fn id(&self, volume: &str) -> Option<&String> {
+        self.ready.get(volume)
+    }
+
+    /// The volumes could not be made: perhaps of an image that went meanwhile.
+    pub(crate) fn look_again(&mut self) {
+        self.ready.clear();
+    }
+}
+
+impl PodSpec {
+    /// The names of images that are volumes.
+    pub(crate) fn images_of_volumes(&self) -> impl Iterator<Item = String> {
+        self.volumes.iter().filter_map(|volume| Some(volume.image.as_ref()?.reference.clone()))
+    }
+}
+
+impl Life {
+    /// Sees to the next image; true if all are there.
+    pub(crate) fn see_to_image_volumes(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
+        let known = &self.image_volumes;
+        if known.pulling.is_some() {
+            return false;
+        }
+        let volumes = pod.spec.volumes.iter();
+        let mut images = volumes.filter_map(|volume| Some((&volume.name, volume.image.as_ref()?)));
+        let Some((volume, image)) = images.find(|(volume, _)| known.id(volume).is_none()) else {
+            return true;
+        };
+        if !known.retry.is_due(ctx.now.mono) {
+            let due = known.retry.due();
+            self.wake_at(due);
+            return false;
+        }
+        let Some(credentials) = credentials(pod, ctx) else { return false };
+        self.image_volumes.pulling = Some((volume.clone(), image.reference.clone()));
+        let policy = Some(image.pull_policy.as_str()).filter(|policy| !policy.is_empty());
+        ctx.actions.push(PodAction::PullImage(Box::new(ImageOrder {
+            pod: self.uid.clone(),
+            container: SLOT.into(),
+            image: image.reference.clone(),
+            policy: pull_policy(&image.reference, policy),
+            credentials,
+        })));
+        false
+    }
+
+    /// The image that was asked for is there.
+    pub(crate) fn image_volume_ready(&mut self, image: Image, actions: &mut Vec<PodAction>) {
+        let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
+        self.image_volumes.retry.succeeded();
+        self.is_dirty = true;
+        for name in self.mounting(&volume) {
+            self.containers.entry(name).or_default().waiting = None;
+        }
+        self.image_volumes.ready.insert(volume.clone(), image.id);
+        if image.pulled.is_some() {
+            let message = format!("Successfully pulled image {reference:?} of volume {volume:?}");
+            self.announce(false, "Pulled", message, actions);
+        }
+    }
+
+    pub(crate) fn image_volume_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
+        let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
+        self.image_volumes.retry.failed(now.mono);
+        let is_backing_off = self.image_volumes.retry.failures() > 1;
+        let (reason, event, text, told) = pull_words(&reference, failure, is_backing_off);
+        for name in self.mounting(&volume) {
+            self.containers.entry(name).or_default().waiting = Some((reason, text.clone()));
+        }
+        self.announce(true, event, format!("volume {volume:?}: {told}"), actions);
+    }
+
+    /// The containers that mount a volume.
+    fn mounting(&self, volume: &str) -> Vec<String> {
+        let specs = self.pod.iter().flat_map(|pod| pod.spec.all_containers());
+        let mounting = specs.filter(|spec| spec.volume_mounts.iter().any(|mount| mount.name == volume));
+        mounting.map(|spec| spec.name.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::event::{FailureReason, PodEvent, PodNetworks, PullPolicy, VolumeSource};
+    use crate::pods::{Command, Inventory, NodeFacts, PodUid, Pods};
+    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    struct Node {
+        pods: Pods,
+        secs: u64,
+    }
+
+    fn pod() -> Value {
+        let volume = |name: &str, image: Value| json!({"name": name, "image": image});
+        json!({"metadata": {"name": "p", "namespace": "n", "uid": "u-1"}, "spec": {
+            "volumes": [volume("a", json!({"reference": "data:1"})),
+                volume("b", json!({"reference": "more:latest", "pullPolicy": "Never"}))],
+            "containers": [{"name": "main", "image": "x:1", "volumeMounts": [{"name": "a", "mountPath": "/a"}]}]}})
+    }
+
+    impl Node {
+        /// A node to which the pod is bound; what it orders.
+        fn with_pod() -> (Self, Vec<PodAction>) {
+            let mut node = Self { pods: Pods::new("edge"), secs: 1 };
+            let facts = NodeFacts {
+                pods: 10,
+                memory_bytes: 1 << 30,
+                network: PodNetworks::Ready("n".into()),
+                ..NodeFacts::default()
+            };
+            let mut all = vec![];
+            for event in [
+                PodEvent::Node(Box::new(facts)),
+                PodEvent::Held(false),
+                PodEvent::DesiredRead(Ok(vec![])),
+                PodEvent::Inventory(Inventory::default()),
+                PodEvent::StaticPods(Ok(vec![])),
+                PodEvent::PodsListed { node_uid: "N".into(), pods: vec![pod()] },
+            ] {
+                all.extend(node.tell(event));
+            }
+            (node, all)
+        }
+
+        fn tell(&mut self, event: PodEvent) -> Vec<PodAction> {
+            let now = Now { mono: Duration::from_secs(self.secs), wall: Default::default() };
+            let (mut all, mut events) = (vec![], vec![event]);
+            while let Some(event) = events.pop() {
+                let mut actions = vec![];
+                self.pods.handle(now, event, &mut actions);
+                for action in actions {
+                    match action {
+                        PodAction::SaveDesired { file, .. } => {
+                            events.push(PodEvent::DesiredSaved { file, done: Ok(()) });
+                        }
+                        other => all.push(other),
+                    }
+                }
+            }
+            all
+        }
+
+        fn is_there(&mut self, id: &str) -> Vec<PodAction> {
+            let image = Image { id: id.into(), ..Image::default() };
+            let pod = PodUid::new("u-1").unwrap();
+            self.tell(PodEvent::ImageReady { pod, container: SLOT.into(), image })
+        }
+
+        fn fails(&mut self, reason: FailureReason) -> Vec<PodAction> {
+            let command = Command::PullImage { pod: PodUid::new("u-1").unwrap(), container: SLOT.into() };
+            let failure = Failure { reason, message: "no route".into() };
+            self.tell(PodEvent::Failed { command, failure })
+        }
+    }
+
+    fn pulls(actions: &[PodAction]) -> Vec<(&str, PullPolicy)> {
+        let orders = actions.iter().filter_map(|action| match action {
+            PodAction::PullImage(order) if order.container == SLOT => {
+                Some((order.image.as_str(), order.policy))
+            }
+            _ => None,
+        });
+        orders.collect()
+    }
+
+    fn prepared(actions: &[PodAction]) -> Option<Vec<(String, VolumeSource)>> {
+        actions.iter().find_map(|action| match action {
+            PodAction::PreparePod(pod) => {
+                Some(pod.volumes.iter().map(|volume| (volume.name.clone(), volume.source.clone())).collect())
+            }
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn pod_is_prepared_once_its_images_are_there() {
+        let (mut node, actions) = Node::with_pod();
+        assert_eq!(pulls(&actions), [("data:1", PullPolicy::IfNotPresent)]);
+        let actions = node.is_there("id-a");
+        assert_eq!((pulls(&actions), prepared(&actions)), (vec![("more:latest", PullPolicy::Never)], None));
+        let actions = node.is_there("id-b");
+        let image = |name: &str, id: &str| (name.to_owned(), VolumeSource::Image { id: id.into() });
+        assert_eq!(prepared(&actions), Some(vec![image("a", "id-a"), image("b", "id-b")]));
+        let needed = node.pods.images_in_use();
+        assert!(["data:1", "more:latest", "x:1"].iter().all(|name| needed.contains(*name)), "{needed:?}");
+
+        // one that went before it was mounted is fetched again
+        let failure = Failure { reason: FailureReason::Volume, message: "it is not there".into() };
+        let command = Command::PreparePod(PodUid::new("u-1").unwrap());
+        node.tell(PodEvent::Failed { command, failure });
+        node.secs += 60;
+        assert_eq!(pulls(&node.tell(PodEvent::Tick)), [("data:1", PullPolicy::IfNotPresent)]);
+    }
+
+    #[test]
+    fn image_that_cannot_be_had_keeps_the_pod_waiting() {
+        let (mut node, _) = Node::with_pod();
+        let actions = node.fails(FailureReason::Other);
+        assert_eq!((pulls(&actions), prepared(&actions)), (vec![], None));
+        let reason = |node: &Node| node.pods.report()[0].containers[0].reason.clone();
+        assert_eq!(reason(&node).as_deref(), Some("ErrImagePull"));
+        node.secs += 5;
+        assert!(pulls(&node.tell(PodEvent::Tick)).is_empty(), "it backs off");
+        node.secs += 6;
+        assert_eq!(pulls(&node.tell(PodEvent::Tick)).len(), 1);
+        node.fails(FailureReason::Other);
+        assert_eq!(reason(&node).as_deref(), Some("ImagePullBackOff"));
+        node.secs += 30;
+        assert_eq!(pulls(&node.tell(PodEvent::Tick)).len(), 1);
+        node.is_there("id-a");
+        assert_eq!(reason(&node), None);
+        node.fails(FailureReason::ImageNeverPull);
+        assert_eq!(reason(&node), None, "no container mounts the other");
+    }
+}
