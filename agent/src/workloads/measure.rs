@@ -4,6 +4,7 @@
 //! link, takes half a processor at most and looks at a bounded number of files. What cannot be read is left out, and is not zero. It
 //! blocks: use a thread of its own. Leaves to others: which pods, how often, and what follows (core).
 
+use super::messages;
 use kedge_core::pods::{ContainerUsage, DiskUsage, Measure, PodEvent, PodUid, PodUsage, QosClass};
 use kedge_core::workloads::groups;
 use kedge_platform::trees;
@@ -92,7 +93,12 @@ impl Places {
             }
         }
         let volumes = self.volumes.join(pod.as_str());
-        for name in directories(&volumes)? {
+        // a container may write into its termination message without end: that counts as its own
+        for (container, size) in messages::sizes(&volumes)? {
+            let own = usage.containers.entry(container).or_default();
+            own.disk = Some(own.disk.unwrap_or_default().plus(size));
+        }
+        for name in directories(&volumes)?.into_iter().filter(|name| name != messages::DIRECTORY) {
             let size = size_of(&volumes.join(&name))?;
             usage.volumes.insert(name, size);
         }
@@ -154,6 +160,8 @@ mod tests {
         write(&scratch.join("roots/u-2/web-0/u/big"), MI);
         write(&scratch.join("logs/default_p_u-1/web/0.log"), MI);
         write(&scratch.join("volumes/u-1/v/deep/er/file"), 2 * MI);
+        write(&scratch.join("volumes/u-1/.messages/log-in-0"), MI);
+        write(&scratch.join("volumes/u-1/.messages/log-in-1"), MI);
         std::os::unix::fs::symlink("/usr", scratch.join("volumes/u-1/v/link")).unwrap();
         fs::hard_link(scratch.join("volumes/u-1/v/deep/er/file"), scratch.join("volumes/u-1/v/again"))
             .unwrap();
@@ -178,6 +186,9 @@ mod tests {
         let is_about = |bytes: u64, mi: u64| (mi * MI..mi * MI + MI / 4).contains(&bytes);
         let web = disk.containers["web"].disk.unwrap();
         assert!(is_about(web.bytes, 3) && web.inodes == 8, "{web:?}");
+        let said = disk.containers["log-in"].disk.unwrap();
+        assert!(is_about(said.bytes, 2) && said.inodes == 2, "of its termination messages: {said:?}");
+        assert_eq!(disk.volumes.len(), 1, "messages are no volume");
         let volume = disk.volumes["v"];
         assert!(is_about(volume.bytes, 2) && volume.inodes == 5, "a link is no way out: {volume:?}");
         let PodEvent::PodsMeasured { usages, .. } = places.measure(Measure::Memory, &pods) else { panic!() };

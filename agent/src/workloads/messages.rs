@@ -1,19 +1,24 @@
 //! What a container leaves to say why it ended: a file for each run, bound to its `terminationMessagePath`, or the end of its log.
 //!
 //! Always holds: the file is on the disk, where what a container writes without end is not the machine's memory, and stays until the
-//! run is removed, so an agent that was not there at the end reads it, too; a read is bounded, follows no link and never blocks.
+//! run is removed, so an agent that was not there at the end reads it, too; a read is bounded, follows no link and never blocks. What is
+//! written counts as the container's own ephemeral storage, with its limit and evictions: nothing else bounds it, upstream nothing at all.
 //! Leaves to others: when it is read, and how much of it a status shows (core).
 
 use super::volumes::Places;
-use kedge_core::pods::{ContainerKey, TERMINATION_MESSAGE_BYTES};
+use kedge_core::pods::{ContainerKey, DiskUsage, TERMINATION_MESSAGE_BYTES};
 use kedge_platform::linux::read_end;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// Below a pod's directory on the disk. No volume has this name.
-const MESSAGES: &str = ".messages";
+pub(super) const DIRECTORY: &str = ".messages";
+/// Files in it that are looked at: a container has two at most, that of its last run and of the one before.
+const MOST_FILES: usize = 1000;
+/// Of `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
 /// What counts of a log: upstream's.
 const LOG_LINES: usize = 80;
 const LOG_BYTES: usize = 2048;
@@ -21,7 +26,7 @@ const LOG_BYTES: usize = 2048;
 const LOG_READ_BYTES: u64 = 32 * 1024;
 
 fn file_of(places: &Places, key: &ContainerKey) -> PathBuf {
-    places.disk.join(key.pod.as_str()).join(MESSAGES).join(format!("{}-{}", key.container, key.attempt))
+    places.disk.join(key.pod.as_str()).join(DIRECTORY).join(format!("{}-{}", key.container, key.attempt))
 }
 
 /// An empty file for a run, which any user of the container may write.
@@ -68,6 +73,29 @@ fn remove_file(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// What the messages of a pod's containers take of the disk, by container; the argument is the pod's directory there. None: nobody can tell.
+pub(super) fn sizes(pod: &Path) -> Option<Vec<(String, DiskUsage)>> {
+    let entries = match fs::read_dir(pod.join(DIRECTORY)) {
+        Ok(entries) => entries,
+        Err(error) => return (error.kind() == ErrorKind::NotFound).then(Vec::new),
+    };
+    let mut sizes = Vec::new();
+    for entry in entries.flatten().take(MOST_FILES) {
+        let name = entry.file_name();
+        let Some((container, _)) = name.to_str().and_then(|name| name.rsplit_once('-')) else { continue };
+        // of the file itself, whatever lies there
+        match entry.metadata() {
+            Ok(found) => {
+                let size = DiskUsage { bytes: found.blocks() * BLOCK_BYTES, inodes: 1 };
+                sizes.push((container.to_owned(), size));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(_) => return None,
+        }
+    }
+    Some(sizes)
 }
 
 /// The last lines of a run's log, also when the file was begun anew a moment ago.
