@@ -17,6 +17,7 @@ use serde_json::json;
 use super::archive::Image;
 use super::pull::image;
 use super::setup::Node;
+use super::signatures::{self, Signer};
 
 /// `s3cret` by bcrypt, in the form of htpasswd.
 const HTPASSWD: &str = "edge:$2y$05$abcdefghijklmnopqrstuuLK7U1u6pVRmL7L1BBM2aS35PSZnDXlK\n";
@@ -50,6 +51,12 @@ fn certificates(directory: &Path) {
 
 /// The storage of the registry's own file driver, with one image.
 fn store(image: &Image, directory: &Path, repository: &str, tag: &str) {
+    let blobs: Vec<&[u8]> = image.blobs().collect();
+    store_manifest(&image.manifest, &blobs, directory, repository, tag);
+}
+
+/// The same with a manifest of any sort, and what it names.
+fn store_manifest(manifest: &[u8], blobs: &[&[u8]], directory: &Path, repository: &str, tag: &str) {
     let root = directory.join("storage/docker/registry/v2");
     let write = |path: String, bytes: &[u8]| {
         let path = root.join(path);
@@ -61,14 +68,14 @@ fn store(image: &Image, directory: &Path, repository: &str, tag: &str) {
         write(format!("blobs/sha256/{}/{hex}/data", &hex[..2]), bytes);
         hex
     };
-    for bytes in image.blobs() {
+    for bytes in blobs {
         let hex = blob(bytes);
         write(
             format!("repositories/{repository}/_layers/sha256/{hex}/link"),
             format!("sha256:{hex}").as_bytes(),
         );
     }
-    let hex = blob(&image.manifest);
+    let hex = blob(manifest);
     let link = format!("sha256:{hex}");
     let manifests = format!("repositories/{repository}/_manifests");
     write(format!("{manifests}/revisions/sha256/{hex}/link"), link.as_bytes());
@@ -159,4 +166,44 @@ fn real_registry_serves_over_tls_with_a_password() {
     assert_eq!(node.ok(&["ls"])["images"][0]["ready"], true, "what is here stays");
     let _registry = start(&directory, port);
     node.ok(&["pull", &name, "--credentials", &credentials]);
+}
+
+#[test]
+fn real_registry_gives_signatures_to_a_policy() {
+    let Some(node) = Node::new("real-registry-signed", &[]).filter(|_| is_installed()) else { return };
+    let directory = node.scratch.path().to_path_buf();
+    certificates(&directory);
+    for repository in ["team/app", "other/app"] {
+        store(image(), &directory, repository, "v1");
+    }
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let _registry = start(&directory, port);
+    let server = format!("127.0.0.1:{port}");
+    let (ours, theirs) = (Signer::new(), Signer::new());
+    let auth = json!({"auths": {&server: {"auth": "ZWRnZTpzM2NyZXQ="}}});
+    node.configure(&json!({"certificateAuthorities": {&server: directory.join("ca.pem")},
+        "signaturePolicy": {format!("{server}/team"): [ours.pem()], "*": []}}));
+    let credentials = node.scratch.write("creds.json", auth.to_string()).display().to_string();
+    let name = |repository: &str| format!("{server}/{repository}/app:v1");
+    let (of_team, of_others) = (name("team"), name("other"));
+    let pull = |name: &str, expect: &str| {
+        node.fails(&["pull", name, "--credentials", &credentials], expect);
+        node.has_nothing();
+    };
+    pull(&of_team, "found none (");
+    pull(&of_others, "accepts no image");
+
+    let digest = image().digest();
+    let sign = |by: &Signer| {
+        let signed = [by.sign(&digest)];
+        let manifest = signatures::artifact(&signed);
+        // the config that every such manifest names
+        let blobs = [signed[0].0.as_bytes(), b"{}"];
+        store_manifest(&manifest, &blobs, &directory, "team/app", &signatures::tag(&digest));
+    };
+    sign(&theirs);
+    pull(&of_team, "found 1 that none of them made");
+    sign(&ours);
+    let pulled = node.ok(&["pull", &of_team, "--credentials", &credentials])[0].clone();
+    assert_eq!((&pulled["signatures"], &pulled["ready"]), (&json!(1), &json!(true)));
 }

@@ -18,19 +18,19 @@ use super::pull::image;
 use super::setup::{Node, PROGRAM};
 
 /// Signs as `cosign sign --key` does.
-struct Signer(KeyPair);
+pub(crate) struct Signer(KeyPair);
 
 impl Signer {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(KeyPair::generate().unwrap())
     }
 
-    fn pem(&self) -> String {
+    pub(crate) fn pem(&self) -> String {
         self.0.public_key_pem()
     }
 
     /// The signed text, and how a manifest lists it.
-    fn sign(&self, manifest: &BlobDigest) -> (String, Value) {
+    pub(crate) fn sign(&self, manifest: &BlobDigest) -> (String, Value) {
         let text = format!(
             r#"{{"critical":{{"identity":{{"docker-reference":"build.lan/team/app"}},"image":{{"docker-manifest-digest":"{manifest}"}},"type":"cosign container image signature"}},"optional":null}}"#
         );
@@ -43,7 +43,7 @@ impl Signer {
 }
 
 /// The manifest of signatures, and its texts.
-fn artifact(signed: &[(String, Value)]) -> Vec<u8> {
+pub(crate) fn artifact(signed: &[(String, Value)]) -> Vec<u8> {
     let layers: Vec<&Value> = signed.iter().map(|(_, listed)| listed).collect();
     json!({"schemaVersion": 2, "mediaType": MANIFEST, "layers": layers,
         "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": BlobDigest::of(b"{}"), "size": 2}})
@@ -51,7 +51,7 @@ fn artifact(signed: &[(String, Value)]) -> Vec<u8> {
     .into_bytes()
 }
 
-fn tag(manifest: &BlobDigest) -> String {
+pub(crate) fn tag(manifest: &BlobDigest) -> String {
     format!("sha256-{}.sig", manifest.hex())
 }
 
