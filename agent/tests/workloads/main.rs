@@ -24,3 +24,4 @@ mod setup;
 mod sharing;
 mod static_pods;
 mod volumes;
+mod whole;

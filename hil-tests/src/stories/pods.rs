@@ -15,6 +15,8 @@ const CLOCK: &str = "n=0; while sleep 1; do n=$((n+1)); echo tick $n; done";
 /// More memory than its limit allows, by a shell's variable.
 const GREEDY: &str =
     "x=$(busybox dd if=/dev/zero bs=1M count=64 2>/dev/null | busybox tr '\\0' a); echo ${#x}";
+/// One manifest with all that a node serves; the agent's own tests read what its containers report.
+const WHOLE: &str = include_str!("../../../agent/tests/workloads/whole.yaml");
 /// `memory.max` of the clock.
 const LIMIT_BYTES: u64 = 32 << 20;
 
@@ -100,6 +102,7 @@ fn ticks(stage: &mut Stage<'_>, above: u64) -> Result<u64, HilError> {
 pub(super) fn live(stage: &mut Stage<'_>) -> Result<(), HilError> {
     begin(stage)?;
     greedy(stage)?;
+    whole(stage)?;
     let tick = ticks(stage, 1)?;
     let container = stage.guest(PROCESS)?;
     let agent = stage.running()?;
@@ -153,6 +156,43 @@ fn greedy(stage: &mut Stage<'_>) -> Result<(), HilError> {
     })?;
     stage.expect("reason", ended["reason"].as_str(), Some("OOMKilled"))?;
     stage.say("a container beyond its memory limit: OOMKilled");
+    Ok(())
+}
+
+/// A manifest with everything in it runs, is probed, follows an edit, and is refused where it must be.
+fn whole(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let manifest = WHOLE.replace("@node@", NODE).replace("@image@", IMAGE);
+    stage.hub.kubectl().feed(&["apply", "-f", "-"], &manifest)?;
+    let main = |status: &Value| {
+        let mut containers = status["containerStatuses"].as_array().into_iter().flatten();
+        containers.find(|container| container["name"] == "main").cloned().unwrap_or_default()
+    };
+    let is_ready = move |status: &Value, restarts: u64| {
+        let main = main(status);
+        main["ready"] == true && main["restartCount"] == restarts
+    };
+    let status = |stage: &Stage<'_>, name: &str| -> Result<Value, HilError> {
+        Ok(stage.hub.kubectl().json(&["get", "pod", name])?["status"].take())
+    };
+    stage.wait("the pod with everything in it", patience(), |stage| {
+        let status = status(stage, "whole")?;
+        Ok(if is_ready(&status, 0) { Ok(()) } else { Err(status.to_string()) })
+    })?;
+    let refused = status(stage, "whole-refused")?;
+    let why = refused["message"].as_str().unwrap_or_default().to_owned();
+    stage.expect("the refusal names the field", why.contains("persistentVolumeClaim"), true)?;
+    let device = status(stage, "whole-device")?;
+    stage.expect("reason", device["reason"].as_str(), Some("UnexpectedAdmissionError"))?;
+    stage.hub.kubectl().run(&["patch", "configmap", "whole", "-p", r#"{"data":{"word":"second"}}"#])?;
+    let status = stage.wait("a run after the edit", patience(), |stage| {
+        let status = status(stage, "whole")?;
+        Ok(if is_ready(&status, 1) { Ok(status) } else { Err(status.to_string()) })
+    })?;
+    let ended = main(&status)["lastState"]["terminated"].clone();
+    stage.expect("the message of the run that ended", ended["message"].as_str(), Some("ended: preStop\n"))?;
+    let names = ["pod/whole", "pod/whole-refused", "pod/whole-device", "configmap/whole", "secret/whole"];
+    stage.hub.kubectl().run(&[&["delete"][..], &names[..], &["--wait=true"]].concat())?;
+    stage.say("a pod with every sort of probe, hook, volume and variable runs, is restarted after an edit, and goes");
     Ok(())
 }
 

@@ -1,0 +1,106 @@
+//! One manifest with all that a node serves, and what it refuses, with a real hub, a real agent, CNI plugins and crun: `whole.yaml`, which booted
+//! images run, too.
+
+use crate::network::SHIPPED;
+use crate::pods::{NODE, Setup};
+use crate::setup::isolated_network;
+use serde_json::{Value, json};
+use std::fs;
+
+const MANIFEST: &str = include_str!("whole.yaml");
+
+/// What the pod's main container reports; in its second run with the ConfigMap's other word.
+fn report(word: &str) -> String {
+    format!(
+        "env: plain whole {word} hidden 250 plain-hidden {word} hidden\n\
+         files: {word}{word}hiddenhiddenwhole64{word}\n\
+         tokens, authority, host's file\n\
+         identity: 1000 3000 2000 4000, 1\n\
+         names: 1 1 whole-host\n\
+         sysctl: 0\n\
+         root: read-only\n\
+         image: data only\n\
+         own: mine\n"
+    )
+}
+
+fn status(setup: &Setup, name: &str) -> Value {
+    setup.cluster.kubectl().json(&["get", "pod", name]).unwrap_or_default()["status"].take()
+}
+
+fn ready(status: &Value) -> (Value, Value) {
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    let ready = conditions.find(|condition| condition["type"] == "Ready").cloned().unwrap_or_default();
+    (ready["status"].clone(), ready["reason"].clone())
+}
+
+/// The texts of a run's log.
+fn log(attempt: u32) -> String {
+    let mut pods = fs::read_dir("/var/log/pods").unwrap().flatten().map(|entry| entry.path());
+    let path = pods.find(|path| path.display().to_string().contains("/default_whole_"));
+    let text =
+        fs::read_to_string(path.unwrap_or_default().join(format!("main/{attempt}.log"))).unwrap_or_default();
+    text.lines().map(|line| format!("{}\n", line.splitn(4, ' ').nth(3).unwrap_or_default())).collect()
+}
+
+#[test]
+fn manifest_with_everything_runs_as_it_says() {
+    isolated_network("whole::manifest_with_everything_runs_as_it_says", || {
+        let setup = Setup::with_runtime();
+        fs::create_dir_all("/etc/cni/net.d").unwrap();
+        let list = SHIPPED.replace("/run/kedge/addresses", "/etc/cni/addresses");
+        fs::write("/etc/cni/net.d/99-kedge.conflist", list).unwrap();
+        let kubectl = setup.cluster.kubectl();
+        let manifest = MANIFEST.replace("@node@", NODE).replace("@image@", "web:1");
+        kubectl.feed(&["apply", "-f", "-"], &manifest).unwrap();
+
+        // what is not served is refused by its name
+        setup.shows("the refused pods", || {
+            let (refused, device) = (status(&setup, "whole-refused"), status(&setup, "whole-device"));
+            let message = refused["message"].as_str().unwrap_or_default();
+            let names_all = message.contains("spec.hostUsers: ")
+                && message.contains("spec.volumes[0].persistentVolumeClaim: ");
+            names_all && refused["phase"] == "Failed" && device["reason"] == "UnexpectedAdmissionError"
+        });
+
+        setup.shows(&format!("a pod that waits for its gate: {}", status(&setup, "whole")), || {
+            ready(&status(&setup, "whole")) == (json!("False"), json!("ReadinessGatesNotReady"))
+        });
+        assert_eq!(log(0), report("first"), "{}", status(&setup, "whole"));
+        let gate = json!({"status": {"conditions": [{"type": "kedge.dev/checked", "status": "True"}]}});
+        kubectl.run(&["patch", "pod", "whole", "--subresource=status", "-p", &gate.to_string()]).unwrap();
+        setup.shows("the pod Ready", || ready(&status(&setup, "whole")).0 == "True");
+        let begun = status(&setup, "whole");
+        assert!(begun["podIP"].as_str().is_some_and(|it| it.starts_with("10.85.")), "{begun}");
+        let [first, side] = &begun["initContainerStatuses"].as_array().unwrap()[..] else {
+            panic!("{begun}")
+        };
+        assert_eq!(first["state"]["terminated"]["reason"], "Completed");
+        assert!(side["started"] == true && side["ready"] == true, "{side}");
+
+        // an edit of the ConfigMap makes it sick: liveness ends it by its hook, and it begins anew with the edit
+        let edit = json!({"data": {"word": "second"}}).to_string();
+        kubectl.run(&["patch", "configmap", "whole", "-p", &edit]).unwrap();
+        let containers = |status: &Value| status["containerStatuses"].as_array().cloned().unwrap_or_default();
+        setup.shows("another run of the container", || {
+            let status = status(&setup, "whole");
+            containers(&status).first().is_some_and(|main| main["restartCount"] == 1)
+                && ready(&status).0 == "True"
+        });
+        let status = status(&setup, "whole");
+        let [main, more] = &containers(&status)[..] else { panic!("{status}") };
+        let ended = &main["lastState"]["terminated"];
+        assert_eq!(
+            (&ended["exitCode"], &ended["message"]),
+            (&json!(3), &json!("ended: preStop\n")),
+            "{ended}"
+        );
+        assert_eq!((&more["restartCount"], &more["ready"]), (&json!(0), &json!(true)), "{more}");
+        assert_eq!(log(1), report("second"));
+
+        kubectl.run(&["delete", "pod", "whole", "whole-refused", "whole-device", "--timeout=60s"]).unwrap();
+        let reserved = fs::read_dir("/etc/cni/addresses/kedge").unwrap().flatten();
+        let reserved = reserved.filter(|entry| entry.file_name().to_string_lossy().starts_with("10."));
+        assert_eq!(reserved.count(), 0, "no address of a pod that is gone");
+    });
+}
