@@ -213,6 +213,9 @@ fn session_ends_with_the_nodes_credential_and_with_the_hub() {
 fn abandoned_calls_give_their_places_back() {
     let hub = Hub::new();
     let node = with_pod(&hub);
+    // so long that a call waits for 50 s
+    let lease = json!({"spec": {"leaseDurationSeconds": 160}});
+    node.another().patch("merge", &format!("{LEASES}/edge-1"), &lease).expect(200);
     let mut watch = own_watch(&node);
     let waiting = askers(&hub, LOG, NODE_MOST);
     let abandoned = ids(&mut watch, NODE_MOST);
@@ -220,7 +223,7 @@ fn abandoned_calls_give_their_places_back() {
         .get(LOG)
         .refused(429, "node \"edge-1\" has 20 sessions, and may have no more, please try again later");
     drop(waiting);
-    // a client that tries again is served before those calls would have been over
+    // a client that tries again is served
     let mut client = hub.admin();
     let asked = thread::spawn(move || {
         loop {
@@ -236,6 +239,7 @@ fn abandoned_calls_give_their_places_back() {
     let mut session = taken(&node, &path_of(&id));
     session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
     assert_eq!(asked.join().unwrap().body, b"one");
+    assert!(!hub.log().contains("did not dial within"), "no call waited to its end: {}", hub.log());
 }
 
 #[test]
