@@ -176,9 +176,11 @@ impl Grown {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.stream.write_all(format!("{:x}\r\n", bytes.len()).as_bytes()).await?;
-        self.stream.write_all(bytes).await?;
-        self.stream.write_all(b"\r\n").await?;
+        // as one: each write is a TLS record of its own
+        let mut chunk = format!("{:x}\r\n", bytes.len()).into_bytes();
+        chunk.extend_from_slice(bytes);
+        chunk.extend_from_slice(b"\r\n");
+        self.stream.write_all(&chunk).await?;
         self.stream.flush().await
     }
 
