@@ -68,14 +68,24 @@ impl Process {
 
     /// Processor time so far, own and system's, in seconds; threads that ended included.
     pub fn cpu_secs(&self) -> Result<f64, RigError> {
+        self.ticks(2)
+    }
+
+    /// The same with that of all processes that it started and that have ended.
+    pub fn cpu_secs_with_children(&self) -> Result<f64, RigError> {
+        self.ticks(4)
+    }
+
+    /// The sum of so many of user, system, children's user, children's system.
+    fn ticks(&self, count: usize) -> Result<f64, RigError> {
         let text = self.read("stat")?;
         let after_name = text.rsplit(')').next().unwrap_or_default();
-        let mut fields = after_name.split_whitespace().skip(11);
-        let mut ticks = || fields.next().and_then(|field| field.parse::<f64>().ok());
-        match (ticks(), ticks()) {
-            (Some(user), Some(system)) => Ok((user + system) / TICKS_PER_SEC),
-            _ => Err(self.garbled("stat", "no times in it")),
+        let fields = after_name.split_whitespace().skip(11).take(count);
+        let ticks: Vec<f64> = fields.filter_map(|field| field.parse().ok()).collect();
+        if ticks.len() < count {
+            return Err(self.garbled("stat", "no times in it"));
         }
+        Ok(ticks.iter().sum::<f64>() / TICKS_PER_SEC)
     }
 
     /// How often its threads that live now were taken off a processor because they waited.
@@ -138,7 +148,8 @@ mod tests {
             "{memory:?}"
         );
         assert!(process.count("task").unwrap() >= 1);
-        assert!(process.cpu_secs().unwrap() >= 0.0);
+        let own = process.cpu_secs().unwrap();
+        assert!(own >= 0.0 && process.cpu_secs_with_children().unwrap() >= own);
         assert!(Process::new(i32::MAX).memory().is_err());
     }
 

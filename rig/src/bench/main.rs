@@ -42,6 +42,8 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   idle    memory, threads, calls, bytes and writes of a settled node (N seconds, 600 by default, and 5 minutes more)
   pods    containers: memory with 0, 1, 10 and 50, times from order to process, writes, a pull beside skopeo
           (as root; N seconds of --idle-secs)
+  volumes pods with probes and volumes: memory, processor time of a probe, bytes on the wire, an edit of a
+          ConfigMap to its file, a full disk to an eviction (only if it is named; as root; 8 minutes)
   calls   kubectl logs and exec: time, throughput, memory of a session (as root)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
@@ -52,6 +54,9 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
 /// Every section, in the order of the table.
 const SECTIONS: [&str; 11] =
     ["size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes"];
+
+/// Measured only where it is named.
+const VOLUMES: &str = "volumes";
 
 struct Options {
     idle: Duration,
@@ -88,7 +93,7 @@ fn options() -> Result<Option<Options>, String> {
             Long("page") => page = Some(parser.value().map_err(|error| error.to_string())?),
             Long("part") => part = Some(parser.value().map_err(|error| error.to_string())?),
             Long("commit") => options.commit = flags::text(&mut parser)?,
-            Value(word) if SECTIONS.iter().any(|known| word == *known) => {
+            Value(word) if SECTIONS.iter().chain([&VOLUMES]).any(|known| word == *known) => {
                 options.sections.push(word.to_string_lossy().into_owned());
             }
             other => return Err(other.unexpected().to_string()),
@@ -160,6 +165,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "cost" => cost::measure(),
         "idle" => idle::measure(options.idle),
         "pods" => pods::measure(options.idle),
+        VOLUMES => pods::measure_volumes(options.idle),
         "calls" => calls::measure(),
         "fleet" => fleet::measure(),
         "nodes" => nodes::measure(options.nodes),

@@ -3,7 +3,9 @@
 //! Always holds: real crun, real shims, the pods' own process namespaces, an image that is there; times run from the request of this
 //! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun, busybox (static), CNI plugins; what it starts
 //! has control groups of its own, its mounts and its network are those of one thread, and all of it is gone at the end. Left to others:
-//! pulls (`pulls`).
+//! pulls (`pulls`), probes and volumes (`volumes`).
+
+mod volumes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +25,7 @@ use serde_json::{Value, json};
 
 use crate::pulls;
 use crate::push::JSON;
+use crate::relay::Relay;
 use crate::setup::{Helper, LIMIT, PLAIN, Setup, Watched, io, is_named, pid};
 use crate::trace;
 
@@ -47,12 +50,25 @@ fn pss_goal(pods: u32) -> Goal {
     Goal::AtMost(3072.0 + 102.4 * f64::from(pods))
 }
 
+/// How the node of a section differs from one of a device.
+struct Kind {
+    purpose: &'static str,
+    drop_in: &'static str,
+    /// Its root directory is a tmpfs of so many MiB.
+    disk_mib: Option<u32>,
+    /// What it says to the hub is counted.
+    is_relayed: bool,
+}
+
+const PLAIN_NODE: Kind = Kind { purpose: "bench-pods", drop_in: PLAIN, disk_mib: None, is_relayed: false };
+
 /// A hub, and a node that runs containers.
 pub(crate) struct Bench {
     pub(crate) setup: Setup,
     pub(crate) pods: Watched,
     pub(crate) agent: Agent,
     registry: pulls::Registry,
+    relay: Option<Relay>,
     cgroups: Cgroups,
     group: String,
 }
@@ -69,15 +85,27 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
     isolated(move |bench| bench.figures(window))
 }
 
+/// Probes and volumes: see `volumes`; `window` is how long bytes of idle pods are counted.
+pub(crate) fn measure_volumes(window: Duration) -> Result<Vec<Figure>, RigError> {
+    isolated_as(&volumes::NODE, move |bench| volumes::figures(bench, window))
+}
+
 /// Measures with a node of a thread of its own.
 pub(crate) fn isolated(
+    measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>, RigError> + Send + 'static,
+) -> Result<Vec<Figure>, RigError> {
+    isolated_as(&PLAIN_NODE, measure)
+}
+
+fn isolated_as(
+    kind: &'static Kind,
     measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>, RigError> + Send + 'static,
 ) -> Result<Vec<Figure>, RigError> {
     // bridges, addresses and rules of pods, and the mounts, go with the thread and what it started
     let section = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .map_err(|errno| io("make a network and mounts of its own")(errno.into()))?;
-        let mut bench = Bench::start()?;
+        let mut bench = Bench::start(kind)?;
         let measured = measure(&mut bench);
         let cleared = bench.clear();
         let figures = measured?;
@@ -87,14 +115,14 @@ pub(crate) fn isolated(
 }
 
 impl Bench {
-    fn start() -> Result<Bench, RigError> {
+    fn start(kind: &Kind) -> Result<Bench, RigError> {
         let crun = found("crun")?;
         let board = probe(&Roots::default(), &Crun { program: crun.clone(), ..Crun::default() });
         if let Some(why) = board.obstacle() {
             return Err(missing("a machine that can run containers", why));
         }
         isolate()?;
-        let setup = Setup::open("bench-pods")?;
+        let setup = Setup::open(kind.purpose)?;
         set_network(setup.scratch.path())?;
         let group = format!("/kedge-bench-{}", std::process::id());
         let program = match std::env::var_os("KEDGE_STATIC_AGENT") {
@@ -107,10 +135,22 @@ impl Bench {
             ..AgentOptions::new(&program)
         };
         let dir = setup.scratch.path().join(NODE);
-        let mut agent = Agent::prepare(&dir, NODE, &setup.hub.node_kubeconfig(NODE)?, options)?;
+        if let Some(mib) = kind.disk_mib {
+            let size = format!("size={mib}m,mode=755");
+            let script = "mkdir -p $0/root && mount -t tmpfs -o $1 tmpfs $0/root";
+            ran("sh", &["-c", script, &dir.display().to_string(), &size])?;
+        }
+        let hub = setup.admin.address();
+        let relay = kind.is_relayed.then(|| Relay::start(hub)).transpose().map_err(io("start the relay"))?;
+        let mut kubeconfig = setup.hub.node_kubeconfig(NODE)?;
+        if let Some(relay) = &relay {
+            kubeconfig = kubeconfig.replace(&hub.to_string(), &relay.address().to_string());
+        }
+        let mut agent = Agent::prepare(&dir, NODE, &kubeconfig, options)?;
         let registry = pulls::Registry::start(&setup.scratch.path().join("large"))?;
         let drop_in = format!(
-            "{PLAIN}podLogsDir: {}\nkedge:\n  images:\n    insecureRegistries: [\"{}\"]\n",
+            "{}podLogsDir: {}\nkedge:\n  images:\n    insecureRegistries: [\"{}\"]\n",
+            kind.drop_in,
             dir.join("logs").display(),
             registry.server()
         );
@@ -127,7 +167,7 @@ impl Bench {
             |node: &Value| is_named(node, NODE) && node["status"]["allocatable"]["pods"] == "110";
         nodes.wait("the node to take pods", LIMIT, takes_pods)?;
         let pods = setup.watch(PODS)?;
-        Ok(Bench { setup, pods, agent, registry, cgroups: board.cgroups, group })
+        Ok(Bench { setup, pods, agent, registry, relay, cgroups: board.cgroups, group })
     }
 
     fn figures(&mut self, window: Duration) -> Result<Vec<Figure>, RigError> {
@@ -202,12 +242,21 @@ impl Bench {
 
     /// Brings pods of these numbers to run; how many milliseconds that takes.
     pub(crate) fn run(&mut self, numbers: std::ops::Range<u32>, network: Network) -> Result<f64, RigError> {
+        self.run_as(numbers, |number| pod(number, network))
+    }
+
+    /// The same of pods as `make` says.
+    fn run_as(
+        &mut self,
+        numbers: std::ops::Range<u32>,
+        make: impl Fn(u32) -> Value,
+    ) -> Result<f64, RigError> {
         self.pods.forget();
         // one of before has been idle for too long
         let mut hub = self.setup.connect()?;
         let begun = Instant::now();
         for number in numbers.clone() {
-            hub.accepted("POST", PODS, JSON, &pod(number, network)).map_err(io("create a pod"))?;
+            hub.accepted("POST", PODS, JSON, &make(number)).map_err(io("create a pod"))?;
         }
         let mut left: Vec<String> = numbers.map(name).collect();
         let (at, _) = self.pods.wait("pods to run", LIMIT, |object| {
@@ -252,6 +301,10 @@ impl Bench {
     }
 
     fn memory(&self, pods: u32) -> Result<Figure, RigError> {
+        self.memory_as(&format!("pods: PSS of an agent with {pods}"), pods)
+    }
+
+    fn memory_as(&self, name: &str, pods: u32) -> Result<Figure, RigError> {
         std::thread::sleep(SETTLE);
         let memory = Process::new(pid(&self.agent)?).memory()?;
         let how = format!(
@@ -260,8 +313,7 @@ impl Bench {
             memory.rss,
             memory.private
         );
-        let name = format!("pods: PSS of an agent with {pods}");
-        Ok(Figure::new(&name, memory.pss, "KiB", how).with_goal(pss_goal(pods)))
+        Ok(Figure::new(name, memory.pss, "KiB", how).with_goal(pss_goal(pods)))
     }
 
     /// What a shim has.
