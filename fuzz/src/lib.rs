@@ -31,6 +31,7 @@ pub mod mutation;
 mod networks;
 mod node;
 pub mod pack;
+mod probes;
 mod records;
 mod scalars;
 mod server;
@@ -78,6 +79,7 @@ pub const TARGETS: &[Target] = &[
     kubelet_api::TARGET,
     websocket::TARGET,
     logind::TARGET,
+    probes::TARGET,
     server::TARGET,
     node::TARGET,
     hub_body::TARGET,

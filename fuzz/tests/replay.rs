@@ -61,6 +61,7 @@ replayed! {
     kubelet_api_input_is_a_request_or_refused: "kubelet_api",
     websocket_input_is_heard_or_ends_the_session: "websocket",
     logind_input_is_an_answer_or_an_error: "logind",
+    probe_answer_gives_an_outcome_of_bounded_text: "probes",
     server_answers_do_not_break_the_client: "server",
     node_events_leave_a_running_configuration: "node",
     hub_body_becomes_an_object_or_a_status: "hub_body",

@@ -26,6 +26,7 @@ use kedge_platform::workloads::{
     Observation, PodOrder, PodPlaces, WorkloadError, Workloads, all_devices, device,
 };
 use network::{Networks, Plugins};
+pub use probes::{grpc_answered, http_answered};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

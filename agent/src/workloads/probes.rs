@@ -17,6 +17,7 @@ use places::{Lane, Places};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use stream::Stream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, timeout_at};
 
@@ -198,6 +199,18 @@ fn of_exec(command: &[String], limit: Duration, done: Result<ExecEnd, String>) -
         }
         Err(why) => ProbeOutcome::Errored(why),
     }
+}
+
+/// What an HTTP probe makes of the answer that a connection gives, and the path that it leads to; for the fuzzer. The connection must
+/// end by itself.
+pub async fn http_answered(socket: impl AsyncRead + AsyncWrite + Unpin) -> (ProbeOutcome, Option<String>) {
+    // no input takes that long
+    http::answered(socket, Instant::now() + Duration::from_secs(3600)).await
+}
+
+/// The same of a health call.
+pub async fn grpc_answered(socket: impl AsyncRead + AsyncWrite + Unpin) -> ProbeOutcome {
+    grpc::answered(socket).await
 }
 
 fn seconds(limit: Duration) -> String {

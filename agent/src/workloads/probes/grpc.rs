@@ -5,6 +5,7 @@
 
 use super::stream::{Stream, shown, worded};
 use kedge_core::pods::ProbeOutcome;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const PATH: &str = "/grpc.health.v1.Health/Check";
@@ -41,7 +42,20 @@ pub(super) async fn check(host: &str, port: u16, service: &str) -> ProbeOutcome 
             return ProbeOutcome::Failed(format!("error: failed to connect service at {at:?}: {why}"));
         }
     };
-    match call(&mut stream, &at, service).await {
+    asked(&mut stream, &at, service).await
+}
+
+/// What a probe makes of the answer that a connection gives; for the fuzzer.
+pub(super) async fn answered<S: AsyncRead + AsyncWrite + Unpin>(socket: S) -> ProbeOutcome {
+    asked(&mut Stream::over(socket), "10.0.0.9:80", "").await
+}
+
+async fn asked<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut Stream<S>,
+    at: &str,
+    service: &str,
+) -> ProbeOutcome {
+    match call(stream, at, service).await {
         Ok(message) => judged(&message),
         Err(why) => ProbeOutcome::Failed(format!("error: health rpc to {at:?} failed: {why}")),
     }
@@ -104,7 +118,11 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-async fn call(stream: &mut Stream, authority: &str, service: &str) -> Result<Vec<u8>, String> {
+async fn call<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut Stream<S>,
+    authority: &str,
+    service: &str,
+) -> Result<Vec<u8>, String> {
     let said = |error: std::io::Error| worded(&error);
     let mut request = PREFACE.to_vec();
     frame(&mut request, SETTINGS, 0, 0, &[]);
@@ -145,7 +163,10 @@ struct Frame {
     payload: Vec<u8>,
 }
 
-async fn next_frame(stream: &mut Stream, received: &mut Vec<u8>) -> Result<Frame, String> {
+async fn next_frame<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut Stream<S>,
+    received: &mut Vec<u8>,
+) -> Result<Frame, String> {
     let mut buffer = [0; 4096];
     loop {
         if let Some((&[a, b, c, kind, flags, s, t, u, v], rest)) = received.split_first_chunk() {

@@ -8,6 +8,7 @@ use super::OUTPUT_BYTES;
 use super::stream::{Stream, shown, worded};
 use kedge_core::pods::{HttpCheck, ProbeOutcome};
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 
 /// Most redirects that are followed: Go's.
@@ -98,13 +99,32 @@ pub(super) struct Answer {
 pub(super) async fn probe(check: &HttpCheck, end: Instant, tls: Tls<'_>) -> ProbeOutcome {
     match get(check, end, tls).await {
         Err(why) => ProbeOutcome::Failed(why),
-        Ok(Answer { status: 200..=299, .. }) => ProbeOutcome::Passed,
-        Ok(Answer { status: 300..=399, body, .. }) => ProbeOutcome::Warned(format!(
+        Ok(answer) => judged(&answer),
+    }
+}
+
+fn judged(answer: &Answer) -> ProbeOutcome {
+    match answer.status {
+        200..=299 => ProbeOutcome::Passed,
+        300..=399 => ProbeOutcome::Warned(format!(
             "Probe terminated redirects, Response body: {}",
-            String::from_utf8_lossy(&body)
+            String::from_utf8_lossy(&answer.body)
         )),
-        Ok(Answer { status, .. }) => {
-            ProbeOutcome::Failed(format!("HTTP probe failed with statuscode: {status}"))
+        status => ProbeOutcome::Failed(format!("HTTP probe failed with statuscode: {status}")),
+    }
+}
+
+/// What a probe makes of the answer that a connection gives, and the path that it leads to; for the fuzzer.
+pub(super) async fn answered<S: AsyncRead + AsyncWrite + Unpin>(
+    socket: S,
+    end: Instant,
+) -> (ProbeOutcome, Option<String>) {
+    let target = Target { is_https: false, host: "10.0.0.9".into(), port: 80, path: "/healthz?a=b".into() };
+    match exchange(&mut Stream::over(socket), &target, &[], end).await {
+        Err(why) => (ProbeOutcome::Failed(why), None),
+        Ok(answer) => {
+            let next = answer.location.as_ref().and_then(|location| target.redirected(location));
+            (judged(&answer), next.map(|next| next.path))
         }
     }
 }
@@ -147,6 +167,16 @@ async fn ask(
     if target.is_https {
         stream = stream.with_tls(&target.host, tls()?)?;
     }
+    exchange(&mut stream, target, headers, end).await
+}
+
+/// Sends the request, and reads the answer to it.
+async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut Stream<S>,
+    target: &Target,
+    headers: &[(String, String)],
+    end: Instant,
+) -> Result<Answer, String> {
     let said = |error: std::io::Error| worded(&error);
     stream.write_all(&request(target, headers)).await.map_err(said)?;
     let mut bytes = Vec::new();
@@ -169,7 +199,7 @@ async fn ask(
             continue;
         }
         // what the status says counts, also where the body does not come to an end
-        let _ = timeout_at(end, read_body(&mut stream, &head, &mut bytes)).await;
+        let _ = timeout_at(end, read_body(stream, &head, &mut bytes)).await;
         bytes.truncate(OUTPUT_BYTES);
         return Ok(Answer { status: head.status, location: head.location, body: bytes });
     }
@@ -177,7 +207,11 @@ async fn ask(
 }
 
 /// Reads so far that the server is not cut off over a short answer.
-async fn read_body(stream: &mut Stream, head: &Head, body: &mut Vec<u8>) {
+async fn read_body<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut Stream<S>,
+    head: &Head,
+    body: &mut Vec<u8>,
+) {
     let mut buffer = [0; 4096];
     while body.len() < OUTPUT_BYTES && !head.is_whole(body) {
         match stream.read(&mut buffer).await {

@@ -9,12 +9,12 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
 use std::io::{self, Read as _, Write as _};
 use std::sync::Arc;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// A connection.
-pub(super) struct Stream {
-    socket: TcpStream,
+pub(super) struct Stream<S = TcpStream> {
+    socket: S,
     tls: Option<Box<ClientConnection>>,
 }
 
@@ -38,7 +38,14 @@ impl Stream {
         let socket =
             socket.map_err(|error| format!("dial tcp {}: connect: {}", shown(host, port), worded(&error)))?;
         let _ = socket.set_nodelay(true);
-        Ok(Self { socket, tls: None })
+        Ok(Self::over(socket))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
+    /// What is connected already.
+    pub(super) fn over(socket: S) -> Self {
+        Self { socket, tls: None }
     }
 
     /// Speaks TLS from here on.
