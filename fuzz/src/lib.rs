@@ -36,6 +36,7 @@ mod records;
 mod scalars;
 mod server;
 mod source;
+mod spdy;
 mod websocket;
 mod yaml;
 
@@ -78,6 +79,7 @@ pub const TARGETS: &[Target] = &[
     local_endpoint::TARGET,
     kubelet_api::TARGET,
     websocket::TARGET,
+    spdy::TARGET,
     logind::TARGET,
     probes::TARGET,
     server::TARGET,

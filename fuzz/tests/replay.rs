@@ -60,6 +60,7 @@ replayed! {
     local_endpoint_input_gets_an_answer: "local_endpoint",
     kubelet_api_input_is_a_request_or_refused: "kubelet_api",
     websocket_input_is_heard_or_ends_the_session: "websocket",
+    spdy_input_gives_the_same_frames_however_split: "spdy",
     logind_input_is_an_answer_or_an_error: "logind",
     probe_answer_gives_an_outcome_of_bounded_text: "probes",
     server_answers_do_not_break_the_client: "server",
