@@ -16,6 +16,7 @@ mod pods;
 mod pulls;
 mod push;
 mod relay;
+mod rollouts;
 mod setup;
 mod start;
 mod trace;
@@ -49,11 +50,13 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
   nodes   what a node costs a hub with 100, 1,000 and as many real nodes as it has connections for
           (N at most, 10,000 by default); all of them back at once; instructions per renewal
+  rollouts  DaemonSets of 100, 1,000 and 10,000 nodes: what one changed pod costs the hub; an update of
+          100 nodes beside the least time that it could take
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 11] =
-    ["size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes"];
+const SECTIONS: [&str; 12] =
+    ["size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes", "rollouts"];
 
 /// Measured only where it is named.
 const VOLUMES: &str = "volumes";
@@ -169,6 +172,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "calls" => calls::measure(),
         "fleet" => fleet::measure(),
         "nodes" => nodes::measure(options.nodes),
+        "rollouts" => rollouts::measure(),
         _ => load::measure(),
     }
 }
