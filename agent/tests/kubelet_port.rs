@@ -3,6 +3,8 @@
 
 mod net_server;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use kedge_rig::scratch::wait_until;
 use net_server::*;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -15,12 +17,13 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const NODE: &str = "edge-1";
 const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const RIGHTS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Knows the token "good" as user scraper, and lets him see metrics; who comes with a node's certificate may see its health, too.
@@ -63,7 +66,7 @@ fn script(heard: &Heard) -> Reply {
 struct Setup {
     // in this order: what is dropped first ends first
     child: Option<Child>,
-    authority: Authority,
+    authority: Arc<Authority>,
     server: Server,
     folder: Scratch,
     port: SocketAddr,
@@ -71,14 +74,22 @@ struct Setup {
 
 impl Setup {
     fn new() -> Self {
-        let authority = Authority::new("ca");
-        let server = Server::start(&authority, script);
+        Self::with("", |_| script)
+    }
+
+    /// With these fields of the configuration, and this API server.
+    fn with<S: Fn(&Heard) -> Reply + Send + Sync + 'static>(
+        fields: &str,
+        script: impl FnOnce(Arc<Authority>) -> S,
+    ) -> Self {
+        let authority = Arc::new(Authority::new("ca"));
+        let server = Server::start(&authority, script(authority.clone()));
         let Bench { folder, .. } = Bench::new(&authority, server.address);
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         folder.write("clients.pem", &authority.pem);
         let text = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\naddress: {}\nport: {}\n\
-             authentication: {{x509: {{clientCAFile: {}}}}}\n",
+             authentication: {{x509: {{clientCAFile: {}}}}}\n{fields}",
             port.ip(),
             port.port(),
             folder.join("clients.pem").display()
@@ -292,4 +303,63 @@ fn thousand_idle_connections_keep_nobody_out() {
     };
     let open = idle.iter().filter(is_open).count();
     assert!(open <= 16, "{open} are open");
+}
+
+/// Answers for a cluster whose administrator approves each request at once.
+fn signing(authority: Arc<Authority>) -> impl Fn(&Heard) -> Reply + Send + Sync + 'static {
+    let asked = Mutex::new(None);
+    move |heard| {
+        let (path, _) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
+        match (heard.method.as_str(), path) {
+            ("GET", "/api/v1/nodes/edge-1") => {
+                let address = json!({"type": "InternalIP", "address": "127.0.0.1"});
+                Reply::ok(&json!({"status": {"addresses": [address]}}).to_string())
+            }
+            ("POST", REQUESTS) => {
+                *asked.lock().unwrap() = Some(serde_json::from_str::<Value>(&heard.body).unwrap());
+                Reply::Answer(201, "{}".into())
+            }
+            ("GET", path) if path.starts_with(REQUESTS) => match &*asked.lock().unwrap() {
+                Some(asked) if path.ends_with(asked["metadata"]["name"].as_str().unwrap()) => {
+                    let request = BASE64_STANDARD.decode(asked["spec"]["request"].as_str().unwrap()).unwrap();
+                    let signed = authority.sign(&String::from_utf8(request).unwrap());
+                    let status = json!({"certificate": BASE64_STANDARD.encode(signed)});
+                    Reply::ok(&json!({"metadata": {}, "status": status}).to_string())
+                }
+                _ => Reply::status(404, "NotFound", "not found"),
+            },
+            _ => script(heard),
+        }
+    }
+}
+
+#[test]
+fn certificate_is_one_that_the_cluster_signed() {
+    let setup = Setup::with("serverTLSBootstrap: true\n", signing);
+    let signed = setup.folder.join("state/serving/cluster.pem");
+    wait_until("the certificate", PATIENCE, || signed.exists());
+    // TLS takes it at its next look
+    let verified = || {
+        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(setup.authority.store())
+            .with_no_client_auth();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let mut connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut socket = TcpStream::connect(setup.port).unwrap();
+        while connection.is_handshaking() {
+            if connection.complete_io(&mut socket).is_err() {
+                return false;
+            }
+        }
+        true
+    };
+    wait_until("a verified handshake", PATIENCE, verified);
+    let asked = setup.server.counts.heard();
+    let asked = asked.iter().find(|heard| heard.method == "POST" && heard.path == REQUESTS).unwrap();
+    let spec = &serde_json::from_str::<Value>(&asked.body).unwrap()["spec"];
+    assert_eq!(spec["signerName"], "kubernetes.io/kubelet-serving");
+    assert_eq!(spec["usages"], json!(["digital signature", "server auth"]));
+    assert!(!setup.folder.join("state/serving/requested.pem").exists());
 }

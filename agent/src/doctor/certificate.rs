@@ -6,6 +6,11 @@ use crate::net::client::days_since_1970;
 
 /// The end of the validity of a DER certificate, in seconds since 1970.
 pub(super) fn not_after(der: &[u8]) -> Option<u64> {
+    validity(der).map(|(_, end)| end)
+}
+
+/// Beginning and end of the validity of a DER certificate, in seconds since 1970.
+pub(crate) fn validity(der: &[u8]) -> Option<(u64, u64)> {
     let (SEQUENCE, certificate, _) = value(der)? else { return None };
     let (SEQUENCE, mut fields, _) = value(certificate)? else { return None };
     if let (EXPLICIT_VERSION, _, rest) = value(fields)? {
@@ -16,9 +21,10 @@ pub(super) fn not_after(der: &[u8]) -> Option<u64> {
         fields = value(fields)?.2;
     }
     let (SEQUENCE, validity, _) = value(fields)? else { return None };
-    let (_, _, rest) = value(validity)?;
-    let (tag, text, _) = value(rest)?;
-    time(tag, core::str::from_utf8(text).ok()?)
+    let (first, begin, rest) = value(validity)?;
+    let (second, end, _) = value(rest)?;
+    let read = |tag, text| time(tag, core::str::from_utf8(text).ok()?);
+    Some((read(first, begin)?, read(second, end)?))
 }
 
 pub(crate) const SEQUENCE: u8 = 0x30;

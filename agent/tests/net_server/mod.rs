@@ -69,7 +69,13 @@ impl Authority {
         Identity { certificate_pem: certificate.pem(), key_pem: key.serialize_pem(), certificate, key }
     }
 
-    fn store(&self) -> Arc<RootCertStore> {
+    /// A certificate for a request, both in PEM.
+    pub fn sign(&self, request: &str) -> String {
+        let request = rcgen::CertificateSigningRequestParams::from_pem(request).unwrap();
+        request.signed_by(&self.issuer).unwrap().pem()
+    }
+
+    pub fn store(&self) -> Arc<RootCertStore> {
         let mut store = RootCertStore::empty();
         store.add(self.certificate.der().clone()).unwrap();
         Arc::new(store)

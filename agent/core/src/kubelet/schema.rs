@@ -439,7 +439,7 @@ pub static FIELDS: &[Field] = &[
     no_effect("tlsCurvePreferences", Kind::List(&I32)),
     bounded("tlsMinVersion", Kind::Text, Default::None, "VersionTLS12 or VersionTLS13"),
     no_effect("rotateCertificates", Kind::Bool),
-    no_effect("serverTLSBootstrap", Kind::Bool),
+    honoured("serverTLSBootstrap", Kind::Bool, Default::None),
     no_effect("authentication", Kind::Object(AUTHENTICATION)),
     no_effect("authorization", Kind::Object(AUTHORIZATION)),
     honoured("enableDebuggingHandlers", Kind::Bool, Default::None),

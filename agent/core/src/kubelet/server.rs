@@ -41,6 +41,8 @@ pub struct ServerSettings {
     pub refused_ttl: Duration,
     /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: the node makes a certificate.
     pub certificate: Option<CertificateFiles>,
+    /// `serverTLSBootstrap`: it asks the cluster's signer for one.
+    pub requests_certificate: bool,
     /// `tlsMinVersion` is `VersionTLS13`.
     pub only_tls_13: bool,
     /// `enableDebuggingHandlers`: logs, programs in containers, and the configuration.
@@ -92,6 +94,8 @@ impl ServerSettings {
                 certificate: certificate.into(),
                 key: key.into(),
             }),
+            requests_certificate: at(object, "serverTLSBootstrap") == Some(&Value::Bool(true))
+                && certificate.is_none(),
             only_tls_13: text(object, "tlsMinVersion") == Some(TLS_13),
             has_debugging: is_not_false(object, "enableDebuggingHandlers"),
         })

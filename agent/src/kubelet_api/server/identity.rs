@@ -20,6 +20,7 @@ use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
+use super::bootstrap::SIGNED;
 use super::x509;
 use crate::errors::chain;
 use crate::net::kubeconfig::{MAX_CERTIFICATES, MAX_PEM_BYTES, Stamp};
@@ -53,7 +54,7 @@ struct Loaded {
     stamps: Vec<Option<Stamp>>,
 }
 
-type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+pub(super) type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl Identity {
     /// Reads everything for the first time.
@@ -93,7 +94,8 @@ impl Source {
     fn stamps(&self) -> Vec<Option<Stamp>> {
         let certificate = self.settings.certificate.iter().flat_map(|files| [&files.certificate, &files.key]);
         let files = certificate.chain(&self.settings.client_ca_file);
-        files.map(|path| Stamp::of(Path::new(path))).collect()
+        let signed = self.settings.requests_certificate.then(|| self.root_dir.join(SIGNED));
+        files.map(PathBuf::from).chain(signed).map(|path| Stamp::of(&path)).collect()
     }
 
     fn load(&self) -> Result<Loaded, String> {
@@ -105,7 +107,7 @@ impl Source {
                 log::warn!("port {port}: {why}; showing a self-signed certificate instead");
                 self.own()?
             }
-            None => self.own()?,
+            None => self.signed().map_or_else(|| self.own(), Ok)?,
         };
         let provider = Arc::new(default_provider());
         let versions: &[&rustls::SupportedProtocolVersion] =
@@ -140,6 +142,14 @@ impl Source {
         Ok(Loaded { config: Arc::new(config), stamps })
     }
 
+    /// What the cluster has signed.
+    fn signed(&self) -> Option<Chain> {
+        let is_asked = self.settings.requests_certificate;
+        let pem =
+            is_asked.then(|| linux::files(&self.root_dir).read(Path::new(SIGNED), MAX_PEM_BYTES).ok())??;
+        of_pem(&pem, &pem).ok()
+    }
+
     /// The node's own certificate; a new one if there is none for this name.
     fn own(&self) -> Result<Chain, String> {
         let files = linux::files(&self.root_dir);
@@ -172,18 +182,16 @@ fn of_files(files: &CertificateFiles) -> Result<Chain, String> {
     };
     let (certificate, key) =
         (read("tlsCertFile", &files.certificate)?, read("tlsPrivateKeyFile", &files.key)?);
-    let found =
-        of_pem(&certificate, &key).map_err(|why| format!("tlsCertFile {}: {why}", files.certificate))?;
-    // a certificate that is replaced before its key is no pair for a moment
-    let is_pair =
-        rustls::sign::CertifiedKey::from_der(found.0.clone(), found.1.clone_key(), &default_provider());
-    is_pair.map_err(|error| format!("tlsCertFile {} and its key: {error}", files.certificate))?;
-    Ok(found)
+    of_pem(&certificate, &key).map_err(|why| format!("tlsCertFile {} {why}", files.certificate))
 }
 
-fn of_pem(certificate: &[u8], key: &[u8]) -> Result<Chain, String> {
+/// A certificate and its key.
+pub(super) fn of_pem(certificate: &[u8], key: &[u8]) -> Result<Chain, String> {
     let chain = certificates(certificate)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no key in PEM: {error}"))?;
+    // a certificate that is replaced before its key is no pair for a moment
+    rustls::sign::CertifiedKey::from_der(chain.clone(), key.clone_key(), &default_provider())
+        .map_err(|error| format!("and its key are no pair: {error}"))?;
     Ok((chain, key))
 }
 
@@ -212,7 +220,7 @@ mod tests {
         let scratch = Scratch::new("port-identity").unwrap();
         let text = r#"{"address":"127.0.0.1:10250","client_ca_file":"/nowhere","takes_tokens":true,
             "token_ttl":{"secs":1,"nanos":0},"allowed_ttl":{"secs":1,"nanos":0},"refused_ttl":{"secs":1,"nanos":0},
-            "certificate":{"certificate":"/nowhere","key":"/nowhere"},"only_tls_13":false,"has_debugging":true}"#;
+            "certificate":{"certificate":"/nowhere","key":"/nowhere"},"requests_certificate":true,"only_tls_13":false,"has_debugging":true}"#;
         let source = |name: &str| Source {
             settings: serde_json::from_str(text).unwrap(),
             node_name: name.to_owned(),

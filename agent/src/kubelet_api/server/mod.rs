@@ -8,8 +8,9 @@
 //! bounded rate. Left to others: what is served (`kubelet_api`), what the port is configured to (`kedge_core::kubelet`).
 //!
 //! `process` accepts, `identity` is the TLS side of this node, `callers` and `rights` say who asks for what, `reviews` asks the API
-//! server about both, `strangers` bounds those who are not known yet.
+//! server about both, `bootstrap` asks it for a certificate, `strangers` bounds those who are not known yet.
 
+mod bootstrap;
 mod callers;
 mod identity;
 mod process;
@@ -28,7 +29,7 @@ use kedge_core::kubelet::ServerSettings;
 use kedge_platform::workloads;
 use tokio::io::AsyncReadExt as _;
 use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 pub use process::run;
 
@@ -39,6 +40,11 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A process that lived as long did its work.
 const LONG_ENOUGH: Duration = Duration::from_secs(10);
+
+/// Longest word of a process that ends well: in how many seconds it wants to look after its certificate.
+const WORD_BYTES: u64 = 20;
+/// When it is looked after if the process did not say.
+const UNSAID: Duration = Duration::from_secs(300);
 
 /// What `kedge kubelet-port` was asked for.
 #[derive(Debug)]
@@ -55,7 +61,7 @@ pub(crate) fn offer(settings: &ServerSettings, session: Option<&[OsString]>) {
         log::warn!("port {address} stays closed: without an API server nobody can say what a caller may do");
         return;
     };
-    drop(tokio::spawn(keep(address, words)));
+    drop(tokio::spawn(keep(address, words, settings.requests_certificate)));
 }
 
 /// The words that start the process of the port.
@@ -66,11 +72,13 @@ fn words(settings: &ServerSettings, session: &[OsString]) -> Option<Vec<OsString
     Some(words)
 }
 
-async fn keep(address: SocketAddr, words: Vec<OsString>) {
+async fn keep(address: SocketAddr, words: Vec<OsString>, requests_certificate: bool) {
     let mut listener = listen(address).await;
     let mut pause = FIRST_PAUSE;
+    // when the process is to look after its certificate, though nobody connects
+    let mut look = requests_certificate.then(Instant::now);
     loop {
-        let begun = match wait_for_caller(listener).await {
+        let begun = match wait_for_caller(listener, look).await {
             Ok(waited) => {
                 listener = waited;
                 Instant::now()
@@ -82,12 +90,22 @@ async fn keep(address: SocketAddr, words: Vec<OsString>) {
                 continue;
             }
         };
+        let mut is_done = false;
         match start(&words, &listener).await {
             // until then it accepts, not we
-            Ok(mut process) => while matches!(process.read(&mut [0; 16]).await, Ok(1..)) {},
-            Err(error) => log::warn!("port {address}: start the process that serves it: {error}"),
+            Ok(process) => {
+                let mut said = Vec::new();
+                let _ = process.take(WORD_BYTES).read_to_end(&mut said).await;
+                let secs = core::str::from_utf8(&said).ok().and_then(|said| said.parse().ok());
+                is_done = secs.is_some();
+                look = look.map(|_| Instant::now() + secs.map_or(UNSAID, Duration::from_secs));
+            }
+            Err(error) => {
+                log::warn!("port {address}: start the process that serves it: {error}");
+                look = look.map(|_| Instant::now() + UNSAID);
+            }
         }
-        if begun.elapsed() >= LONG_ENOUGH {
+        if is_done || begun.elapsed() >= LONG_ENOUGH {
             pause = FIRST_PAUSE;
         } else {
             sleep(pause).await;
@@ -122,14 +140,23 @@ async fn listen(address: SocketAddr) -> TcpListener {
     }
 }
 
-/// Waits until somebody connects. The socket is watched no longer then: that is the process' matter, and a flood must not wake the agent.
-async fn wait_for_caller(listener: TcpListener) -> io::Result<TcpListener> {
+/// Waits until somebody connects, or a look is due. The socket is watched no longer then: that is the process' matter, and a flood must not wake the agent.
+async fn wait_for_caller(listener: TcpListener, look: Option<Instant>) -> io::Result<TcpListener> {
     #[expect(
         deprecated,
         reason = "its successor is unsafe, for types that name another descriptor later: this one cannot"
     )]
     let watched = AsyncFd::with_interest(listener, tokio::io::Interest::READABLE)?;
-    drop(watched.readable().await?);
+    let due = async {
+        match look {
+            Some(at) => sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ready = watched.readable() => drop(ready?),
+        () = due => {}
+    }
     Ok(watched.into_inner())
 }
 

@@ -16,12 +16,14 @@ use kedge_platform::Clocks as _;
 use kedge_platform::linux::{LinuxClocks, Roots};
 use kedge_platform::workloads;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use super::bootstrap::Bootstrap;
 use super::callers::{User, bearer};
 use super::identity::{Identity, Source};
 use super::reviews::Reviews;
@@ -57,6 +59,12 @@ struct Shared {
     identity: Identity,
     reviews: Reviews,
     settings: ServerSettings,
+    clock: WallClock,
+    /// Keeps a certificate of the cluster's, if that is configured.
+    bootstrap: Option<Arc<Bootstrap>>,
+    /// When it is to look next; notified when it has looked.
+    next_look: Cell<Option<Instant>>,
+    has_looked: Notify,
     node: Arc<Node>,
     strangers: RefCell<Strangers>,
     wrong: RefCell<Wrong>,
@@ -109,12 +117,20 @@ fn shared(options: PortOptions) -> Result<Shared, CommandError> {
         settings: settings.clone(),
         node_name: node_name.clone(),
         root_dir: agent.places.root_dir.clone(),
-        clock,
+        clock: clock.clone(),
     };
+    let bootstrap = settings.requests_certificate.then(|| {
+        let files = kedge_platform::linux::files(&agent.places.root_dir);
+        Arc::new(Bootstrap::new(&api, node_name.clone(), files))
+    });
     Ok(Shared {
         identity: Identity::open(source).map_err(|error| failed("begin", error))?,
         reviews: Reviews::new(&api, node_name, settings.clone()),
         settings,
+        clock,
+        bootstrap,
+        next_look: Cell::new(None),
+        has_looked: Notify::new(),
         node: Arc::new(Node { agent }),
         strangers: RefCell::default(),
         wrong: RefCell::default(),
@@ -135,6 +151,10 @@ async fn serve(
     let mut connections = JoinSet::new();
     let mut idle_since = Instant::now();
     let mut word = [0; 1];
+    let mut has_accepted = false;
+    if let Some(bootstrap) = shared.bootstrap.clone() {
+        drop(tokio::task::spawn_local(keep_certificate(bootstrap, shared.clone())));
+    }
     loop {
         let is_idle = connections.is_empty();
         tokio::select! {
@@ -143,6 +163,7 @@ async fn serve(
             Some(_) = connections.join_next(), if !is_idle => idle_since = Instant::now(),
             accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => match accepted {
                 Ok((socket, from)) => {
+                    has_accepted = true;
                     connections.spawn_local(connection(socket, from.ip(), shared.clone()));
                 }
                 Err(error) => {
@@ -150,14 +171,29 @@ async fn serve(
                     sleep(ACCEPT_PAUSE).await;
                 }
             },
+            // started for that alone
+            () = shared.has_looked.notified(), if is_idle && !has_accepted => break,
             () = tokio::time::sleep_until(idle_since + IDLE), if is_idle => break,
         }
     }
     // in this order: who hears that nobody accepts may listen anew
     drop(listener);
+    let next =
+        shared.next_look.get().map_or(0, |at| at.saturating_duration_since(Instant::now()).as_secs().max(1));
+    let _ = starter.write_all(next.to_string().as_bytes()).await;
     drop(starter);
     while connections.join_next().await.is_some() {}
     Ok(())
+}
+
+async fn keep_certificate(bootstrap: Arc<Bootstrap>, shared: Rc<Shared>) {
+    loop {
+        let (bootstrap, now) = (bootstrap.clone(), (shared.clock)().as_secs());
+        let Ok(next) = tokio::task::spawn_blocking(move || bootstrap.look(now)).await else { return };
+        shared.next_look.set(Some(Instant::now() + next));
+        shared.has_looked.notify_one();
+        sleep(next).await;
+    }
 }
 
 async fn connection(socket: TcpStream, from: IpAddr, shared: Rc<Shared>) {

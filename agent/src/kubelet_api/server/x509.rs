@@ -1,5 +1,5 @@
-//! The few structures of X.509 that the port needs, in DER (RFC 5280, 5915): a self-signed certificate to
-//! write, and the subject of a certificate to read.
+//! The few structures of X.509 that the port needs, in DER (RFC 5280, 5915): a self-signed certificate and
+//! a request to write, and the subject of a certificate to read.
 //!
 //! Always holds: no input panics; a certificate whose subject cannot be read has none. Leaves verification to rustls.
 
@@ -9,6 +9,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject as _;
 
 use crate::doctor::certificate::{EXPLICIT_VERSION, SEQUENCE, value};
 
@@ -36,6 +38,7 @@ const ORGANIZATION: &[u8] = &[0x55, 0x04, 0x0a];
 const KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x0f];
 const ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 const EXTENDED_KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x25];
+const EXTENSION_REQUEST: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
 const SERVER_AUTH: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 
 /// A certificate's subject, as Kubernetes reads it.
@@ -87,6 +90,10 @@ pub(super) fn subject(der: &[u8]) -> Option<Subject> {
 /// # Errors
 /// The machine has no randomness.
 pub(super) fn self_signed(name: &str) -> Result<String, ring::error::Unspecified> {
+    let names = match name.parse() {
+        Ok(address) => Names { addresses: vec![address], ..Names::default() },
+        Err(_) => Names { dns: vec![name.to_owned()], ..Names::default() },
+    };
     let random = SystemRandom::new();
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random)?;
     let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8.as_ref(), &random)
@@ -108,19 +115,59 @@ pub(super) fn self_signed(name: &str) -> Result<String, ring::error::Unspecified
         &validity,
         &subject,
         &public_key(&key),
-        &one(EXPLICIT_3, &extensions(name)),
+        &one(EXPLICIT_3, &extensions(&names)),
     ]);
     let signature = key.sign(&random, &to_sign)?;
     let certificate = sequence(&[&to_sign, &algorithm(), &bits(signature.as_ref())]);
     Ok(pem("CERTIFICATE", &certificate) + &pem("PRIVATE KEY", pkcs8.as_ref()))
 }
 
-fn extensions(name: &str) -> Vec<u8> {
-    let alternative = match name.parse::<IpAddr>() {
-        Ok(IpAddr::V4(address)) => one(IP_ADDRESS, &address.octets()),
-        Ok(IpAddr::V6(address)) => one(IP_ADDRESS, &address.octets()),
-        Err(_) => one(DNS_NAME, name.as_bytes()),
+/// What a server's certificate is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Names {
+    pub(super) dns: Vec<String>,
+    pub(super) addresses: Vec<IpAddr>,
+}
+
+/// A new key in PEM.
+///
+/// # Errors
+/// The machine has no randomness.
+pub(super) fn new_key() -> Result<String, ring::error::Unspecified> {
+    let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new())?;
+    Ok(pem("PRIVATE KEY", pkcs8.as_ref()))
+}
+
+/// A request in PEM (PKCS 10) for a certificate of a node's server, and its name, which belongs to the key; `None`: that is no key of ours.
+pub(super) fn request(node: &str, names: &Names, key: &[u8]) -> Option<(String, String)> {
+    let random = SystemRandom::new();
+    let PrivateKeyDer::Pkcs8(pkcs8) = PrivateKeyDer::from_pem_slice(key).ok()? else { return None };
+    let key =
+        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8.secret_pkcs8_der(), &random).ok()?;
+    let part = |sort: &[u8], text: &str| {
+        one(SET, &sequence(&[&one(OBJECT_ID, sort), &one(UTF8_STRING, text.as_bytes())]))
     };
+    let subject = sequence(&[
+        &part(ORGANIZATION, kedge_api::NODE_GROUP),
+        &part(COMMON_NAME, &format!("{}{node}", kedge_api::NODE_USER_PREFIX)),
+    ]);
+    let attribute = sequence(&[&one(OBJECT_ID, EXTENSION_REQUEST), &one(SET, &extensions(names))]);
+    let to_sign =
+        sequence(&[&one(INTEGER, &[0]), &subject, &public_key(&key), &one(EXPLICIT_VERSION, &attribute)]);
+    let signature = key.sign(&random, &to_sign).ok()?;
+    let request = sequence(&[&to_sign, &algorithm(), &bits(signature.as_ref())]);
+    let digest = ring::digest::digest(&ring::digest::SHA256, key.public_key().as_ref());
+    let hex: String = digest.as_ref()[..10].iter().map(|byte| format!("{byte:02x}")).collect();
+    Some((format!("kedge-serving-{hex}"), pem("CERTIFICATE REQUEST", &request)))
+}
+
+fn extensions(names: &Names) -> Vec<u8> {
+    let addresses = names.addresses.iter().map(|address| match address {
+        IpAddr::V4(address) => one(IP_ADDRESS, &address.octets()),
+        IpAddr::V6(address) => one(IP_ADDRESS, &address.octets()),
+    });
+    let alternative: Vec<u8> =
+        names.dns.iter().map(|name| one(DNS_NAME, name.as_bytes())).chain(addresses).flatten().collect();
     let extension = |id: &[u8], critical: &[u8], content: &[u8]| {
         sequence(&[&one(OBJECT_ID, id), critical, &one(OCTET_STRING, content)])
     };
@@ -181,8 +228,7 @@ fn pem(label: &str, der: &[u8]) -> String {
 mod tests {
     use super::*;
     use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
-    use rustls::pki_types::pem::PemObject as _;
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::pki_types::CertificateDer;
 
     #[test]
     fn subject_is_read_and_no_input_panics() {

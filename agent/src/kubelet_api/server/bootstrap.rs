@@ -1,0 +1,225 @@
+//! `serverTLSBootstrap`: a certificate of the port that the cluster signs, by a CertificateSigningRequest to
+//! `kubernetes.io/kubelet-serving`.
+//!
+//! Always holds: the key is on the disk before the API server is asked, so a restart goes on with the same request and leaves no pile
+//! of them; a certificate is taken only for the key it was asked with; the one before it stays in place until then. Somebody has to approve
+//! the request: until that is done it is looked at less and less often. Blocks. Leaves to others: what TLS shows (`identity`).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use kedge_api::Timestamp;
+use kedge_platform::Files;
+use serde_json::{Value, json};
+
+use super::identity::of_pem;
+use super::x509::{self, Names};
+use crate::doctor::certificate::validity;
+use crate::errors::chain;
+use crate::net::client::{Api, Client, NetError, Request};
+use crate::net::kubeconfig::MAX_PEM_BYTES;
+
+/// The certificate with its key, below `--root-dir`; and a key that was asked about.
+pub(super) const SIGNED: &str = "serving/cluster.pem";
+const REQUESTED: &str = "serving/requested.pem";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+const SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// How long the API server may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Most addresses of a node that a certificate names.
+const MOST_NAMES: usize = 32;
+/// Between looks at a request that waits: half of its age, within these.
+const SHORTEST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Between looks at a certificate that holds: the addresses of the node may change.
+const QUIET: Duration = Duration::from_secs(6 * 3600);
+/// After a look that failed.
+const FAILED: Duration = Duration::from_secs(300);
+
+pub(super) struct Bootstrap {
+    client: Client,
+    node: String,
+    files: Arc<dyn Files>,
+}
+
+impl Bootstrap {
+    pub(super) fn new(api: &Arc<Api>, node: String, files: Arc<dyn Files>) -> Self {
+        Self { client: api.stream("serving-certificate"), node, files }
+    }
+
+    /// Takes the next step, and says when to look again; `now` in seconds since 1970.
+    pub(super) fn look(&self, now: u64) -> Duration {
+        match self.step(now) {
+            Ok(next) => next,
+            Err((why, next)) => {
+                log::warn!("the port's certificate: {why}; looking again in {} s", next.as_secs());
+                next
+            }
+        }
+    }
+
+    fn step(&self, now: u64) -> Result<Duration, (String, Duration)> {
+        let failed = |why: String| (why, FAILED);
+        let node =
+            self.get(&format!("/api/v1/nodes/{}", self.node)).map_err(|error| failed(error.to_string()))?.0;
+        let names = names(&node).ok_or_else(|| failed("the Node's status has no address yet".to_owned()))?;
+        if let Some(due) = self.kept(SIGNED, &names).and_then(|pem| due(&pem))
+            && now < due
+        {
+            return Ok(Duration::from_secs(due - now).min(QUIET));
+        }
+        let key = match self.kept(REQUESTED, &names) {
+            Some(pem) => pem,
+            None => {
+                let key =
+                    x509::new_key().map_err(|_| failed("the machine gives no randomness".to_owned()))?;
+                let pem = format!("{}{key}", line(&names)).into_bytes();
+                self.write(REQUESTED, &pem).map_err(failed)?;
+                pem
+            }
+        };
+        let (name, request) = x509::request(&self.node, &names, &key)
+            .ok_or_else(|| failed(format!("{REQUESTED} holds no key that can be used")))?;
+        let found = match self.get(&format!("{REQUESTS}/{name}")) {
+            Ok(found) => found,
+            Err(error) if error.status() == Some(404) => {
+                self.ask(&name, &request).map_err(|error| failed(error.to_string()))?;
+                log::info!(
+                    "asked for a certificate of the port: CertificateSigningRequest {name} waits to be approved"
+                );
+                return Ok(SHORTEST);
+            }
+            Err(error) => return Err(failed(error.to_string())),
+        };
+        self.judge(&name, &found, &names, &key)
+    }
+
+    /// What became of a request.
+    fn judge(
+        &self,
+        name: &str,
+        (found, date): &(Value, Option<u64>),
+        names: &Names,
+        key: &[u8],
+    ) -> Result<Duration, (String, Duration)> {
+        let conditions = found["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let refused = conditions.iter().find(|one| one["type"] == "Denied" || one["type"] == "Failed");
+        if let Some(refused) = refused {
+            let text = |field: &str| kedge_api::excerpt(refused[field].as_str().unwrap_or_default());
+            let why = format!("request {name} is {}: {}", text("type"), text("message"));
+            // the next is another one
+            self.files.remove(Path::new(REQUESTED)).map_err(|error| (chain(&error), LONGEST))?;
+            return Err((why, LONGEST));
+        }
+        let signed = found["status"]["certificate"].as_str().unwrap_or_default();
+        if signed.is_empty() {
+            let created =
+                found["metadata"]["creationTimestamp"].as_str().and_then(|text| Timestamp::parse(text).ok());
+            let created = created.and_then(|time| u64::try_from(time.micros() / 1_000_000).ok());
+            let age = date.zip(created).map_or(0, |(date, created)| date.saturating_sub(created));
+            return Ok(Duration::from_secs(age / 2).clamp(SHORTEST, LONGEST));
+        }
+        let unusable = |why: String| (format!("the certificate of request {name} {why}"), LONGEST);
+        let pem =
+            BASE64_STANDARD.decode(signed).map_err(|error| unusable(format!("is not base64: {error}")))?;
+        of_pem(&pem, key).map_err(unusable)?;
+        let whole = [line(names).as_bytes(), &pem, b"\n", key].concat();
+        self.write(SIGNED, &whole).map_err(|why| (why, FAILED))?;
+        log::info!("the port has a certificate of the cluster: request {name}");
+        // a rest of it is found out by its names and its certificate
+        let _ = self.files.remove(Path::new(REQUESTED));
+        Ok(SHORTEST)
+    }
+
+    fn ask(&self, name: &str, request: &str) -> Result<(), NetError> {
+        let body = json!({
+            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+            "metadata": {"name": name},
+            "spec": {
+                "request": BASE64_STANDARD.encode(request), "signerName": SIGNER,
+                "usages": ["digital signature", "server auth"],
+            },
+        });
+        self.client.request(&Request::post(REQUESTS, body.to_string().into_bytes(), DEADLINE)).map(drop)
+    }
+
+    fn get(&self, path: &str) -> Result<(Value, Option<u64>), NetError> {
+        let answer = self.client.request(&Request::get(path, DEADLINE))?;
+        Ok((answer.json()?, answer.date_unix_secs))
+    }
+
+    /// A file for these names.
+    fn kept(&self, place: &str, names: &Names) -> Option<Vec<u8>> {
+        let pem = self.files.read(Path::new(place), MAX_PEM_BYTES).ok()?;
+        pem.starts_with(line(names).as_bytes()).then_some(pem)
+    }
+
+    fn write(&self, place: &str, content: &[u8]) -> Result<(), String> {
+        self.files.write_durably(Path::new(place), content).map_err(|error| chain(&error))
+    }
+}
+
+/// The first line of our files: what a certificate is for. PEM ignores it.
+fn line(names: &Names) -> String {
+    let addresses = names.addresses.iter().map(ToString::to_string);
+    let names: Vec<String> = names.dns.iter().cloned().chain(addresses).collect();
+    format!("for {}\n", names.join(" "))
+}
+
+/// What a certificate must name: the addresses that the API server may dial.
+fn names(node: &Value) -> Option<Names> {
+    let mut names = Names::default();
+    let listed = node["status"]["addresses"].as_array()?;
+    for address in listed.iter().take(MOST_NAMES) {
+        let text = address["address"].as_str()?;
+        match (address["type"].as_str()?, text.parse()) {
+            ("InternalIP" | "ExternalIP", Ok(ip)) => names.addresses.push(ip),
+            ("Hostname" | "InternalDNS" | "ExternalDNS", Ok(ip)) => names.addresses.push(ip),
+            ("Hostname" | "InternalDNS" | "ExternalDNS", Err(_))
+                if kedge_api::names::subdomain_complaint(text).is_none() =>
+            {
+                names.dns.push(text.to_owned());
+            }
+            _ => {}
+        }
+    }
+    names.dns.sort();
+    names.dns.dedup();
+    names.addresses.sort();
+    names.addresses.dedup();
+    (!names.dns.is_empty() || !names.addresses.is_empty()).then_some(names)
+}
+
+/// When the next certificate is asked for, in seconds since 1970: after 70 to 90 % of this one's time, which differs from node to node.
+fn due(pem: &[u8]) -> Option<u64> {
+    let (certificates, _) = of_pem(pem, pem).ok()?;
+    let der = certificates.first()?;
+    let (begin, end) = validity(der)?;
+    let spread = u64::from(ring::digest::digest(&ring::digest::SHA256, der).as_ref()[0]);
+    Some(begin + end.saturating_sub(begin) * (7 * 255 + 2 * spread) / 2550)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_addresses_of_the_node() {
+        let node = |addresses: Value| json!({"status": {"addresses": addresses}});
+        let of = |sort: &str, address: &str| json!({"type": sort, "address": address});
+        let found = names(&node(json!([
+            of("InternalIP", "192.0.2.7"),
+            of("Hostname", "edge-1"),
+            of("Hostname", "192.0.2.7"),
+            of("InternalDNS", "bad name"),
+            of("InternalIP", "2001:db8::1"),
+            of("Else", "x"),
+        ])));
+        assert_eq!(line(&found.unwrap()), "for edge-1 192.0.2.7 2001:db8::1\n");
+        assert!(names(&node(json!([]))).is_none());
+        assert!(names(&json!({})).is_none());
+    }
+}
