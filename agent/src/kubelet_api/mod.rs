@@ -13,10 +13,12 @@
 mod exec;
 mod http;
 mod logs;
+mod node_logs;
 mod peer;
 mod pods;
 mod port_forward;
 pub mod server;
+mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -81,6 +83,9 @@ async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Re
             logs::serve(request, exchange, node, [namespace, pod, container]).await
         }
         ("GET", ["pods"]) => pods::serve(exchange, node).await,
+        ("GET", ["stats", "summary"]) => stats::summary(request, exchange, node).await,
+        ("GET", ["metrics", "resource"]) => stats::resource(exchange, node).await,
+        ("GET", ["logs", below @ ..]) => node_logs::serve(request, exchange, node, below).await,
         ("GET" | "POST", ["exec", namespace, pod, container]) => {
             exec::serve(Verb::Exec, request, exchange, node, (namespace, pod, None, container)).await
         }

@@ -143,7 +143,7 @@ fn copy(log: &mut Log, wanted: &mut Wanted, out: &mut impl Write) -> io::Result<
 }
 
 /// Where logs are: as the running agent has it, else by the local configuration.
-fn logs_dir(agent: &AgentOptions) -> Result<PathBuf, CommandError> {
+pub(crate) fn logs_dir(agent: &AgentOptions) -> Result<PathBuf, CommandError> {
     if let Ok(answer) = client::get(&agent.places.socket(), "/configz")
         && let Ok(body) = serde_json::from_slice::<Value>(&answer.body)
         && let Some(directory) = body.pointer("/kubeletconfig/podLogsDir").and_then(Value::as_str)

@@ -7,12 +7,13 @@
 use super::messages;
 use kedge_core::pods::{ContainerUsage, DiskUsage, Measure, PodEvent, PodUid, PodUsage, QosClass};
 use kedge_core::workloads::groups;
+use kedge_platform::linux::{FileSystemUse, MemoryUse, file_system_use};
 use kedge_platform::trees;
 use kedge_platform::workloads::Cgroups;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most files of one directory of a pod that are looked at: of 10 s on flash that reads 50,000 inodes a second with as long a rest.
 const MOST_FILES: u64 = 250_000;
@@ -32,7 +33,76 @@ pub(crate) struct Places {
     pub(crate) logs: PathBuf,
 }
 
+/// What a control group had of the processors, and has of the memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct GroupUsage {
+    pub(crate) processor_time: Option<Duration>,
+    pub(crate) memory: Option<MemoryUse>,
+}
+
+/// What of the disk is a pod's, by parts. What could not be counted to the end is left out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartsOnDisk {
+    /// By container, of all its runs.
+    pub(crate) roots: BTreeMap<String, DiskUsage>,
+    pub(crate) logs: BTreeMap<String, DiskUsage>,
+    pub(crate) volumes: BTreeMap<String, DiskUsage>,
+    /// All of it; None: some of it is left out.
+    pub(crate) sum: Option<DiskUsage>,
+}
+
 impl Places {
+    /// What one control group uses.
+    pub(crate) fn usage_of(&self, group: &str) -> GroupUsage {
+        GroupUsage {
+            processor_time: self.groups.processor_time(group),
+            memory: self.groups.memory_use(group),
+        }
+    }
+
+    /// The file systems with containers' root file systems, logs and volumes.
+    pub(crate) fn file_systems(&self) -> [Option<FileSystemUse>; 3] {
+        [&self.roots, &self.logs, &self.volumes].map(|path| file_system_use(path))
+    }
+
+    /// What of the disk is a pod's. Each file that is looked at is taken off `most`; where that ends, so does the count.
+    pub(crate) fn parts_on_disk(&self, pod: &PodUid, most: &mut u64) -> PartsOnDisk {
+        let mut parts = PartsOnDisk { sum: Some(DiskUsage::default()), ..PartsOnDisk::default() };
+        let mut counted = |path: &Path| {
+            let size = size_within(path, most);
+            parts.sum = parts.sum.zip(size).map(|(sum, size)| sum.plus(size));
+            size
+        };
+        let roots = self.roots.join(pod.as_str());
+        let mut runs: BTreeMap<String, Option<DiskUsage>> = BTreeMap::new();
+        let found = directories(&roots);
+        let mut is_whole = found.is_some();
+        for name in found.unwrap_or_default() {
+            if let Some((container, _)) = name.rsplit_once('-') {
+                let size = counted(&roots.join(&name));
+                let known = runs.entry(container.to_owned()).or_insert(Some(DiskUsage::default()));
+                *known = known.zip(size).map(|(known, size)| known.plus(size));
+            }
+        }
+        let found = directories(&self.logs);
+        is_whole &= found.is_some();
+        let is_its = |name: &&String| name.rsplit_once('_').is_some_and(|(_, uid)| uid == pod.as_str());
+        let logs = found.iter().flatten().find(is_its).map(|name| self.logs.join(name)).unwrap_or_default();
+        let volumes = self.volumes.join(pod.as_str());
+        let mut each = |path: &Path| -> BTreeMap<String, DiskUsage> {
+            let found = directories(path);
+            is_whole &= found.is_some();
+            let names = found.unwrap_or_default().into_iter();
+            names.filter_map(|name| counted(&path.join(&name)).map(|size| (name, size))).collect()
+        };
+        (parts.logs, parts.volumes) = (each(&logs), each(&volumes));
+        // termination messages count, and are no volume
+        parts.volumes.remove(messages::DIRECTORY);
+        parts.sum = parts.sum.filter(|_| is_whole);
+        parts.roots = runs.into_iter().filter_map(|(name, size)| Some((name, size?))).collect();
+        parts
+    }
+
     /// Measures these pods.
     #[must_use]
     pub(crate) fn measure(&self, measure: Measure, pods: &[PodUid]) -> PodEvent {
@@ -59,7 +129,7 @@ impl Places {
     }
 
     /// The pod's control group, of whatever class.
-    fn group_of(&self, pod: &PodUid) -> Option<String> {
+    pub(crate) fn group_of(&self, pod: &PodUid) -> Option<String> {
         let classes = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
         let mut groups = classes.into_iter().map(|qos| groups::pod_group(&self.pods_group, qos, pod));
         groups.find(|group| self.groups.count(group).is_some() || self.groups.working_set(group).is_some())
@@ -119,6 +189,17 @@ fn size_of(path: &Path) -> Option<DiskUsage> {
         Ok(size) => Some(DiskUsage { bytes: size.bytes, inodes: size.inodes }),
         Err(error) => (error.kind() == ErrorKind::NotFound).then(DiskUsage::default),
     }
+}
+
+/// None: there are more files than `most`, or they cannot be looked at.
+fn size_within(path: &Path, most: &mut u64) -> Option<DiskUsage> {
+    let size = match trees::measure(path, *most) {
+        Ok(size) => size,
+        Err(error) => return (error.kind() == ErrorKind::NotFound).then(DiskUsage::default),
+    };
+    let is_whole = size.inodes < *most;
+    *most = most.saturating_sub(size.inodes);
+    is_whole.then_some(DiskUsage { bytes: size.bytes, inodes: size.inodes })
 }
 
 /// The names of the directories there; of one that does not exist there are none.
@@ -201,6 +282,16 @@ mod tests {
         fs::remove_file(&broken).unwrap();
         let PodEvent::PodsMeasured { usages, .. } = places.measure(Measure::Disk, &pods) else { panic!() };
         assert_eq!(usages[1].containers.len() + usages[1].volumes.len(), 0, "a pod may have nothing");
+        let mut most = 1000;
+        let parts = places.parts_on_disk(&pods[0], &mut most);
+        let about = |usage: &BTreeMap<String, DiskUsage>, name: &str, mi| is_about(usage[name].bytes, mi);
+        assert!(about(&parts.roots, "web", 2) && about(&parts.logs, "web", 1), "{parts:?}");
+        assert_eq!(parts.volumes.len(), 1);
+        assert!(about(&parts.volumes, "v", 2) && parts.sum.is_some_and(|sum| is_about(sum.bytes, 7)));
+        assert_eq!(most, 1000 - parts.sum.unwrap().inodes);
+        // the first run's files, and no more
+        let parts = places.parts_on_disk(&pods[0], &mut 4);
+        assert_eq!((parts.roots.len(), parts.logs.len(), parts.sum), (0, 0, None), "{parts:?}");
         fs::remove_dir_all(scratch).unwrap();
     }
 }

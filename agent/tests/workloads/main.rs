@@ -23,5 +23,6 @@ mod sessions;
 mod setup;
 mod sharing;
 mod static_pods;
+mod usage;
 mod volumes;
 mod whole;

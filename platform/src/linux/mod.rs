@@ -5,6 +5,7 @@
 //!
 //! Leaves to others: nothing is decided here.
 
+mod beneath;
 mod claim;
 mod clocks;
 mod disk;
@@ -18,6 +19,7 @@ pub mod slots;
 mod stack;
 pub mod state;
 mod supervisor;
+mod usage;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -33,6 +35,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use crate::exit::RecordedExit;
 use crate::files::{DurableFiles, Files, Kind, ReadError};
 
+pub use beneath::{Beneath, open_beneath};
 pub use claim::{Awaited, Claim, Holder, claim, holders};
 pub use clocks::LinuxClocks;
 pub use disk::{LinuxDisk, allocate};
@@ -43,8 +46,13 @@ pub use place::{make_way, make_way_alone, set_aside_from};
 pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
 pub use stack::give_back_stack;
 pub use supervisor::NotifySocket;
+pub use usage::{
+    FileSystemUse, InodeUse, InterfaceUse, MemoryUse, booted_at, file_system_use, interfaces, memory_use,
+    processor_time,
+};
 
 pub(crate) use disk::{find_file, read_up_to, reopen};
+pub(crate) use usage::word_after;
 
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::{Command, Stdio};
 
-use super::probe::probe;
+use super::probe::control_groups;
 use super::{GroupLimits, Settings, process};
 use crate::linux::Roots;
 
@@ -72,7 +72,7 @@ pub fn stand_apart(settings: Option<&Settings>) {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     let Some(settings) = settings else { return };
     let Some((parent, _)) = settings.shims_group.rsplit_once('/') else { return };
-    let cgroups = probe(&Roots::default(), &settings.crun).cgroups;
+    let cgroups = control_groups(&Roots::default());
     let group = format!("{parent}/{GROUP}");
     let limits = GroupLimits { cpu_shares: Some(SHARES), ..GroupLimits::default() };
     let _ = cgroups.make(&group, &limits);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::process::ProcessFd;
-use crate::linux::read_up_to;
+use crate::linux::{InterfaceUse, MemoryUse, Roots, interfaces, read_up_to, word_after};
 
 /// Longest file of a group that is read, in bytes: a list of 100,000 processes.
 const FILE_BYTES: usize = 1024 * 1024;
@@ -110,16 +110,68 @@ impl Cgroups {
     /// The memory that the group's processes could not give back: what they have but for files that nobody used lately, as the kubelet
     /// counts it. `None`: there is no such group, or it does not count.
     pub fn working_set(&self, group: &str) -> Option<u64> {
-        let (root, used, unused) = match self {
-            Self::V2(root) => (root.as_path(), "memory.current", "inactive_file "),
-            Self::V1(_) => (self.tree_of("memory")?, "memory.usage_in_bytes", "total_inactive_file "),
+        let memory = self.memory_files(group)?;
+        Some(memory.working_set())
+    }
+
+    /// What of the machine's memory the group has. `None`: there is no such group, or it does not count.
+    pub fn memory_use(&self, group: &str) -> Option<MemoryUse> {
+        let memory = self.memory_files(group)?;
+        let number = |file: &str| read(&memory.directory.join(file)).ok()?.trim().parse::<u64>().ok();
+        let of = |v2: &str, v1: &str| word_after(&memory.stat, if memory.is_unified { v2 } else { v1 });
+        let limit = number(if memory.is_unified { "memory.max" } else { "memory.limit_in_bytes" });
+        let working_set = memory.working_set();
+        Some(MemoryUse {
+            used: memory.used,
+            working_set,
+            // v1 has a number of pages for no limit
+            available: limit.filter(|limit| *limit < 1 << 62).map(|limit| limit.saturating_sub(working_set)),
+            anonymous: of("anon", "total_rss"),
+            faults: of("pgfault", "total_pgfault"),
+            major_faults: of("pgmajfault", "total_pgmajfault"),
+            swapped: number("memory.swap.current").or_else(|| word_after(&memory.stat, "total_swap")),
+            swap_available: None,
+        })
+    }
+
+    fn memory_files(&self, group: &str) -> Option<MemoryFiles> {
+        let root = match self {
+            Self::V2(root) => root.as_path(),
+            Self::V1(_) => self.tree_of("memory")?,
             Self::Absent => return None,
         };
+        let is_unified = matches!(self, Self::V2(_));
         let directory = below(root, group).ok()?;
+        let used = if is_unified { "memory.current" } else { "memory.usage_in_bytes" };
         let used: u64 = read(&directory.join(used)).ok()?.trim().parse().ok()?;
         let stat = read(&directory.join("memory.stat")).ok()?;
-        let unused = stat.lines().find_map(|line| line.strip_prefix(unused)?.trim().parse::<u64>().ok());
-        Some(used.saturating_sub(unused.unwrap_or(0)))
+        Some(MemoryFiles { directory, is_unified, used, stat })
+    }
+
+    /// The processor time that the group's processes had. `None`: there is no such group, or it does not count.
+    pub fn processor_time(&self, group: &str) -> Option<Duration> {
+        match self {
+            Self::V2(root) => {
+                let stat = read(&below(root, group).ok()?.join("cpu.stat")).ok()?;
+                word_after(&stat, "usage_usec").map(Duration::from_micros)
+            }
+            Self::V1(_) => {
+                let path = below(self.tree_of("cpuacct")?, group).ok()?.join("cpuacct.usage");
+                read(&path).ok()?.trim().parse().ok().map(Duration::from_nanos)
+            }
+            Self::Absent => None,
+        }
+    }
+
+    /// What has passed through the network of the group's processes. `None`: it is the machine's, or there is no process to ask by.
+    pub fn interfaces(&self, group: &str, roots: &Roots) -> Option<Vec<InterfaceUse>> {
+        let pid = self.processes(group).first()?.to_string();
+        let network = |pid: &str| fs::read_link(roots.proc.join(pid).join("ns/net")).ok();
+        let found = interfaces(roots, &pid);
+        let is_own = network(&pid)? != network("self")?;
+        // its ID may have passed to another process meanwhile
+        let is_its = self.processes(group).first()?.to_string() == pid;
+        (is_own && is_its).then_some(found)
     }
 
     /// How many processes and threads the group has. `None`: there is no such group, or it does not count.
@@ -295,6 +347,21 @@ impl Cgroups {
     }
 }
 
+/// What the kernel says of a group's memory.
+struct MemoryFiles {
+    directory: PathBuf,
+    is_unified: bool,
+    used: u64,
+    stat: String,
+}
+
+impl MemoryFiles {
+    fn working_set(&self) -> u64 {
+        let unused = if self.is_unified { "inactive_file" } else { "total_inactive_file" };
+        self.used.saturating_sub(word_after(&self.stat, unused).unwrap_or(0))
+    }
+}
+
 /// v1's shares (2 to 262144) as v2's weight (1 to 10000), by the line that crun and the kubelet draw between the two ranges.
 pub fn weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
@@ -440,16 +507,28 @@ mod tests {
             ("memory.current", "1000\n"),
             ("memory.usage_in_bytes", "2000\n"),
             ("memory.stat", "anon 5\ninactive_file 300\ntotal_inactive_file 400\n"),
+            ("memory.max", "900\n"),
+            ("memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory.swap.current", "3\n"),
+            ("cpu.stat", "usage_usec 1500000\nuser_usec 1\n"),
+            ("cpuacct.usage", "2500000000\n"),
             ("pids.current", "7\n"),
         ] {
             fs::write(group.join(file), text).unwrap();
         }
         let v2 = Cgroups::V2(scratch.clone());
-        let v1 = ["memory", "pids"].map(|name| (name.to_owned(), scratch.clone()));
+        let v1 = ["memory", "pids", "cpuacct"].map(|name| (name.to_owned(), scratch.clone()));
         let v1 = Cgroups::V1(v1.to_vec());
         assert_eq!((v2.working_set("/a/b"), v2.count("/a/b")), (Some(700), Some(7)));
         assert_eq!((v1.working_set("/a/b"), v1.count("/a/b")), (Some(1600), Some(7)));
         assert_eq!((v2.working_set("/a/c"), v2.count("/a/c")), (None, None), "unknown is not zero");
+        let time = |groups: &Cgroups| groups.processor_time("/a/b").map(|time| time.as_millis());
+        assert_eq!((time(&v2), time(&v1), v2.processor_time("/a/c")), (Some(1500), Some(2500), None));
+        let memory = v2.memory_use("/a/b").unwrap();
+        assert_eq!((memory.used, memory.working_set, memory.available), (1000, 700, Some(200)));
+        assert_eq!((memory.anonymous, memory.swapped, memory.faults), (Some(5), Some(3), None));
+        let memory = v1.memory_use("/a/b").unwrap();
+        assert_eq!((memory.used, memory.working_set, memory.available), (2000, 1600, None));
         let _ = fs::remove_dir_all(scratch);
     }
 

@@ -69,6 +69,11 @@ pub fn has_apparmor(roots: &Roots) -> bool {
     text(&roots.sys.join("module/apparmor/parameters/enabled")).trim() == "Y"
 }
 
+/// The trees of control groups of this machine, by reading alone.
+pub fn control_groups(roots: &Roots) -> Cgroups {
+    trees(&text(&roots.proc.join("self/mounts")), &|unified| text(&unified.join("cgroup.controllers"))).0
+}
+
 /// Looks at the board.
 pub fn probe(roots: &Roots, crun: &Crun) -> Board {
     let mounts = text(&roots.proc.join("self/mounts"));

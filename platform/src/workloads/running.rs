@@ -34,6 +34,13 @@ pub fn running_pods(settings: &Settings) -> Vec<RunningPod> {
     .collect()
 }
 
+/// When a run of a container began, in microseconds since 1970. `None`: it has not begun, or is not there any more.
+pub fn started_at(settings: &Settings, id: &ContainerId) -> Option<i64> {
+    let places = Places { run: settings.run.clone(), data: settings.data.clone() };
+    let state: StateRecord = Records::of(&places.bundle(id)).read(STATE).ok()??;
+    Some(state.started_at)
+}
+
 fn running_in(places: &Places, uid: &str) -> Vec<ContainerId> {
     let runs = names(&places.containers(uid)).into_iter().filter_map(|name| ContainerId::parse(uid, &name));
     let mut last = BTreeMap::new();

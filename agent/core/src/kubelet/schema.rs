@@ -446,8 +446,9 @@ pub static FIELDS: &[Field] = &[
     no_effect("enableContentionProfiling", Kind::Bool),
     no_effect("enableProfilingHandler", Kind::Bool),
     no_effect("enableDebugFlagsHandler", Kind::Bool),
-    no_effect("enableSystemLogHandler", Kind::Bool),
-    no_effect("enableSystemLogQuery", Kind::Bool),
+    // read by the sessions that serve the logs
+    honoured("enableSystemLogHandler", Kind::Bool, Default::None),
+    honoured("enableSystemLogQuery", Kind::Bool, Default::None),
     no_effect("showHiddenMetricsForVersion", Kind::Text),
     // the kubelet's client, process, and machine
     no_effect("eventRecordQPS", COUNT).took(I32),
