@@ -187,6 +187,14 @@ const PROOFS: &[(&str, &str)] = &[
     ),
     ("audit log on disk", "tests/api/audit.rs: full_log_pushes_out_its_oldest_file"),
     ("audit log on disk", "src/audit/rotating.rs: log_is_rotated_and_bounded"),
+    (
+        "nodes that a request for `metrics.k8s.io` has asked, and that are asked at a time",
+        "src/server/usage.rs: request_asks_so_many_nodes_and_those_it_knows_once",
+    ),
+    (
+        "nodes that a request for `metrics.k8s.io` has asked, and that are asked at a time",
+        "tests/api/usage.rs: slow_node_holds_up_nobody_and_its_late_answer_counts",
+    ),
     ("continue token", "tests/limits.rs: continue_token_expires"),
     ("continue token", "core/src/continue_token.rs: token_is_read_as_written_until_it_expires"),
 ];

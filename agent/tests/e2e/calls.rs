@@ -100,7 +100,34 @@ fn check_forms(setup: &Setup) {
     assert_eq!(configz["kubeletconfig"]["kind"], "KubeletConfiguration");
     let metrics = kubectl.run(&["get", "--raw", "/api/v1/nodes/edge-1/proxy/metrics"]).unwrap();
     assert!(metrics.contains("kedge_lease_renewals_total"), "{metrics}");
+    check_usage(setup);
     wait_until("sessions to end", PATIENCE, || sessions(setup) == 0);
+}
+
+/// What the machine uses, and its logs.
+#[track_caller]
+fn check_usage(setup: &Setup) {
+    let kubectl = setup.cluster.kubectl();
+    let proxy = "/api/v1/nodes/edge-1/proxy";
+    let summary = kubectl.raw(&format!("{proxy}/stats/summary")).unwrap();
+    assert_eq!(summary["node"]["nodeName"], NODE);
+    for field in [
+        "cpu/usageNanoCores",
+        "memory/workingSetBytes",
+        "fs/usedBytes",
+        "rlimit/maxpid",
+        "network/interfaces",
+    ] {
+        assert!(summary.pointer(&format!("/node/{field}")).is_some(), "{field}: {summary}");
+    }
+    let small = kubectl.raw(&format!("{proxy}/stats/summary?only_cpu_and_memory=true")).unwrap();
+    assert!(small["node"]["fs"].is_null() && small["node"]["memory"].is_object(), "{small}");
+    let metrics = kubectl.run(&["get", "--raw", &format!("{proxy}/metrics/resource")]).unwrap();
+    assert!(metrics.contains("\nnode_memory_working_set_bytes "), "{metrics}");
+    let listed = kubectl.run(&["get", "--raw", &format!("{proxy}/logs/")]).unwrap();
+    assert!(listed.starts_with("<pre>\n"), "{listed}");
+    let top = kubectl.run(&["top", "nodes"]).unwrap();
+    assert!(top.contains("CPU(cores)") && top.contains(NODE), "{top}");
 }
 
 #[test]
@@ -114,6 +141,8 @@ fn kubectl_logs_works_without_watches() {
     let (setup, _) = with_logs("calls-frugal", "kedge:\n  watch: 'off'\n");
     let begun = setup.cluster.kubectl().run(&["logs", "web", "--tail=1"]);
     assert_eq!(begun.unwrap(), "three\n");
+    let top = setup.cluster.kubectl().run(&["top", "nodes"]).unwrap_err().to_string();
+    assert!(top.contains("(without watches it hears of a call with its next renewal only): edge-1"), "{top}");
 }
 
 /// `kubectl logs -f`, and what it prints.

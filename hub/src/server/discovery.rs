@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::request::media_ranges;
 use super::respond::{self, Body};
-use super::route::VIRTUAL_GROUPS;
+use super::route::{METRICS, VIRTUAL_GROUPS};
 use kedge_hub_core::kinds::{self, Kind, schema};
 
 /// The requested version of the aggregated form, if any.
@@ -30,13 +30,13 @@ fn aggregated(accept: &str) -> Option<&'static str> {
 /// All groups but the core one, with their versions.
 fn named_groups() -> Vec<(&'static str, &'static str)> {
     let kinds = kinds::group_versions().into_iter().filter(|(group, _)| !group.is_empty());
-    let mut groups: Vec<_> = kinds.chain(VIRTUAL_GROUPS).collect();
+    let mut groups: Vec<_> = kinds.chain(VIRTUAL_GROUPS).chain([METRICS]).collect();
     groups.sort_by_key(|(group, _)| ORDER.iter().position(|known| known == group));
     groups
 }
 
 /// Upstream's order of groups: the first one that has a resource of a name is the one that `kubectl get` asks.
-const ORDER: [&str; 7] = [
+const ORDER: [&str; 8] = [
     "apps",
     "events.k8s.io",
     "authentication.k8s.io",
@@ -44,6 +44,8 @@ const ORDER: [&str; 7] = [
     "certificates.k8s.io",
     "policy",
     "coordination.k8s.io",
+    // of a server behind the API server, so after all others
+    "metrics.k8s.io",
 ];
 
 /// What clients compare to notice that objects are stored under another type than before; upstream's computation.
@@ -121,6 +123,14 @@ pub(super) fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &
     }
 }
 
+/// What is read and never stored: plural, kind, and whether it has a namespace.
+fn measured(group: &str) -> &'static [(&'static str, &'static str, bool)] {
+    match group == METRICS.0 {
+        true => &[("nodes", "NodeMetrics", false), ("pods", "PodMetrics", true)],
+        false => &[],
+    }
+}
+
 fn kinds_of<'a>(group: &'a str, version: &'a str) -> impl Iterator<Item = &'static Kind> + 'a {
     kinds::served().filter(move |kind| kind.group == group && kind.version == version)
 }
@@ -158,6 +168,10 @@ pub(super) fn resources(group: &str, version: &str) -> Response<Body> {
     for (plural, singular, kind, namespaced) in posted_to(group) {
         resources.push(json!({
             "name": plural, "singularName": singular, "namespaced": namespaced, "kind": kind, "verbs": ["create"]}));
+    }
+    for (plural, kind, namespaced) in measured(group) {
+        resources.push(json!({
+            "name": plural, "singularName": "", "namespaced": namespaced, "kind": kind, "verbs": ["get", "list"]}));
     }
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
     let list = json!({
@@ -225,6 +239,11 @@ fn aggregated_resources(group: &str, version: &str) -> Vec<Value> {
         resources.push(json!({
             "resource": plural, "responseKind": response_kind(kind), "scope": scope(*namespaced), "singularResource": singular,
             "verbs": ["create"]}));
+    }
+    for (plural, kind, namespaced) in measured(group) {
+        resources.push(json!({
+            "resource": plural, "responseKind": response_kind(kind), "scope": scope(*namespaced), "singularResource": "",
+            "verbs": ["get", "list"]}));
     }
     resources
 }

@@ -21,7 +21,7 @@ use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
     calls, discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, steps,
-    subresources, tokens, watch,
+    subresources, tokens, usage, watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -130,13 +130,14 @@ async fn answer(
                 Method::PATCH => "patch",
                 _ => "delete",
             };
-            let outcome = match authorize_target(&context, verb, &target, None) {
+            let outcome = match may_ask_node(&context, verb, &target, &path) {
                 Ok(()) => node_streams::proxy(&context, &target.name, &path).await,
                 Err(refused) => Err(refused),
             };
             audit(&context, verb, &target, &outcome);
             outcome
         }
+        Route::Usage(asked) => usage::answer(&context, server, &asked).await,
         Route::Call { node, id } => calls::take(&context, &node, &id),
         Route::NodeAccess { node, verb } => {
             let outcome = node_access(&context, &node, verb, body).await;
@@ -243,6 +244,20 @@ fn authorize_target(
     context.authorize(&attributes)
 }
 
+/// As a kubelet judges: by the right to all that a node serves, or to this part of it.
+fn may_ask_node(
+    context: &RequestContext<'_>,
+    verb: &str,
+    target: &Target,
+    path: &[String],
+) -> Result<(), ApiError> {
+    authorize_target(context, verb, target, None).or_else(|refused| {
+        let Some(part) = node_streams::part(path) else { return Err(refused) };
+        let attributes = Attributes { subresource: part, ..attributes(verb, target, None) };
+        context.authorize(&attributes).map_err(|_| refused)
+    })
+}
+
 fn authorize_path(context: &RequestContext<'_>) -> Result<(), ApiError> {
     let method = context.parts.method.as_str().to_ascii_lowercase();
     let attributes = Attributes { verb: &method, path: context.parts.uri.path(), ..Attributes::default() };
@@ -288,6 +303,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         | Route::Bindings(_)
         | Route::NodeAccess { .. }
         | Route::NodeProxy { .. }
+        | Route::Usage(_)
         | Route::Call { .. }
         | Route::Unknown => Err(ApiError::path_not_found()),
     }

@@ -37,6 +37,7 @@ mod steps;
 mod stream;
 mod subresources;
 mod tokens;
+mod usage;
 mod view;
 mod watch;
 

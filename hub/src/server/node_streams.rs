@@ -20,9 +20,19 @@ use super::route::Target;
 /// Parameters of a log that go to the node as they are.
 const OF_LOGS: [&str; 8] =
     ["follow", "limitBytes", "previous", "sinceSeconds", "sinceTime", "stream", "tailLines", "timestamps"];
-/// What may be asked of a node's own API.
-const OF_NODES: [&[&str]; 6] =
-    [&["configz"], &["healthz"], &["metrics"], &["metrics", "resource"], &["pods"], &["stats", "summary"]];
+/// What may be asked of a node's own API, and the subresource whose right suffices for it. Logs have paths of their own below.
+const OF_NODES: [(&[&str], &str); 7] = [
+    (&["configz"], "configz"),
+    (&["healthz"], "healthz"),
+    (&["logs"], "log"),
+    (&["metrics"], "metrics"),
+    (&["metrics", "resource"], "metrics"),
+    (&["pods"], "pods"),
+    (&["stats", "summary"], "stats"),
+];
+/// Parameters of a node's own API that go to it as they are.
+const OF_NODE_LOGS: [&str; 6] = ["boot", "pattern", "query", "sinceTime", "tailLines", "untilTime"];
+const OF_STATS: [&str; 1] = ["only_cpu_and_memory"];
 
 /// `GET .../log`, `GET` or `POST` of `.../exec`, `.../attach`, `.../portforward`.
 pub(super) async fn answer(
@@ -62,6 +72,16 @@ pub(super) async fn answer(
     calls::open(context, node, asked).await
 }
 
+/// The subresource of nodes whose right suffices for this path of a node's API, as a kubelet has it; None: nothing is served there.
+pub(super) fn part(segments: &[String]) -> Option<&'static str> {
+    let is_name = |name: &String| !matches!(name.as_str(), "." | "..");
+    let known = match segments {
+        [first, below @ ..] if first == "logs" && below.iter().all(is_name) => &segments[..1],
+        whole => whole,
+    };
+    OF_NODES.iter().find(|(path, _)| path.iter().eq(known)).map(|(_, part)| *part)
+}
+
 /// `GET /api/v1/nodes/NAME/proxy/...`.
 pub(super) async fn proxy(
     context: &RequestContext<'_>,
@@ -74,11 +94,14 @@ pub(super) async fn proxy(
     if context.server.hub.get(&NODE, "", node).is_none() {
         return Err(ApiError::not_found(&NODE, node));
     }
+    let names: &'static [&'static str] = match part(segments).ok_or_else(ApiError::path_not_found)? {
+        "log" => &OF_NODE_LOGS,
+        "stats" => &OF_STATS,
+        _ => &[],
+    };
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-    if !OF_NODES.contains(&&*segments) {
-        return Err(ApiError::path_not_found());
-    }
-    calls::open(context, node, Asked::get(path(&segments))).await
+    let names = names.iter().map(|name| (*name, *name));
+    calls::open(context, node, Asked::get(with_query(path(&segments), names, &context.parameters))).await
 }
 
 fn path(segments: &[&str]) -> String {
@@ -142,6 +165,24 @@ mod tests {
         let names = [("command", "command"), ("stdin", "input")].into_iter();
         let query = with_query(path(&["exec", "n", "p/..", "c"]), names, &parameters);
         assert_eq!(query, "/exec/n/p%2F../c?command=sh&command=a%20%26b&input=true");
+    }
+
+    #[test]
+    fn paths_of_a_node_have_their_rights() {
+        let check = |path: &str, expect: Option<&str>| {
+            let segments: Vec<String> =
+                path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
+            assert_eq!(part(&segments), expect, "{path}");
+        };
+        check("stats/summary", Some("stats"));
+        check("metrics", Some("metrics"));
+        check("metrics/resource", Some("metrics"));
+        check("logs", Some("log"));
+        check("logs/pods/a b/0.log", Some("log"));
+        for absent in ["", "stats", "metrics/cadvisor", "logs/../x", "logs/.", "run/a", "containerLogs/n/p/c"]
+        {
+            check(absent, None);
+        }
     }
 
     #[test]

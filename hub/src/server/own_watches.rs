@@ -45,6 +45,11 @@ impl OwnWatches {
         locked(&self.calls).clone()
     }
 
+    /// Whether the node would hear of a call at once.
+    pub(super) fn is_watching(&self) -> bool {
+        locked(&self.of_node).iter().any(Reminder::is_open)
+    }
+
     /// A call waits for the node.
     pub(super) fn call(&self, id: &Arc<str>) {
         locked(&self.calls).push(Arc::clone(id));

@@ -2,6 +2,8 @@
 
 use kedge_hub_core::kinds::{self, Kind};
 
+use super::usage::Asked;
+
 /// Longest path; names are at most 253 bytes each.
 const MAX_PATH_BYTES: usize = 2048;
 
@@ -56,6 +58,8 @@ pub(super) enum Route {
     NodeAccess { node: String, verb: AccessVerb },
     /// `/api/v1/nodes/NAME/proxy/...`: what is asked of the node.
     NodeProxy { node: String, path: Vec<String> },
+    /// `/apis/metrics.k8s.io/v1beta1/...`: what nodes and pods use.
+    Usage(Asked),
     /// `/apis/kedge.dev/v1/nodes/NAME/calls/ID`: a node takes a call.
     Call { node: String, id: String },
     /// `/kedge/rollouts/NAMESPACE/NAME`: how the update of a DaemonSet goes.
@@ -129,6 +133,7 @@ pub(super) fn parse(path: &str) -> Route {
         ["apis", "kedge.dev", "v1", "nodes", node, "calls", id] => {
             Route::Call { node: (*node).to_owned(), id: (*id).to_owned() }
         }
+        ["apis", group, version, rest @ ..] if (*group, *version) == METRICS => usage(rest),
         ["api", version, rest @ ..] => target("", version, rest),
         ["apis", group, version, rest @ ..] => target(group, version, rest),
         ["openapi", "v2"] => Route::OpenApiV2,
@@ -158,12 +163,17 @@ pub(super) fn parse(path: &str) -> Route {
 pub(super) const VIRTUAL_GROUPS: [(&str, &str); 3] =
     [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1"), ("policy", "v1")];
 
+/// What nodes and pods use, which nodes are asked about.
+pub(super) const METRICS: (&str, &str) = ("metrics.k8s.io", "v1beta1");
+
 fn is_served(group: &str, version: &str) -> bool {
-    kinds::group_versions().contains(&(group, version)) || VIRTUAL_GROUPS.contains(&(group, version))
+    let known = (group, version);
+    kinds::group_versions().contains(&known) || VIRTUAL_GROUPS.contains(&known) || known == METRICS
 }
 
 fn group_of(group: &str) -> Route {
-    let served = kinds::group_versions().iter().chain(&VIRTUAL_GROUPS).any(|(known, _)| *known == group);
+    let mut groups = kinds::group_versions().into_iter().chain(VIRTUAL_GROUPS).chain([METRICS]);
+    let served = groups.any(|(known, _)| known == group);
     if served && !group.is_empty() { Route::Group(group.to_owned()) } else { Route::Unknown }
 }
 
@@ -221,6 +231,18 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
     }
 }
 
+fn usage(rest: &[&str]) -> Route {
+    let (resource, namespace, name) = match rest {
+        ["nodes"] => ("nodes", "", ""),
+        ["nodes", name] => ("nodes", "", *name),
+        ["pods"] => ("pods", "", ""),
+        ["namespaces", namespace, "pods"] => ("pods", *namespace, ""),
+        ["namespaces", namespace, "pods", name] => ("pods", *namespace, *name),
+        _ => return Route::Unknown,
+    };
+    Route::Usage(Asked { resource, namespace: namespace.to_owned(), name: name.to_owned() })
+}
+
 fn node_access(node: &str, verb: AccessVerb) -> Route {
     Route::NodeAccess { node: node.to_owned(), verb }
 }
@@ -273,6 +295,17 @@ mod tests {
         check("/api/v1/nodes/a/proxy", "NodeProxy { node: \"a\", path: [] }");
         check("/api/v1/nodes/a/proxy/%2e%2e/x", "NodeProxy { node: \"a\", path: [\"..\", \"x\"] }");
         check("/apis/kedge.dev/v1/nodes/a/calls/1", "Call { node: \"a\", id: \"1\" }");
+        let usage = |resource: &str, namespace: &str, name: &str| {
+            format!("Usage(Asked {{ resource: {resource:?}, namespace: {namespace:?}, name: {name:?} }})")
+        };
+        let metrics = "/apis/metrics.k8s.io/v1beta1";
+        check(metrics, "Resources(\"metrics.k8s.io\", \"v1beta1\")");
+        check("/apis/metrics.k8s.io", "Group(\"metrics.k8s.io\")");
+        check(&format!("{metrics}/nodes"), &usage("nodes", "", ""));
+        check(&format!("{metrics}/nodes/a"), &usage("nodes", "", "a"));
+        check(&format!("{metrics}/pods"), &usage("pods", "", ""));
+        check(&format!("{metrics}/namespaces/n/pods"), &usage("pods", "n", ""));
+        check(&format!("{metrics}/namespaces/n/pods/p"), &usage("pods", "n", "p"));
         check("/kedge/nodes", "Nodes");
         check("/kedge/nodes/a/revoke", "NodeAccess { node: \"a\", verb: Revoke }");
         check("/kedge/nodes/a/readmit", "NodeAccess { node: \"a\", verb: Readmit }");
@@ -311,6 +344,9 @@ mod tests {
             "/api/v1/nodes/a%00b",
             "/apis/kedge.dev/v1/nodes/a/calls",
             "/apis/kedge.dev/v1",
+            "/apis/metrics.k8s.io/v1/nodes",
+            "/apis/metrics.k8s.io/v1beta1/pods/p",
+            "/apis/metrics.k8s.io/v1beta1/nodes/n/status",
             "/metrics/x",
             "/apis/",
         ] {

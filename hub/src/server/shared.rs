@@ -9,6 +9,7 @@ use super::calls::Calls;
 use super::handshakes::Handshakes;
 use super::large::Large;
 use super::limits::Limits;
+use super::usage::NodeUsages;
 use crate::capacity::Capacity;
 use crate::hub::Hub;
 
@@ -25,6 +26,7 @@ pub(crate) struct Server {
     pub(super) large: Large,
     pub(super) credentials: Credentials,
     pub(super) calls: Arc<Calls>,
+    pub(super) usages: NodeUsages,
 }
 
 impl Server {
@@ -37,6 +39,7 @@ impl Server {
             handshakes: Arc::new(Handshakes::new(capacity.handshakes)),
             large: Large::new(capacity.large_workers),
             calls: Arc::default(),
+            usages: NodeUsages::default(),
         }
     }
 }

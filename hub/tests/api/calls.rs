@@ -12,7 +12,7 @@ const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
 const UPGRADE: [(&str, &str); 2] = [("connection", "Upgrade"), ("upgrade", "kedge-session")];
 
 /// A node with a Lease and a pod `p` that is bound to it.
-fn with_pod(hub: &Hub) -> Client {
+pub(crate) fn with_pod(hub: &Hub) -> Client {
     with_node(hub, "edge-1", "p")
 }
 
@@ -27,13 +27,13 @@ fn with_node(hub: &Hub, name: &str, pod: &str) -> Client {
 }
 
 /// Asks on a thread, and on a connection of its own.
-fn asks(client: &Client, path: &str) -> thread::JoinHandle<Reply> {
+pub(crate) fn asks(client: &Client, path: &str) -> thread::JoinHandle<Reply> {
     let (mut client, path) = (client.another(), path.to_owned());
     thread::spawn(move || client.get(&path))
 }
 
 /// The path of the call that the watch of the own Node tells of next.
-fn called(watch: &mut super::server::Watch) -> String {
+pub(crate) fn called(watch: &mut super::server::Watch) -> String {
     loop {
         let event = watch.next().expect("the watch has not ended");
         if let Some(ids) = event["object"]["metadata"]["annotations"]["kedge.dev/calls"].as_str() {
@@ -50,7 +50,7 @@ fn path_of(id: &str) -> String {
     format!("/apis/kedge.dev/v1/nodes/edge-1/calls/{id}")
 }
 
-fn own_watch(node: &Client) -> super::server::Watch {
+pub(crate) fn own_watch(node: &Client) -> super::server::Watch {
     watch_of(node, "edge-1")
 }
 
@@ -84,7 +84,7 @@ fn askers(hub: &Hub, path: &str, count: usize) -> Vec<Client> {
 const NODE_MOST: usize = 20;
 
 /// Takes a call: a connection on which the hub asks.
-fn taken(node: &Client, path: &str) -> Client {
+pub(crate) fn taken(node: &Client, path: &str) -> Client {
     let mut session = node.another();
     assert_eq!(session.send("POST", path, &UPGRADE, b"").code, 101);
     session

@@ -20,6 +20,7 @@ mod rollouts;
 #[path = "../server/mod.rs"]
 mod server;
 mod stolen;
+mod usage;
 mod watchdog;
 
 const NAMESPACES: &str = "/api/v1/namespaces";

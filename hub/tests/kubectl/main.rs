@@ -12,4 +12,5 @@ mod programs;
 #[path = "../server/mod.rs"]
 mod server;
 mod tour;
+mod usage;
 mod workloads;

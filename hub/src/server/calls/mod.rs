@@ -32,7 +32,10 @@ use super::context::RequestContext;
 use super::limits::Slot;
 use super::request::header as header_of;
 use super::respond::{self, Body};
+use super::shared::Server;
 use crate::fresh::fresh;
+use crate::hub::Hub;
+use crate::pki::PROBE_USER;
 pub(super) use exchange::Asked;
 pub use exchange::read_answer;
 use relay::Asker;
@@ -187,21 +190,10 @@ pub(super) async fn open(
     node: &str,
     asked: Asked,
 ) -> Result<Response<Body>, ApiError> {
-    let server = context.server;
-    let wait = patience(context, node)?;
+    let wait = patience(&context.server.hub, node)?;
     let user = context.identity_now()?.user.clone();
-    let made = server.calls.make(node, &user, new_id()?)?;
-    let identity = Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &["system:nodes"]);
-    let slot = server.limits.slot(Some(&identity), IpAddr::V4(Ipv4Addr::UNSPECIFIED), Instant::now());
-    let announced = Announced::new(slot, &made.session.id);
-    let (session, dialled) = (made.session, made.dialled);
     let answering = async {
-        let dialled = timeout(wait, dialled).await;
-        drop(announced);
-        let Ok(Ok(Dialled { stream, asker })) = dialled else {
-            log::info!("node {node:?} was called for {user:?}, and did not dial within {} s", wait.as_secs());
-            return Err(ApiError::node_did_not_dial(node, wait.as_secs()));
-        };
+        let (session, Dialled { stream, asker }) = dialled(context.server, node, &user, wait).await?;
         // revoked meanwhile, or expired
         context.identity_now()?;
         let relay = exchange::ask(stream, node, asked).await?;
@@ -212,6 +204,58 @@ pub(super) async fn open(
         // its place is for others
         () = context.presented.left() => Err(ApiError::caller_left(node)),
     }
+}
+
+/// Why a node would not take a call at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Unready {
+    /// The hub has not heard of it for long, or never.
+    Unheard,
+    /// It would hear of the call with its next renewal only.
+    WithoutWatch,
+}
+
+/// Whether a node would take a call at once.
+pub(super) fn ready(server: &Server, node: &str) -> Result<(), Unready> {
+    patience(&server.hub, node).map_err(|_| Unready::Unheard)?;
+    match slot_of(server, node).own_watches().is_watching() {
+        true => Ok(()),
+        false => Err(Unready::WithoutWatch),
+    }
+}
+
+/// Asks a node that is ready, for the hub itself, and returns its whole answer, which has so many bytes at most.
+///
+/// # Errors
+/// 504: it did not dial. Others: as it answers.
+pub(super) async fn ask(server: &Server, node: &str, target: &str, most: usize) -> Result<Vec<u8>, ApiError> {
+    let (_session, Dialled { stream, asker: _asker }) = dialled(server, node, PROBE_USER, DIAL).await?;
+    let relay = exchange::ask(stream, node, Asked::get(target.to_owned())).await?;
+    relay.read(most).await.map_err(|error| ApiError::node_failed(node, &error.to_string()))
+}
+
+/// What a node holds of the hub's limits.
+fn slot_of(server: &Server, node: &str) -> Arc<Slot> {
+    let identity = Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &["system:nodes"]);
+    server.limits.slot(Some(&identity), IpAddr::V4(Ipv4Addr::UNSPECIFIED), Instant::now())
+}
+
+/// Calls a node for a user, and waits until it dials.
+async fn dialled(
+    server: &Server,
+    node: &str,
+    user: &str,
+    wait: Duration,
+) -> Result<(Session, Dialled), ApiError> {
+    let made = server.calls.make(node, user, new_id()?)?;
+    let announced = Announced::new(slot_of(server, node), &made.session.id);
+    let dialled = timeout(wait, made.dialled).await;
+    drop(announced);
+    let Ok(Ok(dialled)) = dialled else {
+        log::info!("node {node:?} was called for {user:?}, and did not dial within {} s", wait.as_secs());
+        return Err(ApiError::node_did_not_dial(node, wait.as_secs()));
+    };
+    Ok((made.session, dialled))
 }
 
 /// Whether a request may be a call, by its first bytes: while one waits, its client is looked at.
@@ -229,8 +273,7 @@ pub(super) fn begins_like_one(received: &[u8]) -> bool {
 ///
 /// # Errors
 /// It cannot hear of a call: it never renewed, or the hub has not heard of it for long.
-fn patience(context: &RequestContext<'_>, node: &str) -> Result<Duration, ApiError> {
-    let hub = &context.server.hub;
+fn patience(hub: &Hub, node: &str) -> Result<Duration, ApiError> {
     let found = hub.get(&NODE, "", node).ok_or_else(|| ApiError::not_found(&NODE, node))?.value();
     let conditions = at(&found, &["status", "conditions"]).and_then(Value::as_array);
     let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");

@@ -190,8 +190,8 @@ impl Relay {
         Relay { side: Side::Client { _held: Some((session, asker)) }, standing, ..self }
     }
 
-    /// The whole answer of a node, or all that is said after an upgrade.
-    pub(super) async fn read(mut self) -> io::Result<Vec<u8>> {
+    /// The whole answer of a node, or all that is said after an upgrade. More than `most` bytes of an answer are an error.
+    pub(super) async fn read(mut self, most: usize) -> io::Result<Vec<u8>> {
         match self.what {
             What::Raw { mut early } => {
                 self.stream.read_to_end(&mut early).await?;
@@ -200,6 +200,9 @@ impl Relay {
             What::Body(mut body) => {
                 let mut whole = Vec::new();
                 while let Some(piece) = body.next(&mut self.stream).await? {
+                    if whole.len() + piece.len() > most {
+                        return Err(io::Error::other(format!("its answer has more than {most} bytes")));
+                    }
                     whole.extend_from_slice(&piece);
                 }
                 Ok(whole)

@@ -1,0 +1,617 @@
+//! `metrics.k8s.io`: what nodes and their pods use, for `kubectl top`. Nodes are asked when somebody asks; nothing is collected before.
+//!
+//! Always holds: a request makes the hub ask so many nodes at most and waits a bounded time, so a slow node holds up nobody; nodes without
+//! figures are named in warnings with the reason; what a node says counts for the pods that are bound to it, and for nothing else; what
+//! is kept is small and soon dropped. Left to others: reaching a node (`calls`), who may ask (`handlers`).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::{Method, Response};
+use kedge_api::names::label_complaint;
+use kedge_api::{USAGE_WINDOW, excerpt_of};
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::identity::Attributes;
+use kedge_hub_core::kinds::pod::{NODE_NAME_FIELD, PHASE_FIELD};
+use kedge_hub_core::kinds::table::Column;
+use kedge_hub_core::kinds::{Kind, NODE, POD};
+use kedge_hub_core::object::Object;
+use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::Query;
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{timeout, timeout_at};
+
+use super::calls::{self, Unready};
+use super::context::RequestContext;
+use super::limits::Work;
+use super::request::{self, Form};
+use super::respond::{self, Body};
+use super::route::METRICS;
+use super::shared::Server;
+use crate::fresh::now_text;
+
+/// What a node is asked.
+const ASKED: &str = "/stats/summary?only_cpu_and_memory=true";
+/// Nodes that one request has asked, and that are asked at the same time for all requests: a tenth of all sessions.
+const MOST_NODES: usize = 50;
+/// Most bytes of a node's answer: 250 pods of three containers.
+const ANSWER_BYTES: usize = 512 * 1024;
+/// Containers of one pod that count.
+const MOST_CONTAINERS: usize = 100;
+/// How long a request waits for its nodes: dialling over a slow link, and the time in which they measure.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// How long a node may take. What comes after those who asked have left is there for the next request.
+const NODE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long figures are kept, and that there are none.
+const KEPT: Duration = Duration::from_secs(30);
+const KEPT_FAILURE: Duration = Duration::from_secs(10);
+/// Nodes that one warning names, and characters of a reason of their own: a warning has 256.
+const NAMED: usize = 8;
+const REASON_CHARS: usize = 160;
+/// Warnings about nodes whose reason is their own.
+const MOST_REASONS: usize = 8;
+
+/// What is known of nodes, and which are being asked.
+#[derive(Debug)]
+pub(super) struct NodeUsages {
+    nodes: Mutex<HashMap<Box<str>, Known>>,
+    turns: Semaphore,
+}
+
+impl Default for NodeUsages {
+    fn default() -> Self {
+        Self { nodes: Mutex::default(), turns: Semaphore::new(MOST_NODES) }
+    }
+}
+
+type Known = watch::Receiver<Option<Answered>>;
+
+/// How a node answered, and when.
+#[derive(Debug, Clone)]
+struct Answered {
+    at: Instant,
+    /// As timestamps are written.
+    time: Arc<str>,
+    usage: Result<Arc<NodeUsage>, Missing>,
+}
+
+impl Answered {
+    fn is_current(&self, now: Instant) -> bool {
+        let kept = if self.usage.is_ok() { KEPT } else { KEPT_FAILURE };
+        now.saturating_duration_since(self.at) < kept
+    }
+}
+
+/// Why there are no figures of a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Missing {
+    /// More nodes were wanted than are asked at once.
+    TooMany,
+    /// It cannot be called.
+    Unready(Unready),
+    Late,
+    Failed(String),
+}
+
+impl Missing {
+    fn text(&self) -> String {
+        match self {
+            Missing::TooMany => {
+                format!("one request asks {MOST_NODES} nodes at most; ask again, or for fewer")
+            }
+            Missing::Unready(Unready::Unheard) => "the hub does not hear from it".to_owned(),
+            Missing::Unready(Unready::WithoutWatch) => {
+                "without watches it hears of a call with its next renewal only".to_owned()
+            }
+            Missing::Late => "no answer in time".to_owned(),
+            Missing::Failed(why) => excerpt_of(why, REASON_CHARS),
+        }
+    }
+}
+
+/// What something has of the processors and of the memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Usage {
+    nano_cores: u64,
+    bytes: u64,
+}
+
+impl Usage {
+    /// None: some of it is not known.
+    fn of(found: &Value) -> Option<Usage> {
+        let number = |field: &str, name: &str| found[field][name].as_u64();
+        Some(Usage {
+            nano_cores: number("cpu", "usageNanoCores")?,
+            bytes: number("memory", "workingSetBytes")?,
+        })
+    }
+
+    fn plus(self, other: Usage) -> Usage {
+        Usage {
+            nano_cores: self.nano_cores.saturating_add(other.nano_cores),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    /// As upstream's metrics server writes it.
+    fn to_value(self) -> Value {
+        json!({"cpu": format!("{}n", self.nano_cores), "memory": format!("{}Ki", self.bytes / 1024)})
+    }
+}
+
+/// What a node says of itself and its pods.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct NodeUsage {
+    node: Usage,
+    /// By namespace and name; each container's.
+    pods: HashMap<(Box<str>, Box<str>), Vec<(Box<str>, Usage)>>,
+}
+
+impl NodeUsage {
+    /// Reads a node's answer, of which `is_its` says which pods are the node's.
+    fn read(answer: &[u8], is_its: impl Fn(&str, &str) -> bool) -> Result<NodeUsage, String> {
+        let summary: Value =
+            serde_json::from_slice(answer).map_err(|error| format!("its answer is no JSON: {error}"))?;
+        let node = Usage::of(&summary["node"]).ok_or("its answer has no usage of the node")?;
+        let mut pods = HashMap::new();
+        for pod in summary["pods"].as_array().into_iter().flatten() {
+            let name = |field: &str| pod["podRef"][field].as_str().unwrap_or_default();
+            let (namespace, name) = (name("namespace"), name("name"));
+            if !is_its(namespace, name) {
+                continue;
+            }
+            let containers = pod["containers"].as_array().into_iter().flatten().take(MOST_CONTAINERS);
+            let known = containers.filter_map(|container| {
+                let name = container["name"].as_str().filter(|name| label_complaint(name).is_none())?;
+                Some((name.into(), Usage::of(container)?))
+            });
+            pods.insert((namespace.into(), name.into()), known.collect());
+        }
+        Ok(NodeUsage { node, pods })
+    }
+}
+
+impl NodeUsages {
+    /// What is known of these nodes or will be, and why others are not asked. `ask` asks one, or says why it cannot be asked now.
+    fn wanted(
+        &self,
+        nodes: &BTreeSet<String>,
+        ask: impl Fn(&str, watch::Sender<Option<Answered>>) -> Result<(), Missing>,
+    ) -> (Vec<(String, Known)>, BTreeMap<Missing, Vec<String>>) {
+        let now = Instant::now();
+        let mut known = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, known| match &*known.borrow() {
+            Some(answered) => answered.is_current(now),
+            // whoever asks it has not been ended by a panic
+            None => known.has_changed().is_ok(),
+        });
+        let (mut wanted, mut missing, mut asked) = (Vec::new(), BTreeMap::<_, Vec<String>>::new(), 0);
+        for node in nodes {
+            if let Some(known) = known.get(node.as_str()) {
+                wanted.push((node.clone(), known.clone()));
+                continue;
+            }
+            let (sender, receiver) = watch::channel(None);
+            let begun = if asked < MOST_NODES { ask(node, sender) } else { Err(Missing::TooMany) };
+            match begun {
+                Ok(()) => {
+                    asked += 1;
+                    known.insert(node.as_str().into(), receiver.clone());
+                    wanted.push((node.clone(), receiver));
+                }
+                Err(why) => missing.entry(why).or_default().push(node.clone()),
+            }
+        }
+        (wanted, missing)
+    }
+}
+
+/// Asks a node, and notes the answer.
+async fn ask(server: Arc<Server>, node: String, noted: watch::Sender<Option<Answered>>) {
+    let asking = async {
+        let _turn = server.usages.turns.acquire().await;
+        calls::ask(&server, &node, ASKED, ANSWER_BYTES).await
+    };
+    let usage = match timeout(NODE_PATIENCE, asking).await {
+        Err(_) => Err(Missing::Late),
+        // it did not dial
+        Ok(Err(error)) if error.code == 504 => Err(Missing::Late),
+        Ok(Err(error)) => Err(Missing::Failed(error.message)),
+        Ok(Ok(answer)) => {
+            let is_its = |namespace: &str, name: &str| {
+                let pod = server.hub.get(&POD, namespace, name);
+                pod.is_some_and(|pod| pod.field(NODE_NAME_FIELD) == node)
+            };
+            NodeUsage::read(&answer, is_its).map(Arc::new).map_err(Missing::Failed)
+        }
+    };
+    noted.send_replace(Some(Answered { at: Instant::now(), time: now_text().into(), usage }));
+}
+
+/// What is known of nodes, and of which ones nothing is.
+#[derive(Default)]
+struct Found {
+    nodes: HashMap<String, (Arc<NodeUsage>, Arc<str>)>,
+    missing: BTreeMap<Missing, Vec<String>>,
+}
+
+impl Found {
+    async fn of(server: &Arc<Server>, nodes: &BTreeSet<String>) -> Found {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let begin = |node: &str, noted| {
+            calls::ready(server, node).map_err(Missing::Unready)?;
+            tokio::spawn(ask(Arc::clone(server), node.to_owned(), noted));
+            Ok(())
+        };
+        let (wanted, missing) = server.usages.wanted(nodes, begin);
+        let mut found = Found { missing, ..Found::default() };
+        for (node, mut known) in wanted {
+            let answered = match timeout_at(deadline, known.wait_for(Option::is_some)).await {
+                Ok(Ok(answered)) => answered.clone(),
+                _ => None,
+            };
+            match answered.map(|answered| answered.usage.map(|usage| (usage, answered.time))) {
+                Some(Ok(usage)) => {
+                    found.nodes.insert(node, usage);
+                }
+                Some(Err(why)) => found.missing.entry(why).or_default().push(node),
+                None => found.missing.entry(Missing::Late).or_default().push(node),
+            }
+        }
+        found
+    }
+
+    /// One for each reason.
+    fn warnings(&self) -> Vec<String> {
+        let is_own = |why: &&Missing| matches!(why, Missing::Failed(_));
+        let own = self.missing.keys().filter(is_own).count();
+        let mut shown = 0;
+        let mut warnings: Vec<String> = Vec::new();
+        for (why, nodes) in &self.missing {
+            if is_own(&why) {
+                shown += 1;
+                if shown > MOST_REASONS {
+                    continue;
+                }
+            }
+            let more = nodes.len().saturating_sub(NAMED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let named = nodes[..nodes.len().min(NAMED)].join(", ");
+            let count = if nodes.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", nodes.len()) };
+            warnings.push(format!("no usage of {count} ({}): {named}{more}", why.text()));
+        }
+        if own > MOST_REASONS {
+            warnings.push(format!("no usage of other nodes, for {} more reasons", own - MOST_REASONS));
+        }
+        warnings
+    }
+
+    /// Why there is nothing of this node.
+    fn why(&self, node: &str) -> Option<String> {
+        let mut missing = self.missing.iter();
+        missing.find_map(|(why, nodes)| nodes.iter().any(|known| known == node).then(|| why.text()))
+    }
+}
+
+/// What is asked for: `nodes` or `pods`, all or one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) resource: &'static str,
+    pub(super) namespace: String,
+    /// Empty: a list.
+    pub(super) name: String,
+}
+
+/// `GET /apis/metrics.k8s.io/v1beta1/...`.
+pub(super) async fn answer(
+    context: &RequestContext<'_>,
+    server: &Arc<Server>,
+    asked: &Asked,
+) -> Result<Response<Body>, ApiError> {
+    let is_list = asked.name.is_empty();
+    let is_of_nodes = asked.resource == "nodes";
+    let attributes = Attributes {
+        verb: if is_list { "list" } else { "get" },
+        group: METRICS.0,
+        resource: asked.resource,
+        namespace: &asked.namespace,
+        name: &asked.name,
+        ..Attributes::default()
+    };
+    context.authorize(&attributes)?;
+    if context.parts.method != Method::GET || (is_list && context.parameters.flag("watch")?) {
+        return Err(ApiError::method_not_allowed());
+    }
+    let form = request::wanted_form(&context.parts.headers, false)?;
+    let objects = selected(context, asked, if is_of_nodes { &NODE } else { &POD })?;
+    let nodes: BTreeSet<String> = objects.iter().filter_map(|object| node_of(object, is_of_nodes)).collect();
+    let found = tokio::select! {
+        found = Found::of(server, &nodes) => found,
+        // its place is for others
+        () = context.presented.left() => return Err(ApiError::caller_left(METRICS.0)),
+    };
+    // revoked meanwhile, or expired
+    context.identity_now()?;
+    let shown = |object: &Arc<Object>| {
+        context.charge(Work::Parsed(object.json.len()));
+        if is_of_nodes { of_node(object, &found) } else { of_pod(object, &found) }
+    };
+    let mut items = objects.iter().filter_map(shown);
+    if is_list {
+        let items: Vec<Value> = items.collect();
+        let mut response = respond::json(200, &list(form, is_of_nodes, items));
+        respond::warn(&mut response, &found.warnings());
+        return Ok(response);
+    }
+    match items.next() {
+        Some(item) => Ok(respond::json(200, &single(form, is_of_nodes, item))),
+        None => Err(absent(asked, nodes.first().and_then(|node| found.why(node)))),
+    }
+}
+
+fn absent(asked: &Asked, why: Option<String>) -> ApiError {
+    let Asked { resource, namespace, name } = asked;
+    let name = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
+    match why {
+        Some(why) => ApiError::unavailable(format!("no usage of {resource} {name:?}: {why}")),
+        None => ApiError::from_status(404, format!("{resource}.{} {name:?} not found", METRICS.0)),
+    }
+}
+
+/// The nodes or pods that are asked for, in the order of their names.
+fn selected(
+    context: &RequestContext<'_>,
+    asked: &Asked,
+    kind: &'static Kind,
+) -> Result<Vec<Arc<Object>>, ApiError> {
+    let memory = context.server.hub.memory();
+    if !asked.name.is_empty() {
+        return Ok(memory.get(kind, &asked.namespace, &asked.name).into_iter().collect());
+    }
+    let text = |name| context.parameters.text(name);
+    let selection = Selection::parse(kind, &asked.namespace, text("labelSelector"), text("fieldSelector"))?;
+    let page = memory.list(kind, &selection, &Query::default());
+    page.map(|page| page.objects)
+        .map_err(|_| ApiError::internal("the latest state of the hub cannot be read"))
+}
+
+/// The node that is asked about it; None: none has anything to say.
+fn node_of(object: &Object, is_node: bool) -> Option<String> {
+    let node = match is_node {
+        true => &*object.name,
+        false if object.field(PHASE_FIELD) == "Running" => object.field(NODE_NAME_FIELD),
+        false => "",
+    };
+    Some(node.to_owned()).filter(|node| !node.is_empty())
+}
+
+fn of_node(object: &Object, found: &Found) -> Option<Value> {
+    let (usage, time) = found.nodes.get(&*object.name)?;
+    Some(
+        json!({"metadata": metadata(object, time), "timestamp": &**time, "window": window(), "usage": usage.node.to_value()}),
+    )
+}
+
+fn of_pod(object: &Object, found: &Found) -> Option<Value> {
+    let (usage, time) = found.nodes.get(object.field(NODE_NAME_FIELD))?;
+    let containers = usage.pods.get(&(object.namespace.clone(), object.name.clone()))?;
+    if containers.is_empty() {
+        return None;
+    }
+    let containers: Vec<Value> =
+        containers.iter().map(|(name, usage)| json!({"name": &**name, "usage": usage.to_value()})).collect();
+    Some(
+        json!({"metadata": metadata(object, time), "timestamp": &**time, "window": window(), "containers": containers}),
+    )
+}
+
+/// As Go writes it.
+fn window() -> String {
+    format!("{}s", USAGE_WINDOW.as_secs_f64())
+}
+
+fn metadata(object: &Object, time: &str) -> Value {
+    let mut meta = json!({"name": &*object.name, "creationTimestamp": time});
+    if !object.namespace.is_empty() {
+        meta["namespace"] = (&*object.namespace).into();
+    }
+    let labels = object.value()["metadata"]["labels"].take();
+    if labels.is_object() {
+        meta["labels"] = labels;
+    }
+    meta
+}
+
+fn kind_of(is_of_nodes: bool) -> &'static str {
+    if is_of_nodes { "NodeMetrics" } else { "PodMetrics" }
+}
+
+fn typed(mut item: Value, kind: &str) -> Value {
+    item["kind"] = kind.into();
+    item["apiVersion"] = format!("{}/{}", METRICS.0, METRICS.1).into();
+    item
+}
+
+fn single(form: Form, is_of_nodes: bool, item: Value) -> Value {
+    match form {
+        Form::Table(version) => table(version, vec![item]),
+        _ => typed(item, kind_of(is_of_nodes)),
+    }
+}
+
+fn list(form: Form, is_of_nodes: bool, items: Vec<Value>) -> Value {
+    match form {
+        Form::Table(version) => table(version, items),
+        _ => typed(json!({"metadata": {}, "items": items}), &format!("{}List", kind_of(is_of_nodes))),
+    }
+}
+
+/// For `kubectl get nodes.metrics.k8s.io`.
+fn table(version: &str, items: Vec<Value>) -> Value {
+    let columns = [Column::NAME, Column::text("Cpu"), Column::text("Memory"), Column::text("Window")];
+    let rows = items.into_iter().map(|mut item| {
+        let usage = match item["containers"].as_array() {
+            Some(containers) => containers
+                .iter()
+                .map(|container| parsed(&container["usage"]))
+                .fold(Usage::default(), Usage::plus),
+            None => parsed(&item["usage"]),
+        };
+        let usage = usage.to_value();
+        let cells = json!([item["metadata"]["name"], usage["cpu"], usage["memory"], item["window"]]);
+        let object = json!({"kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"),
+            "metadata": item["metadata"].take()});
+        json!({"cells": cells, "object": object})
+    });
+    json!({
+        "kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": {},
+        "columnDefinitions": columns.map(Column::to_value), "rows": rows.collect::<Vec<Value>>(),
+    })
+}
+
+/// The reverse of [`Usage::to_value`].
+fn parsed(usage: &Value) -> Usage {
+    let number = |name: &str| {
+        let text = usage[name].as_str().unwrap_or_default();
+        text.trim_end_matches(char::is_alphabetic).parse().unwrap_or(0)
+    };
+    Usage { nano_cores: number("cpu"), bytes: number("memory") * 1024 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a 1.36 kubelet answers, cut to one pod.
+    const RECORDED: &str = r#"{"node": {"nodeName": "n", "startTime": "2026-11-23T18:36:14Z",
+        "systemContainers": [{"name": "pods", "startTime": "2026-11-23T18:36:17Z",
+            "cpu": {"time": "2026-11-24T01:00:00Z", "usageNanoCores": 5, "usageCoreNanoSeconds": 7}}],
+        "cpu": {"time": "2026-11-24T01:00:00Z", "usageNanoCores": 153812480, "usageCoreNanoSeconds": 2120373000000},
+        "memory": {"time": "2026-11-24T01:00:00Z", "availableBytes": 6871015424, "usageBytes": 1709264896,
+            "workingSetBytes": 1466097664, "rssBytes": 712294400, "pageFaults": 2, "majorPageFaults": 0},
+        "swap": {"time": "2026-11-24T01:00:00Z", "swapUsageBytes": 0}},
+      "pods": [{"podRef": {"name": "web-0", "namespace": "prod", "uid": "8b9a"}, "startTime": "2026-11-23T18:37:00Z",
+        "containers": [{"name": "app", "startTime": "2026-11-23T18:37:02Z",
+            "cpu": {"time": "2026-11-24T01:00:00Z", "usageNanoCores": 1200300, "usageCoreNanoSeconds": 5},
+            "memory": {"time": "2026-11-24T01:00:00Z", "workingSetBytes": 5242880}},
+          {"name": "begun", "memory": {"workingSetBytes": 1}},
+          {"name": "a/../b", "cpu": {"usageNanoCores": 1}, "memory": {"workingSetBytes": 1}}],
+        "cpu": {"usageNanoCores": 9}, "memory": {"workingSetBytes": 9}},
+       {"podRef": {"name": "foreign", "namespace": "prod", "uid": "1"}, "containers": []}]}"#;
+
+    #[test]
+    fn recorded_summary_is_read() {
+        let read =
+            NodeUsage::read(RECORDED.as_bytes(), |namespace, name| (namespace, name) == ("prod", "web-0"));
+        let read = read.unwrap();
+        assert_eq!(read.node.to_value(), json!({"cpu": "153812480n", "memory": "1431736Ki"}));
+        assert_eq!(read.pods.len(), 1, "of the node's own pods alone");
+        let app = Usage { nano_cores: 1_200_300, bytes: 5_242_880 };
+        // unknown is not zero
+        let key: (Box<str>, Box<str>) = ("prod".into(), "web-0".into());
+        let expect: Vec<(Box<str>, Usage)> = vec![("app".into(), app)];
+        assert_eq!(read.pods[&key], expect);
+        for (odd, why) in [("x", "no JSON"), ("{}", "no usage"), (r#"{"node": {"cpu": 3}}"#, "no usage")] {
+            let error = NodeUsage::read(odd.as_bytes(), |_, _| true).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    fn answered(usage: Result<Arc<NodeUsage>, Missing>) -> Answered {
+        Answered { at: Instant::now(), time: "t".into(), usage }
+    }
+
+    fn names(count: usize) -> BTreeSet<String> {
+        (0..count).map(|number| format!("n{number:03}")).collect()
+    }
+
+    #[test]
+    fn request_asks_so_many_nodes_and_those_it_knows_once() {
+        let usages = NodeUsages::default();
+        let asked = Mutex::new(Vec::new());
+        let unready = || Missing::Unready(Unready::WithoutWatch);
+        let ask = |node: &str, noted| {
+            // those that cannot be asked take nobody's place
+            if node < "n005" {
+                return Err(unready());
+            }
+            asked.lock().unwrap().push((node.to_owned(), noted));
+            Ok(())
+        };
+        let check = |(wanted, missing): (Vec<(String, Known)>, BTreeMap<Missing, Vec<String>>), expect| {
+            let missing = |why| missing.get(&why).map_or(0, Vec::len);
+            let found = (wanted.len(), missing(unready()), missing(Missing::TooMany));
+            assert_eq!((found, asked.lock().unwrap().len()), expect);
+        };
+        check(usages.wanted(&names(60), ask), ((MOST_NODES, 5, 5), 50));
+        // while they are asked nobody asks them again
+        check(usages.wanted(&names(60), ask), ((55, 5, 0), 55));
+        for (number, (_, noted)) in asked.lock().unwrap().iter().enumerate() {
+            let usage = if number == 0 { Err(Missing::Late) } else { Ok(Arc::default()) };
+            noted.send_replace(Some(answered(usage)));
+        }
+        // failures are kept, too
+        check(usages.wanted(&names(60), ask), ((55, 5, 0), 55));
+        // one whose task has ended without an answer
+        asked.lock().unwrap().clear();
+        let usages = NodeUsages::default();
+        let one = BTreeSet::from(["n100".to_owned()]);
+        usages.wanted(&one, |_, noted| {
+            drop(noted);
+            Ok(())
+        });
+        check(usages.wanted(&one, ask), ((1, 0, 0), 1));
+    }
+
+    #[test]
+    fn figures_are_kept_for_their_time() {
+        let check = |usage: Result<Arc<NodeUsage>, Missing>, kept: Duration| {
+            let answered = answered(usage);
+            assert!(answered.is_current(answered.at + kept - Duration::from_millis(1)));
+            assert!(!answered.is_current(answered.at + kept));
+        };
+        check(Ok(Arc::default()), KEPT);
+        check(Err(Missing::Late), KEPT_FAILURE);
+    }
+
+    #[test]
+    fn nodes_without_figures_are_named() {
+        let mut found = Found::default();
+        found.missing.insert(Missing::TooMany, names(60).into_iter().skip(50).collect());
+        found.missing.insert(Missing::Unready(Unready::WithoutWatch), vec!["edge-9".into()]);
+        for number in 0..10 {
+            found.missing.insert(Missing::Failed(format!("reason {number}")), vec![format!("f{number}")]);
+        }
+        let warnings = found.warnings();
+        assert_eq!(warnings.len(), 2 + MOST_REASONS + 1);
+        assert_eq!(
+            warnings[0],
+            "no usage of 10 nodes (one request asks 50 nodes at most; ask again, or for fewer): n050, n051, n052, n053, n054, n055, \
+             n056, n057 and 2 more"
+        );
+        assert_eq!(
+            warnings[1],
+            "no usage of 1 node (without watches it hears of a call with its next renewal only): edge-9"
+        );
+        assert_eq!(warnings[2], "no usage of 1 node (reason 0): f0");
+        assert!(warnings[10].contains("2 more reasons"), "{warnings:?}");
+        assert_eq!(found.why("f3").as_deref(), Some("reason 3"));
+        assert_eq!(found.why("known"), None);
+    }
+
+    #[test]
+    fn table_has_the_sum_of_a_pods_containers() {
+        let usage = |nano_cores| Usage { nano_cores, bytes: 2048 }.to_value();
+        let containers = json!([{"name": "a", "usage": usage(1)}, {"name": "b", "usage": usage(2)}]);
+        let pod = json!({"metadata": {"name": "p"}, "window": window(), "containers": containers});
+        let shown = list(Form::Table("v1"), false, vec![pod]);
+        assert_eq!(shown["rows"][0]["cells"], json!(["p", "3n", "4Ki", "1s"]));
+        let node = json!({"metadata": {"name": "n"}, "window": window(), "usage": usage(5)});
+        assert_eq!(
+            single(Form::Table("v1"), true, node)["rows"][0]["cells"],
+            json!(["n", "5n", "2Ki", "1s"])
+        );
+    }
+}
