@@ -484,7 +484,7 @@ fn parsed(usage: &Value) -> Usage {
 mod tests {
     use super::*;
 
-    /// As a 1.36 kubelet answers, cut to one pod.
+    /// In the shape that a kubelet's answer has, cut to one pod.
     const RECORDED: &str = r#"{"node": {"nodeName": "n", "startTime": "2026-11-23T18:36:14Z",
         "systemContainers": [{"name": "pods", "startTime": "2026-11-23T18:36:17Z",
             "cpu": {"time": "2026-11-24T01:00:00Z", "usageNanoCores": 5, "usageCoreNanoSeconds": 7}}],
