@@ -10,7 +10,7 @@ use kedge_rig::cluster::{Cluster, HEADER};
 use kedge_rig::lossy_line::{self, LossyLine, Quality, Traffic};
 use kedge_rig::power_cut::print_past_test_runner;
 
-use crate::setup::{Setup, plain};
+use crate::setup::{Setup, is_root, plain};
 
 const QUALITY: Quality = Quality { delay: Duration::from_millis(300), loss_percent: 20 };
 
@@ -52,11 +52,6 @@ fn lines() -> Option<Vec<LossyLine>> {
             None
         }
     }
-}
-
-fn is_root() -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
 fn renewals(setup: &Setup, node: &str) -> usize {

@@ -194,3 +194,8 @@ impl Setup {
         self.startups()["cuts"].as_u64().expect("startups.json counts cuts")
     }
 }
+
+pub(crate) fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}

@@ -141,12 +141,18 @@ impl Usage {
     }
 }
 
+/// What each container of a pod uses, by its name.
+type Containers = Vec<(Box<str>, Usage)>;
+
+/// The nodes of which nothing can be said, by the reason.
+type Left = BTreeMap<Missing, Vec<String>>;
+
 /// What a node says of itself and its pods.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct NodeUsage {
     node: Usage,
-    /// By namespace and name; each container's.
-    pods: HashMap<(Box<str>, Box<str>), Vec<(Box<str>, Usage)>>,
+    /// By namespace and name.
+    pods: HashMap<(Box<str>, Box<str>), Containers>,
 }
 
 impl NodeUsage {
@@ -179,7 +185,7 @@ impl NodeUsages {
         &self,
         nodes: &BTreeSet<String>,
         ask: impl Fn(&str, watch::Sender<Option<Answered>>) -> Result<(), Missing>,
-    ) -> (Vec<(String, Known)>, BTreeMap<Missing, Vec<String>>) {
+    ) -> (Vec<(String, Known)>, Left) {
         let now = Instant::now();
         let mut known = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, known| match &*known.borrow() {
@@ -234,7 +240,7 @@ async fn ask(server: Arc<Server>, node: String, noted: watch::Sender<Option<Answ
 #[derive(Default)]
 struct Found {
     nodes: HashMap<String, (Arc<NodeUsage>, Arc<str>)>,
-    missing: BTreeMap<Missing, Vec<String>>,
+    missing: Left,
 }
 
 impl Found {
@@ -540,7 +546,7 @@ mod tests {
             asked.lock().unwrap().push((node.to_owned(), noted));
             Ok(())
         };
-        let check = |(wanted, missing): (Vec<(String, Known)>, BTreeMap<Missing, Vec<String>>), expect| {
+        let check = |(wanted, missing): (Vec<(String, Known)>, Left), expect| {
             let missing = |why| missing.get(&why).map_or(0, Vec::len);
             let found = (wanted.len(), missing(unready()), missing(Missing::TooMany));
             assert_eq!((found, asked.lock().unwrap().len()), expect);

@@ -337,7 +337,7 @@ fn logs_exec_and_port_forward_report_an_unreachable_node() {
         check("attach p", out_of_reach);
         assert_eq!(kubectl.ok("logs unbound"), "", "nothing has run");
         check("port-forward p 0:80", "pod is not running. Current status=Pending");
-        check("top nodes", "Metrics API not available");
+        check("top nodes", "metrics not available yet");
         check("scale ds/agent --replicas=2", "could not find the requested resource");
     });
 }
