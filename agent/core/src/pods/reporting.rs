@@ -492,6 +492,10 @@ impl Life {
             };
         };
         match (&run.state, run.started) {
+            // its start failed under an agent that noted so and was killed; the runtime knows of no end
+            (ContainerState::Created, _) if self.results.contains_key(&spec.name) => {
+                (Shown::Terminated(Terminated::by(&self.results[&spec.name], id(run.attempt))), last)
+            }
             (ContainerState::Running { started, .. }, _) => (Shown::Running { started: *started }, last),
             (ContainerState::Unknown(_), Some(started)) => (Shown::Running { started }, last),
             (ContainerState::Created, _) if self.is_down() => {
