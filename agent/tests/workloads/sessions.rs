@@ -472,7 +472,8 @@ fn check_copies(setup: &Setup, version: &str) {
 fn check_terminal(setup: &Setup, version: &str) {
     let is =
         |size: &str| format!("until [ \"$(busybox stty size)\" = '{size}' ]; do busybox usleep 50000; done");
-    let script = format!("{}; echo was first; {}; exit 5", is("33 99"), is("44 88"));
+    // what it writes does not stand in its own words: the log begins with those
+    let script = format!("{}; echo $((33 * 3)) was first; {}; exit 5", is("33 99"), is("44 88"));
     let Some(command) = kubectl_of(setup, version, &["exec", "-it", "web", "--", "/bin/sh", "-c", &script])
     else {
         return;
@@ -483,7 +484,7 @@ fn check_terminal(setup: &Setup, version: &str) {
     let scratch = kedge_rig::Scratch::new("kubectl-tty").unwrap();
     let log = scratch.path().join("log").to_str().unwrap().to_owned();
     let resizes =
-        format!("until grep -q 'was first' {log}; do sleep 0.1; done; stty rows 44 cols 88 </dev/tty");
+        format!("until grep -q '^99 was first' {log}; do sleep 0.1; done; stty rows 44 cols 88 </dev/tty");
     let line = format!("stty rows 33 cols 99; ({resizes}) & {}", words.join(" "));
     let mut command = Command::new("script");
     command.args(["-qfec", &line, &log]).stdin(Stdio::piped()).stdout(Stdio::null());
