@@ -70,7 +70,9 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
     let output = command.env(INSIDE, &group).stdin(Stdio::null()).output().unwrap();
     clear_groups(&group);
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{name}: {}\n{text}", output.status);
+    // indented, or a failure would be counted twice
+    let shown = text.replace('\n', "\n    ");
+    assert!(output.status.success() && text.contains("1 passed"), "{name}: {}\n    {shown}", output.status);
 }
 
 fn missing() -> Option<String> {

@@ -3,7 +3,7 @@
 
 use crate::network::SHIPPED;
 use crate::pods::{NODE, Setup};
-use crate::setup::isolated_network;
+use crate::setup::{LIMIT, isolated_network};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -43,6 +43,15 @@ fn log(attempt: u32) -> String {
     text.lines().map(|line| format!("{}\n", line.splitn(4, ' ').nth(3).unwrap_or_default())).collect()
 }
 
+/// Waits for all lines of a run: the container is ready before it has written the last of them.
+fn has_reported(setup: &Setup, attempt: u32, word: &str) {
+    let expected = report(word);
+    kedge_rig::scratch::poll(LIMIT, || {
+        (log(attempt).lines().count() >= expected.lines().count()).then_some(())
+    });
+    assert_eq!(log(attempt), expected, "{}", status(setup, "whole"));
+}
+
 #[test]
 fn manifest_with_everything_runs_as_it_says() {
     isolated_network("whole::manifest_with_everything_runs_as_it_says", || {
@@ -66,7 +75,7 @@ fn manifest_with_everything_runs_as_it_says() {
         setup.shows(&format!("a pod that waits for its gate: {}", status(&setup, "whole")), || {
             ready(&status(&setup, "whole")) == (json!("False"), json!("ReadinessGatesNotReady"))
         });
-        assert_eq!(log(0), report("first"), "{}", status(&setup, "whole"));
+        has_reported(&setup, 0, "first");
         let gate = json!({"status": {"conditions": [{"type": "kedge.dev/checked", "status": "True"}]}});
         kubectl.run(&["patch", "pod", "whole", "--subresource=status", "-p", &gate.to_string()]).unwrap();
         setup.shows("the pod Ready", || ready(&status(&setup, "whole")).0 == "True");
@@ -96,7 +105,7 @@ fn manifest_with_everything_runs_as_it_says() {
             "{ended}"
         );
         assert_eq!((&more["restartCount"], &more["ready"]), (&json!(0), &json!(true)), "{more}");
-        assert_eq!(log(1), report("second"));
+        has_reported(&setup, 1, "second");
 
         kubectl.run(&["delete", "pod", "whole", "whole-refused", "whole-device", "--timeout=60s"]).unwrap();
         let reserved = fs::read_dir("/etc/cni/addresses/kedge").unwrap().flatten();
