@@ -233,7 +233,7 @@ fn link_swapped_under_a_sub_path_leads_nowhere() {
         fs::write(outside.join("secret"), "x").unwrap();
         fs::write(volume.join("inner/own"), "x").unwrap();
         let ends = AtomicBool::new(false);
-        let (mut inside, mut refused) = (0, 0);
+        let (mut tries, mut inside, mut left) = (0, 0, false);
         std::thread::scope(|scope| {
             // as a container would: a directory, a link to elsewhere in its place, and back
             scope.spawn(|| {
@@ -252,20 +252,19 @@ fn link_swapped_under_a_sub_path_leads_nowhere() {
                 }
             });
             let target = machine.scratch.join("target");
-            for _ in 0..300 {
-                match bind_below(&volume, Path::new("inner/deeper"), &target) {
-                    Ok(()) => inside += 1,
-                    Err(_) => refused += 1,
-                }
-                assert!(!target.join("secret").exists(), "it left the volume");
+            // on a busy machine the other thread may be stopped for all of 300 tries while the link is in place
+            while !left && (tries < 300 || inside == 0 && tries < 30_000) {
+                tries += 1;
+                inside += u32::from(bind_below(&volume, Path::new("inner/deeper"), &target).is_ok());
+                left = target.join("secret").exists();
                 unmount(&target).unwrap();
                 kedge_platform::trees::remove(&target).unwrap();
             }
             ends.store(true, Ordering::Relaxed);
         });
+        assert!(!left, "it left the volume");
         assert!(!outside.join("deeper").exists(), "a directory was made outside of the volume");
-        assert_eq!(inside + refused, 300);
-        assert!(inside > 0, "not one was bound");
+        assert!(inside > 0, "not one of {tries} was bound");
     });
 }
 
