@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kedge_rig::cluster::Source;
+use kedge_rig::view::World;
 
 use crate::setup::{NODE, PATIENCE, Setup, faulty, payload, plain};
 
@@ -279,4 +280,71 @@ fn node_moved_to_another_hub_keeps_its_config() {
             && world.config(NODE).active.as_deref() == Some(&uid)
     });
     assert_eq!(setup.unclean_ends(), 0);
+}
+
+/// Twenty nodes follow a ConfigMap by its name and are moved to a new hub that has objects of the same names: half of them while
+/// the old hub answers, so that one of their requests is the first to reach the new one, and half after it is gone, so that
+/// whichever of their watches is opened again first is.
+#[test]
+fn fleet_on_a_rebuilt_hub_adopts_nothing_unasked() {
+    const FOLLOWED: &str = "edge-common";
+    let names: Vec<String> = (1..=20).map(|number| format!("edge-{number}")).collect();
+    let follows = Source::Following { name: FOLLOWED.into() };
+    let mut old = Setup::with_hub("fleet-old");
+    for name in &names {
+        old.cluster.add(name, plain()).unwrap().launch().unwrap();
+    }
+    let uid = old.cluster.create_config(FOLLOWED, &payload(1, 2, "maxPods: 11\n")).unwrap();
+    let all = |setup: &Setup, awaited: &str, is_so: &dyn Fn(&World, &str) -> bool| {
+        setup.shows(awaited, |world| names.iter().all(|name| is_so(world, name)));
+    };
+    all(&old, "twenty Nodes", &|world, name| world.node(name).is_some());
+    for name in &names {
+        old.cluster.assign(name, &follows).unwrap();
+    }
+    all(&old, "twenty promotions", &|world, name| {
+        world.config(name).last_known_good.as_deref() == Some(&uid)
+    });
+
+    let new = Setup::with_hub("fleet-new");
+    let other = new.cluster.create_config(FOLLOWED, &payload(1, 2, "maxPods: 12\n")).unwrap();
+    let (early, late) = names.split_at(names.len() / 2);
+    let moved = |old: &Setup, names: &[String]| {
+        for name in names {
+            let kubeconfig = new.cluster.hub().node_kubeconfig(name).unwrap();
+            old.cluster.agent(name).replace_kubeconfig(&kubeconfig).unwrap();
+        }
+    };
+    moved(&old, early);
+    old.cluster.hub_mut().kill();
+    moved(&old, late);
+    // two renewals at least: the new hub has answered with its own Node, and every watch has shown what it has
+    all(
+        &new,
+        "all of them at the new hub, each with what it ran before and the word that nothing assigns it",
+        &|world, name| {
+            world.renewal_count(name) > 2
+                && world
+                    .condition(name, "ConfigOK")
+                    .is_some_and(|(status, message, _)| status == "Unknown" && message.contains(&uid))
+                && world.config(name).active.as_deref() == Some(&uid)
+        },
+    );
+    let ends = |name: &str| old.cluster.agent(name).babysitter().state().ends.len();
+    let adopted: Vec<&String> = names.iter().filter(|name| ends(name) > 1).collect();
+    assert!(adopted.is_empty(), "adopted something unasked: {adopted:?}");
+
+    // and each does what it is asked for, once
+    for name in late {
+        new.cluster.assign(name, &follows).unwrap();
+    }
+    new.shows("the new hub's object where it was assigned, and only there", |world| {
+        let runs = |names: &[String], uid: &str| {
+            names.iter().all(|name| world.config(name).active.as_deref() == Some(uid))
+        };
+        runs(late, &other) && runs(early, &uid)
+    });
+    for name in &names {
+        assert_eq!(ends(name), if late.contains(name) { 2 } else { 1 }, "{name}");
+    }
 }
