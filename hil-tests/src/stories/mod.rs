@@ -149,6 +149,13 @@ pub(crate) const STORIES: &[Story] = &[
         slots::unreadable,
     ),
     story(
+        "no-system",
+        "systemd cannot start a good slot and would wait for a person: reset, and after five starts the other slot runs",
+        false,
+        Needs::Slots,
+        slots::no_system,
+    ),
+    story(
         "no-kernel",
         "the boot loader cannot load the kernel of a good slot: it resets, and after five starts the other slot runs",
         false,

@@ -206,6 +206,36 @@ pub(super) fn unreadable(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+/// As when systemd can no longer read the units that its default target needs.
+pub(super) fn no_system(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
+    stage.reboot()?;
+    blessed(stage, BLESSED)?;
+    stage.guest(
+        "sed -i '/^options /s/$/ systemd.unit=emergency.target/' /efi/loader/entries/kedge-b+5.conf && sync",
+    )?;
+    stage.machine.run_last("systemctl reboot")?;
+    stage.machine.wait_reset(patience())?;
+    for start in 1..=5 {
+        stage.machine.wait_reset(patience())?;
+        stage.say(&format!("systemd does not start slot b: reset at start {start} of 5"));
+    }
+    let console = std::fs::read(stage.machine.serial()).unwrap_or_default();
+    let shown = String::from_utf8_lossy(&console).matches("systemd cannot start this slot").count();
+    stage.expect(&format!("{shown} starts with the reason on the console, of 5"), shown >= 5, true)?;
+    stage.machine.was_reset();
+    stage.running()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "a")?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("slot a runs, with its config, without help");
+    Ok(())
+}
+
 /// systemd-boot's version, as it tells the system it starts.
 fn loader_version(stage: &mut Stage<'_>) -> Result<u32, HilError> {
     let info = stage.guest(
