@@ -145,6 +145,11 @@ impl Machine {
         self.board.keeps_panics
     }
 
+    /// Whether the board has a hardware watchdog.
+    pub(crate) fn has_watchdog(&self) -> bool {
+        self.board.watchdog.is_some()
+    }
+
     /// A file the guest sees as a read-only disk, in this order: `/dev/vdb`, `/dev/vdc`, ...
     pub(crate) fn lend(&mut self, file: &Path) {
         self.files.push(file.to_owned());

@@ -487,6 +487,20 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
          echo $((($(cat $p/../size) - $(cat $p/start) - $(cat $p/size)) / 2048))",
     )?;
     stage.expect("MiB of the disk behind the state partition", left.as_str(), "0")?;
+    if stage.machine.has_watchdog() {
+        stage.wait("an active watchdog of the hardware", stage::patience(), |stage| {
+            let found = stage.guest("cd /sys/class/watchdog && grep -H . */identity */state || true")?;
+            let is_active = found.contains("state:active") && !found.contains("Software Watchdog");
+            Ok(if is_active { Ok(()) } else { Err(found) })
+        })?;
+    }
+    let oops = stage.guest("cat /proc/sys/kernel/panic_on_oops")?;
+    stage.expect("kernel.panic_on_oops", oops.as_str(), "1")?;
+    // LLMNR's and mDNS's, in hexadecimal digits
+    let ports = stage.guest("grep -hE ': [0-9A-F]+:(14EB|14E9) ' /proc/net/[tu][cd]p* || true")?;
+    stage.expect("open ports for names of the local network", ports.as_str(), "")?;
+    let waits = stage.guest("systemctl show -P OnFailure local-fs.target")?;
+    stage.expect("what follows a file system that cannot be mounted", waits.as_str(), "")?;
     let overlay = stage.guest("grep -w overlay /proc/filesystems")?;
     stage.expect("what containers' roots are laid over", overlay.trim(), "nodev\toverlay")?;
     let times = stage.guest("systemd-analyze | head -n 1")?;
