@@ -30,6 +30,8 @@ use std::{fs, thread};
 const COUNTING: &str = "firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 /// How often the trial looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// What systemctl is asked about the agent.
+const AGENT: [&str; 4] = ["show", "kedge.service", "--property", "ActiveState,MainPID,NRestarts"];
 /// Held by an update and by a blessing.
 const LOCK: &str = "/run/kedge-update.lock";
 
@@ -44,19 +46,28 @@ pub fn health(places: &Places) -> Result<(), CommandError> {
         return Ok(());
     }
     let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
-    if line.was_good {
-        cli::print("this slot was good before, and its agent can be read");
-        return Ok(());
-    }
     let clocks = LinuxClocks::new(&roots);
     let begin = clocks.monotonic();
+    if line.was_good {
+        let asked = [&["show", "--property", "Id,LoadState"], &slot::NEEDED_UNITS[..]].concat();
+        return judge(|| {
+            slot::still_good(clocks.monotonic().saturating_sub(begin), &units(&systemctl(&asked)))
+        });
+    }
     let mut trial = Trial::new(line);
-    loop {
+    judge(|| {
         let status = status(places);
-        let (process, restarts) = unit(&systemctl());
+        let (process, restarts) = unit(&systemctl(&AGENT));
         let at = clocks.monotonic().saturating_sub(begin);
         let process = process.filter(|_| status.is_some());
-        match trial.look(at, process, restarts, || look(&roots, status.as_ref())) {
+        trial.look(at, process, restarts, || look(&roots, status.as_ref()))
+    })
+}
+
+/// Looks until there is a verdict.
+fn judge(mut look: impl FnMut() -> Option<Verdict>) -> Result<(), CommandError> {
+    loop {
+        match look() {
             Some(Verdict::Good(text)) => {
                 cli::print(text);
                 return Ok(());
@@ -109,8 +120,7 @@ fn status(places: &Places) -> Option<Value> {
     serde_json::from_slice(&answer.body).ok()
 }
 
-fn systemctl() -> String {
-    let asked = ["show", "kedge.service", "--property", "ActiveState,MainPID,NRestarts"];
+fn systemctl(asked: &[&str]) -> String {
     let output = Command::new("systemctl").args(asked).output();
     output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
 }
@@ -123,6 +133,15 @@ fn unit(answer: &str) -> (Option<u32>, u32) {
     let process =
         value("MainPID").parse().ok().filter(|process| *process != 0 && value("ActiveState") == "active");
     (process, value("NRestarts").parse().unwrap_or_default())
+}
+
+/// Whether systemd could load each unit, by systemctl's answer: a block of lines for each.
+fn units(answer: &str) -> BTreeMap<String, String> {
+    let unit = |block: &str| {
+        let value = |name| block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        Some((value("Id")?.to_owned(), value("LoadState")?.to_owned()))
+    };
+    answer.split("\n\n").filter_map(unit).collect()
 }
 
 fn look(roots: &Roots, status: Option<&Value>) -> Works {
@@ -229,6 +248,15 @@ mod tests {
     #[test]
     fn silent_agent_has_no_contact() {
         assert!(!look(&Roots::default(), None).contains(&Work::Contact));
+    }
+
+    #[test]
+    fn units_are_those_that_systemctl_names() {
+        let answer = "Id=kedge.service\nLoadState=loaded\n\nLoadState=not-found\nId=systemd-udevd.service\n";
+        let found: Vec<_> = units(answer).into_iter().collect();
+        let pair = |unit: &str, state: &str| (unit.to_owned(), state.to_owned());
+        assert_eq!(found, [pair("kedge.service", "loaded"), pair("systemd-udevd.service", "not-found")]);
+        assert!(units("Failed to connect to bus\n").is_empty() && units("").is_empty());
     }
 
     #[test]

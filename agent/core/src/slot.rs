@@ -1,14 +1,14 @@
 //! Whether a boot of a disk image is good: what its trial demands, what works in it, and the judgement of the two.
 //!
 //! Always holds: times run from the beginning of the judgement, not from the boot, so what the disk's check takes is no fault of the slot;
-//! a demand that this version does not know condemns nothing. A slot that was good before is not judged here again: systemd and
-//! the agent deal with restarts, and a bad configuration must not bring back an older image.
+//! a demand that this version does not know condemns nothing. Of a slot that was good before no more is asked than that it can be read:
+//! systemd and the agent deal with restarts, and a bad configuration must not bring back an older image.
 //! Leaves to others: updates (`admission`, `list`); looking (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
 
 pub mod admission;
 pub mod list;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How long an agent may take to stay up: its unit's own limits (start 90 s, watchdog 30 s) lie well below.
@@ -22,6 +22,19 @@ const DEMANDS_WITHIN: Duration = Duration::from_secs(600);
 const MOST_RESTARTS: u32 = 30;
 /// How old the last renewal of the Lease may be where contact counts as working: several of the longest intervals between two.
 pub const CONTACT_WITHIN: Duration = Duration::from_secs(600);
+
+/// For systemd's answer about its units, on a machine that is busy with its start.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
+/// Without one of these nobody reaches the node. A root that rots may lose a single unit: its small files share blocks.
+pub const NEEDED_UNITS: [&str; 5] = [
+    "kedge.service",
+    "systemd-networkd.service",
+    "systemd-resolved.service",
+    "systemd-timesyncd.service",
+    "systemd-udevd.service",
+];
+/// What systemd says of a unit that it cannot read. `masked` is somebody's wish.
+const UNREADABLE: [&str; 3] = ["not-found", "bad-setting", "error"];
 
 /// Something that works in a boot, and that another image easily loses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -164,9 +177,64 @@ impl Trial {
     }
 }
 
+/// The boot of a slot that was good before, so long after the beginning: systemd can read [`NEEDED_UNITS`], of which it says this
+/// (`LoadState`, by name). No more is asked: a bad configuration must not bring back an older image. None: look again.
+pub fn still_good(at: Duration, units: &BTreeMap<String, String>) -> Option<Verdict> {
+    let is_lost = |unit: &&str| units.get(*unit).is_some_and(|state| UNREADABLE.contains(&state.as_str()));
+    let lost: Vec<_> = NEEDED_UNITS.into_iter().filter(is_lost).collect();
+    match () {
+        () if !lost.is_empty() => Some(Verdict::Bad(format!(
+            "this slot was good before, and systemd can no longer read {}",
+            lost.join(" and ")
+        ))),
+        () if NEEDED_UNITS.iter().all(|unit| units.contains_key(*unit)) => {
+            Some(Verdict::Good("this slot was good before, and can still be read".to_owned()))
+        }
+        () => (at >= ANSWERS_WITHIN)
+            .then(|| Verdict::Bad(format!("systemd did not answer within {} s", ANSWERS_WITHIN.as_secs()))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn good_slot_that_lost_a_unit_is_bad() {
+        let judged = |secs, change: &[(&str, &str)]| {
+            let mut units: BTreeMap<_, _> =
+                NEEDED_UNITS.map(|unit| (unit.to_owned(), "loaded".to_owned())).into();
+            for (unit, state) in change {
+                match *state {
+                    "" => drop(units.remove(*unit)),
+                    _ => drop(units.insert((*unit).to_owned(), (*state).to_owned())),
+                }
+            }
+            match still_good(Duration::from_secs(secs), &units) {
+                Some(Verdict::Good(text)) => format!("good: {text}"),
+                Some(Verdict::Bad(text)) => format!("bad: {text}"),
+                None => String::new(),
+            }
+        };
+        let check = |secs, change: &[(&str, &str)], expected: &str| {
+            let found = judged(secs, change);
+            assert!(found.starts_with(expected) && found.is_empty() == expected.is_empty(), "{found}");
+        };
+        check(0, &[], "good:");
+        check(999, &[], "good:");
+        check(0, &[("systemd-networkd.service", "masked")], "good:");
+        for state in UNREADABLE {
+            check(
+                0,
+                &[("kedge.service", state)],
+                "bad: this slot was good before, and systemd can no longer",
+            );
+        }
+        check(0, &[("systemd-udevd.service", ""), ("kedge.service", "error")], "bad: this slot was good");
+        // unknown is not lost, for a while
+        check(119, &[("systemd-udevd.service", "")], "");
+        check(120, &[("systemd-udevd.service", "")], "bad: systemd did not answer within 120 s");
+    }
 
     /// The verdict on an agent whose process is another one every so many seconds (0: never up), with what works from a time on: its
     /// text, after "good:" or "bad:".
