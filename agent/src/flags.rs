@@ -11,6 +11,7 @@ use crate::kubelet_api::server::PortOptions;
 use crate::logs::LogsOptions;
 use crate::service;
 use crate::sessions::{AttachOptions, ExecOptions};
+use crate::slot::update::UpdateOptions;
 use kedge_api::{Timestamp, labels, names};
 use kedge_core::kubelet::duration;
 use kedge_platform::images::UnpackArguments;
@@ -79,7 +80,7 @@ pub enum Command {
     /// On a disk image: judge this boot.
     SlotHealth(Places),
     /// On a disk image: write an update into the other slot, and try it at once.
-    SlotUpdate(Places, String, bool),
+    SlotUpdate(Places, UpdateOptions),
     /// On a disk image: this boot is good.
     SlotBless,
     /// On a disk image: the slots.
@@ -275,6 +276,7 @@ struct Raw {
     texts: BTreeMap<&'static str, String>,
     dynamic_config: Option<bool>,
     reboots: bool,
+    allows_older: bool,
     timestamps: bool,
     previous: bool,
     follow: bool,
@@ -327,6 +329,7 @@ impl Raw {
         match name {
             "output" => self.output = Some(output(&parser.value()?.string()?)?),
             "reboot" => self.reboots = true,
+            "allow-older" => self.allows_older = true,
             "timestamps" => self.timestamps = boolean(name, parser)?,
             "previous" => self.previous = boolean(name, parser)?,
             "follow" => self.follow = boolean(name, parser)?,
@@ -427,8 +430,11 @@ impl Raw {
                 return Err(UsageError("slot update needs a file, or - for standard input".into()));
             }
             ["slot", "update", file] => {
-                let reboots = self.reboots;
-                Command::SlotUpdate(self.places(), (*file).to_owned(), reboots)
+                let Raw { reboots, allows_older, .. } = self;
+                Command::SlotUpdate(
+                    self.places(),
+                    UpdateOptions { file: (*file).to_owned(), reboots, allows_older },
+                )
             }
             ["slot", "bless"] => Command::SlotBless,
             ["slot", "status"] => Command::SlotStatus,
@@ -738,7 +744,7 @@ Commands:
                      internal: for the hub's calls, the kubelet's port, containers and images (docs/pods.md)
   slot health        on a disk image, for kedge-health.service: wait until this boot is good; exit code 1 if it is not
   slot update FILE   on a disk image: write an update (-: standard input) into the slot that does not run; the boot loader
-                     tries it at the next boot, with --reboot now
+                     tries it at the next boot, with --reboot now; --allow-older takes an older version than the one that runs
   slot status        on a disk image: the slot that runs, and the boot loader's list
   slot bless         on a disk image, for systemd-bless-boot.service: this boot is good
   slot holds-root    on a disk image, for udev: exit code 0 if the root is on the disk with the name that follows (sda)

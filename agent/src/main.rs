@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Command::Images(options, output) => apart(|| images::command::run(&options, output)),
         Command::Unpack(arguments) => apart(|| images::command::unpack(&arguments)),
         Command::SlotHealth(places) => apart(|| slot::health(&places)),
-        Command::SlotUpdate(places, file, reboots) => apart(|| slot::update::update(&places, &file, reboots)),
+        Command::SlotUpdate(places, options) => apart(|| slot::update::update(&places, &options)),
         Command::SlotBless => apart(slot::bless::bless),
         Command::SlotStatus => {
             apart(slot::admission::status);

@@ -7,6 +7,7 @@
 
 pub mod admission;
 pub mod list;
+mod version;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

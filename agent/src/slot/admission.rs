@@ -44,6 +44,13 @@ fn image_on(roots: &Roots, efi: &Path, root: &Path) -> ImageState {
 pub(super) fn facts(roots: &Roots, efi: &Path, root: &Path) -> Facts {
     let disk = slots::disk_of(&roots.sys, root).ok();
     let release = read(&roots.usr_lib.join("kedge-image/release"));
+    let named = |name| {
+        release
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+            .unwrap_or_default()
+            .to_owned()
+    };
     Facts {
         command_line: read(&roots.proc.join("cmdline")),
         has_variables: roots.sys.join(LOADER).exists(),
@@ -53,7 +60,8 @@ pub(super) fn facts(roots: &Roots, efi: &Path, root: &Path) -> Facts {
         free_bytes: slots::free_bytes(efi).unwrap_or_default(),
         is_own_efi: disk.is_some() && slots::disk_of(&roots.sys, efi).ok() == disk,
         roots: disk.as_deref().map(slots::partitions).unwrap_or_default(),
-        board: release.lines().find_map(|line| line.strip_prefix("BOARD=")).unwrap_or_default().to_owned(),
+        board: named("BOARD"),
+        version: named("VERSION"),
     }
 }
 
@@ -83,6 +91,7 @@ mod tests {
         let roots = Roots { proc: at("proc"), sys: at("sys"), usr_lib: at("lib"), ..Roots::default() };
         let found = facts(&roots, &at("efi"), scratch.path());
         assert_eq!((found.command_line.as_str(), found.board.as_str()), ("root=PARTLABEL=root-b", "toaster"));
+        assert_eq!(found.version, "1");
         assert_eq!((found.has_variables, found.is_counted, found.is_own_efi), (true, false, false));
         assert_eq!(found.entries, [("kedge-b+5.conf".to_owned(), "version 2".to_owned())].into());
         assert_eq!(found.files, [("b/vmlinuz".to_owned(), 5)].into());

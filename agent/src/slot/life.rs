@@ -92,8 +92,9 @@ fn update(slots: &FakeSlots, running: &Started) -> Result<(), String> {
         roots: BTreeMap::from([root("a", "/dev/vda2"), root("b", "/dev/vda3")]),
         is_own_efi: true,
         board: "toaster".to_owned(),
+        version: "new".to_owned(),
     };
-    write(slots, &facts, &Keys::default(), &mut &bytes()[..], None, Works::new)
+    write(slots, &facts, &Keys::default(), &mut &bytes()[..], None, false, Works::new)
         .map(drop)
         .map_err(|error| error.to_string())
 }

@@ -19,11 +19,23 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::process::Command;
 
-/// `kedge slot update FILE`, with `-` for standard input.
+/// What is asked for.
+#[derive(Debug)]
+pub struct UpdateOptions {
+    /// The update, or `-` for standard input.
+    pub file: String,
+    /// Try it at once.
+    pub reboots: bool,
+    /// Also one with an older version than the image that runs.
+    pub allows_older: bool,
+}
+
+/// `kedge slot update`.
 ///
 /// # Errors
 /// The update is refused, damaged, or cannot be written; or another one is under way.
-pub fn update(places: &Places, file: &str, reboots: bool) -> Result<(), CommandError> {
+pub fn update(places: &Places, options: &UpdateOptions) -> Result<(), CommandError> {
+    let UpdateOptions { file, reboots, allows_older } = options;
     if !is_root() {
         return Err(unchanged("an update needs root"));
     }
@@ -37,8 +49,9 @@ pub fn update(places: &Places, file: &str, reboots: bool) -> Result<(), CommandE
     let keys = Keys::read(&roots).map_err(unchanged)?;
     let slots = LinuxSlots::new(&roots, EFI);
     let facts = facts(&roots, Path::new(EFI), Path::new("/"));
-    say(write(&slots, &facts, &keys, &mut update, length, || look(&roots, status(places).as_ref()))?);
-    match reboots {
+    let works = || look(&roots, status(places).as_ref());
+    say(write(&slots, &facts, &keys, &mut update, length, *allows_older, works)?);
+    match *reboots {
         true => Command::new("systemctl").arg("reboot").status().map(drop).map_err(CommandError::new),
         false => Ok(()),
     }
@@ -66,6 +79,7 @@ pub(super) fn write<S: Slots>(
     keys: &Keys,
     update: &mut impl Read,
     length: Option<u64>,
+    allows_older: bool,
     mut works: impl FnMut() -> Works,
 ) -> Result<String, CommandError> {
     let mut manifest = Vec::new();
@@ -74,7 +88,7 @@ pub(super) fn write<S: Slots>(
     if let Some(name) = keys.verify(&manifest).map_err(unchanged)? {
         say(format_args!("the update is signed by the key {name}"));
     }
-    let plan = admission::admit(facts, &manifest).map_err(unchanged)?;
+    let plan = admission::admit(facts, &manifest, allows_older).map_err(unchanged)?;
     let (running, other, expected) = (plan.running, plan.other, plan.bytes());
     if let Some(found) = length.filter(|found| *found < expected) {
         return Err(unchanged(format_args!(
@@ -158,6 +172,7 @@ pub(super) mod tests {
             roots: [("root-b".to_owned(), ("/dev/vda3".to_owned(), 1 << 20))].into(),
             is_own_efi: true,
             board: "toaster".to_owned(),
+            version: "new".to_owned(),
         }
     }
 
@@ -165,7 +180,8 @@ pub(super) mod tests {
         // the state works before the root is written, contact after it
         let mut works = ["state", "contact"].into_iter().map(parse);
         let update = &mut &update[..];
-        let done = write(slots, &facts_of(slots), &Keys::default(), update, length, || works.next().unwrap());
+        let keys = Keys::default();
+        let done = write(slots, &facts_of(slots), &keys, update, length, false, || works.next().unwrap());
         done.map_err(|error| error.to_string())
     }
 
@@ -336,6 +352,10 @@ pub(super) mod tests {
             None,
             "the EFI partition cannot be written (",
         );
+        let older = bytes().iter().map(|byte| *byte as char).collect::<String>();
+        let older: Vec<u8> =
+            older.replacen("version new", "version ne~", 1).chars().map(|char| char as u8).collect();
+        check_refused(|_| {}, &older, None, "which is older than new, which runs; --allow-older");
         let in_the_way = |slots: &FakeSlots| slots.disk.put_kind(steps::NEW, kedge_platform::Kind::Directory);
         check_refused(in_the_way, &bytes(), None, "the EFI partition cannot be written (");
         let stubborn = |slots: &FakeSlots| {
@@ -357,7 +377,7 @@ pub(super) mod tests {
         let disk = disk();
         let slots = FakeSlots::new(&disk);
         let update = bytes();
-        write(&slots, &facts_of(&slots), &Keys::default(), &mut Pieces(&update), None, || {
+        write(&slots, &facts_of(&slots), &Keys::default(), &mut Pieces(&update), None, false, || {
             parse("state,contact")
         })
         .unwrap();

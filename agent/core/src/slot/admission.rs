@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::list::{self, Entries, Part, Place, Step};
+use super::version::{is_version, order};
 use super::{CommandLine, Works, words};
 use crate::event::ImageState;
 
@@ -19,6 +20,8 @@ const FORMAT: &str = "kedge-update 1";
 pub const FILES: [&str; 2] = ["vmlinuz", "initrd"];
 /// The root in the manifest.
 const ROOT: &str = "root";
+/// Where the slot's root is, and what its trial demands or that it had one.
+const OWN_OPTIONS: [&str; 2] = ["root=", "kedge."];
 /// The EFI partition keeps as much free: for the boot entries, and for the clusters that files do not fill.
 const SPARE_BYTES: u64 = 65536;
 
@@ -43,6 +46,8 @@ pub struct Facts {
     pub is_own_efi: bool,
     /// The board of the image that runs.
     pub board: String,
+    /// Its version; empty if it cannot be read.
+    pub version: String,
 }
 
 /// Where an update goes.
@@ -133,11 +138,11 @@ impl Facts {
     }
 }
 
-/// Admits an update by its manifest.
+/// Admits an update by its manifest. `allows_older`: also one with an older version than the image that runs.
 ///
 /// # Errors
 /// Why not, for people.
-pub fn admit(facts: &Facts, manifest: &[u8]) -> Result<Plan, String> {
+pub fn admit(facts: &Facts, manifest: &[u8], allows_older: bool) -> Result<Plan, String> {
     let (running, other) = match CommandLine::parse(&facts.command_line).slot {
         Some("a") => ("a", "b"),
         Some(_) => ("b", "a"),
@@ -161,6 +166,9 @@ pub fn admit(facts: &Facts, manifest: &[u8]) -> Result<Plan, String> {
         return Err(format!("the update is for the board {:?}, this is {:?}", manifest.board, facts.board));
     }
     let Manifest { version, options, sizes: [kernel, initramfs, root], .. } = manifest;
+    if !allows_older {
+        is_no_older(version, &facts.version)?;
+    }
     if root.bytes > *slot_bytes {
         return Err(format!("the root has {} bytes, the slot {slot_bytes}", root.bytes));
     }
@@ -188,6 +196,19 @@ pub fn admit(facts: &Facts, manifest: &[u8]) -> Result<Plan, String> {
         order,
         entries: facts.entries.clone(),
     })
+}
+
+fn is_no_older(version: &str, running: &str) -> Result<(), String> {
+    let anyway = "--allow-older takes it all the same";
+    match () {
+        () if running.is_empty() => Err(format!(
+            "the update has version {version}, and that of the running image cannot be read; {anyway}"
+        )),
+        () if order(version, running).is_lt() => Err(format!(
+            "the update has version {version}, which is older than {running}, which runs; {anyway}"
+        )),
+        () => Ok(()),
+    }
 }
 
 /// Files lost by a damaged partition must be noticed while the other slot still boots.
@@ -241,9 +262,19 @@ impl<'a> Manifest<'a> {
             ref values => Err(format!("the manifest has {} lines {key:?}, expected one", values.len())),
         };
         let size = |key| Size::parse(key, one(key)?);
+        let (version, options) = (one("version")?, one("options")?);
+        if !is_version(version) {
+            return Err(format!("the manifest's version is {version:?}, expected letters, digits and .+~-_"));
+        }
+        // of several values of a word the last counts, and these are the update's
+        if let Some(word) =
+            options.split_whitespace().find(|word| OWN_OPTIONS.iter().any(|own| word.starts_with(own)))
+        {
+            return Err(format!("the manifest's options set {word:?}, which is this node's to set"));
+        }
         Ok(Self {
-            version: one("version")?,
-            options: one("options")?,
+            version,
+            options,
             board: one("board")?,
             sizes: [size(FILES[0])?, size(FILES[1])?, size(ROOT)?],
         })
@@ -306,6 +337,7 @@ mod tests {
             roots: [("root-b".to_owned(), ("/dev/vda3".to_owned(), 3000))].into(),
             is_own_efi: true,
             board: "toaster".to_owned(),
+            version: "2".to_owned(),
         }
     }
 
@@ -313,7 +345,7 @@ mod tests {
     fn check(change: impl FnOnce(&mut Facts), manifest: &[u8], expected: &str) {
         let mut facts = facts();
         change(&mut facts);
-        let found = match admit(&facts, manifest) {
+        let found = match admit(&facts, manifest, false) {
             Ok(Plan {
                 running,
                 other,
@@ -398,7 +430,7 @@ mod tests {
     fn plan_writes_the_slot_and_then_enters_it() {
         let mut facts = facts();
         facts.entries.insert("kedge-b.conf".to_owned(), String::new());
-        let plan = admit(&facts, &manifest("", "")).unwrap();
+        let plan = admit(&facts, &manifest("", ""), false).unwrap();
         assert_eq!(plan.bytes(), 4096 + 123_000);
         let shown = |steps: Vec<Step>| -> Vec<String> {
             let show = |step| match step {
@@ -448,6 +480,33 @@ mod tests {
         check(|_| {}, &manifest("root 3000 0", "root 3000 "), "line \"root\" is not SIZE SHA256");
         check(|_| {}, &manifest("initrd 20000", "initrd 0"), "line \"initrd\" is not SIZE SHA256");
         check(|_| {}, &manifest("vmlinuz 100000", "vmlinuz 1e5"), "line \"vmlinuz\" is not SIZE SHA256");
+    }
+
+    #[test]
+    fn older_update_must_be_asked_for() {
+        let runs = |version: &'static str| move |facts: &mut Facts| facts.version = version.to_owned();
+        let newer = manifest("version 2", "version 0.2.0~git20261124000000.0123456789");
+        check(runs("0.2.0~git20261123000000.fedcba9876"), &newer, "a b /dev/vda3 13");
+        check(runs("0.2.0~git20261124000000.0123456789"), &newer, "a b /dev/vda3 13");
+        let why = "which is older than 0.2.0, which runs; --allow-older takes it all the same";
+        check(runs("0.2.0"), &newer, why);
+        check(runs(""), &newer, "that of the running image cannot be read; --allow-older");
+        for version in ["0.2.0", ""] {
+            let mut facts = facts();
+            runs(version)(&mut facts);
+            admit(&facts, &newer, true).unwrap();
+        }
+    }
+
+    #[test]
+    fn update_sets_no_option_of_the_node() {
+        let options = |text: &str| manifest("options quiet", &format!("options quiet {text}"));
+        check(|_| {}, &options("kedge.slot=good"), "options set \"kedge.slot=good\", which is this node's");
+        check(|_| {}, &options("kedge.demands="), "options set \"kedge.demands=\"");
+        check(|_| {}, &options("root=PARTLABEL=root-a"), "options set \"root=PARTLABEL=root-a\"");
+        check(|_| {}, &options("rootfstype=squashfs"), "a b /dev/vda3 13");
+        let title = manifest("version 2", "version 2 kedge.slot=good");
+        check(|_| {}, &title, "the manifest's version is \"2 kedge.slot=good\"");
     }
 
     #[test]
