@@ -511,14 +511,16 @@ pub fn bind(pod: &mut Value, binding: &Value, now: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The grace period of a deletion that asked for `asked` seconds, by upstream's rules. A mirror pod has none: nothing ends with it, and
-/// a namespace must not wait for the node that made it to confirm that.
+/// The grace period of a deletion that asked for `asked` seconds, by upstream's rules, but for a pod whose own is zero: a node takes a
+/// second for it anyhow, and until it confirms the end nothing may take the pod's place, such as the next one of a DaemonSet. Who wants
+/// it gone from the API at once asks for zero. A mirror pod has none: nothing ends with it, and a namespace must not wait for the node that
+/// made it to confirm that.
 fn grace_secs(pod: &Value, asked: Option<i64>) -> i64 {
     let ended = matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed");
     if ended || is_mirror(pod) || text(pod, &["spec", "nodeName"]).is_empty() {
         return 0;
     }
-    let own = pod["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(0);
+    let own = pod["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(0).max(1);
     match asked.unwrap_or(own) {
         secs if secs < 0 => 1,
         secs => secs,
@@ -633,6 +635,12 @@ mod tests {
         check(&pod(|_| {}), None, 0, "2026-01-01T00:00:00Z");
         check(&bound, Some(0), 0, "2026-01-01T00:00:00Z");
         check(&bound, Some(-3), 1, "2026-01-01T00:00:01Z");
+        // its node confirms its end
+        let hasty = pod(|pod| {
+            (pod["spec"]["nodeName"], pod["spec"]["terminationGracePeriodSeconds"]) = ("n".into(), 0.into());
+        });
+        check(&hasty, None, 1, "2026-01-01T00:00:01Z");
+        check(&hasty, Some(0), 0, "2026-01-01T00:00:00Z");
         let marked = check(&bound, None, 30, "2026-01-01T00:00:30Z");
         check(&marked, None, 30, "2026-01-01T00:00:30Z");
         check(&marked, Some(60), 30, "2026-01-01T00:00:30Z");
