@@ -477,7 +477,7 @@ impl Planner<'_> {
     /// Starts a new pod beside the old one, on so many nodes at a time; the old one ends once the new one is available.
     fn surge(&mut self, heres: &[Here<'_>], most: usize) {
         let mut surging = 0;
-        let mut candidates = Vec::new();
+        let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
             match (here.old.first(), here.new.first()) {
                 (Some(_), _) if self.is_held(here) => {}
@@ -485,16 +485,21 @@ impl Planner<'_> {
                 (Some(_), Some(_)) => surging += 1,
                 // one more is made when none is about to go
                 (Some(_), None) if here.all.len() > 1 => surging += 1,
-                (Some(old), None) if old.ready_since.is_some() && !here.maintained.is_open => {
-                    self.await_window(here)
+                (Some(old), None)
+                    if (old.ready_since.is_some() || old.has_served) && !here.maintained.is_open =>
+                {
+                    self.await_window(here);
                 }
                 (Some(old), None) if old.ready_since.is_some() => candidates.push((self.rank(old), here)),
+                // its node may just be back, with many others: as in `replace`
+                (Some(old), None) if old.has_served => unheard.push(here),
                 (Some(_), None) => self.make(here),
                 (None, _) => {}
             }
         }
         candidates.sort_by_key(|(rank, _)| *rank);
-        for (_, here) in candidates.into_iter().take(most.saturating_sub(surging)) {
+        let candidates = candidates.into_iter().map(|(_, here)| here);
+        for here in unheard.into_iter().chain(candidates).take(most.saturating_sub(surging)) {
             self.make(here);
         }
     }
@@ -638,6 +643,19 @@ mod tests {
         check(&two, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &[], &["c-old-2", "a-old-0"]);
         // one that its own node reports as not ready serves nobody
         check(&one, &three, &["a:old:no", "b:old:no", "c:old:ok"], &[], &["a-old-0", "b-old-1"]);
+    }
+
+    #[test]
+    fn nodes_that_are_back_surge_within_the_budget() {
+        let three = nodes(&["a", "b", "c"]);
+        let one = wanted(json!(0), json!(1));
+        check(&one, &three, &["a:old:unheard", "b:old:unheard", "c:old:ok"], &["a"], &[]);
+        check(&one, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &["c"], &[]);
+        check(&one, &three, &["a:old:unheard", "b:old:ok", "b:new:no", "c:old:unheard"], &[], &[]);
+        let two = wanted(json!(0), json!(2));
+        check(&two, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &["c", "a"], &[]);
+        // one that its own node reports as not ready serves nobody
+        check(&one, &three, &["a:old:no", "b:old:no", "c:old:ok"], &["a", "b", "c"], &[]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::Hub;
 use super::daemon_sets::{budget, rolled_out};
 use crate::controllers::Controller as _;
 use crate::controllers::daemon_sets::DaemonSets;
-use crate::kinds::NODE;
+use crate::kinds::{NODE, POD};
 use kedge_api::MAINTENANCE_ANNOTATION;
 
 impl Hub {
@@ -85,4 +85,25 @@ fn window_that_cannot_be_read_keeps_updates_away() {
     let expect =
         "node-0 1 waits the old pod runs, its annotation kedge.dev/maintenance-windows cannot be read";
     assert_eq!(hub.viewed().2[0], expect);
+}
+
+/// The hub itself has marked its pod as not ready.
+#[test]
+fn surge_waits_for_the_window_of_a_node_that_is_back() {
+    let (mut hub, mut controller) = rolled_out(2, |set| {
+        set["spec"]["updateStrategy"] =
+            serde_json::json!({"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}});
+    });
+    hub.set_windows("node-0", "13:00-14:00");
+    for pod in hub.pods().iter().filter(|pod| pod["spec"]["nodeName"] == "node-0") {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        hub.edit(&POD, "n", name, |pod| {
+            pod["status"]["conditions"] = serde_json::json!([{"type": "Ready", "status": "False"},
+                {"type": "ContainersReady", "status": "True"}]);
+        });
+    }
+    hub.change_image("i:2");
+    hub.run_at(&mut controller, 1);
+    let running = hub.running();
+    assert_eq!((&running["node-0"][..], running["node-1"].len()), (&["i:1".to_owned()][..], 2));
 }

@@ -123,7 +123,7 @@ impl Fleet {
         let mut annotations = json!({
             "kedge.dev/progress-deadline": "120s",
             "kedge.dev/max-failures": *random.pick(&["", "0", "2", "10%", "off"]),
-            "kedge.dev/rollback-on-failure": *random.pick(&["true", "false"]),
+            "kedge.dev/rollback-on-failure": *random.pick(&["true", "true", "false"]),
         });
         if random.percent(50) {
             annotations["kedge.dev/canary-selector"] = "canary=true".into();
@@ -509,6 +509,14 @@ impl Fleet {
                     return;
                 }
                 let node = value["spec"]["nodeName"].as_str().unwrap();
+                let surging = self.surging(&before.image);
+                if self.surges && self.serves_another(node, &before.image) {
+                    self.saw("surged");
+                    let is_within = surging.iter().filter(|other| *other != node).count() < self.budget;
+                    self.require("the budget bounds a surge", is_within, || {
+                        format!("{node} and {surging:?}")
+                    });
+                }
                 self.require("a stopped revision spreads no further", !before.is_stopped, || node.to_owned());
                 if before.waits_for_canaries && node >= "node-0003" {
                     // that they have passed is remembered before the first pod is made
@@ -519,6 +527,28 @@ impl Fleet {
             }
             _ => {}
         }
+    }
+
+    /// Whether a pod of another revision serves there, or did when its node was last heard.
+    fn serves_another(&self, node: &str, image: &str) -> bool {
+        self.runs.values().any(|run| run.node == node && run.is_ready && run.image != image)
+    }
+
+    /// The nodes where a pod of this revision starts beside one that serves.
+    fn surging(&self, image: &str) -> BTreeSet<String> {
+        let pods = World::list(&self.hub.index, &POD, "n");
+        let starts = |pod: &&std::sync::Arc<crate::object::Object>| {
+            let is_ready = self.runs.get(&*pod.uid).is_some_and(|run| run.is_ready && run.has_reported);
+            !pod.terminating && !is_ready && of_template(&pod.value()) == image
+        };
+        let nodes = pods.iter().filter(starts).map(|pod| pod.field(NODE_NAME_FIELD).to_owned());
+        // where the old one was asked to end, the surge is over: the new one was available, though its node may be lost since
+        let stays = |node: &String| {
+            pods.iter().any(|pod| {
+                pod.field(NODE_NAME_FIELD) == node && !pod.terminating && of_template(&pod.value()) != image
+            })
+        };
+        nodes.filter(|node| stays(node) && self.serves_another(node, image)).collect()
     }
 
     fn is_closed(&self, node: &str) -> bool {
@@ -697,6 +727,7 @@ fn promises_hold_in_a_fleet_with_faults() {
         "pulled ahead",
         "refused ahead",
         "surges",
+        "surged",
     ] {
         assert!(seen.contains_key(what), "no {what}: the simulation proves little: {seen:?}");
     }
