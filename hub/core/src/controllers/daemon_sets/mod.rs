@@ -49,13 +49,15 @@ static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &EVENT];
 const GENERATION: &str = "pod-template-generation";
 /// How many nodes are set aside; absent: none.
 const SET_ASIDE: &str = "kedge.dev/set-aside";
-/// `true`: no pod is replaced by an update.
+/// No pod is replaced by an update, but with `false` or nothing: what somebody wrote here was to hold it.
 const PAUSED: &str = "kedge.dev/paused";
 /// Pause before a pod that ended is replaced, doubled with each that ends; upstream's.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// Pause after the store refused a write.
 const REFUSED: Duration = Duration::from_secs(5);
+/// Most messages that are remembered as told: annotations may change for ever in one generation of a set. Beyond, some are told again.
+const TOLD: usize = 64;
 /// Most pods of a set that are made or ended in one step.
 const AT_ONCE: usize = 250;
 /// Most sets in one step.
@@ -95,7 +97,7 @@ struct Set {
     failures: Failures,
     /// Messages of Events about the rollout that were recorded, of one generation of the set.
     told: (i64, BTreeSet<String>),
-    /// When a pod that ended on a node may be replaced, and the pause after it.
+    /// When a pod that ended on a node may be replaced, and the pause after it; of no more nodes than there are.
     ended: BTreeMap<String, (Duration, Duration)>,
     /// Pods and revisions without a controller may be its own: any, or at least these.
     looks_for_orphans: bool,
@@ -239,6 +241,13 @@ impl Controller for DaemonSets {
 }
 
 impl DaemonSets {
+    /// How many nodes have a pause, and how many messages count as told.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> (usize, usize) {
+        let all = |count: fn(&Set) -> usize| self.sets.values().map(count).sum();
+        (all(|set| set.ended.len()), all(|set| set.told.1.len()))
+    }
+
     /// Notes an answer about a pod; the Event of all of them after the last one.
     fn count(&mut self, purpose: &Purpose, is_done: bool, now: Now) -> Option<Task<Purpose>> {
         let (deed, name) = purpose.deed.as_ref()?;
@@ -396,6 +405,7 @@ impl DaemonSets {
                 tasks.extend(look.remember(set, &revision, &verdict));
                 let proven = wanted.proven.as_ref().filter(|_| verdict.rolls_back);
                 tasks.extend(proven.into_iter().flat_map(|proven| look.roll_back(set, &revision, proven)));
+                set.ended.retain(|node, _| self.nodes.contains_key(node.as_str()));
                 let next = look.carry_out(set, &wanted, &verdict, &plan, &mut tasks);
                 set.rows.keep(wanted, settings);
                 if let Some(next) = [next, verdict.next, woken].into_iter().flatten().min() {
@@ -649,7 +659,7 @@ impl Look<'_> {
             tasks.push(self.task("remember how its update goes", action));
         }
         let generation = self.value["metadata"]["generation"].as_i64().unwrap_or(0);
-        if set.told.0 != generation {
+        if set.told.0 != generation || set.told.1.len() >= TOLD {
             set.told = (generation, BTreeSet::new());
         }
         for (sort, reason, message) in &verdict.events {
@@ -906,6 +916,10 @@ fn proven(set: &Value, revisions: &[Revision], live: &BTreeSet<String>) -> Optio
     Some(Proven { name, hash, template, spec, was_complete: found.complete.is_some() })
 }
 
+fn is_paused(set: &Value) -> bool {
+    !matches!(text(set, &["metadata", "annotations", PAUSED]).trim(), "" | "false")
+}
+
 /// What a set asks of its pods.
 fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
     let spec = &set["spec"];
@@ -914,7 +928,7 @@ fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
     let annotation = |key: &str| text(set, &["metadata", "annotations", key]);
     let rolling = &spec["updateStrategy"]["rollingUpdate"];
     let is_rolling = text(spec, &["updateStrategy", "type"]) == "RollingUpdate";
-    let rolls = is_rolling && annotation(PAUSED) != "true";
+    let rolls = is_rolling && !is_paused(set);
     let generation = annotation(TEMPLATE_GENERATION);
     let pulls_ahead = rolls && annotation(ahead::PRE_PULL) != "false";
     let ahead = pulls_ahead.then(|| ahead::Request::of(&pod_spec, &current.hash, generation));

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::super::placing::Node;
+use super::PAUSED;
 use super::ahead::{PRE_PULL, Step};
 use super::history::Revision;
 use super::rest::AtRest;
@@ -43,6 +44,8 @@ pub(super) const STOPPED: &str = "RolloutStopped";
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
 /// Without an annotation: the time in which a pod that is not ready fails, so that canaries have failed by then if they do.
 const DEFAULT_SOAK: Duration = DEADLINE;
+/// Longest time that an annotation may give: longer than anybody waits, and far from what a clock can count to.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Failures that stop an update without an annotation. A share, so that it suits any fleet; and never less than the update's own budget,
 /// so that a fault of the network that passes, in which as many pods wait as the budget allows, needs nobody to resume.
 const DEFAULT_SHARE: &str = "10%";
@@ -219,7 +222,7 @@ impl Settings {
         let deadline = match given(PROGRESS_DEADLINE) {
             "" => DEADLINE,
             found => positive(found).unwrap_or_else(|| {
-                let expected = "a duration such as 10m";
+                let expected = "a duration of at most a year, such as 10m";
                 wrong.push(complaint(PROGRESS_DEADLINE, found, expected, "the default holds"));
                 DEADLINE
             }),
@@ -236,10 +239,13 @@ impl Settings {
             let consequence = "images are pulled before pods are stopped";
             wrong.push(complaint(PRE_PULL, given(PRE_PULL), "true or false", consequence));
         }
+        if !matches!(given(PAUSED), "" | "true" | "false") {
+            wrong.push(complaint(PAUSED, given(PAUSED), "true or false", "the set is paused"));
+        }
         let soak = match given(SOAK) {
             "" => Some(DEFAULT_SOAK),
-            found => duration(found).or_else(|| {
-                let expected = "a duration such as 1h";
+            found => time(found).or_else(|| {
+                let expected = "a duration of at most a year, such as 1h";
                 wrong.push(complaint(SOAK, found, expected, "nodes beyond the canaries are not updated"));
                 None
             }),
@@ -304,8 +310,13 @@ fn count(found: &str) -> Option<Value> {
     }
 }
 
+/// A time that can be added to any of the hub's clock.
+fn time(found: &str) -> Option<Duration> {
+    duration(found).filter(|found| *found <= LONGEST)
+}
+
 fn positive(found: &str) -> Option<Duration> {
-    duration(found).filter(|found| !found.is_zero())
+    time(found).filter(|found| !found.is_zero())
 }
 
 /// What is remembered of a rollout at its revision.
@@ -704,5 +715,28 @@ impl Judge<'_> {
             here.old.is_empty() && new.is_some_and(|pod| self.wanted.is_available(pod, self.now))
         };
         (at_rest.updated > 0 || expected.peek().is_some()) && expected.all(has)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_beyond_a_year_is_a_bad_value() {
+        // together close to the end of what a clock counts
+        let endless = "5124095576030h".repeat(999);
+        for (found, expect) in
+            [("8760h", Some(LONGEST)), ("8761h", None), (&*endless, None), ("soon", None), ("0s", None)]
+        {
+            let set =
+                json!({"metadata": {"annotations": {PROGRESS_DEADLINE: found, SOAK: found, CANARY: "a=b"}}});
+            let settings = Settings::read(&set);
+            assert_eq!(settings.deadline, expect.unwrap_or(DEADLINE));
+            let zero = (found == "0s").then_some(Duration::ZERO);
+            assert!(matches!(settings.canary, Canary::Nodes(_, soak) if soak == expect.or(zero)));
+            let wrong = 2 * usize::from(expect.is_none()) - usize::from(zero.is_some());
+            assert_eq!(settings.wrong.len(), wrong, "{:?}", settings.wrong);
+        }
     }
 }

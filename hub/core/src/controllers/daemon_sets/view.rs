@@ -14,7 +14,7 @@ use super::ahead::Step;
 use super::history::Revision;
 use super::rollout::Settings;
 use super::update::{Here, Pod, Wanted, gather};
-use super::{PAUSED, proven, wanted};
+use super::{is_paused, proven, wanted};
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
 use crate::value::text;
 
@@ -52,7 +52,7 @@ pub fn view(world: &dyn World, namespace: &str, name: &str, wall: OffsetDateTime
         _ if !is_observed => ("under way", String::new()),
         Some(why) => ("stopped", why.to_owned()),
         None if is_complete => ("complete", String::new()),
-        None if text(&set, &["metadata", "annotations", PAUSED]) == "true" => ("paused", String::new()),
+        None if is_paused(&set) => ("paused", String::new()),
         None if !wanted.is_rolling => ("left to deletions (OnDelete)", String::new()),
         None if waits_for_canaries => ("waiting for canaries", String::new()),
         None => ("under way", String::new()),

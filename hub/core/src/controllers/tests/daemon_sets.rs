@@ -353,6 +353,21 @@ fn paused_set_makes_pods_but_replaces_none() {
     assert!(hub.running().values().all(|images| *images == ["i:2"]));
 }
 
+/// What somebody wrote there was to hold the update.
+#[test]
+fn bad_value_of_the_pause_pauses() {
+    let (mut hub, mut controller) = rolled_out(2, |_| {});
+    hub.annotate("kedge.dev/paused", "yes");
+    hub.change_image("i:2");
+    for _ in 0..3 {
+        hub.run(&mut controller);
+        hub.agents_act();
+    }
+    assert!(hub.running().values().all(|images| *images == ["i:1"]));
+    assert_eq!(hub.viewed().0, "paused");
+    assert!(hub.reasons().iter().any(|reason| reason == "InvalidAnnotation"));
+}
+
 #[test]
 fn name_that_is_taken_counts_a_collision() {
     let mut hub = Hub::with_nodes(1);
@@ -430,6 +445,34 @@ fn pod_that_fails_is_made_again_after_growing_pauses() {
     let pauses: Vec<u64> = made.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(pauses.len() >= 3 && pauses.windows(2).all(|pair| pair[1] > pair[0]), "{made:?}");
     assert!(hub.reasons().iter().any(|reason| reason == "FailedDaemonPod"));
+}
+
+#[test]
+fn pauses_of_nodes_that_are_gone_are_forgotten() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    for pod in hub.pods() {
+        hub.report(pod["metadata"]["name"].as_str().unwrap(), "Failed", false);
+    }
+    hub.run_at(&mut controller, 100);
+    assert_eq!(controller.remembered().0, 3);
+    for node in ["node-0", "node-1"] {
+        hub.delete(&NODE, "", node, Propagation::Unset);
+    }
+    hub.run_at(&mut controller, 101);
+    assert_eq!(controller.remembered().0, 1);
+}
+
+#[test]
+fn annotation_that_changes_for_ever_fills_no_memory() {
+    let (mut hub, mut controller) = rolled_out(1, |_| {});
+    hub.run_at(&mut controller, 99);
+    for number in 0..200 {
+        hub.annotate("kedge.dev/max-failures", &format!("wrong-{number}"));
+        hub.run_at(&mut controller, 100 + number);
+    }
+    assert!((1..=64).contains(&controller.remembered().1), "{:?}", controller.remembered());
+    let told = hub.reasons().iter().filter(|reason| *reason == "InvalidAnnotation").count();
+    assert_eq!(told, 200, "each is told");
 }
 
 #[test]
@@ -534,8 +577,9 @@ impl Hub {
         }
     }
 
-    pub(super) fn annotate(&mut self, key: &'static str, value: &'static str) {
-        self.edit(&DAEMON_SET, "n", "d", |set| set["metadata"]["annotations"][key] = value.into());
+    pub(super) fn annotate(&mut self, key: &'static str, value: &str) {
+        let value = value.to_owned();
+        self.edit(&DAEMON_SET, "n", "d", |set| set["metadata"]["annotations"][key] = value.as_str().into());
     }
 
     /// How many nodes run this image.
