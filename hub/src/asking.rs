@@ -71,12 +71,15 @@ fn parse(answer: &[u8]) -> Option<(u16, Value)> {
     Some((code, serde_json::from_slice(&answer[end + 4..]).ok()?))
 }
 
-/// Rows below a header, with three spaces between the columns.
+/// Rows below a header, with three spaces between the columns. Texts of nodes and registries are among them: what would end a line, or
+/// is an order to a terminal, becomes a space.
 pub(crate) fn table<const COLUMNS: usize>(
     header: [&str; COLUMNS],
     rows: impl Iterator<Item = [String; COLUMNS]>,
 ) -> String {
-    let rows: Vec<[String; COLUMNS]> = std::iter::once(header.map(str::to_owned)).chain(rows).collect();
+    let plain = |row: [String; COLUMNS]| row.map(|cell| cell.replace(char::is_control, " "));
+    let rows: Vec<[String; COLUMNS]> =
+        std::iter::once(header.map(str::to_owned)).chain(rows.map(plain)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);
     rows.iter()
@@ -91,6 +94,12 @@ pub(crate) fn table<const COLUMNS: usize>(
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn table_sends_no_orders_to_a_terminal() {
+        let row = ["edge-1".to_owned(), "a\u{1b}[2Jb\nc\u{9b}d".to_owned()];
+        assert_eq!(table(["NODE", "WHY"], [row].into_iter()), "NODE     WHY\nedge-1   a [2Jb c d\n");
+    }
 
     #[test]
     fn answer_is_status_and_body() {
