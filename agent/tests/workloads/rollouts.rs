@@ -1,8 +1,9 @@
 //! Updates of a DaemonSet on three nodes, with a real hub, real agents, crun, and images from a registry: good ones, one that is not
-//! there, ones that crash; stops, undos, roll backs, canaries, a hub that is killed, a node that is away.
+//! there, ones that crash; stops, undos, roll backs, canaries, surges, a hub that is killed, a node that is away before and after it got
+//! the update.
 //!
-//! Always holds, in every step: no more containers run than there are nodes, and while an update whose budget is one node goes on, two
-//! nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times and waits until a node is lost.
+//! Always holds, in every step: no more containers run than there are nodes (but for a surge), and while an update whose budget is one
+//! node goes on, two nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times and waits until nodes are lost.
 
 use crate::setup::{INSIDE, isolated, make_image};
 use kedge_core::images::BlobDigest;
@@ -143,10 +144,20 @@ impl Site {
     /// Waits, and watches the promises meanwhile: at most `out` nodes have no container.
     #[track_caller]
     fn until(&self, awaited: &str, out: usize, is_so: impl Fn() -> bool) {
+        self.until_with_more(awaited, out, 0, is_so);
+    }
+
+    /// The same with so many more containers than nodes at most.
+    #[track_caller]
+    fn until_with_more(&self, awaited: &str, out: usize, more: usize, is_so: impl Fn() -> bool) {
         let begin = Instant::now();
         let reached = poll(PATIENCE, || {
             let running = processes();
-            assert!(running <= NODES.len(), "{awaited}: {running} containers on {} nodes", NODES.len());
+            assert!(
+                running <= NODES.len() + more,
+                "{awaited}: {running} containers on {} nodes",
+                NODES.len()
+            );
             assert!(running + out >= NODES.len(), "{awaited}: only {running} containers run");
             is_so().then_some(())
         });
@@ -198,9 +209,11 @@ fn updates_of_real_agents_stop_before_they_hurt() {
         failed_update_is_rolled_back(&site);
         canary_comes_first(&site);
         rollover_ends_with_the_last_template(&site);
+        surge_leaves_no_node_without_a_container(&site);
         hub_that_is_killed_goes_on(&mut site);
         if is_full() {
             node_that_is_lost_is_updated_on_return(&mut site);
+            node_lost_under_the_update_stops_it(&mut site);
         }
         site.kubectl(&["delete", "daemonset", SET]);
         site.until("the end", NODES.len(), || processes() == 0);
@@ -273,6 +286,23 @@ fn rollover_ends_with_the_last_template(site: &Site) {
     site.until("the last one", 1, || site.all_run("v7"));
 }
 
+/// The old container ends once the new one is available.
+fn surge_leaves_no_node_without_a_container(site: &Site) {
+    // the old ones take their time to end; the hub's own tests count how many new ones begin at a time
+    const MORE: usize = NODES.len();
+    let allow = |surge: u32, unavailable: u32| {
+        let rolling = json!({"maxSurge": surge, "maxUnavailable": unavailable});
+        let patch = json!({"spec": {"updateStrategy": {"rollingUpdate": rolling}}}).to_string();
+        site.kubectl(&["patch", "daemonset", SET, "-p", &patch]);
+    };
+    allow(1, 0);
+    site.push_good("v9", 86_409);
+    site.set_image("v9");
+    site.until_with_more("the update by a surge", 0, MORE, || site.all_run("v9"));
+    site.until_with_more("the end of the old ones", 0, MORE, || processes() == NODES.len());
+    allow(0, 1);
+}
+
 /// At moments that differ from run to run.
 fn hub_that_is_killed_goes_on(site: &mut Site) {
     let kills = if is_full() { 100 } else { KILLS };
@@ -305,4 +335,27 @@ fn node_that_is_lost_is_updated_on_return(site: &mut Site) {
     });
     site.cluster.agent_mut("edge-2").start().unwrap();
     site.until("the node that returned", 1, || site.all_run("v8"));
+}
+
+/// The canary is cut off after it got the update: that is a failure of the update, which stops, and the others keep what they run.
+fn node_lost_under_the_update_stops_it(site: &mut Site) {
+    site.annotate("kedge.dev/canary-selector=canary=true");
+    site.annotate("kedge.dev/canary-soak=10m");
+    site.push_good("v10", 86_410);
+    site.set_image("v10");
+    site.until("the canary with the update", 1, || {
+        site.ready().get("edge-3").is_some_and(|found| found.0 == "v10")
+    });
+    site.cluster.agent_mut("edge-3").stop().unwrap();
+    site.until("a stop by a node that is lost", 0, || site.stop().contains("edge-3 (node lost)"));
+    let others = site.ready().into_iter().filter(|(node, _)| node != "edge-3");
+    assert!(
+        others.map(|(_, found)| found).eq([("v8".to_owned(), 0), ("v8".to_owned(), 0)]),
+        "{}",
+        site.state()
+    );
+    site.cluster.agent_mut("edge-3").start().unwrap();
+    site.annotate("kedge.dev/canary-selector=");
+    site.annotate("kedge.dev/resume=2");
+    site.until("the update after it returned", 1, || site.all_run("v10"));
 }
