@@ -30,6 +30,8 @@ pub enum Fault {
     RedirectTo(String),
     /// The head of an answer, and then nothing: until the other side goes away.
     Stall,
+    /// From this request on the tokens given before have expired; `/token` gives this one.
+    NewToken(String),
 }
 
 /// Who may read.
@@ -136,6 +138,9 @@ impl FakeRegistry {
             let mut state = self.state();
             let at = state.faults.iter().position(|(part, _)| path.contains(part.as_str()));
             let fault = at.map(|at| state.faults.remove(at).1);
+            if let (Some(Fault::NewToken(new)), Access::Bearer { token, .. }) = (&fault, &mut state.access) {
+                token.clone_from(new);
+            }
             (fault, state.access.clone(), state.served.get(path).cloned())
         };
         match &fault {

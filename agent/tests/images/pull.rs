@@ -219,10 +219,40 @@ fn credentials_go_to_their_registry_alone() {
     assert_eq!(token.len(), 1, "one token serves the whole pull");
     assert!(token[0].path.contains("scope=repository%3Ateam%2Fapp%3Apull"), "{}", token[0].path);
     node.ok(&["rm", &name]);
-    // a token that expires on the way
+    // a refusal that does not say what is asked for
     registry.fail(&layer(1), Fault::Status(401));
     node.fails(&["pull", &name], "expected Basic or Bearer");
     node.ok(&["pull", &name]);
+}
+
+#[test]
+fn token_that_expires_within_a_pull_is_renewed() {
+    let Some((node, registry, name)) = setup("pull-expired") else { return };
+    let auth = json!({"auths": {registry.name(): {"username": "edge", "password": "s3cret"}}});
+    node.scratch.write("creds.json", auth.to_string());
+    node.configure(&json!({
+        "insecureRegistries": [registry.name()],
+        "credentialsFile": node.scratch.join("creds.json"),
+    }));
+    let bearer = |token: &str| Access::Bearer { user: "edge:s3cret".into(), token: token.into() };
+    registry.set_access(bearer("t-1"));
+    // once before a layer, once when a broken layer is continued
+    registry.fail(&layer(0), Fault::NewToken("t-2".into()));
+    registry.fail(&layer(1), Fault::CutAfter(1));
+    registry.fail(&layer(1), Fault::NewToken("t-3".into()));
+    node.ok(&["pull", &name]);
+    let seen = registry.take_seen();
+    assert_eq!(seen.iter().filter(|seen| seen.path.starts_with("/token")).count(), 3, "{seen:?}");
+    let last = seen.last().unwrap();
+    assert_eq!(last.authorization.as_deref(), Some("Bearer t-3"));
+    assert_eq!(last.range.as_deref(), Some("bytes=1-"), "what was there is not fetched again");
+    node.ok(&["rm", &name]);
+    // the password itself was withdrawn: the node says so, and asks no second time with it
+    registry.set_access(Access::Bearer { user: "edge:another".into(), token: "t-4".into() });
+    node.fails(&["pull", &name], "the credentials for");
+    let seen = registry.take_seen();
+    assert_eq!(seen.iter().filter(|seen| seen.path.starts_with("/token")).count(), 1, "{seen:?}");
+    node.has_nothing();
 }
 
 #[test]
