@@ -178,6 +178,33 @@ fn process_that_unpacks_is_set_apart() {
     kedge_rig::scratch::wait_until("it is confined", std::time::Duration::from_secs(60), || {
         fs::read_link(format!("/proc/{id}/root")).unwrap() == scratch.path()
     });
+    let status = |key: &str| {
+        let text = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        text.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned()
+    };
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let own = own.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim().to_owned();
+    // the last step of all
+    kedge_rig::scratch::wait_until("it gives up capabilities", std::time::Duration::from_secs(60), || {
+        status("CapEff:") != own
+    });
+    // chown, dac_override, fowner, fsetid, mknod, setfcap: what making the files of others takes
+    for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
+        assert_eq!(status(set), "000000008800001b", "{set}");
+    }
+    assert_eq!(
+        (status("CapInh:").as_str(), status("CapAmb:").as_str()),
+        ("0000000000000000", "0000000000000000")
+    );
+    assert_eq!(status("NoNewPrivs:"), "1");
+    let limits = fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().to_owned()
+    };
+    assert_eq!(limit("Max address space"), (384_u64 << 20).to_string());
+    assert_eq!(limit("Max open files"), "256");
+    assert_eq!(limit("Max cpu time"), "60");
     for name in ["net", "ipc"] {
         assert_ne!(of(&id, name), of("self", name), "{name}");
     }
