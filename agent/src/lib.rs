@@ -4,6 +4,7 @@
 //! `local` to people and tools on the node itself; `cli` is every command that is not the agent, but `doctor`, `logs`, `slot`, `state` and `provision`; `workloads`
 //! performs what is ordered of containers; `kubelet_api` answers what kubectl asks of a node.
 
+mod beside;
 pub mod calls;
 pub mod cli;
 pub mod doctor;

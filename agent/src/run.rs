@@ -22,6 +22,7 @@ use kedge_platform::linux::{self, Awaited, Claim, LinuxClocks, LinuxHost, Notify
 use kedge_platform::{
     Clocks, Displaced, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog, WriteError,
 };
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
@@ -58,9 +59,6 @@ const DISK_REST: Duration = Duration::from_secs(2);
 
 /// How long the end of a run looks for a signal whose handler ran just before signals were blocked: one turn of the runtime.
 const LAST_SIGNAL: Duration = Duration::from_millis(1);
-
-/// Stack of a thread that waits for a probe's program, or looks a name up for one: glibc loads its name service modules on it.
-const PROGRAM_STACK_BYTES: usize = 256 * 1024;
 
 /// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
 const EXIT_CONFIG: u8 = 78;
@@ -118,7 +116,6 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
     logging::start().map_err(|error| AgentError::System("start the log", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .thread_stack_size(PROGRAM_STACK_BYTES)
         .build()
         .map_err(|error| AgentError::System("start the runtime", error))?;
     let ran = Agent::start(options, faults).and_then(|agent| runtime.block_on(agent.run()));
@@ -229,6 +226,8 @@ struct Agent {
     claim: Records,
     /// What starts a session; None: there is no server.
     session: Option<Vec<OsString>>,
+    /// What became known while actions were performed.
+    known: VecDeque<Event>,
 }
 
 /// Whose the records in `--root-dir` are.
@@ -376,6 +375,7 @@ impl Agent {
             records_free,
             claim,
             session,
+            known: VecDeque::new(),
         })
     }
 
@@ -516,11 +516,15 @@ impl Agent {
     }
 
     fn handle(&mut self, event: Event) {
-        let mut actions = Vec::new();
-        self.handled = self.now();
-        self.node.handle(self.handled, event, &mut actions);
-        for action in actions {
-            self.perform(action);
+        let mut next = Some(event);
+        while let Some(event) = next {
+            let mut actions = Vec::new();
+            self.handled = self.now();
+            self.node.handle(self.handled, event, &mut actions);
+            for action in actions {
+                self.perform(action);
+            }
+            next = self.known.pop_front();
         }
     }
 
@@ -548,7 +552,10 @@ impl Agent {
             Action::EndConfigMapWatch => self.loops.watch_config_map(self.node.server(), None),
             Action::WatchPods(order) => self.loops.watch_pods(self.node.server(), Some(order)),
             Action::EndPodsWatch => self.loops.watch_pods(self.node.server(), None),
-            Action::Pods(action) => self.loops.pods(*action),
+            Action::Pods(action) => {
+                let known = self.loops.pods(*action).map(|event| Event::Pods(Box::new(event)));
+                self.known.extend(known);
+            }
             Action::TakeCall(call) => crate::calls::start(self.session.as_deref(), &call),
             Action::NeedImages { images, is_all } => self.loops.need_images(images, is_all),
             Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),

@@ -88,6 +88,8 @@ pub(crate) struct ContainerParts {
 }
 
 enum Order {
+    /// The first of all.
+    Begin(Box<RuntimeLoop>),
     Pod(PodAction),
     /// Images that pods need, and whether those are all.
     Needed(BTreeSet<String>, bool),
@@ -98,39 +100,52 @@ pub(crate) struct Containers {
     orders: Sender<Order>,
     waker: Arc<OnceLock<Waker>>,
     thread: JoinHandle<()>,
+    has_begun: bool,
 }
 
 impl Containers {
-    /// Starts the loops under this configuration.
-    pub(crate) fn start(parts: &ContainerParts, config: &Config) -> std::io::Result<Self> {
+    /// Starts the runtime's loop, which waits for its configuration.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn start() -> std::io::Result<Self> {
         let (orders, incoming) = channel();
-        let pulls = Arc::new(PullQueue::new(&config.images));
         let waker = Arc::new(OnceLock::new());
+        let given = waker.clone();
+        let thread = spawn("containers", move || {
+            if let Ok(Order::Begin(runtime)) = incoming.recv() {
+                runtime.run(&incoming, &given);
+                runtime.pulls.close();
+            }
+        })?;
+        Ok(Self { orders, waker, thread, has_begun: false })
+    }
+
+    /// Begins under this configuration.
+    pub(crate) fn begin(&mut self, parts: &ContainerParts, config: &Config) {
         let place = ImagePlace {
             root_dir: parts.root_dir.clone(),
             preloaded: parts.preloaded_images.clone(),
             registries: config.registries.clone(),
             clock: parts.clock.clone(),
         };
-        let puller = Arc::new(Pulls::new(place.clone(), parts.events.clone()));
-        for _ in 0..config.images.pulls_at_once {
-            let (puller, wanted) = (puller.clone(), pulls.clone());
-            spawn("pulls", move || puller.run(&wanted))?;
-        }
         let runtime = RuntimeLoop {
             settings: parts.settings.clone(),
-            place,
             node: node(parts, config),
             events: parts.events.clone(),
             health: parts.health.clone(),
-            pulls,
+            puller: Arc::new(Pulls::new(place.clone(), parts.events.clone())),
+            place,
+            pulls: Arc::new(PullQueue::new(&config.images)),
+            pulls_at_once: config.images.pulls_at_once,
         };
-        let given = waker.clone();
-        let thread = spawn("containers", move || {
-            runtime.run(&incoming, &given);
-            runtime.pulls.close();
-        })?;
-        Ok(Self { orders, waker, thread })
+        self.send(Order::Begin(Box::new(runtime)));
+        self.has_begun = true;
+    }
+
+    /// Whether it takes orders.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     pub(crate) fn order(&self, action: PodAction) {
@@ -220,7 +235,9 @@ struct RuntimeLoop {
     node: Node,
     events: EventSender<Event>,
     health: Arc<RuntimeHealth>,
+    puller: Arc<Pulls>,
     pulls: Arc<PullQueue>,
+    pulls_at_once: u32,
 }
 
 /// A runtime that works.
@@ -288,8 +305,10 @@ impl RuntimeLoop {
     fn opened(&self, orders: &Receiver<Order>) -> Option<Running> {
         let mut pause = FIRST_PAUSE;
         let mut logged = String::new();
+        let mut pulling = 0;
         loop {
-            let why = match self.open() {
+            let opened = self.start_pulls(&mut pulling).and_then(|()| self.open());
+            let why = match opened {
                 Ok(running) => return Some(running),
                 Err(why) => why,
             };
@@ -304,6 +323,17 @@ impl RuntimeLoop {
                 _ => pause = (pause * 2).min(LONGEST_PAUSE),
             }
         }
+    }
+
+    /// Starts the threads of pulls that there are not yet.
+    fn start_pulls(&self, running: &mut u32) -> Result<(), String> {
+        while *running < self.pulls_at_once {
+            let (puller, wanted) = (self.puller.clone(), self.pulls.clone());
+            spawn("pulls", move || puller.run(&wanted))
+                .map_err(|error| format!("cannot start a thread for pulls: {error}"))?;
+            *running += 1;
+        }
+        Ok(())
     }
 
     fn open(&self) -> Result<Running, String> {
@@ -328,6 +358,7 @@ impl RuntimeLoop {
 
     fn perform(&self, running: &mut Running, order: Order) {
         match order {
+            Order::Begin(_) => {}
             Order::Needed(images, is_all) => {
                 running.unnoted.add(images, is_all);
                 if let Err(why) = running.unnoted.note(&running.store) {

@@ -19,7 +19,7 @@ use crate::workloads::probes::Probes;
 use containers::{ContainerParts, Containers};
 use disk::{DiskHealth, DiskLoop, DiskOrder};
 use kedge_core::kubelet::Config;
-use kedge_core::pods::PodAction;
+use kedge_core::pods::{PodAction, PodEvent};
 use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
 use kedge_platform::linux::logind;
 use kedge_platform::{Progress, Watchdog};
@@ -71,12 +71,32 @@ struct PodLoops {
     watch: Arc<LatestRound>,
     parts: ContainerParts,
     probes: Probes,
-    /// None: no configuration is in use yet.
-    containers: Option<Containers>,
-    /// None: the machine waits for no pod when it stops.
-    shutdown: Option<Shutdown>,
+    containers: Containers,
+    shutdown: ShutdownThread,
     /// None: the configuration in use names no place of static pods, or no place was looked at yet.
     static_files: Option<StaticFilesLoop>,
+}
+
+/// The thread of shutdowns.
+enum ShutdownThread {
+    /// The machine waits for no pod when it stops.
+    Unneeded,
+    /// The machine gave none yet.
+    Missing(shutdown::Places, Duration),
+    Runs(Shutdown),
+}
+
+impl ShutdownThread {
+    /// Starts it, where it is needed and does not run.
+    fn start(&mut self, events: &EventSender<Event>) {
+        let Self::Missing(places, grace) = self else { return };
+        match Shutdown::start(places.clone(), *grace, events.clone()) {
+            Ok(shutdown) => *self = Self::Runs(shutdown),
+            Err(error) => {
+                log::warn!("the machine does not wait for pods yet: cannot start a thread: {error}")
+            }
+        }
+    }
 }
 
 /// The parts of the loops.
@@ -138,7 +158,8 @@ impl Loops {
             Some(parts) => {
                 let probes = Probes::new(parts.settings.clone(), parts.events.clone());
                 let watch = watch("watch-pods")?;
-                let (containers, shutdown, static_files) = (None, None, None);
+                let (containers, shutdown, static_files) =
+                    (Containers::start()?, ShutdownThread::Unneeded, None);
                 Some(PodLoops { watch, parts, probes, containers, shutdown, static_files })
             }
             None => None,
@@ -149,10 +170,7 @@ impl Loops {
     /// Starts the runtime's loops, where there is a runtime.
     pub(crate) fn start_containers(&mut self, config: &Config) {
         let Some(pods) = &mut self.pods else { return };
-        match Containers::start(&pods.parts, config) {
-            Ok(containers) => pods.containers = Some(containers),
-            Err(error) => log::error!("no pods can run: cannot start a thread: {error}"),
-        }
+        pods.containers.begin(&pods.parts, config);
         let grace: Duration = config.pods.shutdown.iter().map(|group| group.grace).sum();
         if grace.is_zero() {
             return;
@@ -161,24 +179,23 @@ impl Loops {
             bus: logind::SYSTEM_BUS.into(),
             drop_in: "/run/systemd/logind.conf.d/99-kedge.conf".into(),
         };
-        match Shutdown::start(places, grace, pods.parts.events.clone()) {
-            Ok(shutdown) => pods.shutdown = Some(shutdown),
-            Err(error) => log::warn!("the machine does not wait for pods: cannot start a thread: {error}"),
-        }
+        pods.shutdown = ShutdownThread::Missing(places, grace);
+        pods.shutdown.start(&pods.parts.events);
     }
 
-    pub(crate) fn pods(&mut self, action: PodAction) {
+    /// What is returned is known at once; other answers come as events.
+    pub(crate) fn pods(&mut self, action: PodAction) -> Option<PodEvent> {
         match action {
             PodAction::SaveDesired { file, content } => self.disk(DiskOrder::SaveDesired(file, content)),
             PodAction::ReadDesired => self.disk(DiskOrder::ReadDesired),
-            PodAction::ReadStaticPods(path) => self.look_at_static_files(path),
+            PodAction::ReadStaticPods(path) => return self.look_at_static_files(path),
             PodAction::RunProbe(order) => {
                 if let Some(pods) = &self.pods {
                     pods.probes.run(*order);
                 }
             }
             PodAction::LetMachineStop => {
-                if let Some(shutdown) = self.pods.as_ref().and_then(|pods| pods.shutdown.as_ref()) {
+                if let Some(PodLoops { shutdown: ShutdownThread::Runs(shutdown), .. }) = &self.pods {
                     shutdown.let_go();
                 }
             }
@@ -193,20 +210,24 @@ impl Loops {
                 }
             }
         }
+        None
     }
 
-    fn look_at_static_files(&mut self, path: String) {
+    fn look_at_static_files(&mut self, path: String) -> Option<PodEvent> {
         let faults = self.server.faults.clone();
-        let Some(pods) = &mut self.pods else { return };
-        if pods.static_files.is_none() {
-            match StaticFilesLoop::start(pods.parts.events.clone(), faults) {
-                Ok(started) => pods.static_files = Some(started),
-                Err(error) => log::error!("static pods are not read: cannot start a thread: {error}"),
-            }
-        }
-        if let Some(files) = &pods.static_files {
-            files.look(path);
-        }
+        let pods = self.pods.as_mut()?;
+        let files = match pods.static_files.take() {
+            Some(files) => files,
+            None => match StaticFilesLoop::start(pods.parts.events.clone(), faults) {
+                Ok(started) => started,
+                Err(error) => {
+                    let why = format!("cannot read {path}: cannot start a thread: {error}");
+                    return Some(PodEvent::StaticPods(Err(why)));
+                }
+            },
+        };
+        pods.static_files.insert(files).look(path);
+        None
     }
 
     pub(crate) fn need_images(&self, images: BTreeSet<String>, is_all: bool) {
@@ -216,7 +237,7 @@ impl Loops {
     }
 
     fn containers(&self) -> Option<&Containers> {
-        self.pods.as_ref()?.containers.as_ref()
+        self.pods.as_ref().map(|pods| &pods.containers).filter(|containers| containers.has_begun())
     }
 
     /// None: no pods any more.
@@ -239,7 +260,7 @@ impl Loops {
     /// not within `limit`.
     pub(crate) fn end(self, limit: Duration) -> bool {
         let (containers, static_files) =
-            self.pods.map(|pods| (pods.containers, pods.static_files)).unwrap_or_default();
+            self.pods.map(|pods| (Some(pods.containers), pods.static_files)).unwrap_or_default();
         if containers.is_some_and(|containers| !containers.end(limit)) {
             return false;
         }
@@ -258,7 +279,10 @@ impl Loops {
         self.server.keep_one_connection();
     }
 
-    pub(crate) fn renew(&self, server: u64, request: LeaseRequest, deadline: Duration) {
+    pub(crate) fn renew(&mut self, server: u64, request: LeaseRequest, deadline: Duration) {
+        if let Some(pods) = &mut self.pods {
+            pods.shutdown.start(&pods.parts.events);
+        }
         let _ = self.renew.send((request, deadline, server));
     }
 

@@ -9,6 +9,7 @@ mod http;
 mod places;
 mod stream;
 
+use crate::beside::beside;
 use crate::workloads::id_of;
 use kedge_core::Event;
 use kedge_core::pods::{Check, ContainerKey, HookAct, HookOrder, PodEvent, PodUid, ProbeOrder, ProbeOutcome};
@@ -173,8 +174,7 @@ impl Probes {
             exec.run(&settings).map_err(|error| error.to_string())
         };
         // it forks, and may wait for a disk: not on this thread
-        let done = tokio::task::spawn_blocking(run).await;
-        done.unwrap_or_else(|error| Err(format!("the thread of the program ended: {error}")))
+        beside(run).await.unwrap_or_else(|error| Err(format!("the program was not run: {error}")))
     }
 
     /// Made once: it loads what TLS needs.

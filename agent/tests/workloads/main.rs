@@ -23,6 +23,7 @@ mod sessions;
 mod setup;
 mod sharing;
 mod static_pods;
+mod threads;
 mod usage;
 mod volumes;
 mod whole;

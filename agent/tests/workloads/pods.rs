@@ -31,6 +31,11 @@ pub(crate) struct Setup {
 impl Setup {
     /// A hub, and a node with the image `web:1` whose agent has not begun.
     pub(crate) fn before_the_agent() -> Self {
+        Self::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref())
+    }
+
+    /// The same for an agent that this program starts.
+    pub(crate) fn before_an_agent(program: &Path) -> Self {
         let mut cluster = Cluster::start("pods").unwrap();
         let logs = cluster.scratch().join("logs");
         fs::create_dir_all(&logs).unwrap();
@@ -38,7 +43,7 @@ impl Setup {
         let bound = Command::new("mount").arg("--bind").arg(&logs).arg("/var/log/pods").status().unwrap();
         assert!(bound.success(), "in the mount namespace of this test");
         has_own_etc(&cluster.scratch().join("."));
-        let mut options = AgentOptions::new(env!("CARGO_BIN_EXE_kedge").as_ref());
+        let mut options = AgentOptions::new(program);
         options.crun = Some("/usr/bin/crun".into());
         options.flags = vec!["--cgroup-root".into(), std::env::var_os(INSIDE).unwrap()];
         options.restart_after = Duration::from_millis(200);

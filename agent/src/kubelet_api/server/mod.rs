@@ -33,6 +33,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 pub use process::run;
 
+use crate::beside::beside;
 use crate::flags::AgentOptions;
 
 /// The pauses between tries to listen, or to start a process that ends at once: the first, and the longest.
@@ -165,8 +166,7 @@ async fn start(words: &[OsString], listener: &TcpListener) -> io::Result<tokio::
     let (ours, theirs) = UnixStream::pair()?;
     let (words, listener) = (words.to_vec(), listener.try_clone()?);
     // a disk that hangs holds up who starts a program from it
-    tokio::task::spawn_blocking(move || workloads::start_port(&words, listener.into(), theirs.into()))
-        .await??;
+    beside(move || workloads::start_port(&words, listener.into(), theirs.into())).await??;
     ours.set_nonblocking(true)?;
     tokio::net::UnixStream::from_std(ours)
 }

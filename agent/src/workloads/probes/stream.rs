@@ -3,14 +3,25 @@
 //! Always holds: no certificate is verified, as upstream's probes verify none: what is asked is whether something answers, and
 //! nothing secret is sent. Leaves timeouts to the caller.
 
+use crate::beside::beside;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme};
 use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+/// Names that are looked up at once: what looks one up goes on when nobody waits for it any longer, for as long as the name servers
+/// take.
+const LOOKUPS: usize = 16;
+static LOOKUP: Semaphore = Semaphore::const_new(LOOKUPS);
+
+/// Addresses of a name that are tried.
+const ADDRESSES: usize = 8;
 
 /// A connection.
 pub(super) struct Stream<S = TcpStream> {
@@ -31,10 +42,26 @@ pub(super) fn worded(error: &io::Error) -> String {
     chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
 }
 
+/// Where to dial.
+async fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let place = LOOKUP.try_acquire().map_err(|_| {
+        io::Error::other(format!("{LOOKUPS} names are being looked up, and none is answered"))
+    })?;
+    let host = host.to_owned();
+    let found = beside(move || {
+        let _place = place;
+        (host.as_str(), port).to_socket_addrs().map(|found| found.take(ADDRESSES).collect())
+    });
+    found.await?
+}
+
 impl Stream {
     /// The error has upstream's words.
     pub(super) async fn connect(host: &str, port: u16) -> Result<Self, String> {
-        let socket = TcpStream::connect((host, port)).await;
+        let socket = async { TcpStream::connect(&addresses(host, port).await?[..]).await }.await;
         let socket =
             socket.map_err(|error| format!("dial tcp {}: connect: {}", shown(host, port), worded(&error)))?;
         let _ = socket.set_nodelay(true);
