@@ -149,6 +149,13 @@ pub(crate) const STORIES: &[Story] = &[
         slots::unreadable,
     ),
     story(
+        "no-files",
+        "no file of a good slot's root can be read, systemd included: the kernel panics, and after five starts the other slot runs",
+        false,
+        Needs::Slots,
+        slots::no_files,
+    ),
+    story(
         "no-system",
         "systemd cannot start a good slot and would wait for a person: reset, and after five starts the other slot runs",
         false,

@@ -50,6 +50,10 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
         let labels = stage.node()?["metadata"]["labels"].clone();
         Ok(if labels["kedge.dev/slot"] == "b" { Ok(()) } else { Err(labels.to_string()) })
     })?;
+    let version = stage.guest("sed -n 's/^VERSION=//p' /usr/lib/kedge-image/release")?;
+    let shown = stage.node()?["status"]["nodeInfo"]["osImage"].as_str().unwrap_or_default().to_owned();
+    let is_named = shown.starts_with(&format!("Kedge {version} on Debian"));
+    stage.expect(&format!("the image's version {version} in the Node's osImage {shown:?}"), is_named, true)?;
     stage.say(
         "slot b runs, its agent is well under the same config, and its boot entry has the tries of a good slot",
     );
@@ -127,6 +131,20 @@ pub(super) fn deaf(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+/// Waits for slot a, after slot b has used up the tries of a good slot.
+fn falls_back(stage: &mut Stage<'_>, uid: &str) -> Result<(), HilError> {
+    stage.machine.was_reset();
+    stage.running()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "a")?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
+    stage.renews()?;
+    stage.runs(uid)?;
+    stage.say("slot a runs, with its config, without help");
+    Ok(())
+}
+
 /// Overwrites the beginning of a root, of which systemd and the agent have been read, and resets the machine.
 fn rots(stage: &mut Stage<'_>, slot: &str) -> Result<(), HilError> {
     stage.machine.run_last(&format!(
@@ -162,15 +180,7 @@ pub(super) fn rotten(stage: &mut Stage<'_>) -> Result<(), HilError> {
         stage.machine.wait_reset(patience())?;
         stage.say(&format!("slot b is rotten: reset at start {start} of 5"));
     }
-    stage.machine.was_reset();
-    stage.running()?;
-    let now = slot(stage)?;
-    stage.expect("slot", now.as_str(), "a")?;
-    let found = entries(stage)?;
-    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
-    stage.renews()?;
-    stage.runs(&uid)?;
-    stage.say("slot a runs, with its config, without help");
+    falls_back(stage, &uid)?;
     rots(stage, "a")?;
     stage.wait("a message on the console that both slots are bad", patience(), |stage| {
         let console = stage.machine.serial_end();
@@ -194,16 +204,29 @@ pub(super) fn unreadable(stage: &mut Stage<'_>) -> Result<(), HilError> {
         stage.machine.wait_reset(patience())?;
         stage.say(&format!("slot b has no initramfs: reset at start {start} of 5"));
     }
-    stage.machine.was_reset();
-    stage.running()?;
-    let now = slot(stage)?;
-    stage.expect("slot", now.as_str(), "a")?;
-    let found = entries(stage)?;
-    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
-    stage.renews()?;
-    stage.runs(&uid)?;
-    stage.say("slot a runs, with its config, without help");
-    Ok(())
+    falls_back(stage, &uid)
+}
+
+/// The root can be mounted and listed, but no file of it can be read.
+pub(super) fn no_files(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest(&format!("kedge slot update {GOOD}"))?;
+    stage.reboot()?;
+    blessed(stage, BLESSED)?;
+    // what lies between the superblock, which has the place of the table of inodes at byte 64, and that table
+    stage.machine.run_last(
+        "d=/dev/disk/by-partlabel/root-b; n=$(($(od -An -tu8 -j64 -N8 $d) / 131072 - 1)); [ $n -gt 99 ] && \
+         dd if=/dev/zero of=$d bs=128k seek=1 count=$n oflag=direct conv=notrunc && echo b >/proc/sysrq-trigger",
+    )?;
+    stage.machine.wait_reset(patience())?;
+    for start in 1..=5 {
+        stage.machine.wait_reset(patience())?;
+        stage.say(&format!("slot b has no systemd: reset at start {start} of 5"));
+    }
+    let console = std::fs::read(stage.machine.serial()).unwrap_or_default();
+    let panics = String::from_utf8_lossy(&console).matches("Attempted to kill init").count();
+    stage.expect(&format!("{panics} starts that ended in a panic, of 5"), panics >= 5, true)?;
+    falls_back(stage, &uid)
 }
 
 /// As when systemd can no longer read the units that its default target needs.
@@ -224,16 +247,7 @@ pub(super) fn no_system(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let console = std::fs::read(stage.machine.serial()).unwrap_or_default();
     let shown = String::from_utf8_lossy(&console).matches("systemd cannot start this slot").count();
     stage.expect(&format!("{shown} starts with the reason on the console, of 5"), shown >= 5, true)?;
-    stage.machine.was_reset();
-    stage.running()?;
-    let now = slot(stage)?;
-    stage.expect("slot", now.as_str(), "a")?;
-    let found = entries(stage)?;
-    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
-    stage.renews()?;
-    stage.runs(&uid)?;
-    stage.say("slot a runs, with its config, without help");
-    Ok(())
+    falls_back(stage, &uid)
 }
 
 /// systemd-boot's version, as it tells the system it starts.
@@ -263,16 +277,7 @@ pub(super) fn no_kernel(stage: &mut Stage<'_>) -> Result<(), HilError> {
         stage.machine.wait_reset(patience())?;
         stage.say(&format!("slot b has no kernel: systemd-boot {loader} reset at start {start} of 5"));
     }
-    stage.machine.was_reset();
-    stage.running()?;
-    let now = slot(stage)?;
-    stage.expect("slot", now.as_str(), "a")?;
-    let found = entries(stage)?;
-    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-5.conf")?;
-    stage.renews()?;
-    stage.runs(&uid)?;
-    stage.say("slot a runs, with its config");
-    Ok(())
+    falls_back(stage, &uid)
 }
 
 /// Runs a command that must be refused with this message.
