@@ -19,11 +19,13 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use kedge_rig::console::{Console, Tone};
 use kedge_rig::hub::Hub;
 use kedge_rig::scratch::Scratch;
+use kedge_rig::signals::{self, StopSignal};
 use lexopt::prelude::*;
 
 use crate::board::Board;
@@ -182,8 +184,11 @@ impl<'a> Run<'a> {
             }
         }
         let sabotage = options.sabotage.as_deref().map(sabotage::read).transpose()?;
+        let listen = |source| HilError::Io { tried: "listen for signals".into(), source };
+        let stop = signals::listen().map_err(listen)?;
         let scratch = Scratch::new("hil")
             .map_err(|source| HilError::Io { tried: "make a temporary directory".into(), source })?;
+        remove_at(stop, scratch.path().to_owned()).map_err(listen)?;
         let first = options.taken.as_deref().map(first::of_another_run).transpose()?.flatten();
         if let Some(first) = &first {
             copy_tree(&first.hub, &scratch.path().join("hub/data"))?;
@@ -513,6 +518,18 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
         memory.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).unwrap_or(u64::MAX);
     stage.expect(&format!("PSS of at most {MOST_PSS_KIB} KiB"), kib <= MOST_PSS_KIB, true)?;
     stage.sleeps()
+}
+
+/// A run that is told to stop leaves no disks behind. What it started ends with it, but may write a last file meanwhile.
+fn remove_at(stop: Receiver<StopSignal>, scratch: PathBuf) -> std::io::Result<()> {
+    let remove = move || {
+        if stop.recv().is_ok() {
+            let _ = std::fs::remove_dir_all(&scratch).or_else(|_| std::fs::remove_dir_all(&scratch));
+            eprintln!("kedge-hil: stopped by a signal");
+            std::process::exit(1);
+        }
+    };
+    std::thread::Builder::new().name("stop".into()).spawn(remove).map(drop)
 }
 
 /// Copies a directory with what is below it.

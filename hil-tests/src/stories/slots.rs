@@ -53,7 +53,11 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let version = stage.guest("sed -n 's/^VERSION=//p' /usr/lib/kedge-image/release")?;
     let shown = stage.node()?["status"]["nodeInfo"]["osImage"].as_str().unwrap_or_default().to_owned();
     let is_named = shown.starts_with(&format!("Kedge {version} on Debian"));
-    stage.expect(&format!("the image's version {version} in the Node's osImage {shown:?}"), is_named, true)?;
+    stage.expect(
+        &format!("the image's version {version} in the Node's osImage {shown:?}"),
+        is_named,
+        true,
+    )?;
     stage.say(
         "slot b runs, its agent is well under the same config, and its boot entry has the tries of a good slot",
     );
