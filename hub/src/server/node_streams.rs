@@ -11,7 +11,7 @@ use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::kinds::{NODE, POD, Subresource};
 use kedge_hub_core::requests::{serving_container, serving_node};
 
-use super::calls::{self, Asked};
+use super::calls::{self, Asked, Messages};
 use super::context::RequestContext;
 use super::request::Parameters;
 use super::respond::{self, Body};
@@ -69,7 +69,11 @@ pub(super) async fn answer(
             Asked::stream(with_query(path, names, parameters), context.parts)
         }
     };
-    calls::open(context, node, asked).await
+    let messages = match subresource.name {
+        "log" => Messages::asked(&context.parts.headers)?,
+        _ => None,
+    };
+    calls::open(context, node, asked, messages).await
 }
 
 /// The subresource of nodes whose right suffices for this path of a node's API, as a kubelet has it; None: nothing is served there.
@@ -101,7 +105,8 @@ pub(super) async fn proxy(
     };
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     let names = names.iter().map(|name| (*name, *name));
-    calls::open(context, node, Asked::get(with_query(path(&segments), names, &context.parameters))).await
+    let asked = Asked::get(with_query(path(&segments), names, &context.parameters));
+    calls::open(context, node, asked, None).await
 }
 
 fn path(segments: &[&str]) -> String {

@@ -126,6 +126,35 @@ fn call_is_answered_by_its_node_alone() {
 }
 
 #[test]
+fn log_comes_in_messages_for_a_websocket() {
+    let hub = Hub::new();
+    let (node, admin) = (with_pod(&hub), hub.admin());
+    let mut watch = own_watch(&node);
+    let mut client = admin.another();
+    let asked = thread::spawn(move || {
+        let headers = [
+            ("connection", "Upgrade"),
+            ("upgrade", "websocket"),
+            ("sec-websocket-version", "13"),
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+            ("sec-websocket-protocol", "base64.binary.k8s.io"),
+        ];
+        (client.send("GET", LOG, &headers, b""), client.read_to_end())
+    });
+    let mut session = taken(&node, &called(&mut watch));
+    session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
+    let (answer, messages) = asked.join().unwrap();
+    assert_eq!(answer.code, 101);
+    assert_eq!(answer.header("sec-websocket-accept"), ["s3pPLMBiTxaQ9kYGzzhZRbK+xOo="]);
+    assert_eq!(answer.header("sec-websocket-protocol"), ["base64.binary.k8s.io"]);
+    assert!(answer.header("transfer-encoding").is_empty(), "{}", answer.head());
+    // an empty message, the text in base64, and the beginning of the close frame
+    assert!(messages.contains("\u{4}b25l"), "{messages:?}");
+    assert!(session.read_to_end().starts_with("GET /containerLogs/default/p/a HTTP/1.1\r\n"));
+    hub.terminate();
+}
+
+#[test]
 fn error_of_the_node_is_shown_in_its_words() {
     let hub = Hub::new();
     let node = with_pod(&hub);

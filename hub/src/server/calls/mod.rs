@@ -10,6 +10,7 @@
 //! Left to others: who may ask (`handlers`), and what a node answers.
 
 mod exchange;
+mod messages;
 mod relay;
 
 use std::collections::HashMap;
@@ -38,6 +39,7 @@ use crate::hub::Hub;
 use crate::pki::PROBE_USER;
 pub(super) use exchange::Asked;
 pub use exchange::read_answer;
+pub(super) use messages::Messages;
 use relay::Asker;
 pub(super) use relay::{Kept, LINGER, Relay, Waiting};
 
@@ -184,11 +186,12 @@ impl Drop for Announced {
     }
 }
 
-/// Asks a node, and answers what it answers.
+/// Asks a node, and answers what it answers, or passes an answer on in messages.
 pub(super) async fn open(
     context: &RequestContext<'_>,
     node: &str,
     asked: Asked,
+    messages: Option<Messages>,
 ) -> Result<Response<Body>, ApiError> {
     let wait = patience(&context.server.hub, node)?;
     let user = context.identity_now()?.user.clone();
@@ -196,7 +199,10 @@ pub(super) async fn open(
         let (session, Dialled { stream, asker }) = dialled(context.server, node, &user, wait).await?;
         // revoked meanwhile, or expired
         context.identity_now()?;
-        let relay = exchange::ask(stream, node, asked).await?;
+        let mut relay = exchange::ask(stream, node, asked).await?;
+        if let Some(messages) = messages {
+            relay = relay.in_messages(messages);
+        }
         Ok(relay.held(session, asker, context.presented.standing()).into_response())
     };
     tokio::select! {

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::Session;
+use super::messages::Messages;
 use crate::server::authentication::Standing;
 use crate::server::detached_watch::Manner;
 use crate::server::link::{Link, head_text};
@@ -132,6 +133,39 @@ fn garbled() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the chunks of the answer are garbled")
 }
 
+/// How an answer goes to the client.
+#[derive(Debug)]
+enum Frames {
+    /// To the end of the connection.
+    None,
+    Chunks,
+    Messages(Messages),
+}
+
+impl Frames {
+    fn piece(&self, piece: Vec<u8>) -> Vec<u8> {
+        match self {
+            Frames::None => piece,
+            Frames::Chunks => {
+                let mut text = format!("{:x}\r\n", piece.len()).into_bytes();
+                text.extend_from_slice(&piece);
+                text.extend_from_slice(b"\r\n");
+                text
+            }
+            Frames::Messages(messages) => messages.frame(&piece),
+        }
+    }
+
+    /// What says that the answer is whole.
+    fn end(&self) -> &'static [u8] {
+        match self {
+            Frames::None => b"",
+            Frames::Chunks => b"0\r\n\r\n",
+            Frames::Messages(_) => Messages::CLOSE,
+        }
+    }
+}
+
 /// Held by who asked; dropped, the node's side of the session ends.
 pub(super) type Asker = oneshot::Sender<Infallible>;
 
@@ -141,6 +175,8 @@ enum What {
     Raw { early: Vec<u8> },
     /// The body of an answer.
     Body(Incoming),
+    /// The same for a client that wants it in messages of a WebSocket.
+    Messages(Incoming, Messages),
 }
 
 /// The rest of a session, after the head of its answer.
@@ -186,6 +222,16 @@ impl Relay {
         Relay { stream, what: What::Body(body), headers, standing: None, side: Side::Client { _held: None } }
     }
 
+    /// An answer in messages of a WebSocket; anything else as it is.
+    pub(super) fn in_messages(self, messages: Messages) -> Relay {
+        match self.what {
+            What::Body(body) => {
+                Relay { headers: messages.headers(), what: What::Messages(body, messages), ..self }
+            }
+            what => Relay { what, ..self },
+        }
+    }
+
     pub(super) fn held(self, session: Session, asker: Asker, standing: Option<Standing>) -> Relay {
         Relay { side: Side::Client { _held: Some((session, asker)) }, standing, ..self }
     }
@@ -197,7 +243,7 @@ impl Relay {
                 self.stream.read_to_end(&mut early).await?;
                 Ok(early)
             }
-            What::Body(mut body) => {
+            What::Body(mut body) | What::Messages(mut body, _) => {
                 let mut whole = Vec::new();
                 while let Some(piece) = body.next(&mut self.stream).await? {
                     if whole.len() + piece.len() > most {
@@ -213,7 +259,7 @@ impl Relay {
     /// The head of the answer.
     pub(super) fn head(&self) -> (StatusCode, HeaderMap) {
         let status = match self.what {
-            What::Raw { .. } => StatusCode::SWITCHING_PROTOCOLS,
+            What::Raw { .. } | What::Messages(..) => StatusCode::SWITCHING_PROTOCOLS,
             What::Body(_) => StatusCode::OK,
         };
         (status, self.headers.clone())
@@ -284,7 +330,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
                     text.extend_from_slice(framing);
                     text.extend_from_slice(b"connection: close\r\n\r\n");
                     self.write(&text).await?;
-                    self.pass_body(stream, body, chunks).await
+                    let frames = if chunks { Frames::Chunks } else { Frames::None };
+                    self.pass_body(stream, body, frames).await
+                }
+                What::Messages(body, messages) => {
+                    text.extend_from_slice(b"\r\n");
+                    // as upstream: the client may wait for it to know that the way is open
+                    text.extend(messages.frame(b""));
+                    self.write(&text).await?;
+                    self.pass_body(stream, body, Frames::Messages(messages)).await
                 }
             }
         };
@@ -299,7 +353,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
         &mut self,
         mut stream: DuplexStream,
         mut body: Incoming,
-        chunks: bool,
+        frames: Frames,
     ) -> io::Result<()> {
         loop {
             let piece = tokio::select! {
@@ -308,18 +362,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
                 () = tokio::time::sleep(IDLE) => return Ok(()),
             };
             let Some(piece) = piece else { break };
-            if chunks {
-                let mut text = format!("{:x}\r\n", piece.len()).into_bytes();
-                text.extend_from_slice(&piece);
-                text.extend_from_slice(b"\r\n");
-                self.write(&text).await?;
-            } else {
-                self.write(&piece).await?;
-            }
+            self.write(&frames.piece(piece)).await?;
         }
-        if chunks {
-            self.write(b"0\r\n\r\n").await?;
-        }
+        self.write(frames.end()).await?;
         self.shut_down().await
     }
 
@@ -495,6 +540,35 @@ mod tests {
                 let mut text = String::new();
                 client.read_to_string(&mut text).await.unwrap();
                 assert_eq!(text.ends_with("2\r\nab\r\n0\r\n\r\n"), is_whole, "{text}");
+            });
+            assert_eq!(done.await.is_ok(), is_whole);
+        }
+    }
+
+    #[tokio::test]
+    async fn answer_in_messages_is_closed_when_whole() {
+        for is_whole in [true, false] {
+            let mut headers = HeaderMap::new();
+            for (name, value) in
+                [("upgrade", "websocket"), ("sec-websocket-version", "13"), ("sec-websocket-key", "a")]
+            {
+                headers.insert(name, http::HeaderValue::from_static(value));
+            }
+            let messages = Messages::asked(&headers).unwrap().unwrap();
+            let what = What::Messages(Incoming::new(b"2\r\nab".to_vec(), Framing::Chunks), messages);
+            let done = session(what, async |mut client, mut node| {
+                // what the client says is read, and means nothing
+                client.write_all(&[b'x'; 4096]).await.unwrap();
+                if is_whole {
+                    node.write_all(b"\r\n0\r\n\r\n").await.unwrap();
+                }
+                drop(node);
+                let mut text = Vec::new();
+                client.read_to_end(&mut text).await.unwrap();
+                let end = text.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap() + 4;
+                let expect: &[u8] =
+                    if is_whole { b"\x82\0\x82\x02ab\x88\x02\x03\xe8" } else { b"\x82\0\x82\x02ab" };
+                assert_eq!(&text[end..], expect);
             });
             assert_eq!(done.await.is_ok(), is_whole);
         }
