@@ -1,7 +1,8 @@
-//! A client of the API server: exec and attach over a WebSocket, by `v5.channel.k8s.io` and `v4.channel.k8s.io`.
+//! A client of the API server: exec and attach over a WebSocket, by `v5.channel.k8s.io`, `v4.channel.k8s.io` and the first,
+//! `channel.k8s.io`.
 //!
 //! Each message belongs to a channel, its first byte: 0 input, 1 and 2 outputs, 3 how it ended (a Status), 4 the terminal's size; in v5
-//! 255 closes the channel that the next byte names. Always holds: a message has at most [`MESSAGE_BYTES`], so have the bytes that
+//! 255 closes the channel that the next byte names, and in the first channel 3 has a failure as text, and nothing of a success. Always holds: a message has at most [`MESSAGE_BYTES`], so have the bytes that
 //! wait for a client that does not read; whoever breaks the protocol is gone. Leaves to others: frames (tungstenite), the
 //! way to the client, which program it talks to.
 
@@ -23,7 +24,7 @@ use tungstenite::{Message, WebSocket};
 use super::relay::{CHUNK_BYTES, Client, End, Lost, Output, Said};
 
 /// What is spoken, the best first.
-const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+const PROTOCOLS: [&str; 3] = ["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"];
 /// What RFC 6455 has a server add to the client's key.
 const KEY_SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Longest message that is taken: kubectl sends 32 KiB at once, other clients whole files.
@@ -112,6 +113,14 @@ pub(crate) fn status(end: &Result<End, String>, task: &str) -> Value {
     }
 }
 
+/// What the channel of the end says; `None`: nothing.
+fn last_words(status: &Value, says_status: bool) -> Option<String> {
+    if says_status {
+        return Some(status.to_string());
+    }
+    status["message"].as_str().map(str::to_owned)
+}
+
 fn failure(task: &str, why: &str) -> Value {
     let message = format!("error {task} container: {why}");
     json!({
@@ -128,6 +137,8 @@ fn failure(task: &str, why: &str) -> Value {
 pub(crate) struct Remote {
     socket: WebSocket<UnixStream>,
     can_close: bool,
+    /// How it ended is a Status, not text.
+    says_status: bool,
     /// What was handed to the socket may still wait in its buffer.
     is_waiting: bool,
 }
@@ -143,7 +154,8 @@ impl Remote {
             .max_message_size(Some(MESSAGE_BYTES))
             .max_frame_size(Some(MESSAGE_BYTES));
         let socket = WebSocket::from_raw_socket(stream, Role::Server, Some(config));
-        let mut remote = Self { socket, can_close: protocol == PROTOCOLS[0], is_waiting: false };
+        let (can_close, says_status) = (protocol == PROTOCOLS[0], protocol != PROTOCOLS[2]);
+        let mut remote = Self { socket, can_close, says_status, is_waiting: false };
         let _ = remote.take(first, &[]);
         Ok(remote)
     }
@@ -177,7 +189,9 @@ impl Remote {
     /// Tells the client how its task ended, and waits, a bounded time, until it has hung up.
     pub(crate) fn finish(mut self, end: &Result<End, String>, task: &str) {
         if !matches!(end, Ok(End::Gone)) {
-            let _ = self.send(STATUS, status(end, task).to_string().as_bytes());
+            if let Some(last) = last_words(&status(end, task), self.says_status) {
+                let _ = self.send(STATUS, last.as_bytes());
+            }
             let _ = self.socket.close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }));
             self.is_waiting = true;
         }
@@ -329,6 +343,7 @@ mod tests {
     fn best_offered_protocol_is_chosen() {
         assert_eq!(protocol("v4.channel.k8s.io, v5.channel.k8s.io"), Some("v5.channel.k8s.io"));
         assert_eq!(protocol("channel.k8s.io,v4.channel.k8s.io"), Some("v4.channel.k8s.io"));
+        assert_eq!(protocol("channel.k8s.io"), Some("channel.k8s.io"));
         assert_eq!(protocol("base64.channel.k8s.io"), None);
     }
 
@@ -345,5 +360,15 @@ mod tests {
         assert_eq!(failed["reason"], "NonZeroExitCode");
         assert_eq!(failed["details"]["causes"][0], json!({"reason": "ExitCode", "message": "7"}));
         assert_eq!(status(&Err("no".into()), "attaching to")["reason"], "InternalError");
+    }
+
+    #[test]
+    fn first_protocol_tells_failures_alone_and_as_text() {
+        let last = |code| last_words(&status(&Ok(End::Code(code)), ""), false);
+        assert_eq!(last(0), None);
+        assert_eq!(last(7).as_deref(), Some("command terminated with non-zero exit code: exit status 7"));
+        assert!(
+            last_words(&status(&Ok(End::Code(0)), ""), true).is_some_and(|text| text.contains("Success"))
+        );
     }
 }
