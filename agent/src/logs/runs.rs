@@ -4,6 +4,7 @@
 //! removed before it was read is reported. The files: `NAMESPACE_POD_UID/CONTAINER/RUN.log`, and `RUN.log.1`, `RUN.log.2`, older
 //! ones, that were written before it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
@@ -26,7 +27,9 @@ const TRIES: usize = 10;
 #[derive(Debug)]
 pub(super) struct Run {
     directory: PathBuf,
-    number: u32,
+    number: Cell<u32>,
+    /// There is a file of it. A run that has written nothing has none, and which run that is shows with its first line.
+    has_begun: Cell<bool>,
     uid: String,
     container: String,
 }
@@ -66,19 +69,19 @@ impl Run {
         let directory = pod_directory.join(&container);
         let runs = runs(&directory)?;
         let number = match (runs.as_slice(), options.previous) {
-            ([.., last], false) => *last,
-            ([.., before, _], true) => *before,
+            ([.., last], false) => Some(*last),
+            ([.., before, _], true) => Some(*before),
             (_, true) => {
                 return Err(format!(
                     "previous terminated container {container:?} in pod {namespace}/{name} not found"
                 ));
             }
-            (_, false) => {
-                return Err(format!("container {container:?} of pod {namespace}/{name} has no log yet"));
-            }
+            // its directory is made when it starts, its file by its first line
+            (_, false) => None,
         };
         let uid = pod[prefix.len()..].to_owned();
-        Ok(Run { directory, number, uid, container })
+        let (number, has_begun) = (Cell::new(number.unwrap_or(0)), Cell::new(number.is_some()));
+        Ok(Run { directory, number, has_begun, uid, container })
     }
 
     pub(super) fn uid(&self) -> &str {
@@ -96,17 +99,28 @@ impl Run {
     /// A later run of the container has begun, or its logs were removed.
     pub(super) fn is_superseded(&self) -> bool {
         match runs(&self.directory) {
-            Ok(runs) => runs.last().is_none_or(|last| *last > self.number),
+            Ok(runs) if self.has_begun.get() => runs.last().is_none_or(|last| *last > self.number.get()),
+            Ok(_) => false,
             Err(_) => {
                 self.directory.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound)
             }
         }
     }
 
+    /// Looks for the first line of a run that had written nothing.
+    fn look(&self) {
+        if !self.has_begun.get()
+            && let Some(number) = runs(&self.directory).ok().and_then(|runs| runs.first().copied())
+        {
+            self.number.set(number);
+            self.has_begun.set(true);
+        }
+    }
+
     /// The file that is written (0), or one that was written before it.
     fn path(&self, age: u32) -> PathBuf {
         let ending = if age == 0 { String::new() } else { format!(".{age}") };
-        self.directory.join(format!("{}.log{ending}", self.number))
+        self.directory.join(format!("{}.log{ending}", self.number.get()))
     }
 
     /// All files, the one that is written first, as they are in one moment.
@@ -231,6 +245,7 @@ impl<'a> Log<'a> {
 
     /// Goes on with the files that were begun since; false: there are none.
     pub(super) fn advance(&mut self) -> Result<bool, String> {
+        self.run.look();
         let current = self.reader.as_ref().map(|(inode, _)| *inode);
         let is_same = |inode: u64| Some(inode) == current;
         match fs::metadata(self.run.path(0)) {
@@ -288,7 +303,8 @@ mod tests {
     fn run(scratch: &Scratch) -> Run {
         Run {
             directory: scratch.path().to_path_buf(),
-            number: 0,
+            number: Cell::new(0),
+            has_begun: Cell::new(true),
             uid: "u".to_owned(),
             container: "c".to_owned(),
         }
@@ -320,6 +336,31 @@ mod tests {
         assert_eq!(uid(&["true"]).as_deref(), Ok("true"));
         assert_eq!(uid(&[]).as_deref(), Ok("zz-forged"), "no agent knows: the one that wrote last");
         assert!(uid(&["third"]).unwrap_err().contains("no pod n/p has logs"));
+    }
+
+    #[test]
+    fn container_that_has_written_nothing_has_an_empty_log() {
+        let scratch = Scratch::new("log-silent").unwrap();
+        let directory = scratch.path().join("n_p_u/c");
+        fs::create_dir_all(&directory).unwrap();
+        let find = |line: &str| {
+            let Ok(Command::Logs(options)) = flags::parse(line.split(' ').map(OsString::from)) else {
+                panic!("{line}")
+            };
+            Run::find(scratch.path(), &options, &[])
+        };
+        assert!(find("kedge logs n/p -p").unwrap_err().contains("previous terminated container"));
+        let run = find("kedge logs n/p -f").unwrap();
+        let mut log = Log::open(&run, None).unwrap();
+        assert!(read(&mut log).is_empty() && !log.advance().unwrap() && !run.is_superseded());
+        // two runs before it were as silent
+        fs::write(directory.join("2.log"), "a\n").unwrap();
+        assert!(!run.is_superseded());
+        assert!(log.advance().unwrap());
+        assert_eq!(read(&mut log), ["a"]);
+        assert!(!run.is_superseded());
+        fs::write(directory.join("3.log"), "b\n").unwrap();
+        assert!(run.is_superseded());
     }
 
     #[test]
@@ -436,7 +477,7 @@ mod tests {
             };
             options.container = container.map(str::to_owned);
             options.previous = previous;
-            Run::find(scratch.path(), &options, &[]).map(|run| (run.uid, run.container, run.number))
+            Run::find(scratch.path(), &options, &[]).map(|run| (run.uid, run.container, run.number.get()))
         };
         assert_eq!(find("web", None, false), Ok(("1111".into(), "app".into(), 10)));
         assert_eq!(find("default/web", Some("app"), true), Ok(("1111".into(), "app".into(), 2)));
