@@ -817,6 +817,7 @@ fn host_facts(name: &str) -> HostFacts {
         pod_network: PodNetworks::default(),
         api_server: None,
         has_apparmor: false,
+        has_selinux: false,
         watchdog: kedge_core::HardwareWatchdog::default(),
         image: kedge_core::ImageState::default(),
     }

@@ -369,6 +369,8 @@ pub struct HostFacts {
     pub api_server: Option<ApiServer>,
     /// The kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
+    /// The kernel labels files and processes by SELinux.
+    pub has_selinux: bool,
     /// What resets the machine when its kernel hangs.
     pub watchdog: HardwareWatchdog,
     /// Which slot of a disk image runs, and why.

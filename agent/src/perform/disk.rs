@@ -13,7 +13,7 @@ use kedge_core::pods::{DesiredFile, DesiredFound, PodEvent};
 use kedge_core::{Event, HardwareWatchdog, HostFacts, ImageState, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::linux::Roots;
-use kedge_platform::workloads::has_apparmor;
+use kedge_platform::workloads::{has_apparmor, has_selinux};
 use kedge_platform::{Files, HostIdentity, PreviousExit, ReadError, SweepReport, WatchdogDevice, files};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -409,6 +409,7 @@ impl DiskLoop {
             pod_network: self.runtime.as_ref().map(|_| Plugins::default().look()).unwrap_or_default(),
             api_server: self.runtime.as_ref().and_then(|_| self.server.look()),
             has_apparmor: has_apparmor(&Roots::default()),
+            has_selinux: has_selinux(&Roots::default()),
             watchdog: if self.is_image {
                 watchdog(&self.host.watchdogs())
             } else {

@@ -49,7 +49,7 @@ pub use fake::{FakeContainer, FakeFault, FakeWorkloads};
 pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
 pub use pause::pause;
 pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
-pub use probe::{Board, control_groups, has_apparmor, probe};
+pub use probe::{Board, control_groups, has_apparmor, has_selinux, probe};
 pub(crate) use process::receive;
 pub use process::{WindowSize, window_size};
 pub use records::{Console, ContainerExit, LogOrder};

@@ -69,6 +69,11 @@ pub fn has_apparmor(roots: &Roots) -> bool {
     text(&roots.sys.join("module/apparmor/parameters/enabled")).trim() == "Y"
 }
 
+/// Whether the kernel labels files and processes by SELinux: its file system is mounted, as libselinux judges.
+pub fn has_selinux(roots: &Roots) -> bool {
+    roots.sys.join("fs/selinux/enforce").exists()
+}
+
 /// The trees of control groups of this machine, by reading alone.
 pub fn control_groups(roots: &Roots) -> Cgroups {
     trees(&text(&roots.proc.join("self/mounts")), &|unified| text(&unified.join("cgroup.controllers"))).0

@@ -518,6 +518,7 @@ impl PodsActor {
             has_cluster_dns: !around.config.name_servers().0.is_empty(),
             api_server: host.api_server.clone(),
             has_apparmor: host.has_apparmor,
+            has_selinux: host.has_selinux,
             devices: around.config.pods.devices.clone(),
             unsafe_sysctls: around.config.pods.unsafe_sysctls.clone(),
             filters_calls: around.config.pods.filters_calls,

@@ -66,6 +66,12 @@ pub(crate) fn admit<'a>(
         let why = "Cannot enforce AppArmor: AppArmor is not enabled on the host";
         return rejected("AppArmor", why.into());
     }
+    if let Some(path) = table::label(&pod.raw_spec).filter(|_| node.has_selinux) {
+        return rejected(
+            NOT_SERVED,
+            format!("{path}: labels of SELinux are not set, and this machine has it"),
+        );
+    }
     if let Some(message) = refused_under_pressure(pod, is_static, node) {
         return rejected("Evicted", message);
     }
@@ -312,6 +318,27 @@ mod tests {
         check(apparmor.clone(), &[], Some(("AppArmor", "AppArmor is not enabled on the host")));
         let node = NodeFacts { pods: 1, has_apparmor: true, ..NodeFacts::default() };
         assert!(admit(&pod(apparmor), false, &node, [].iter()).is_ok());
+    }
+
+    #[test]
+    fn selinux_label_matters_where_the_machine_has_it() {
+        let own = json!({"containers": [{"name": "a", "image": "i"},
+            {"name": "b", "image": "i", "securityContext": {"seLinuxOptions": {"level": "s0:c0,c1"}}}]});
+        let whole = json!({"securityContext": {"seLinuxOptions": {"level": "s0:c0,c1"}},
+            "containers": [{"name": "a", "image": "i"}]});
+        let with = NodeFacts { pods: 1, has_selinux: true, ..NodeFacts::default() };
+        let without = NodeFacts { has_selinux: false, ..with.clone() };
+        for (spec, path) in [
+            (own, "spec.containers[1].securityContext.seLinuxOptions"),
+            (whole, "spec.securityContext.seLinuxOptions"),
+        ] {
+            assert!(admit(&pod(spec.clone()), false, &without, [].iter()).is_ok());
+            let refused = admit(&pod(spec), false, &with, [].iter()).unwrap_err();
+            assert!(refused.message.starts_with(path), "{refused:?}");
+        }
+        let none =
+            json!({"securityContext": {"seLinuxOptions": {}}, "containers": [{"name": "a", "image": "i"}]});
+        assert!(admit(&pod(none), false, &with, [].iter()).is_ok());
     }
 
     #[test]

@@ -698,6 +698,8 @@ pub struct NodeFacts {
     pub api_server: Option<ApiServer>,
     /// The kernel enforces profiles of AppArmor.
     pub has_apparmor: bool,
+    /// The kernel labels files and processes by SELinux.
+    pub has_selinux: bool,
     /// `kedge.devices`.
     pub devices: BTreeMap<String, Vec<String>>,
     /// `allowedUnsafeSysctls`.

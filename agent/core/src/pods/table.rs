@@ -24,7 +24,8 @@ pub(crate) enum Treatment {
 use Treatment::{Below, Ignored, Only, Refused, Served};
 
 const NO_HOOK: &str = "upstream fails such a hook, too";
-const SELINUX: &str = "SELinux labels are not set";
+const SELINUX: &str =
+    "without SELinux there is nothing to label, as with the kubelet; with it admission refuses the pod";
 const WINDOWS: &str = "this node runs Linux";
 const PROFILES: &str = "RuntimeDefault, Localhost or Unconfined";
 const KINDS: &[&str] = &["RuntimeDefault", "Localhost", "Unconfined"];
@@ -94,7 +95,7 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].securityContext.runAsGroup", Served),
     ("containers[].securityContext.runAsNonRoot", Served),
     ("containers[].securityContext.runAsUser", Served),
-    ("containers[].securityContext.seLinuxOptions", Refused(SELINUX)),
+    ("containers[].securityContext.seLinuxOptions", Ignored(SELINUX)),
     ("containers[].securityContext.seccompProfile", Below),
     ("containers[].securityContext.seccompProfile.localhostProfile", Served),
     ("containers[].securityContext.seccompProfile.type", Only(KINDS, PROFILES)),
@@ -163,8 +164,8 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("securityContext.runAsGroup", Served),
     ("securityContext.runAsNonRoot", Served),
     ("securityContext.runAsUser", Served),
-    ("securityContext.seLinuxChangePolicy", Ignored("SELinux labels are refused")),
-    ("securityContext.seLinuxOptions", Refused(SELINUX)),
+    ("securityContext.seLinuxChangePolicy", Ignored("it says how volumes are labelled")),
+    ("securityContext.seLinuxOptions", Ignored(SELINUX)),
     ("securityContext.seccompProfile", Below),
     ("securityContext.seccompProfile.localhostProfile", Served),
     ("securityContext.seccompProfile.type", Only(KINDS, PROFILES)),
@@ -230,6 +231,18 @@ pub(crate) fn refusals(spec: &Value) -> Vec<String> {
     let mut found = vec![];
     walk(spec, "", "", &mut found);
     found
+}
+
+/// The first SELinux label that this spec asks for, by its path.
+pub(crate) fn label(spec: &Value) -> Option<String> {
+    let asks = |object: &Value| !is_zero(&object["securityContext"]["seLinuxOptions"]);
+    if asks(spec) {
+        return Some("spec.securityContext.seLinuxOptions".into());
+    }
+    ["initContainers", "containers"].into_iter().find_map(|list| {
+        let at = spec[list].as_array()?.iter().position(asks)?;
+        Some(format!("spec.{list}[{at}].securityContext.seLinuxOptions"))
+    })
 }
 
 fn walk(value: &Value, row: &str, shown: &str, found: &mut Vec<String>) {
@@ -361,8 +374,8 @@ mod tests {
             &[],
         );
         check(
-            json!({"securityContext": {"seLinuxOptions": {"user": "a"}, "appArmorProfile": {"type": "Other"}}}),
-            &["spec.securityContext.appArmorProfile.type", "spec.securityContext.seLinuxOptions"],
+            json!({"securityContext": {"windowsOptions": {"a": "b"}, "appArmorProfile": {"type": "Other"}}}),
+            &["spec.securityContext.appArmorProfile.type", "spec.securityContext.windowsOptions"],
         );
         check(
             json!({"initContainers": [{"securityContext": {"procMount": "Unmasked", "seccompProfile": {"type": "Own"}}}]}),
