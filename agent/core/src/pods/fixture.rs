@@ -199,6 +199,14 @@ impl Node {
         PodEvent::Observed(observation(key, state))
     }
 
+    /// The running container of this pod ends by itself.
+    pub(crate) fn ends(&mut self, pod: &str, container: &str, code: i32) {
+        let is_meant = |key: &&ContainerKey| key.pod.as_str() == pod && key.container == container;
+        let key = self.runs.keys().rfind(is_meant).expect("it runs").clone();
+        let ended = self.end(key, code);
+        self.tell(ended);
+    }
+
     fn end(&mut self, key: ContainerKey, code: i32) -> PodEvent {
         let finished = Some(self.now().wall);
         let exit =

@@ -484,7 +484,7 @@ impl Life {
                 }
                 Some(exit) => (Shown::Terminated(Terminated::by(exit, String::new())), last),
                 None if self.is_init_of_the_past(pod, spec) => (Shown::Terminated(completed_unseen()), last),
-                None if self.is_down() => (
+                None if self.is_down() && !self.never_began(pod, spec) => (
                     Shown::Terminated(last.clone().unwrap_or_else(|| Terminated::unseen(String::new()))),
                     None,
                 ),
@@ -510,6 +510,24 @@ impl Life {
                 if waits { (waiting(), Some(end)) } else { (Shown::Terminated(end), last) }
             }
         }
+    }
+
+    /// Upstream's rule for a pod that is over: nothing says that this container ever began. One that may have, and left no trace, has failed.
+    fn never_began(&self, pod: &Pod, spec: &Container) -> bool {
+        let has_trace = |container: &Container| {
+            let life = self.containers.get(&container.name);
+            life.is_some_and(|life| life.run.is_some() || life.last.is_some())
+                || self.results.contains_key(&container.name)
+        };
+        let init = &pod.spec.init_containers;
+        if let Some(place) = init.iter().position(|container| container.name == spec.name) {
+            // the first one began whenever the pod did
+            return place > init.iter().rposition(has_trace).unwrap_or(0);
+        }
+        let Some(last) = init.last() else { return false };
+        let has_completed = self.results.get(&last.name).is_some_and(|exit| exit.code == 0);
+        let is_initialized = has_completed || (last.is_sidecar() && has_trace(last));
+        !is_initialized && !pod.spec.containers.iter().any(has_trace)
     }
 
     /// An init container that must have completed, for main containers have run.
@@ -577,3 +595,49 @@ pub(crate) fn mirror_of(pod: &Pod, hash: &str, node_name: &str, node_uid: &str) 
 
 /// Upstream's `v1.MirrorPodAnnotationKey`.
 pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+#[cfg(test)]
+mod tests {
+    use crate::pods::fixture::Node;
+    use serde_json::{Value, json};
+
+    /// The state of each container, those of init first.
+    fn states(node: &Node, pod: &str) -> Vec<(String, String)> {
+        let list = |name: &str| node.status(pod)[name].as_array().cloned().unwrap_or_default();
+        let all = list("initContainerStatuses").into_iter().chain(list("containerStatuses"));
+        all.map(|status: Value| {
+            let (state, detail) = status["state"].as_object().unwrap().iter().next().unwrap();
+            (state.clone(), detail["reason"].as_str().unwrap_or_default().to_owned())
+        })
+        .collect()
+    }
+
+    #[test]
+    fn container_behind_a_failed_init_one_still_waits() {
+        let mut node = Node::new();
+        let init = |name: &str| json!({"name": name, "image": "x:1"});
+        node.bind("p", json!({"restartPolicy": "Never", "initContainers": [init("i"), init("j")]}));
+        node.ends("p", "i", 1);
+        node.wait(2);
+        assert_eq!(node.status("p")["phase"], "Failed");
+        let is = |state: &str, reason: &str| (state.to_owned(), reason.to_owned());
+        let waits = is("waiting", "PodInitializing");
+        assert_eq!(states(&node, "p"), [is("terminated", "Error"), waits.clone(), waits]);
+    }
+
+    #[test]
+    fn container_that_may_have_run_is_shown_as_failed() {
+        let mut node = Node::new();
+        node.bind(
+            "p",
+            json!({"restartPolicy": "Never", "initContainers": [{"name": "i", "image": "x:1"}],
+            "containers": [{"name": "a", "image": "x:1"}, {"name": "b", "image": "x:1"}]}),
+        );
+        node.ends("p", "i", 0);
+        node.ends("p", "a", 1);
+        node.ends("p", "b", 0);
+        node.wait(2);
+        let is = |reason: &str| ("terminated".to_owned(), reason.to_owned());
+        assert_eq!(states(&node, "p"), [is("Completed"), is("Error"), is("Completed")]);
+    }
+}
