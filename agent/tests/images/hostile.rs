@@ -40,6 +40,28 @@ fn path_out_of_the_root_is_refused() {
 }
 
 #[test]
+fn archive_that_has_two_readings_is_refused() {
+    let Some(node) = Node::new("hostile-readings", &[]) else { return };
+    // another reader takes these for the content of an entry, and never sees them
+    let hidden = Archive::default().file("etc/hidden", b"x");
+    let hidden = &hidden.bytes()[..1024];
+    let empty = Meta { size: Some(0), ..Meta::default() };
+    let by_size = Archive::default().extended("size", b"1024").entry("etc/seen", empty, hidden);
+    refused(&node, Packed::gzip(&by_size), "its header says 0 bytes, its extended header 1024");
+    // and these for entries
+    let longer = Archive::default().extended("size", b"0").entry("etc/seen", Meta::default(), hidden);
+    refused(&node, Packed::gzip(&longer), "its header says 1024 bytes, its extended header 0");
+    let directory = Archive::default().entry("etc/d", Meta { kind: b'5', ..Meta::default() }, hidden);
+    refused(&node, Packed::gzip(&directory), "it is no file and has 1024 bytes");
+    // "as it is" to the kernel: root's
+    let nobodys = Archive::default().extended("uid", b"4294967295").file("etc/f", b"x");
+    refused(&node, Packed::gzip(&nobodys), "uid is 4294967295");
+    let same = Archive::default().extended("size", b"4").file("etc/f", b"four");
+    let (layout, _) = import(&node, Packed::gzip(&same));
+    node.ok(&["import", &layout, "--name", "r.lan/same"]);
+}
+
+#[test]
 fn link_leads_only_within_the_image() {
     let Some(node) = Node::new("hostile-link", &[]) else { return };
     let (path, untouched) = sentinel(&node.scratch);

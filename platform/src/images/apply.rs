@@ -209,6 +209,7 @@ struct Extensions {
     target: Option<Vec<u8>>,
     user: Option<u64>,
     group: Option<u64>,
+    size: Option<u64>,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -539,8 +540,18 @@ fn node_of<R: Read>(entry: &Entry<'_, R>, extensions: Extensions) -> Result<Opti
     let number = |name: &str, read: io::Result<u64>| read.map_err(|error| format!("{name}: {error}"));
     let id = |name: &str, extended: Option<u64>, read: io::Result<u64>| {
         let value = extended.map_or_else(|| number(name, read), Ok)?;
-        u32::try_from(value).map_err(|_| format!("{name} is {value}, expected 32 bits"))
+        // the last one means "as it is" to the kernel, and the file would stay root's
+        let id = u32::try_from(value).ok().filter(|id| *id != u32::MAX);
+        id.ok_or_else(|| format!("{name} is {value}, expected less than {}", u32::MAX))
     };
+    let size = number("size", header.entry_size())?;
+    // what others take for this file's content would be entries here: one image to who looks at it, another one to run
+    if let Some(other) = extensions.size.filter(|other| *other != size) {
+        return Err(format!("its header says {size} bytes, its extended header {other}"));
+    }
+    if size > 0 && !kind.is_file() && !kind.is_contiguous() {
+        return Err(format!("it is no file and has {size} bytes"));
+    }
     Ok(Some(Node {
         path,
         kind,
@@ -550,7 +561,7 @@ fn node_of<R: Read>(entry: &Entry<'_, R>, extensions: Extensions) -> Result<Opti
         mtime: header.mtime().map_or(0, |secs| i64::try_from(secs).unwrap_or(0)),
         target: target.map(|target| PathBuf::from(OsStr::from_bytes(&target))),
         device: device_of(header),
-        size: number("size", header.entry_size())?,
+        size,
         attributes: extensions.attributes,
     }))
 }
@@ -607,6 +618,7 @@ impl Extensions {
             b"gid" => self.group = Some(checked("gid")?),
             // 8 GiB is the most that fits into the header itself, and too much for one file of an image on a device
             b"size" if checked("size")? >= 1 << 33 => return Err("a file of 8 GiB or more".to_owned()),
+            b"size" => self.size = Some(checked("size")?),
             _ if key.starts_with(b"GNU.sparse.") => {
                 return Err("it is a sparse file of GNU tar; pack the image without --sparse".to_owned());
             }
