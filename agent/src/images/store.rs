@@ -197,10 +197,11 @@ impl Store {
         let references = references.iter().filter_map(|text| Reference::parse(text).ok());
         let mut needed: BTreeSet<BlobDigest> =
             references.filter_map(|reference| records.find(&reference)).map(|record| record.id).collect();
+        // by its topmost layer, whose name says what is below: those below may be those of many images
         let is_mounted = |record: &&Record| {
-            let mut directories = record.all_directories().into_iter();
-            directories
-                .any(|chain| blob_name(&chain).is_some_and(|name| mounted.contains(Layers::name(&name))))
+            let tops = [true, false].map(|has_overlay| record.directories(has_overlay).pop());
+            let mut names = tops.iter().flatten().filter_map(blob_name);
+            names.any(|name| mounted.contains(Layers::name(&name)))
         };
         needed.extend(records.iter().filter(is_mounted).map(|record| record.id));
         Ok(needed)

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use kedge_core::images::BlobDigest;
@@ -439,6 +440,41 @@ fn pull_that_fills_the_disk_gives_back_what_it_took() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "", "no blob is left");
 }
 
+/// Runs the command while the layers, the base first, are mounted as a container's.
+fn beside_a_container(node: &Node, layers: &[PathBuf], words: &[&str]) -> (bool, String) {
+    let command = node.command(words);
+    let mount = node.scratch.join("mount");
+    fs::create_dir_all(&mount).unwrap();
+    let script = "mount -t overlay overlay -o lowerdir=\"$1:$2\" \"$3\" && shift 3 && exec \"$@\"";
+    let run = std::process::Command::new("unshare")
+        .args(["-m", "sh", "-c", script, "sh"])
+        .args([&layers[1], &layers[0], &mount])
+        .arg(super::setup::PROGRAM)
+        .args(command.get_args())
+        .output()
+        .unwrap();
+    (run.status.success(), String::from_utf8_lossy(&run.stderr).into_owned())
+}
+
+#[test]
+fn older_image_goes_while_its_base_is_mounted() {
+    let Some((node, registry, name)) = setup("pull-older") else { return };
+    // the release before, on the same base
+    let top = Archive::default().file("etc/release", b"1");
+    Image::new(vec![image().layers[0].clone(), Packed::gzip(&top)]).push(&registry, "team/app", "v0");
+    let older = name.replace(":v1", ":v0");
+    node.ok(&["pull", &older]);
+    let pulled = node.ok(&["pull", &name])[0].clone();
+    let layers = node.layers(&pulled);
+    let (removed, errors) = beside_a_container(&node, &layers, &["rm", &name]);
+    assert!(!removed && errors.contains("mounted by a container"), "{errors}");
+    let (pruned, errors) = beside_a_container(&node, &layers, &["prune"]);
+    assert!(pruned, "{errors}");
+    let images = node.ok(&["ls"])["images"].clone();
+    assert_eq!((images.as_array().unwrap().len(), &images[0]["names"]), (1, &json!([name])), "{images}");
+    assert!(images[0]["ready"] == true && node.names("layers").len() == 4, "{:?}", node.names("layers"));
+}
+
 #[test]
 fn layer_that_is_mounted_stays_without_its_record() {
     let Some((node, _registry, name)) = setup("mounted") else { return };
@@ -446,19 +482,7 @@ fn layer_that_is_mounted_stays_without_its_record() {
     let layers = node.layers(&pulled);
     // flash lost what vouches for the base, and a container goes on
     fs::write(layers[0].with_extension("json"), "").unwrap();
-    fs::create_dir(node.scratch.join("mount")).unwrap();
-    let mounted = |words: &[&str]| {
-        let command = node.command(words);
-        let script = "mount -t overlay overlay -o lowerdir=\"$1:$2\" \"$3\" && shift 3 && exec \"$@\"";
-        let run = std::process::Command::new("unshare")
-            .args(["-m", "sh", "-c", script, "sh"])
-            .args([&layers[1], &layers[0], &node.scratch.join("mount")])
-            .arg(super::setup::PROGRAM)
-            .args(command.get_args())
-            .output()
-            .unwrap();
-        (run.status.success(), String::from_utf8_lossy(&run.stderr).into_owned())
-    };
+    let mounted = |words: &[&str]| beside_a_container(&node, &layers, words);
     let (pruned, errors) = mounted(&["prune"]);
     assert!(pruned, "{errors}");
     assert!(layers[0].join("bin/tick").exists(), "a removal took it away");
