@@ -207,12 +207,33 @@ impl Store {
         Ok(needed)
     }
 
-    /// Removes images that nobody needs, whatever their age, and all leftovers.
+    /// Removes images that nobody needs, whatever their age, and all leftovers: one after the other, as [`Store::collect`].
     ///
     /// # Errors
     /// What there is is unknown; nothing was removed.
     pub fn prune(&self) -> Result<Removed, PullError> {
-        self.remove_if(|records, needed| Ok((collect::unused(records, needed), Leftovers::All)))
+        let mut unused = Vec::new();
+        let mut removed = self.remove_if(|records, needed| {
+            unused = collect::unused(records, needed);
+            Ok((Vec::new(), Leftovers::All))
+        })?;
+        self.remove_each(&unused, &mut removed);
+        Ok(removed)
+    }
+
+    /// Removes images of which nobody needs one when its turn comes. A container whose image is here waits for no more than one.
+    fn remove_each(&self, ids: &[BlobDigest], removed: &mut Removed) {
+        for id in ids {
+            let one = self.remove_if(|records, needed| {
+                // a pod may have come meanwhile, or a command removed it
+                let may_go = records.get(id).is_some() && !needed.contains(id);
+                Ok((may_go.then_some(*id).into_iter().collect(), Leftovers::Layers))
+            });
+            match one {
+                Ok(one) => removed.add(one),
+                Err(error) => return removed.problems.push(error.text),
+            }
+        }
     }
 
     /// Removes one image by name or ID.
@@ -265,14 +286,7 @@ impl Store {
             let leftovers = if plan.wanted_bytes > 0 { Leftovers::All } else { Leftovers::Layers };
             Ok((Vec::new(), leftovers))
         })?;
-        for id in &plan.remove {
-            let one = self.remove_if(|records, needed| {
-                // a pod may have come meanwhile, or a command removed it
-                let may_go = records.get(id).is_some() && !needed.contains(id);
-                Ok((may_go.then_some(*id).into_iter().collect(), Leftovers::Layers))
-            })?;
-            removed.add(one);
-        }
+        self.remove_each(&plan.remove, &mut removed);
         Ok(Collected {
             disk,
             wanted_bytes: plan.wanted_bytes,
