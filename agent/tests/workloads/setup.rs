@@ -278,6 +278,8 @@ pub(crate) struct Wanted {
     pub(crate) security: pods::Security,
     pub(crate) devices: Vec<spec::Device>,
     pub(crate) console: Console,
+    /// Layers above the image with the shell, the topmost first.
+    pub(crate) above: Vec<PathBuf>,
 }
 
 pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
@@ -294,6 +296,7 @@ pub(crate) fn wanted(name: &str, script: &str) -> Wanted {
         security: pods::Security { capabilities: vec!["CAP_KILL".into()], ..Default::default() },
         devices: Vec::new(),
         console: Console::default(),
+        above: Vec::new(),
     }
 }
 
@@ -380,7 +383,7 @@ impl Runtime<'_> {
         };
         let order = ContainerOrder {
             id: wanted.id.clone(),
-            layers: vec![self.machine.scratch.join("image")],
+            layers: wanted.above.iter().cloned().chain([self.machine.scratch.join("image")]).collect(),
             group: kedge_core::workloads::groups::container_group(&machine.pods_group, QOS, &container.key),
             log: LogOrder {
                 path: wanted.log.clone().unwrap_or_else(|| self.machine.log(&wanted.id)),

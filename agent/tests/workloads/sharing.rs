@@ -29,6 +29,31 @@ fn pod_has_network_hostname_and_files_of_its_own() {
 }
 
 #[test]
+fn image_with_the_most_layers_is_whole() {
+    isolated("sharing::image_with_the_most_layers_is_whole", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let before = std::env::current_dir().unwrap();
+        let mut container = wanted("web", "set -- /f*; echo $#; cat /f000 /f125 /same");
+        // with names as long as layers have; the topmost first
+        container.above = (1..127)
+            .map(|number| {
+                let layer = machine.scratch.join(format!("{number:024}"));
+                std::fs::create_dir(&layer).unwrap();
+                for name in [format!("f{:03}", 126 - number), "same".to_owned()] {
+                    std::fs::write(layer.join(name), format!("{number}\n")).unwrap();
+                }
+                layer
+            })
+            .collect();
+        assert_eq!(runtime.run_to_end(&container).exit_code, 0);
+        assert_eq!(machine.logged(&container.id), ["126", "126", "1", "1"]);
+        assert_eq!(std::env::current_dir().unwrap(), before);
+        runtime.clean_up(&[container.id]);
+    });
+}
+
+#[test]
 fn container_on_the_host_network_cannot_change_the_machine() {
     isolated("sharing::container_on_the_host_network_cannot_change_the_machine", || {
         let machine = Machine::new();

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
 
 use super::WorkloadError;
@@ -82,19 +83,55 @@ fn mount_overlay(
     if let Some(why) = unfit(layers.iter().map(PathBuf::as_path).chain([upper, work])) {
         return Err(WorkloadError::refused(format_args!("{why}")));
     }
-    let lower: Vec<String> = layers.iter().map(|layer| layer.display().to_string()).collect();
-    let lower = lower.join(":");
-    let options = format!("lowerdir={lower},upperdir={},workdir={}", upper.display(), work.display());
-    if options.len() > OPTIONS_BYTES {
-        return Err(WorkloadError::refused(format_args!(
-            "{} layers make {} bytes of mount options, at most {OPTIONS_BYTES} are possible",
-            layers.len(),
-            options.len()
-        )));
+    let whole = |path: &Path| std::path::absolute(path).map_err(super::on("find", path));
+    let own = format!(",upperdir={},workdir={}", whole(upper)?.display(), whole(work)?.display());
+    let overlay = Overlay::of(layers.iter().map(PathBuf::as_path), &own);
+    let overlay = overlay.map_err(|why| WorkloadError::refused(format_args!("{why}")))?;
+    Ok(overlay.mount(target, MsFlags::empty()))
+}
+
+/// Layers over one another, by names that are relative to the directory of the topmost: so some 150 have room in the page.
+struct Overlay {
+    directory: PathBuf,
+    options: String,
+}
+
+impl Overlay {
+    /// The topmost layer first; `more` are the options that follow.
+    fn of<'a>(layers: impl Iterator<Item = &'a Path>, more: &str) -> Result<Self, String> {
+        let layers: Vec<&Path> = layers.collect();
+        let directory = layers.first().and_then(|layer| layer.parent()).unwrap_or(Path::new("/"));
+        let name = |layer: &&Path| {
+            let whole = || std::path::absolute(layer).unwrap_or_else(|_| layer.to_path_buf());
+            layer.strip_prefix(directory).map_or_else(|_| whole(), Path::to_path_buf).display().to_string()
+        };
+        let lower: Vec<String> = layers.iter().map(name).collect();
+        let options = format!("lowerdir={}{more}", lower.join(":"));
+        if options.len() > OPTIONS_BYTES {
+            return Err(format!(
+                "{} layers make {} bytes of mount options, at most {OPTIONS_BYTES} are possible",
+                layers.len(),
+                options.len()
+            ));
+        }
+        Ok(Self { directory: directory.to_path_buf(), options })
     }
-    let flags = MsFlags::empty();
-    Ok(mount(Some("overlay"), target, Some("overlay"), flags, Some(options.as_str()))
-        .map_err(io::Error::from))
+
+    /// On a thread that shares no working directory with the others.
+    fn mount(&self, target: &Path, flags: MsFlags) -> io::Result<()> {
+        let target = std::path::absolute(target)?;
+        let mount = || -> io::Result<()> {
+            unshare(CloneFlags::CLONE_FS)?;
+            nix::unistd::chdir(&self.directory)?;
+            let options = Some(self.options.as_str());
+            Ok(mount(Some("overlay"), &target, Some("overlay"), flags, options)?)
+        };
+        std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("mount".into()).stack_size(64 * 1024);
+            let thread = builder.spawn_scoped(scope, mount)?;
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that mounts has panicked")))
+        })
+    }
 }
 
 /// What keeps these places from being parts of an overlay.
@@ -245,17 +282,9 @@ pub fn mount_image(layers: &[PathBuf], empty: &Path, place: &Path) -> io::Result
     if let Some(why) = unfit(lower()) {
         return Err(io::Error::other(why));
     }
-    let lower: Vec<String> = lower().map(|layer| layer.display().to_string()).collect();
-    let options = format!("lowerdir={}", lower.join(":"));
-    if options.len() > OPTIONS_BYTES {
-        let (count, bytes) = (layers.len(), options.len());
-        return Err(io::Error::other(format!(
-            "{count} layers make {bytes} bytes of mount options, at most {OPTIONS_BYTES} are possible"
-        )));
-    }
+    let overlay = Overlay::of(lower(), "").map_err(io::Error::other)?;
     let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("overlay"), place, Some("overlay"), flags, Some(options.as_str())).map_err(|errno| {
-        let error = io::Error::from(errno);
+    overlay.mount(place, flags).map_err(|error| {
         io::Error::new(error.kind(), format!("mount {} layers as a read-only overlay: {error}", layers.len()))
     })
 }
@@ -489,7 +518,7 @@ mod tests {
         };
         check(&[], "no layers");
         check(&["/a:b".into()], "in its name");
-        check(&vec![PathBuf::from("/var/lib/kedge/images/l/0123456789abcdef01234567"); 100], "at most 4095");
+        check(&vec![PathBuf::from("/var/lib/kedge/images/l/0123456789abcdef01234567"); 200], "at most 4095");
         let _ = fs::remove_dir_all(place);
     }
 }
