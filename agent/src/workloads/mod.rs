@@ -478,9 +478,11 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 if order.termination_message.falls_back_to_logs { FALLS_BACK_TO_LOGS } else { "File" }.into(),
             ),
         ];
+        let places = order.image.config.places().map_err(|why| (FailureReason::Config, why))?;
         let container = ContainerOrder {
             id: id_of(&order.key),
             layers,
+            places: places.into_iter().map(Into::into).collect(),
             group: groups::container_group(&machine.pods_group, order.qos, &order.key),
             log: LogOrder {
                 path: log_of(prepared, &order.key),

@@ -384,6 +384,7 @@ impl Runtime<'_> {
         let order = ContainerOrder {
             id: wanted.id.clone(),
             layers: wanted.above.iter().cloned().chain([self.machine.scratch.join("image")]).collect(),
+            places: vec!["/volume/of/image".into(), "/tmp".into()],
             group: kedge_core::workloads::groups::container_group(&machine.pods_group, QOS, &container.key),
             log: LogOrder {
                 path: wanted.log.clone().unwrap_or_else(|| self.machine.log(&wanted.id)),

@@ -34,7 +34,8 @@ fn image_with_the_most_layers_is_whole() {
         let machine = Machine::new();
         let mut runtime = machine.open();
         let before = std::env::current_dir().unwrap();
-        let mut container = wanted("web", "set -- /f*; echo $#; cat /f000 /f125 /same");
+        let mut container =
+            wanted("web", "set -- /f*; echo $#; cat /f000 /f125 /same; ls -d /volume/of/image");
         // with names as long as layers have; the topmost first
         container.above = (1..127)
             .map(|number| {
@@ -47,7 +48,7 @@ fn image_with_the_most_layers_is_whole() {
             })
             .collect();
         assert_eq!(runtime.run_to_end(&container).exit_code, 0);
-        assert_eq!(machine.logged(&container.id), ["126", "126", "1", "1"]);
+        assert_eq!(machine.logged(&container.id), ["126", "126", "1", "1", "/volume/of/image"]);
         assert_eq!(std::env::current_dir().unwrap(), before);
         runtime.clean_up(&[container.id]);
     });

@@ -369,6 +369,7 @@ mod tests {
         ContainerOrder {
             id: id(),
             layers: Vec::new(),
+            places: Vec::new(),
             group: "/p".into(),
             log,
             console: Console::default(),

@@ -411,6 +411,7 @@ impl LinuxWorkloads {
         }
         let root = places::rootfs(&bundle);
         rootfs::make(&order.layers, &data, &root, self.board.has_overlay)?;
+        rootfs::make_places(&root, &order.places).map_err(on("make the volumes of the image in", &root))?;
         let config = config(&rootfs::user_files(&root)?).map_err(WorkloadError::Refused)?;
         fs::write(bundle.join("config.json"), config).map_err(on("write config.json in", &bundle))?;
         let order_record = self.order(order);
@@ -845,6 +846,7 @@ mod tests {
             let order = ContainerOrder {
                 id: id(),
                 layers: Vec::new(),
+                places: Vec::new(),
                 group: format!("{}/x", self.workloads.settings.pods_group),
                 log: LogOrder { path: self.scratch.join("log"), max_bytes: 1, max_files: 1 },
                 console: Console::default(),

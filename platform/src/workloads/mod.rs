@@ -173,6 +173,8 @@ pub struct ContainerOrder {
     pub id: ContainerId,
     /// The image's layers, the topmost first; only read.
     pub layers: Vec<PathBuf>,
+    /// Absolute paths of directories that are made in its root file system where they are missing.
+    pub places: Vec<PathBuf>,
     /// Its control group, as `config.json` names it in `linux.cgroupsPath`.
     pub group: String,
     /// Where its output goes.

@@ -303,8 +303,11 @@ fn is_mounted(place: &Path) -> io::Result<bool> {
 /// A link leads out of the volume, something on the way is no directory, or the kernel refused.
 pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> {
     let root = fs::OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(volume)?;
-    let found = match open_below(&root, below) {
-        Err(Errno::ENOENT) => make_below(&root, below)?,
+    let found = match open_below(&root, below, BENEATH) {
+        Err(Errno::ENOENT) => {
+            let mode = root.metadata()?.permissions().mode() & 0o7777;
+            make_below(&root, below, BENEATH, mode)?
+        }
         found => found?,
     };
     match found.metadata()?.is_dir() {
@@ -318,19 +321,38 @@ pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> 
     Ok(mount(Some(source.as_str()), target, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?)
 }
 
-fn open_below(root: &File, path: &Path) -> nix::Result<File> {
-    let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+/// Makes the directories that an image calls its volumes, where it lacks them: their places are looked for in it, whatever links it
+/// has. What a container writes there goes with it, as with everything else that it writes.
+///
+/// # Errors
+/// Something on the way is no directory, or the disk failed.
+pub(super) fn make_places(root: &Path, places: &[PathBuf]) -> io::Result<()> {
+    let in_root = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let directory = File::open(root)?;
+    places.iter().try_for_each(|place| {
+        let place = place.strip_prefix("/").unwrap_or(place);
+        let made = match open_below(&directory, place, in_root) {
+            Err(Errno::ENOENT) => make_below(&directory, place, in_root, 0o755).map(drop),
+            found => found.map(drop).map_err(io::Error::from),
+        };
+        made.map_err(|error| io::Error::new(error.kind(), format!("/{}: {error}", place.display())))
+    })
+}
+
+/// No link leads out of the volume.
+const BENEATH: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
+
+fn open_below(root: &File, path: &Path, resolve: ResolveFlag) -> nix::Result<File> {
     let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
     openat2(root, path, how).map(File::from)
 }
 
 /// Directories are made by their parent's descriptor and opened without following a link, so one that takes their place is an error.
-fn make_below(root: &File, path: &Path) -> io::Result<File> {
-    let mode = root.metadata()?.permissions().mode() & 0o7777;
+fn make_below(root: &File, path: &Path, resolve: ResolveFlag, mode: u32) -> io::Result<File> {
     let (mut walked, mut parent) = (PathBuf::new(), root.try_clone()?);
     for part in path.components() {
         walked.push(part);
-        parent = match open_below(root, &walked) {
+        parent = match open_below(root, &walked, resolve) {
             Ok(found) => found,
             Err(Errno::ENOENT) => {
                 match mkdirat(&parent, part.as_os_str(), Mode::S_IRWXU) {
@@ -401,8 +423,9 @@ mod tests {
         link("nowhere", "dangling");
         link("/proc/self/fd/0", "magic");
         let root = File::open(&volume).unwrap();
-        let made = |path: &str| match open_below(&root, Path::new(path)) {
-            Err(Errno::ENOENT) => make_below(&root, Path::new(path)),
+        let mode = root.metadata().unwrap().permissions().mode() & 0o7777;
+        let made = |path: &str| match open_below(&root, Path::new(path), BENEATH) {
+            Err(Errno::ENOENT) => make_below(&root, Path::new(path), BENEATH, mode),
             found => found.map_err(io::Error::from),
         };
         for path in ["up", "up/x", "absolute", "absolute/x", "dangling", "dangling/x", "magic", "../outside"]
@@ -416,6 +439,34 @@ mod tests {
         assert!(volume.join("inside/x/y").is_dir());
         let mode = fs::metadata(volume.join("a/b")).unwrap().mode() & 0o7777;
         assert_eq!(mode, 0o2771, "as the volume");
+        fs::remove_dir_all(place).unwrap();
+    }
+
+    #[test]
+    fn place_of_an_image_is_made_inside_it() {
+        let place = place("places");
+        let root = place.join("root");
+        fs::create_dir_all(root.join("run")).unwrap();
+        fs::create_dir(root.join("var")).unwrap();
+        fs::create_dir(place.join("outside")).unwrap();
+        let link = |target: &Path, name: &str| std::os::unix::fs::symlink(target, root.join(name)).unwrap();
+        link(Path::new("/run"), "var/run");
+        link(&place.join("outside"), "away");
+        link(Path::new("../../../outside"), "up");
+        fs::write(root.join("file"), "").unwrap();
+        let made = |path: &str| make_places(&root, &[path.into()]);
+        for (path, inside) in
+            [("/data", "data"), ("/var/run/a/b", "run/a/b"), ("/run", "run"), ("/file", "file")]
+        {
+            made(path).unwrap();
+            assert!(root.join(inside).exists(), "{path}");
+        }
+        assert_eq!(fs::metadata(root.join("run/a")).unwrap().mode() & 0o7777, 0o755);
+        for path in ["/away/x", "/up/x", "/file/x"] {
+            let error = made(path).unwrap_err().to_string();
+            assert!(error.starts_with(path), "{error}");
+        }
+        assert!(fs::read_dir(place.join("outside")).unwrap().next().is_none(), "nothing was made outside");
         fs::remove_dir_all(place).unwrap();
     }
 

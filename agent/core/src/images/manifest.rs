@@ -23,6 +23,11 @@ pub const MAX_OFFERED: usize = 1000;
 const MAX_WORDS: usize = 10_000;
 const MAX_WORD_BYTES: usize = 2 << 20;
 
+/// Most `Volumes` of a config, as of a pod; and of the path of one, which is made on the disk for each container.
+const MAX_VOLUMES: usize = 256;
+const MAX_PLACE_BYTES: usize = 1024;
+const MAX_PLACE_LEVELS: usize = 32;
+
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -280,6 +285,42 @@ pub struct ImageConfig {
     pub volumes: Vec<String>,
 }
 
+impl ImageConfig {
+    /// The directories that `Volumes` names, absolute and without `.` and `..`.
+    ///
+    /// # Errors
+    /// They are too many, or too long.
+    pub fn places(&self) -> Result<Vec<String>, String> {
+        if self.volumes.len() > MAX_VOLUMES {
+            return Err(format!(
+                "the image has {} volumes, expected at most {MAX_VOLUMES}",
+                self.volumes.len()
+            ));
+        }
+        let mut places = Vec::new();
+        for volume in &self.volumes {
+            let mut parts: Vec<&str> = Vec::new();
+            for part in volume.split('/') {
+                match part {
+                    "" | "." => {}
+                    ".." => drop(parts.pop()),
+                    part => parts.push(part),
+                }
+            }
+            if volume.len() > MAX_PLACE_BYTES || parts.len() > MAX_PLACE_LEVELS {
+                return Err(format!(
+                    "the image's volume {:?} is longer than {MAX_PLACE_BYTES} bytes, or has more than {MAX_PLACE_LEVELS} levels",
+                    excerpt(volume)
+                ));
+            }
+            if !parts.is_empty() {
+                places.push(format!("/{}", parts.join("/")));
+            }
+        }
+        Ok(places)
+    }
+}
+
 /// A whole config: the process, and what the layers unpack to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -482,6 +523,20 @@ mod tests {
         assert_eq!((found.image.cmd, found.image.entrypoint), (vec!["x".to_owned()], vec![]));
         assert_eq!((found.image.user.as_str(), found.image.stop_signal.as_str()), ("7:8", "SIGINT"));
         assert_eq!(found.image.volumes, ["/data"]);
+    }
+
+    #[test]
+    fn volumes_become_places_within_the_image() {
+        let places = |volumes: &[&str]| {
+            let volumes = volumes.iter().map(|&volume| volume.to_owned()).collect();
+            ImageConfig { volumes, ..ImageConfig::default() }.places()
+        };
+        let expect = ["/data", "/a/b", "/etc", "/relative"].map(str::to_owned);
+        assert_eq!(places(&["/data", "/a//b/", "/../x/../etc/.", "relative"]), Ok(expect.into()));
+        assert_eq!(places(&["", "/", "..", "/a/.."]), Ok(Vec::new()));
+        assert!(places(&vec!["/a"; 257]).unwrap_err().contains("257 volumes"));
+        assert!(places(&[&"/x".repeat(33)]).unwrap_err().contains("more than 32 levels"));
+        assert!(places(&[&format!("/{}", "x".repeat(1024))]).unwrap_err().contains("longer than 1024"));
     }
 
     #[test]
