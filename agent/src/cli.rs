@@ -5,14 +5,16 @@
 
 use crate::flags::{AgentOptions, CheckOptions, Output, Places};
 use crate::local::client::{self, AskError};
-use crate::{forecast, local_config, status};
+use crate::{forecast, images, local_config, status};
 use kedge_core::config::records::{BadConfigs, Current, Known, Read, Startups, StateFile};
+use kedge_core::images::Reference;
 use kedge_core::kubelet::{self, LayerText, LocalLayers, Origin};
 use kedge_platform::exit::write_exit_record;
 use kedge_platform::files::Kind;
 use kedge_platform::linux::{self, LinuxClocks, Roots};
 use kedge_platform::{Clocks, ExitRecord, Files, ReadError, RunDirectory, workloads};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -464,13 +466,14 @@ pub fn pods(places: &Places, output: Output) -> Result<(), CommandError> {
         "{:<40} {:<5} {:<10} {:<20} {:>8}  NOTE",
         "POD", "READY", "ORIGIN", "CONTAINER", "RESTARTS"
     ));
+    let pulls = images::command::progress(&places.root_dir);
     for pod in pods["pods"].as_array().into_iter().flatten() {
-        print_pod(pod);
+        print_pod(pod, &pulls);
     }
     Ok(())
 }
 
-fn print_pod(pod: &Value) {
+fn print_pod(pod: &Value, pulls: &BTreeMap<String, String>) {
     let name = match (text(pod, "/namespace"), text(pod, "/name")) {
         ("", "") => format!("(uid {})", text(pod, "/uid")),
         (namespace, name) => format!("{namespace}/{name}"),
@@ -491,6 +494,15 @@ fn print_pod(pod: &Value) {
         let state = container["reason"].as_str().unwrap_or_else(|| text(container, "/state"));
         let shown = format!("{}: {state}", text(container, "/name"));
         let restarts = container["restarts"].as_u64().unwrap_or(0);
+        let image = Reference::parse(text(container, "/image")).map(|image| image.to_string()).ok();
+        let is_waiting = container["state"] == "Waiting";
+        if let Some(pull) = image.and_then(|image| pulls.get(&image)).filter(|_| is_waiting) {
+            note = [note.as_str(), pull]
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join(", ");
+        }
         print(format_args!("{name:<40} {ready:<5} {origin:<10} {shown:<20} {restarts:>8}  {note}"));
         note.clear();
     }

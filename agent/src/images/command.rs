@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::preloaded::Preloaded;
 use super::puller::{Options, Progress, Puller, Ready};
-use super::store::{Removed, Store};
+use super::store::{Removed, Store, UnderWay};
 use crate::cli::{CommandError, print};
 use crate::errors::chain;
 use crate::flags::{AgentOptions, Output};
@@ -99,15 +99,22 @@ fn list(store: Store, options: &ImagesOptions, output: Output) -> Result<(), Com
         .filter(|image| records.find(&image.reference).is_none())
         .map(|image| image.reference.to_string())
         .collect();
+    let pulling = store.under_way().map_err(failed)?;
     match output {
         Output::Json => {
-            print(json!({"images": images, "preloaded": preloaded, "unreadable": records.unreadable()}));
+            let unreadable = records.unreadable();
+            print(
+                json!({"images": images, "preloaded": preloaded, "pulling": pulling, "unreadable": unreadable}),
+            );
         }
         Output::Text => {
             print(format_args!("{:<60} {:<14} {:>10}  STATE", "NAME", "ID", "DISK"));
             images.iter().for_each(print_row);
             for name in &preloaded {
                 print(format_args!("{name:<60} {:<14} {:>10}  preloaded, not unpacked", "", ""));
+            }
+            for pull in &pulling {
+                print(format_args!("{:<60} {:<14} {:>10}  {}", pull.name, "", "", how_far(pull)));
             }
             for why in records.unreadable() {
                 print(format_args!("unreadable record: {why}"));
@@ -130,6 +137,17 @@ fn print_row(image: &Value) {
         let id = id.trim_start_matches("sha256:").get(..12).unwrap_or_default().to_owned();
         print(format_args!("{:<60} {id:<14} {:>10}  {state}", text(name), size(bytes)));
     }
+}
+
+/// How far the pulls are that go on now, by the names of their images, for people. What cannot be read is not shown.
+pub(crate) fn progress(root_dir: &Path) -> BTreeMap<String, String> {
+    let store = Store::open(root_dir, Path::new("/proc/self/exe")).ok();
+    let pulls = store.and_then(|store| store.under_way().ok()).unwrap_or_default();
+    pulls.into_iter().map(|pull| (pull.name.clone(), how_far(&pull))).collect()
+}
+
+fn how_far(pull: &UnderWay) -> String {
+    format!("pulling, has {} of {}", size(pull.have_bytes), size(pull.size_bytes))
 }
 
 /// Bytes as people read them.

@@ -413,7 +413,8 @@ impl<'a> Pull<'a> {
         }
         admit(&records, &manifest.config.digest)?;
         let blobs = manifest.layers.iter().map(|layer| &layer.blob).chain([&manifest.config]);
-        Ok(Err(store.claim(blobs.map(|blob| blob.digest.hex()))?))
+        let blobs = blobs.map(|blob| blob.digest.hex());
+        Ok(Err(store.claim_pull(self.reference, manifest.size_bytes(), blobs)?))
     }
 
     /// The config, and the layers, unpacked; then the record.

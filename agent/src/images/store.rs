@@ -59,6 +59,20 @@ enum Leftovers {
     All,
 }
 
+/// How the line of a claim begins that says what is pulled: its compressed bytes and its name follow.
+const PULL: &str = "pull ";
+
+/// An image that is being fetched or unpacked.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UnderWay {
+    /// The whole reference.
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    /// Fetched of those, or already here.
+    pub(crate) have_bytes: u64,
+}
+
 /// The directory `images` below the agent's root directory.
 #[derive(Clone)]
 pub struct Store {
@@ -140,6 +154,36 @@ impl Store {
     /// Keeps names from removal; see [`ImageFiles::claim`].
     pub(super) fn claim(&self, names: impl IntoIterator<Item = String>) -> Result<Claim, PullError> {
         self.files.claim(names).map_err(|error| self.lock_failed(&error))
+    }
+
+    /// The same for the pull of an image with these blobs, of so many bytes together.
+    pub(super) fn claim_pull(
+        &self,
+        reference: &Reference,
+        size_bytes: u64,
+        blobs: impl Iterator<Item = String>,
+    ) -> Result<Claim, PullError> {
+        self.claim([format!("{PULL}{size_bytes} {reference}")].into_iter().chain(blobs))
+    }
+
+    /// What any process pulls into this store now.
+    ///
+    /// # Errors
+    /// It is unknown.
+    pub(crate) fn under_way(&self) -> Result<Vec<UnderWay>, PullError> {
+        let claims = self.files.claims().map_err(|error| PullError::disk(&error))?;
+        let mut found: Vec<UnderWay> = claims.iter().filter_map(|lines| self.pull_of(lines)).collect();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(found)
+    }
+
+    fn pull_of(&self, claimed: &[String]) -> Option<UnderWay> {
+        let (size, name) = claimed.iter().find_map(|line| line.strip_prefix(PULL))?.split_once(' ')?;
+        let size_bytes = size.parse().ok()?;
+        // a layer may be there twice, and names of what is made of it are no blobs
+        let blobs: BTreeSet<&String> = claimed.iter().collect();
+        let have = blobs.into_iter().filter_map(|name| Some(self.files.blobs.bytes(&BlobName::new(name)?)));
+        Some(UnderWay { name: name.to_owned(), size_bytes, have_bytes: have.sum::<u64>().min(size_bytes) })
     }
 
     fn lock_failed(&self, error: &io::Error) -> PullError {

@@ -228,6 +228,13 @@ fn unpacking_ends_when_its_pull_is_cancelled() {
         wait_until("the process", LIMIT, || fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')));
         let waits = scope.spawn(begin("waits", &second));
         wait_until("its layer", LIMIT, || node.names("blobs").contains(&digest));
+        let pulling = node.ok(&["ls"])["pulling"].take();
+        let of = |at: usize, what: &str| pulling[at][what].clone();
+        let name = |name: &str| json!(format!("{}/team/{name}:v1", registry.name()));
+        assert_eq!((of(0, "name"), of(1, "name")), (name("app"), name("waits")), "{pulling}");
+        assert_eq!(of(1, "haveBytes"), of(1, "sizeBytes"), "{pulling}");
+        let (have, all) = (of(0, "haveBytes").as_u64().unwrap(), of(0, "sizeBytes").as_u64().unwrap());
+        assert!(have > 0 && have < all, "one layer after the other: {pulling}");
         second.cancel();
         let failed = waits.join().unwrap();
         assert!(failed.last().unwrap().contains("cancelled"), "one that waits for another: {failed:?}");
@@ -237,6 +244,7 @@ fn unpacking_ends_when_its_pull_is_cancelled() {
     });
     let pid = fs::read_to_string(&pid).unwrap();
     assert!(!Path::new("/proc").join(pid.trim()).exists(), "the process has ended");
+    assert_eq!(node.ok(&["ls"])["pulling"], json!([]));
     node.has_nothing();
 }
 

@@ -104,6 +104,13 @@ impl Blobs {
         fs::symlink_metadata(self.part_path(name)).map_or(0, |found| found.len().min(size))
     }
 
+    /// The same of one whose size is not known.
+    #[must_use]
+    pub fn bytes(&self, name: &BlobName) -> u64 {
+        let length = |path: PathBuf| fs::symlink_metadata(path).map(|found| found.len());
+        length(self.path(name)).or_else(|_| length(self.part_path(name))).unwrap_or(0)
+    }
+
     /// Reads a blob once more, and removes it if its bytes are others than its name says: a flash block went bad. Whether it was
     /// good.
     ///

@@ -36,9 +36,9 @@ impl Claim {
         super::make_directory(directory)?;
         let number = CLAIMS.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("{}-{number}", std::process::id()));
-        // what an earlier process of this number left is not locked
+        // what an earlier process of this number left is not locked; whoever lists claims looks for a moment whether this one is
         let file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&path)?;
-        file.try_lock()?;
+        file.lock()?;
         Ok(Self { file, path })
     }
 
@@ -88,6 +88,30 @@ pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names)
 }
 
+/// The lines of each claim that counts now; nothing is removed.
+pub(super) fn lines(directory: &Path) -> io::Result<Vec<Vec<String>>> {
+    let mut claims = Vec::new();
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(claims),
+        entries => entries?,
+    };
+    for entry in entries {
+        let file = match File::open(entry?.path()) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            file => file?,
+        };
+        match file.try_lock_shared() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let text = read_up_to(file, CLAIM_BYTES)?;
+                claims.push(String::from_utf8_lossy(&text).lines().map(str::to_owned).collect());
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Ok(claims)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +130,10 @@ mod tests {
         scratch.write("claims/1-1", "of a process that was killed\n");
         assert_eq!(names(&directory).unwrap(), ["a", "b", "c", "d"].map(str::to_owned).into());
         assert!(!directory.join("1-1").exists());
+        scratch.write("claims/1-1", "of a process that was killed\n");
+        let mut claims = lines(&directory).unwrap();
+        claims.sort();
+        assert_eq!(claims, [&["a", "b"][..], &["b", "c", "d"]]);
         drop(two);
         assert_eq!(names(&directory).unwrap(), ["a", "b"].map(str::to_owned).into());
         std::fs::write(&one.path, "x".repeat(CLAIM_BYTES + 1)).unwrap();

@@ -139,6 +139,14 @@ impl ImageFiles {
         claims::names(&self.root.join("claims"))
     }
 
+    /// The names of each claim there is now, in the order in which they were added. Holds off nobody.
+    ///
+    /// # Errors
+    /// A claim cannot be read.
+    pub fn claims(&self) -> io::Result<Vec<Vec<String>>> {
+        claims::lines(&self.root.join("claims"))
+    }
+
     /// Held while records are read, changed and written, which is short: waits for others.
     ///
     /// # Errors

@@ -177,6 +177,8 @@ pub struct PodReport {
 #[serde(rename_all = "camelCase")]
 pub struct ContainerReport {
     pub name: String,
+    /// As the pod has it; empty of a pod that is only found.
+    pub image: String,
     /// `Running`, `Created`, `Exited`, `Lost`, `Unknown`, `Waiting`.
     pub state: &'static str,
     pub restarts: u32,
@@ -1249,6 +1251,7 @@ impl Life {
         };
         let container = |(name, container): (&String, &life::ContainerLife)| ContainerReport {
             name: name.clone(),
+            image: self.image_of(name),
             state: match container.run.as_ref().map(|run| &run.state) {
                 Some(ContainerState::Running { .. }) => "Running",
                 Some(ContainerState::Created) => "Created",
