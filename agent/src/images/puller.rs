@@ -94,7 +94,8 @@ pub struct Puller {
     store: Store,
     network: Network,
     registries: Registries,
-    preloaded: Preloaded,
+    /// None: they are not looked at.
+    preloaded: Option<Preloaded>,
     platform: Platform,
     /// Of all that were made of the same one by [`Puller::until`].
     bad: Arc<Mutex<BadArchives>>,
@@ -124,7 +125,7 @@ impl Puller {
             store,
             network,
             registries: options.registries,
-            preloaded: Preloaded::new(&options.preloaded),
+            preloaded: Some(Preloaded::new(&options.preloaded)),
             platform: this_platform(),
             bad: Arc::default(),
         }
@@ -141,6 +142,19 @@ impl Puller {
             platform: self.platform.clone(),
             bad: self.bad.clone(),
         }
+    }
+
+    /// The same puller, which has what is unpacked already and nothing that came with the system.
+    #[must_use]
+    pub fn of_what_is_unpacked(&self) -> Self {
+        Self { preloaded: None, ..self.until(self.network.cancel.clone()) }
+    }
+
+    /// Whether an image came with the system.
+    #[must_use]
+    pub fn is_preloaded(&self, image: &str) -> bool {
+        let found = Reference::parse(image).ok().and_then(|name| self.preloaded.as_ref()?.find(&name));
+        found.is_some()
     }
 
     /// Sees that an image is there, by its policy. Blocks while it is fetched. `secrets` are the pod's; the node's own
@@ -197,7 +211,7 @@ impl Puller {
         reference: &Reference,
         progress: &dyn Fn(Progress),
     ) -> Option<Result<Ready, PullError>> {
-        let (mut layout, digest) = self.preloaded.find(reference)?;
+        let (mut layout, digest) = self.preloaded.as_ref()?.find(reference)?;
         let progress = |step: Progress| match step {
             Progress::Resolved { .. } => {}
             step => progress(step),

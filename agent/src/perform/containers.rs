@@ -404,7 +404,8 @@ impl RuntimeLoop {
         }
     }
 
-    /// One that is there, and need not be asked for, waits for no pull.
+    /// One that is there, and need not be asked for, waits for no pull. One that came with the system takes long to unpack, too: by
+    /// another thread, and not behind a registry that may not answer.
     fn see_to_image(&self, puller: &Puller, order: ImageOrder) {
         if order.policy == PullPolicy::Always {
             self.pulls.put(order);
@@ -412,18 +413,29 @@ impl RuntimeLoop {
         }
         let told = RefCell::new(Vec::new());
         let local = ImageOrder { policy: PullPolicy::Never, ..order.clone() };
-        puller.perform(&local, &|event| told.borrow_mut().push(event));
+        puller.of_what_is_unpacked().perform(&local, &|event| told.borrow_mut().push(event));
         let told = told.into_inner();
         // a signature may be in the registry
         let is_missing = |event: &PodEvent| {
             matches!(event, PodEvent::Failed { failure, .. }
                 if matches!(failure.reason, FailureReason::ImageNeverPull | FailureReason::ImageSignature))
         };
-        if order.policy == PullPolicy::IfNotPresent && told.iter().any(is_missing) {
-            self.pulls.put(order);
+        match told.iter().any(is_missing) {
+            true if puller.is_preloaded(&order.image) => self.take_preloaded(order),
+            true if order.policy == PullPolicy::IfNotPresent => self.pulls.put(order),
+            _ => told.into_iter().for_each(|event| self.send(event)),
+        }
+    }
+
+    fn take_preloaded(&self, order: ImageOrder) {
+        if !self.pulls.put_preloaded(order) {
             return;
         }
-        told.into_iter().for_each(|event| self.send(event));
+        let (puller, pulls) = (self.puller.clone(), self.pulls.clone());
+        if let Err(error) = spawn("preloaded", move || puller.run_preloaded(&pulls)) {
+            log::warn!("preloaded images wait for those of registries: cannot start a thread: {error}");
+            self.pulls.without_unpacker();
+        }
     }
 }
 

@@ -70,6 +70,10 @@ pub(super) struct PullQueue {
 
 struct Orders {
     waiting: VecDeque<ImageOrder>,
+    /// Of images that came with the system: they need no registry, and wait for none.
+    preloaded: VecDeque<ImageOrder>,
+    /// A thread performs those.
+    has_unpacker: bool,
     collection: Option<Thresholds>,
     /// Whose image is being fetched, and what ends that, by the number of the pull.
     current: Vec<(u64, PodUid, Cancel)>,
@@ -80,11 +84,11 @@ struct Orders {
 }
 
 impl Orders {
-    fn begin(&mut self, order: ImageOrder) -> Job {
+    fn begin(&mut self, order: ImageOrder) -> Pulling {
         let cancel = Cancel::new();
         self.begun += 1;
         self.current.push((self.begun, order.pod.clone(), cancel.clone()));
-        Job::Pull(Pulling { order, cancel, number: self.begun })
+        Pulling { order, cancel, number: self.begun }
     }
 
     /// The next job, or for how long there is none: until something changes (None), or until a pull may begin.
@@ -97,7 +101,7 @@ impl Orders {
         }
         self.throttle.take(now).map_err(Some)?;
         let order = self.waiting.pop_front().ok_or(None)?;
-        Ok(self.begin(order))
+        Ok(Job::Pull(self.begin(order)))
     }
 }
 
@@ -106,6 +110,8 @@ impl PullQueue {
         let throttle = Throttle::new(settings.pulls_per_sec, settings.pulls_burst, Duration::ZERO);
         let orders = Orders {
             waiting: VecDeque::new(),
+            preloaded: VecDeque::new(),
+            has_unpacker: false,
             collection: None,
             current: Vec::new(),
             begun: 0,
@@ -121,6 +127,30 @@ impl PullQueue {
         self.changed.notify_all();
     }
 
+    /// The same for an image that came with the system. True: somebody has to begin [`Pulls::run_preloaded`].
+    pub(super) fn put_preloaded(&self, order: ImageOrder) -> bool {
+        let mut orders = lock(&self.orders);
+        orders.preloaded.push_back(order);
+        !std::mem::replace(&mut orders.has_unpacker, true)
+    }
+
+    /// Nobody could begin it: what waits there waits with the others.
+    pub(super) fn without_unpacker(&self) {
+        let mut orders = lock(&self.orders);
+        orders.has_unpacker = false;
+        let preloaded = std::mem::take(&mut orders.preloaded);
+        orders.waiting.extend(preloaded);
+        self.changed.notify_all();
+    }
+
+    /// The next image that came with the system; None: there is none now, and whoever asked ends.
+    fn next_preloaded(&self) -> Option<Pulling> {
+        let mut orders = lock(&self.orders);
+        let next = if orders.is_closed { None } else { orders.preloaded.pop_front() };
+        orders.has_unpacker = next.is_some();
+        next.map(|order| orders.begin(order))
+    }
+
     /// Core orders one at a time.
     pub(super) fn collect(&self, thresholds: Thresholds) {
         lock(&self.orders).collection = Some(thresholds);
@@ -131,6 +161,7 @@ impl PullQueue {
     pub(super) fn forget(&self, pod: &PodUid) {
         let mut orders = lock(&self.orders);
         orders.waiting.retain(|order| order.pod != *pod);
+        orders.preloaded.retain(|order| order.pod != *pod);
         orders.current.iter().filter(|(_, of, _)| of == pod).for_each(|(_, _, cancel)| cancel.cancel());
     }
 
@@ -191,6 +222,14 @@ impl Pulls {
         }
     }
 
+    /// Unpacks images that came with the system until none is wanted.
+    pub(super) fn run_preloaded(&self, queue: &PullQueue) {
+        while let Some(pulling) = queue.next_preloaded() {
+            self.pull(&pulling);
+            queue.ended(pulling.number);
+        }
+    }
+
     fn send(&self, event: PodEvent) {
         let _ = self.events.blocking_send(Event::Pods(Box::new(event)));
     }
@@ -248,14 +287,18 @@ mod tests {
         PodUid::new(pod).unwrap()
     }
 
-    fn put(queue: &PullQueue, pod: &str) {
-        queue.put(ImageOrder {
+    fn order(pod: &str) -> ImageOrder {
+        ImageOrder {
             pod: uid(pod),
             container: "a".into(),
             image: "lan/app:v1".into(),
             policy: PullPolicy::Always,
             credentials: Vec::new(),
-        });
+        }
+    }
+
+    fn put(queue: &PullQueue, pod: &str) {
+        queue.put(order(pod));
     }
 
     #[track_caller]
@@ -287,6 +330,30 @@ mod tests {
         let mut begins = |secs| matches!(orders.next(Duration::from_secs(secs)), Ok(Job::Pull(_)));
         assert_eq!([begins(0), begins(0), begins(0)], [true, true, false], "the burst");
         assert!(begins(1), "and one a second");
+    }
+
+    #[test]
+    fn image_that_came_with_the_system_waits_for_no_registry() {
+        let queue = queue(1, 1);
+        put(&queue, "u-1");
+        let fetched = pull(&queue);
+        assert!(queue.put_preloaded(order("u-2")), "somebody has to unpack it");
+        assert!(!queue.put_preloaded(order("u-3")), "the same will");
+        assert!(!queue.put_preloaded(order("u-4")));
+        queue.forget(&uid("u-3"));
+        let unpacked = queue.next_preloaded().unwrap();
+        assert_eq!(unpacked.order.pod, uid("u-2"));
+        queue.forget(&uid("u-2"));
+        assert!(unpacked.cancel.is_cancelled() && !fetched.cancel.is_cancelled());
+        assert_eq!(queue.next_preloaded().unwrap().order.pod, uid("u-4"));
+        assert!(queue.next_preloaded().is_none());
+        assert!(queue.put_preloaded(order("u-5")), "the one before has ended");
+        queue.without_unpacker();
+        assert!(queue.next_preloaded().is_none(), "it waits with the others");
+        assert_eq!(lock(&queue.orders).waiting.len(), 1);
+        queue.put_preloaded(order("u-6"));
+        queue.close();
+        assert!(queue.next_preloaded().is_none(), "an agent that stops wants none");
     }
 
     #[test]

@@ -136,7 +136,13 @@ fn preloaded_image_needs_no_registry() {
     let always = told(&puller, &name, PullPolicy::Always, "{}");
     assert!(always.len() == 1 && always[0].contains("404"), "asked for anew each time: {always:?}");
 
+    // whoever must not wait looks only at what is unpacked
+    let unpacked = puller.of_what_is_unpacked();
+    assert_eq!(told(&unpacked, &name, PullPolicy::Never, "{}"), ["ImageNeverPull"]);
+    assert_eq!(node.names("layers"), [""; 0]);
+    assert!(puller.is_preloaded(&name) && !puller.is_preloaded(&name.replace(":v1", ":v2")));
     assert_eq!(told(&puller, &name, PullPolicy::Never, "{}"), [ready(false)]);
+    assert_eq!(told(&unpacked, &name, PullPolicy::Never, "{}"), [ready(false)]);
     assert_eq!(node.ok(&["ls"])["preloaded"], json!([]));
     node.ok(&["rm", &name]);
     let digest = BlobDigest::of(&image().manifest);
