@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use kedge_rig::scratch::{Scratch, wait_until};
+use kedge_rig::scratch::{Scratch, poll, wait_until};
 
 #[test]
 fn run_that_is_told_to_stop_leaves_nothing() {
@@ -27,6 +27,8 @@ fn run_that_is_told_to_stop_leaves_nothing() {
     let left = || fs::read_dir(at("temporary")).unwrap().count();
     wait_until("its directory", Duration::from_secs(60), || left() == 1);
     assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
-    assert_eq!(run.wait().unwrap().code(), Some(1));
+    let ended = poll(Duration::from_secs(60), || run.try_wait().unwrap());
+    let _ = run.kill();
+    assert_eq!(ended.expect("it ends when it is told to").code(), Some(1));
     assert_eq!(left(), 0);
 }
