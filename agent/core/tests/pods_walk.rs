@@ -14,14 +14,52 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Walks, and steps of each: some 2 s of a debug build together.
-const WALKS: u64 = 100;
+/// Walks, and steps of each: some 5 s of a debug build together.
+const WALKS: u64 = 250;
 /// And walks that once broke a promise.
-const FOUND: [u64; 1] = [691];
+const FOUND: [u64; 7] = [418, 691, 707, 1013, 1448, 1937, 2084];
+/// Walks within which each lie must be noticed.
+const LIE_WALKS: u64 = 100;
 const STEPS: usize = 260;
 const NODE: &str = "edge";
+/// Of a token of a service account.
+const TOKEN_LIFE: Duration = Duration::from_secs(600);
+/// With contact for so long, twice the longest back-off, a node has what it asks for.
+const SETTLED: Duration = Duration::from_secs(600);
+/// After nothing was ordered for so long it rests.
+const REST: Duration = Duration::from_secs(1800);
+/// The volume that an API server adds, with a token.
+const TOKENS: &str = "kube-api-access-x";
 /// The image of static pods with policy OnFailure.
 const JOB: &str = "job:1";
+
+/// A world that is not what it says: an invariant must notice each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    /// A probe that passed is told as one that failed.
+    PassedIsFailed,
+    /// A token ends after half of the life that was told.
+    TokenEndsEarly,
+    /// Of an object that was edited one part is told as it was.
+    ObjectInParts,
+    /// There is no pressure, and it is told.
+    PressureIsOver,
+    /// The node is not told that a pod is critical.
+    CriticalIsHidden,
+    /// The server counts restarts that never were.
+    RestartsAreMore,
+}
+
+impl Lie {
+    const ALL: [(Self, &str); 6] = [
+        (Self::PassedIsFailed, "invariant: no container is stopped that nobody asked to stop"),
+        (Self::TokenEndsEarly, "invariant: no token expires in a running pod with contact"),
+        (Self::ObjectInParts, "invariant: the files of a volume are of one edit"),
+        (Self::PressureIsOver, "invariant: no pod is evicted after the pressure passed"),
+        (Self::CriticalIsHidden, "invariant: no critical pod is evicted"),
+        (Self::RestartsAreMore, "invariant: restarts are never taken back"),
+    ];
+}
 
 struct Random(u64);
 
@@ -46,6 +84,8 @@ struct Runtime {
     images: BTreeSet<String>,
     logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
     health: BTreeMap<ContainerKey, Health>,
+    /// The files of volumes, by pod and name.
+    files: BTreeMap<(PodUid, String), Vec<VolumeFile>>,
     /// What was run of each run.
     hooks: BTreeSet<(ContainerKey, HookKind)>,
     queue: Vec<PodAction>,
@@ -79,12 +119,13 @@ struct Api {
 }
 
 impl Api {
-    fn read(&self, kind: ObjectKind) -> ObjectRead {
+    fn read(&self, kind: ObjectKind, lie: Option<Lie>) -> ObjectRead {
         match (kind, self.map) {
             (ObjectKind::Secret, _) if self.has_secret => ObjectRead::Found(json!({"data": {"k": "aGk="}})),
             (ObjectKind::ConfigMap, Some(0)) => ObjectRead::Found(json!({"data": {"other": "x"}})),
             (ObjectKind::ConfigMap, Some(version)) => {
-                ObjectRead::Found(json!({"data": {"k": format!("v{version}")}}))
+                let other = if lie == Some(Lie::ObjectInParts) { version + 1 } else { version };
+                ObjectRead::Found(json!({"data": {"k": format!("v{version}"), "l": format!("v{other}")}}))
             }
             _ => ObjectRead::Missing,
         }
@@ -106,16 +147,17 @@ struct Wishes {
     born: Vec<(String, String, String)>,
     /// Runs whose postStart hook failed.
     failed_hooks: BTreeSet<ContainerKey>,
+    /// Pods that are critical.
+    critical: BTreeSet<String>,
     /// Pods that want the one port of the host.
     ports: BTreeSet<String>,
-    /// Pods whose rejection was judged.
-    rejected: BTreeSet<String>,
     /// Static pods with policy OnFailure whose container ended with 0.
     done: BTreeSet<PodUid>,
 }
 
 struct World {
     random: Random,
+    lie: Option<Lie>,
     seed: u64,
     now: Duration,
     core: Pods,
@@ -126,14 +168,16 @@ struct World {
     files: BTreeMap<String, String>,
     /// What pods end for, as the agent was told last.
     pressing: Option<Pressing>,
-    /// Pods that were evicted, by their records.
-    evicted: BTreeSet<String>,
+    /// Pods that the node rejected or ended, as it shows them, or as their records do: each was judged when it was decided.
+    decided: BTreeSet<String>,
     /// Failures in a row that this agent was told of each probe.
     failures: BTreeMap<ProbeKey, u32>,
     /// When something other than a probe was last ordered.
     busy: Duration,
     /// Faults on.
     is_rough: bool,
+    /// Since when everything works, the API server too.
+    has_contact: Option<Duration>,
     trace: VecDeque<String>,
 }
 
@@ -153,7 +197,7 @@ fn is_live(state: &ContainerState) -> bool {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, lie: Option<Lie>) -> Self {
         let api = Api {
             node_uid: "node-1".into(),
             objects: BTreeMap::new(),
@@ -168,6 +212,7 @@ impl World {
         let mut world = Self {
             random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
             seed,
+            lie,
             now: Duration::from_secs(1),
             core: Pods::new(NODE),
             runtime: Runtime::default(),
@@ -176,10 +221,11 @@ impl World {
             wishes: Wishes::default(),
             files: BTreeMap::new(),
             pressing: None,
-            evicted: BTreeSet::new(),
+            decided: BTreeSet::new(),
             failures: BTreeMap::new(),
             busy: Duration::ZERO,
             is_rough: true,
+            has_contact: None,
             trace: VecDeque::new(),
         };
         world.start_agent();
@@ -209,8 +255,10 @@ impl World {
     fn tell(&mut self, event: PodEvent) {
         let text = format!("{:>6.1} -> {event:?}", self.now.as_secs_f64());
         self.note(text.chars().take(1200).collect());
+        self.judge_tokens();
         let mut actions = vec![];
         self.core.handle(self.now(), event, &mut actions);
+        self.judge_decisions();
         for action in actions {
             self.order(action);
         }
@@ -222,7 +270,15 @@ impl World {
             let text = format!("       <- {action:?}");
             self.note(text.chars().take(1200).collect());
         }
-        if !matches!(action, PodAction::RunProbe(_) | PodAction::RecordEvent(_)) {
+        // what comes again and again while all is well
+        let is_usual = matches!(
+            action,
+            PodAction::RunProbe(_)
+                | PodAction::RecordEvent(_)
+                | PodAction::RequestToken(_)
+                | PodAction::UpdateVolumes { .. }
+        );
+        if !is_usual {
             self.busy = self.now;
         }
         match &action {
@@ -232,10 +288,6 @@ impl World {
             PodAction::CreateContainer(order) => self.judge_create(order),
             PodAction::StartContainer(key) => self.judge_start(key),
             PodAction::StopContainer { container, .. } => self.judge_stop(&container.clone()),
-            PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: Some(content) } => {
-                self.judge_record(&uid.clone(), &content.clone());
-            }
-            PodAction::PatchPodStatus { pod, patch } => self.judge_rejection(&pod.uid, &patch["status"]),
             PodAction::PreparePod(_) | PodAction::RemovePod { .. } => {
                 self.must(!self.wishes.held, "invariant: while pods are held nothing is started or stopped");
             }
@@ -258,28 +310,69 @@ impl World {
         }
     }
 
-    /// A pod is rejected for a port only while one that stays has it.
-    fn judge_rejection(&mut self, uid: &str, status: &Value) {
-        if status["reason"] != "NodePorts" || !self.wishes.rejected.insert(uid.to_owned()) {
-            return;
-        }
+    /// What the node has just decided about a pod, whenever it is written down or told.
+    fn judge_decisions(&mut self) {
         let pods = self.core.report();
-        let mut others =
-            pods.iter().filter(|pod| pod.uid.as_str() != uid && self.wishes.ports.contains(pod.uid.as_str()));
-        let has_cause = others.any(|pod| !pod.is_ending && pod.rejected.is_none());
-        self.must(has_cause, "invariant: no pod is rejected for what a pod has that ends");
+        for pod in &pods {
+            let Some(why) = pod.rejected.as_deref() else { continue };
+            let uid = pod.uid.as_str();
+            if !self.decided.insert(uid.to_owned()) {
+                continue;
+            }
+            if why.starts_with("NodePorts: ") {
+                // only while one that stays has the port
+                let mut others = pods.iter().filter(|other| self.wishes.ports.contains(other.uid.as_str()));
+                let stays = |other: &PodReport| !other.is_ending && other.rejected.is_none();
+                let has_cause = others.any(|other| other.uid != pod.uid && stays(other));
+                self.must(has_cause, "invariant: no pod is rejected for what a pod has that ends");
+            }
+            if why.starts_with("Evicted: ") {
+                self.must(self.pressing.is_some(), "invariant: no pod is evicted after the pressure passed");
+                self.must(!self.wishes.held, "invariant: while pods are held none is evicted");
+                let is_critical = pod.origin == "static" || self.wishes.critical.contains(uid);
+                self.must(!is_critical, "invariant: no critical pod is evicted");
+                self.wishes.ended.insert(uid.to_owned());
+            }
+        }
     }
 
-    /// A pod is evicted while there is pressure, is written down as such before it is stopped, and is none that is critical.
-    fn judge_record(&mut self, uid: &PodUid, content: &[u8]) {
-        let record: Value = serde_json::from_slice(content).unwrap();
-        let is_new = record["failed"]["reason"] == "Evicted" && self.evicted.insert(uid.as_str().to_owned());
-        if is_new {
-            self.must(self.pressing.is_some(), "invariant: no pod is evicted after the pressure passed");
-            let is_critical = record["pod"]["spec"]["priority"] == 2_000_000_000;
-            self.must(!is_critical && record["nodeUID"] != "", "invariant: no critical pod is evicted");
-            self.must(!self.wishes.held, "invariant: while pods are held none is evicted");
-            self.wishes.ended.insert(uid.as_str().to_owned());
+    fn is_running(&self, uid: &PodUid) -> bool {
+        self.runtime.containers.values().any(|run| run.container.pod == *uid && is_live(&run.state))
+    }
+
+    /// A running pod that the present API server asks for has its token, and one that is good.
+    fn judge_tokens(&self) {
+        if self.has_contact.is_none_or(|since| self.now < since + SETTLED) {
+            return;
+        }
+        for object in
+            self.api.objects.values().filter(|object| object["metadata"]["deletionTimestamp"].is_null())
+        {
+            let mut names =
+                object["spec"]["volumes"].as_array().into_iter().flatten().map(|volume| &volume["name"]);
+            let uid = PodUid::new(object["metadata"]["uid"].as_str().unwrap()).unwrap();
+            if !names.any(|name| name == TOKENS)
+                || !self.is_running(&uid)
+                || self.wishes.ended.contains(uid.as_str())
+            {
+                continue;
+            }
+            let files = self.runtime.files.get(&(uid.clone(), TOKENS.to_owned()));
+            let token = files.and_then(|files| files.iter().find(|file| file.path == "token"));
+            let ends = token.and_then(|file| std::str::from_utf8(&file.content).ok()?.parse().ok());
+            let is_good = ends.is_some_and(|secs| self.now < Duration::from_secs(secs));
+            let what = "invariant: no token expires in a running pod with contact";
+            self.must(is_good, &format!("{what}: {uid}, {ends:?}"));
+        }
+    }
+
+    /// What a pod's containers see of its volumes.
+    fn set_files(&mut self, pod: &PodUid, volumes: &[Volume]) {
+        for volume in volumes {
+            let VolumeSource::Files { files, .. } = &volume.source else { continue };
+            let of_map = |path: &str| files.iter().find(|file| file.path == path).map(|file| &file.content);
+            self.must(of_map("k") == of_map("l"), "invariant: the files of a volume are of one edit");
+            self.runtime.files.insert((pod.clone(), volume.name.clone()), files.clone());
         }
     }
 
@@ -287,8 +380,9 @@ impl World {
         let resource = [Signal::Memory, Signal::NodefsBytes, Signal::Pids][self.random.below(3)];
         let longest_grace = self.random.one_in(2).then_some(Duration::from_secs(20));
         let pressing = Pressing { signal: resource, least: 100, available: 50, longest_grace };
-        self.pressing = self.random.one_in(2).then_some(pressing);
-        self.tell(PodEvent::Looked(self.pressing.clone()));
+        let told = self.random.one_in(2).then_some(pressing);
+        self.pressing = told.clone().filter(|_| self.lie != Some(Lie::PressureIsOver));
+        self.tell(PodEvent::Looked(told));
     }
 
     fn usage(&mut self, pod: PodUid) -> PodUsage {
@@ -358,6 +452,7 @@ impl World {
                 };
                 let are_there = pod.volumes.iter().all(is_there);
                 self.must(are_there, "invariant: no volume is made of an image that is not there");
+                self.set_files(&pod.uid, &pod.volumes);
                 let network = (!fails).then(|| PodNetwork { addresses: vec!["10.1.0.2".into()] });
                 let found = PodFound {
                     uid: pod.uid.clone(),
@@ -373,8 +468,9 @@ impl World {
                 }
             }
             PodAction::UpdateVolumes { pod, .. } if fails => failure(Command::UpdateVolumes(pod)),
-            PodAction::UpdateVolumes { pod, .. } => {
+            PodAction::UpdateVolumes { pod, volumes } => {
                 self.must(self.runtime.pods.contains_key(&pod), "invariant: volumes of a pod that is there");
+                self.set_files(&pod, &volumes);
                 PodEvent::VolumesUpdated { pod }
             }
             PodAction::PullImage(order) if fails => {
@@ -415,6 +511,7 @@ impl World {
                 let left = self.runtime.containers.keys().any(|key| key.pod == pod);
                 self.must(!left, "invariant: a pod is removed after its containers");
                 self.runtime.pods.remove(&pod);
+                self.runtime.files.retain(|(of, _), _| *of != pod);
                 if !keep_logs {
                     self.runtime.logs.remove(&pod);
                     self.runtime.used.retain(|key, _| key.pod != pod);
@@ -433,6 +530,8 @@ impl World {
                     ProbeOutcome::Passed => *count = 0,
                     _ => {}
                 }
+                let is_lie = self.lie == Some(Lie::PassedIsFailed) && outcome == ProbeOutcome::Passed;
+                let outcome = if is_lie { ProbeOutcome::Failed("fault".into()) } else { outcome };
                 PodEvent::Probed { probe: order.key, outcome }
             }
             PodAction::RunHook(order) => {
@@ -562,6 +661,7 @@ impl World {
     fn start_agent(&mut self) {
         self.core = Pods::new(NODE);
         self.failures.clear();
+        self.decided = self.decided_on_disk();
         self.api.watch = None;
         self.api.requests.clear();
         let is_held = self.wishes.held;
@@ -594,6 +694,17 @@ impl World {
         }
     }
 
+    /// Pods that earlier agents rejected or ended, by what lies on the disk.
+    fn decided_on_disk(&self) -> BTreeSet<String> {
+        let uid_of = |(file, content): (&DesiredFile, &Vec<u8>)| {
+            let DesiredFile::Pod(uid) = file else { return None };
+            let record: Value = serde_json::from_slice(content).unwrap();
+            let is_decided = !record["rejected"].is_null() || !record["failed"].is_null();
+            is_decided.then(|| uid.as_str().to_owned())
+        };
+        self.disk.files.iter().filter_map(uid_of).collect()
+    }
+
     fn read_desired(&mut self) {
         let files = self.disk.files.iter();
         let found =
@@ -621,6 +732,7 @@ impl World {
         self.runtime.containers.clear();
         self.runtime.health.clear();
         self.runtime.pods.clear();
+        self.runtime.files.clear();
         self.lose_writes();
         let done = std::mem::take(&mut self.wishes.done).into_iter();
         // a power cut may be faster than the record
@@ -687,6 +799,8 @@ impl World {
         }
         self.api.made += 1;
         let port = json!([{"containerPort": 80, "hostPort": 80}]);
+        let token =
+            json!({"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_LIFE.as_secs()}});
         let from = json!({"configMapKeyRef": {"name": "m", "key": "k"}});
         let probe = || json!({"tcpSocket": {"port": 80}, "periodSeconds": 5, "timeoutSeconds": 5});
         let spec = match self.random.below(12) {
@@ -716,9 +830,10 @@ impl World {
             3 => json!({"restartPolicy": "OnFailure", "containers": [{"name": "main", "image": "x:1"}]}),
             4 => json!({"containers": [{"name": "main", "image": "x:1", "env":
                 [{"name": "V", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}],
-                "volumes": [{"name": "v", "configMap": {"name": "m"}},
-                    {"name": "i", "image": {"reference": "data:1"}}]}),
+                "serviceAccountName": "runs", "volumes": [{"name": "v", "configMap": {"name": "m"}},
+                    {"name": "i", "image": {"reference": "data:1"}}, {"name": TOKENS, "projected": {"sources": [token]}}]}),
             _ if self.random.one_in(3) => {
+                self.wishes.critical.insert(format!("pod-{}", self.api.made));
                 json!({"priority": 2_000_000_000, "containers": [{"name": "main", "image": "x:1"}]})
             }
             _ => json!({"containers": [{"name": "main", "image": "x:1", "tty": self.random.one_in(3)}]}),
@@ -871,8 +986,17 @@ impl World {
         match request {
             PodAction::ReadObject(name) => {
                 let no_route = ObjectRead::Failed("no route".into());
-                let read = if is_lost { no_route } else { self.api.read(name.kind) };
+                let read = if is_lost { no_route } else { self.api.read(name.kind, self.lie) };
                 self.tell(PodEvent::ObjectRead { name, read });
+            }
+            PodAction::RequestToken(name) => {
+                let mut ends = self.now + TOKEN_LIFE;
+                if self.lie == Some(Lie::TokenEndsEarly) {
+                    ends -= TOKEN_LIFE / 2;
+                }
+                let issued = TokenRead::Issued { token: ends.as_secs().to_string(), life: TOKEN_LIFE };
+                let read = if is_lost { TokenRead::Failed("no route".into()) } else { issued };
+                self.tell(PodEvent::TokenRead { name, read });
             }
             PodAction::PatchPodStatus { pod, patch } => {
                 let answer = if is_done { self.patch(&pod, &patch) } else { failed.clone() };
@@ -930,8 +1054,13 @@ impl World {
             return Answer::Refused { status: 404, reason: String::new(), message, retry_after: None };
         }
         let old = self.api.objects[&key]["status"].clone();
-        let new = merged(&old, &patch["status"]);
+        let mut new = merged(&old, &patch["status"]);
         self.judge_status(&pod.uid, &old, &new);
+        if self.lie == Some(Lie::RestartsAreMore) {
+            for told in new["containerStatuses"].as_array_mut().into_iter().flatten() {
+                told["restartCount"] = json!(told["restartCount"].as_u64().unwrap_or(0) + 1);
+            }
+        }
         self.api.objects.get_mut(&key).unwrap()["status"] = new;
         self.changed(key.clone());
         let object = self.api.objects[&key].clone();
@@ -986,16 +1115,24 @@ impl World {
         match &mut self.api.watch {
             None => {
                 self.api.watch = Some(VecDeque::new());
-                let pods = self.api.objects.values().cloned().collect();
+                let pods = self.api.objects.values().map(|pod| self.told_of(pod)).collect();
                 let node_uid = self.api.node_uid.clone();
                 self.tell(PodEvent::PodsListed { node_uid, pods });
             }
-            Some(watch) => {
-                if let Some(event) = watch.pop_front() {
-                    self.tell(event);
-                }
-            }
+            Some(watch) => match watch.pop_front() {
+                Some(PodEvent::PodSeen(pod)) => self.tell(PodEvent::PodSeen(self.told_of(&pod))),
+                Some(event) => self.tell(event),
+                None => {}
+            },
         }
+    }
+
+    fn told_of(&self, pod: &Value) -> Value {
+        let mut pod = pod.clone();
+        if self.lie == Some(Lie::CriticalIsHidden) {
+            pod["spec"].as_object_mut().unwrap().remove("priority");
+        }
+        pod
     }
 
     // ---- static pods
@@ -1096,6 +1233,8 @@ impl World {
     /// Everything works from here on, until nothing is left to do.
     fn settle(&mut self) {
         self.is_rough = false;
+        self.has_contact = self.api.is_online.then_some(self.now);
+        let mut is_read_again = false;
         self.pressing = None;
         self.tell(PodEvent::Looked(None));
         (self.api.map, self.api.has_secret) = (Some(self.api.version), true);
@@ -1110,8 +1249,13 @@ impl World {
                 self.perform_request();
             } else if self.api.is_online && self.api.watch.as_ref().is_none_or(|watch| !watch.is_empty()) {
                 self.hear();
-            } else if self.now > self.busy + Duration::from_secs(900) {
-                return;
+            } else if self.now > self.busy + REST {
+                if is_read_again || !self.api.is_online {
+                    return;
+                }
+                is_read_again = true;
+                self.busy = self.now;
+                self.tell(PodEvent::ObjectsAreOld);
             } else if let Some(deadline) = self.core.next_deadline() {
                 if !self.api.is_online && deadline > self.now + Duration::from_secs(900) {
                     return;
@@ -1119,7 +1263,8 @@ impl World {
                 // away from the API server reads are tried for ever
                 self.now = deadline.max(self.now + Duration::from_millis(1));
                 self.tell(PodEvent::Tick);
-                if !self.api.is_online && self.random.one_in(60) {
+                let has_work = self.disk.is_read_again || !self.runtime.queue.is_empty();
+                if !self.api.is_online && !has_work && self.random.one_in(60) {
                     return;
                 }
             } else {
@@ -1181,6 +1326,18 @@ impl World {
         }
     }
 
+    /// The files of a ConfigMap are those that it has.
+    fn judge_map(&self, uid: &str, spec: &Value) {
+        if spec["volumes"][0]["configMap"].is_null() || self.lie == Some(Lie::ObjectInParts) {
+            return;
+        }
+        let files = self.runtime.files.get(&(PodUid::new(uid).unwrap(), "v".to_owned()));
+        let expected = format!("v{}", self.api.map.unwrap());
+        let has_them =
+            files.is_some_and(|files| files.iter().all(|file| file.content == expected.as_bytes()));
+        self.must(has_them, &format!("invariant: {uid} has the files of {expected}: {files:?}"));
+    }
+
     /// What another API server bound and nobody ended goes on with what that one's objects held.
     fn judge_orphans(&self) {
         let pods = self.core.report();
@@ -1215,6 +1372,7 @@ impl World {
             match status["phase"].as_str() {
                 Some("Running") => {
                     self.must_run(uid, spec);
+                    self.judge_map(uid, spec);
                     self.judge_ahead(uid, object);
                 }
                 Some("Failed" | "Succeeded") => {
@@ -1259,7 +1417,7 @@ impl World {
         for file in self.disk.files.keys() {
             if let DesiredFile::Pod(uid) = file {
                 let is_kept = self.core.report().iter().any(|pod| pod.uid == *uid);
-                self.must(is_kept, "invariant: nothing grows: records");
+                self.must(is_kept, &format!("invariant: nothing grows: the record of {uid}"));
             }
         }
         let mirrors = self
@@ -1305,7 +1463,11 @@ fn merged(old: &Value, patch: &Value) -> Value {
 }
 
 fn walk(seed: u64) {
-    let mut world = World::new(seed);
+    walk_with(seed, None);
+}
+
+fn walk_with(seed: u64, lie: Option<Lie>) {
+    let mut world = World::new(seed, lie);
     for _ in 0..STEPS {
         world.step();
     }
@@ -1503,6 +1665,31 @@ fn run_that_was_made_by_a_killed_agent_is_started() {
     assert!(actions.contains(&PodAction::StartContainer(key)), "not made again as a restart: {actions:?}");
 }
 
+#[test]
+fn record_that_the_disk_keeps_is_removed_later() {
+    let mut core = Pods::new(NODE);
+    let facts = NodeFacts { name: NODE.into(), pods: 2, ..NodeFacts::default() };
+    let file = DesiredFile::Pod(PodUid::new("u").unwrap());
+    let garbage = DesiredFound { file: file.clone(), content: Ok(b"garbage".to_vec()) };
+    told(&mut core, 1, PodEvent::Node(Box::new(facts)));
+    told(&mut core, 1, PodEvent::Held(false));
+    told(&mut core, 1, PodEvent::DesiredRead(Ok(vec![garbage])));
+    told(&mut core, 1, PodEvent::Inventory(Inventory::default()));
+    let removes = |actions: &[PodAction]| {
+        actions.contains(&PodAction::SaveDesired { file: file.clone(), content: None })
+    };
+    let listed = PodEvent::PodsListed { node_uid: "n".into(), pods: vec![] };
+    assert!(removes(&told(&mut core, 1, listed)), "neither here nor there");
+    let mut saved = |secs: u64, done: Result<(), String>| {
+        let event = PodEvent::DesiredSaved { file: file.clone(), done };
+        assert!(!removes(&told(&mut core, secs, event)), "not at once");
+        removes(&told(&mut core, secs + 1000, PodEvent::Tick))
+    };
+    assert!(saved(2, Err("disk full".into())), "it is tried again");
+    assert!(saved(2000, Err("disk full".into())), "and again");
+    assert!(!saved(4000, Ok(())), "until it is gone");
+}
+
 #[allow(clippy::disallowed_methods, reason = "a failed walk is repeated by its seed")]
 #[test]
 fn random_walks_keep_every_promise() {
@@ -1512,5 +1699,17 @@ fn random_walks_keep_every_promise() {
     }
     for seed in (0..WALKS).chain(FOUND) {
         walk(seed);
+    }
+}
+
+#[test]
+fn every_lie_is_noticed() {
+    for (lie, invariant) in Lie::ALL {
+        let broken = (0..LIE_WALKS).find_map(|seed| {
+            let done = std::panic::catch_unwind(|| walk_with(seed, Some(lie)));
+            let text = done.err()?.downcast::<String>().unwrap();
+            text.contains(invariant).then_some(seed)
+        });
+        assert!(broken.is_some(), "{lie:?} is not noticed: {invariant}");
     }
 }

@@ -141,6 +141,23 @@ mod tests {
     }
 
     #[test]
+    fn pod_that_fails_makes_way_for_one_that_needs_its_port() {
+        let mut node = Node::new();
+        let ports = json!([{"containerPort": 80, "hostPort": 80}]);
+        let containers = json!([{"name": "a", "image": "x:1", "ports": ports}]);
+        node.bind("p", json!({"activeDeadlineSeconds": 5, "containers": containers}));
+        node.is_deaf = true;
+        node.wait(5);
+        assert_eq!(node.stops(), [("p", 30)]);
+        node.bind("q", json!({"containers": containers}));
+        assert_eq!(node.status("q")["phase"], "Pending", "a rejection would be for good");
+        node.is_deaf = false;
+        node.start();
+        assert_eq!(node.status("p")["phase"], "Failed");
+        assert!(node.runs("q"), "{}", node.status("q"));
+    }
+
+    #[test]
     fn failure_is_told_once_and_outlives_agent_and_boot() {
         let mut node = Node::new();
         node.bind("p", json!({"activeDeadlineSeconds": 5}));

@@ -119,6 +119,10 @@ pub struct Pods {
     shutdown: Option<shutdown::Shutdown>,
     /// Records that could not be read.
     unreadable: BTreeSet<PodUid>,
+    /// Records of no pod that the disk did not remove, and when it is asked again.
+    leftovers: BTreeSet<PodUid>,
+    leftover_wake: Option<Duration>,
+    leftover_retry: backoff::Retry,
     /// By Node UID.
     objects: BTreeMap<String, Objects>,
     /// Copies of objects on disk that could not be read, by their name: each is replaced, or removed with the last pod that may
@@ -207,6 +211,9 @@ impl Pods {
             shutdown_groups: Vec::new(),
             shutdown: None,
             unreadable: BTreeSet::new(),
+            leftovers: BTreeSet::new(),
+            leftover_wake: None,
+            leftover_retry: backoff::Retry::default(),
             objects: BTreeMap::new(),
             unreadable_copies: BTreeSet::new(),
             has_new_needs: false,
@@ -242,6 +249,7 @@ impl Pods {
             .chain(self.mirror_wake)
             .chain(self.desired_wake)
             .chain(self.list_wake)
+            .chain(self.leftover_wake)
             .min()
     }
 
@@ -313,7 +321,10 @@ impl Pods {
             }
             PodEvent::Release(which) => self.release(now, which.as_ref(), actions),
             PodEvent::DesiredSaved { file: DesiredFile::Pod(uid), done } => {
-                self.with(&uid, |life| life.desired_saved(now, &done, actions));
+                match self.lives.contains_key(&uid) {
+                    true => self.with(&uid, |life| life.desired_saved(now, &done, actions)),
+                    false => self.removed_leftover(now, uid, &done),
+                }
             }
             PodEvent::DesiredSaved { file: DesiredFile::Object(digest), done } => {
                 for objects in self.objects.values_mut() {
@@ -593,7 +604,7 @@ impl Pods {
         let uid = pod.uid.clone();
         let life = self.lives.entry(uid.clone());
         let life = life.or_insert_with(|| Life::new(uid.clone(), &pod.namespace, &pod.name, origin.clone()));
-        if self.unreadable.remove(&uid) {
+        if self.unreadable.remove(&uid) | self.leftovers.remove(&uid) {
             life.saved.is_unknown = true;
         }
         life.bound(now, origin, pod, object, problem);
@@ -799,7 +810,7 @@ impl Pods {
             life.pod = Some(Rc::clone(pod));
             life.is_dirty = true;
         }
-        life.saved.is_unknown |= self.unreadable.remove(uid);
+        life.saved.is_unknown |= self.unreadable.remove(uid) | self.leftovers.remove(uid);
         if let Some(StaticResults { results, failed, active_since, durable }) =
             self.static_results.remove(uid)
         {
@@ -809,6 +820,18 @@ impl Pods {
             life.saved.durable = Some(durable);
             life.saved.is_stale = true;
             life.is_dirty = true;
+        }
+    }
+
+    /// What lies there of no pod was removed, or was not.
+    fn removed_leftover(&mut self, now: Now, uid: PodUid, done: &Result<(), String>) {
+        if done.is_ok() {
+            self.leftovers.remove(&uid);
+            self.leftover_retry.succeeded();
+        } else {
+            self.leftovers.insert(uid);
+            self.leftover_retry.failed(now.mono);
+            self.leftover_wake = Some(self.leftover_retry.due());
         }
     }
 
@@ -895,6 +918,11 @@ impl Pods {
         }
         if self.list_wake.take_if(|at| *at <= now.mono).is_some() {
             actions.push(PodAction::ListPods);
+        }
+        if self.leftover_wake.take_if(|at| *at <= now.mono).is_some() {
+            let remove =
+                |uid: &PodUid| PodAction::SaveDesired { file: DesiredFile::Pod(uid.clone()), content: None };
+            actions.extend(self.leftovers.iter().map(remove));
         }
         if !self.is_ready() {
             return self.see_to_shutdown(now, actions);
@@ -1028,7 +1056,7 @@ impl Pods {
             self.begin_static(now, uid);
             return;
         }
-        if life.end.is_some() && !life.has_begun() {
+        if life.is_leaving() && (life.is_down() || !life.has_begun()) {
             self.make_way(&life.namespace);
         }
         self.has_new_needs |= life.slim();
@@ -1108,7 +1136,13 @@ impl Pods {
             ("earlier runs", older.sum()),
             ("objects", self.objects.values().map(Objects::len).sum()),
             ("mirrors", self.mirrors.len() + self.creating.len() + self.creating_now.len()),
-            ("complaints", self.complaints.len() + self.unreadable.len() + self.static_results.len()),
+            (
+                "complaints",
+                self.complaints.len()
+                    + self.unreadable.len()
+                    + self.leftovers.len()
+                    + self.static_results.len(),
+            ),
         ]
     }
 }

@@ -8,6 +8,7 @@ use crate::config::digest::Digest;
 use crate::event::{Answer, Now};
 use crate::pods::backoff::Retry;
 use crate::pods::event::{ContainerState, DesiredFile, Exit, PodAction, PodRef, TERMINATION_MESSAGE_BYTES};
+use crate::pods::failing::Failed;
 use crate::pods::life::{ContainerLife, Context, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit};
 use crate::pods::record::Record;
 use crate::pods::resources::qos_class;
@@ -208,7 +209,11 @@ impl Life {
         actions: &mut Vec<PodAction>,
     ) {
         self.is_dirty = true;
-        let Some(written) = self.saved.writing.take() else { return };
+        let Some(written) = self.saved.writing.take() else {
+            // the removal of a record from before its time
+            self.saved.is_unknown |= done.is_err();
+            return;
+        };
         match done {
             Ok(()) => {
                 self.saved.durable = written;
@@ -226,17 +231,21 @@ impl Life {
 
     /// The server has a final status, and nothing here adds to it.
     fn is_told_by_others(&self) -> bool {
+        let Some(api) = &self.api else { return self.is_finished_elsewhere && self.has_no_run() };
         let is_failure_told = || {
-            let (Some(api), Some(failed)) = (&self.api, &self.failed) else { return false };
-            let lists = ["initContainerStatuses", "containerStatuses"];
-            let mut told = lists.iter().flat_map(|list| api.status[*list].as_array()).flatten();
-            // somebody else may have evicted it in the API, and knows of no end
-            api.status["phase"] == "Failed"
-                && api.status["reason"] == *failed.reason
-                && told.all(|container| container["state"]["running"].is_null())
+            let told = |failed: &Failed| api.status["reason"] == *failed.reason;
+            api.status["phase"] == "Failed" && self.failed.as_ref().is_some_and(told)
         };
+        // somebody else may have ended it in the API, and knows of no end of its containers
+        let lists = ["initContainerStatuses", "containerStatuses"];
+        let mut told = lists.iter().flat_map(|list| api.status[*list].as_array()).flatten();
         (self.is_finished_elsewhere || is_failure_told())
-            && self.containers.values().all(|container| container.run.is_none())
+            && told.all(|container| container["state"]["running"].is_null())
+            && self.has_no_run()
+    }
+
+    fn has_no_run(&self) -> bool {
+        self.containers.values().all(|container| container.run.is_none())
     }
 
     /// Whether the server has the final status, or there is none to tell it to.

@@ -88,7 +88,7 @@ impl Life {
         let counted = ctx.lives.values().filter(|life| life.takes_its_share());
         let spec = |life: &'_ Life| life.pod.clone();
         let all: Vec<Rc<Pod>> = counted.clone().filter_map(spec).collect();
-        let staying = counted.filter(|life| life.end.is_none() && !self.follows(life));
+        let staying = counted.filter(|life| !life.is_leaving() && !self.follows(life));
         let judge = |others: &[Rc<Pod>]| {
             admission::admit(&pod, self.is_static(), node, others.iter().map(|pod| &pod.spec))
         };
@@ -110,6 +110,11 @@ impl Life {
         // what fails has its part until its containers have ended
         let is_done = self.is_finished() && (self.failed.is_none() || self.is_down());
         self.verdict == Verdict::Admitted && !is_done && may_run
+    }
+
+    /// It ends, or the node ends it: what it has is free soon.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.end.is_some() || self.failed.is_some()
     }
 
     fn reject(&mut self, rejection: admission::Rejection, ctx: &mut Context<'_>) {
@@ -519,6 +524,7 @@ const REASONS: &[&str] = &[
     "NodeAffinity",
     "NodePorts",
     "OutOfcpu",
+    "OutOfephemeral-storage",
     "OutOfmemory",
     "OutOfpods",
     "PodFeatureUnsupported",
