@@ -516,13 +516,8 @@ fn with_devices_gone(own: &Resources, there: &Resources) -> Resources {
 
 /// Capacity, and what remains of it for pods.
 fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
-    let (system, kube, hard) = (&config.system_reserved, &config.kube_reserved, &config.eviction_hard);
     // a scheduler would place pods here that nothing runs, and that nothing would delete either
     let pods = if facts.runtime == Runtime::Ready { config.max_pods } else { 0 };
-    let storage_kept = hard.nodefs_available.amount(facts.storage_bytes).unwrap_or(0);
-    let memory_kept = hard.memory_available.amount(facts.memory_bytes).unwrap_or(0);
-    let left =
-        |capacity: u64, kept: [u64; 3]| kept.iter().fold(capacity, |left, kept| left.saturating_sub(*kept));
     let resources = |cpu_milli: u64, memory: u64, storage: u64| {
         let devices = config.pods.devices.keys().filter(|_| pods > 0);
         let devices = devices.map(|name| (format!("{DEVICE}{name}"), "1".to_owned()));
@@ -537,24 +532,33 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
         .chain(devices)
         .collect()
     };
+    let left = allocatable(facts, config);
     (
         resources(facts.cpus * 1000, facts.memory_bytes, facts.storage_bytes),
-        resources(
-            left(facts.cpus * 1000, [system.cpu_milli, kube.cpu_milli, 0]),
-            left(facts.memory_bytes, [system.memory_bytes, kube.memory_bytes, memory_kept]),
-            left(
-                facts.storage_bytes,
-                [system.ephemeral_storage_bytes, kube.ephemeral_storage_bytes, storage_kept],
-            ),
-        ),
+        resources(left.cpu_milli, left.memory_bytes, left.storage_bytes.unwrap_or(0)),
     )
 }
 
-/// Thousandths of CPUs and bytes of memory that pods may ask for.
-pub(crate) fn allocatable(facts: &HostFacts, config: &Config) -> (u64, u64) {
+/// What pods may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Allocatable {
+    pub(crate) cpu_milli: u64,
+    pub(crate) memory_bytes: u64,
+    /// None: the disk could not be read.
+    pub(crate) storage_bytes: Option<u64>,
+}
+
+pub(crate) fn allocatable(facts: &HostFacts, config: &Config) -> Allocatable {
     let (system, kube) = (&config.system_reserved, &config.kube_reserved);
-    let cpu = (facts.cpus * 1000).saturating_sub(system.cpu_milli).saturating_sub(kube.cpu_milli);
-    (cpu, allocatable_memory(facts.memory_bytes, config))
+    let left =
+        |capacity: u64, kept: [u64; 3]| kept.iter().fold(capacity, |left, kept| left.saturating_sub(*kept));
+    let storage_kept = config.eviction_hard.nodefs_available.amount(facts.storage_bytes).unwrap_or(0);
+    let reserved = [system.ephemeral_storage_bytes, kube.ephemeral_storage_bytes, storage_kept];
+    Allocatable {
+        cpu_milli: left(facts.cpus * 1000, [system.cpu_milli, kube.cpu_milli, 0]),
+        memory_bytes: allocatable_memory(facts.memory_bytes, config),
+        storage_bytes: (facts.storage_bytes > 0).then(|| left(facts.storage_bytes, reserved)),
+    }
 }
 
 /// What of this memory pods may have, all together.

@@ -505,13 +505,14 @@ impl PodsActor {
     fn news_of_the_node(&self, around: &Around<'_>, turn: &Turn) -> Option<NodeFacts> {
         let host = around.facts.filter(|host| host.runtime == Runtime::Ready)?;
         let known = around.node.map(|node| node.metadata.labels.clone());
-        let (cpu_milli, memory_bytes) = allocatable(host, around.config);
+        let left = allocatable(host, around.config);
         let facts = NodeFacts {
             name: turn.options.node_name.clone(),
             labels: known.unwrap_or_else(|| registration::labels(turn.options, Some(host))),
             addresses: host.addresses.clone(),
-            cpu_milli,
-            memory_bytes,
+            cpu_milli: left.cpu_milli,
+            memory_bytes: left.memory_bytes,
+            storage_bytes: left.storage_bytes,
             pods: around.config.max_pods.into(),
             pressures: around.pressures.conditions(),
             network: host.pod_network.clone(),

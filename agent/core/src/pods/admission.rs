@@ -99,17 +99,18 @@ fn fits<'a>(
     node: &NodeFacts,
     others: impl Iterator<Item = &'a PodSpec> + Clone,
 ) -> Result<(), Rejection> {
-    let own = resources::of_pod(&pod.spec);
+    let own = resources::Total::of(&pod.spec);
     let used = |pick: fn(&resources::Total) -> u64| {
         others.clone().fold(0u64, |sum, other| sum.saturating_add(pick(&resources::Total::of(other))))
     };
     let count = others.clone().count() as u64;
-    let cpu = own.cpu_request_milli.unwrap_or(0);
-    let memory = own.memory_request_bytes.unwrap_or(0);
+    // what is not known keeps no pod away
+    let storage = node.storage_bytes.unwrap_or(u64::MAX);
     for (resource, requested, used, capacity) in [
         ("pods", 1, count, node.pods),
-        ("cpu", cpu, used(|total| total.cpu_milli), node.cpu_milli),
-        ("memory", memory, used(|total| total.memory_bytes), node.memory_bytes),
+        ("cpu", own.cpu_milli, used(|total| total.cpu_milli), node.cpu_milli),
+        ("memory", own.memory_bytes, used(|total| total.memory_bytes), node.memory_bytes),
+        ("ephemeral-storage", own.storage_bytes, used(|total| total.storage_bytes), storage),
     ] {
         if requested > 0 && requested.saturating_add(used) > capacity {
             return Err(Rejection {
@@ -215,6 +216,7 @@ mod tests {
             devices,
             cpu_milli: 1000,
             memory_bytes: 1 << 30,
+            storage_bytes: Some(2 << 30),
             pods: 3,
             ..NodeFacts::default()
         };
@@ -247,6 +249,12 @@ mod tests {
         check(asks("0"), &[asks("0"), asks("0"), asks("0")], Some(("OutOfpods", "used: 3, capacity: 3")));
         let memory = json!({"containers": [{"name": "a", "resources": {"limits": {"memory": "2Gi"}}}]});
         check(memory, &[], Some(("OutOfmemory", "capacity: 1073741824")));
+        let stores = |which: &str, amount: &str| json!({"containers": [{"name": "a", "resources": {which: {"ephemeral-storage": amount}}}]});
+        let (half, more) = (stores("requests", "1Gi"), stores("limits", "1025Mi"));
+        check(half.clone(), std::slice::from_ref(&half), None);
+        let message =
+            "resource: ephemeral-storage, requested: 1074790400, used: 1073741824, capacity: 2147483648";
+        check(more, &[half], Some(("OutOfephemeral-storage", message)));
     }
 
     #[test]

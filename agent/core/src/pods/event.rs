@@ -687,6 +687,8 @@ pub struct NodeFacts {
     /// Allocatable.
     pub cpu_milli: u64,
     pub memory_bytes: u64,
+    /// None: not known.
+    pub storage_bytes: Option<u64>,
     pub pods: u64,
     /// Conditions of pressure that hold: `MemoryPressure` and its like.
     pub pressures: Vec<&'static str>,

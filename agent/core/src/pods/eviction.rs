@@ -15,7 +15,7 @@ use crate::pods::Pods;
 use crate::pods::event::{DiskUsage, Measure, PodAction, PodUid, PodUsage, Pressing};
 use crate::pods::failing::Failed;
 use crate::pods::life::{Life, Swept, Verdict};
-use crate::pods::resources::{Resource, requested, storage_limit};
+use crate::pods::resources::{Resource, requested, storage_limit, storage_limit_of_pod};
 use crate::pods::spec::{Container, PodSpec};
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -381,11 +381,9 @@ fn beyond_limits(spec: &PodSpec, usage: &PodUsage) -> Option<String> {
             || format!("Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", volume.name, bytes(limit));
         (used.bytes > limit).then(text)
     });
-    let limits = || spec.all_containers().filter_map(storage_limit);
     let pod = || {
-        let limit = limits().fold(0u64, u64::saturating_add);
-        let is_beyond = limits().next().is_some() && disk_of(spec, usage).bytes > limit;
-        is_beyond.then(|| {
+        let limit = storage_limit_of_pod(spec)?;
+        (disk_of(spec, usage).bytes > limit).then(|| {
             format!(
                 "Pod ephemeral local storage usage exceeds the total limit of containers {}. ",
                 bytes(limit)
@@ -812,6 +810,11 @@ mod tests {
             {"name": "a", "image": "x:1", "resources": {"limits": {"ephemeral-storage": "10Mi"}}},
             {"name": "b", "image": "x:1", "resources": {"limits": {"ephemeral-storage": "1Gi"}}}]});
         check(two, takes("p", 11), "Container a exceeded its local ephemeral storage limit \"10Mi\". ");
+        // as of any resource: an init container's counts in place of those that begin after it
+        let mut first = limited("8Mi");
+        first["initContainers"] = json!([{"name": "i", "image": "x:1",
+            "resources": {"limits": {"ephemeral-storage": "10Mi"}}}]);
+        check(first, with_volume(10), whole);
     }
 
     #[test]

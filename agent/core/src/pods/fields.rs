@@ -108,6 +108,11 @@ pub(crate) fn of_resource(
         }
         ("limits", "cpu") => milli(&resources.limits).unwrap_or(i128::from(node.cpu_milli)),
         ("limits", "memory") => milli(&resources.limits).unwrap_or(whole(node.memory_bytes)),
+        ("limits", "ephemeral-storage") => {
+            let of_node = || node.storage_bytes.map(whole);
+            let none = || "the node's ephemeral storage is not known".to_owned();
+            milli(&resources.limits).or_else(of_node).ok_or_else(none)?
+        }
         _ => return Err(unsupported()),
     };
     let divisor = match &selector.divisor {
@@ -143,6 +148,7 @@ mod tests {
             addresses: vec!["10.0.0.1".into(), "fd00::1".into()],
             cpu_milli: 3900,
             memory_bytes: 1 << 30,
+            storage_bytes: Some(3 << 30),
             ..NodeFacts::default()
         }
     }
@@ -194,7 +200,7 @@ mod tests {
         check("requests.memory", json!("1M"), Some("105"));
         check("requests.memory", Value::Null, Some("104857600"));
         check("requests.ephemeral-storage", json!("1Gi"), Some("1"));
-        check("limits.ephemeral-storage", Value::Null, None);
+        check("limits.ephemeral-storage", json!("1Gi"), Some("3"));
         check("limits.cpu", json!("x"), None);
         check("cpu", Value::Null, None);
     }

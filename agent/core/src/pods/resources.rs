@@ -92,6 +92,11 @@ pub(crate) fn requested(spec: &PodSpec, resource: Resource) -> Option<u64> {
     total(spec, |container| resource.requested_by(container))
 }
 
+/// What all containers of a pod may have on the disk together; None: at least as much as they like.
+pub(crate) fn storage_limit_of_pod(spec: &PodSpec) -> Option<u64> {
+    total(spec, storage_limit)
+}
+
 /// `limits.ephemeral-storage`.
 pub(crate) fn storage_limit(container: &Container) -> Option<u64> {
     storage(&container.resources.limits).filter(|limit| *limit > 0)
@@ -169,6 +174,7 @@ fn total(spec: &PodSpec, pick: impl Fn(&Container) -> Option<u64>) -> Option<u64
 pub(crate) struct Total {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
+    pub(crate) storage_bytes: u64,
 }
 
 impl Total {
@@ -177,6 +183,7 @@ impl Total {
         Self {
             cpu_milli: own.cpu_request_milli.unwrap_or(0),
             memory_bytes: own.memory_request_bytes.unwrap_or(0),
+            storage_bytes: requested(spec, Resource::Storage).unwrap_or(0),
         }
     }
 }
