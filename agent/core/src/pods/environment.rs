@@ -112,7 +112,8 @@ pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec
         };
         mounts.push(Mount {
             volume: name.clone(),
-            path: mount_path.clone(),
+            // as upstream: a relative path begins at the root
+            path: if mount_path.starts_with('/') { mount_path.clone() } else { format!("/{mount_path}") },
             read_only: mount.read_only || has_files(name) || is_image(name),
             no_exec: is_image(name),
             sub_path: plain_path(&sub_path),
@@ -551,6 +552,7 @@ mod tests {
         check("$(ROOT)etc", Err("absolute"));
         let plain = of(json!({"name": "v", "mountPath": "/m", "subPath": "$(A)"})).unwrap();
         assert!(plain.sub_path == "$(A)" && !plain.read_only, "{plain:?}");
+        assert_eq!(of(json!({"name": "v", "mountPath": "m/n"})).unwrap().path, "/m/n");
         assert!(of(json!({"name": "f", "mountPath": "/m"})).unwrap().read_only, "files of the API");
     }
 

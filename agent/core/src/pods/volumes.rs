@@ -84,11 +84,11 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
             let is_one = path.is_empty() || mount.sub_path_expr.is_empty();
             is_one && !path.starts_with('/') && !path.contains('\0') && !has_way_up(path)
         };
-        let wrong = mounts
-            .find(|mount| !known(&mount.name) || !is_absolute(&mount.mount_path) || !is_below(mount))?;
+        let wrong =
+            mounts.find(|mount| !known(&mount.name) || !is_place(&mount.mount_path) || !is_below(mount))?;
         let path = kedge_api::excerpt(&wrong.mount_path);
         let why = match is_below(wrong) {
-            true => "names no volume or no absolute path",
+            true => "names no volume, or no path without ..",
             false => "has a subPath that is not relative, has .., or stands beside subPathExpr",
         };
         Some(format!("container {}: the mount of {:?} at {path:?} {why}", container.name, wrong.name))
@@ -107,6 +107,11 @@ fn path_outside(source: FileSource<'_>) -> Option<&str> {
 
 fn is_absolute(path: &str) -> bool {
     path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..")
+}
+
+/// Where a container may have a mount; upstream takes a relative path, too.
+fn is_place(path: &str) -> bool {
+    !path.is_empty() && !path.contains('\0') && !has_way_up(path)
 }
 
 pub(crate) fn has_way_up(path: &str) -> bool {
@@ -438,7 +443,8 @@ mod tests {
     fn paths_that_leave_their_place_are_refused() {
         let good = |volume: Value, mount: &str| complaint(&pod(volume, mount).spec).is_none();
         assert!(good(json!({"name": "v", "emptyDir": {}}), "/m"));
-        for mount in ["", "m", "/m/../x", "/m\0"] {
+        assert!(good(json!({"name": "v", "emptyDir": {}}), "m/n"));
+        for mount in ["", "/m/../x", "../m", "/m\0"] {
             assert!(!good(json!({"name": "v", "emptyDir": {}}), mount), "{mount:?}");
         }
         for path in ["", "/a", "../a", "a/../b", "a//b", "./a", "a\0", "..data", "..x/a"] {
