@@ -254,7 +254,11 @@ impl Actors {
         match event {
             Event::Start | Event::Tick => {}
             Event::StepDone(outcome) => self.config.step_done(outcome, turn),
-            Event::HostFacts(facts) => self.heartbeat.observe(*facts, self.config.config(), turn),
+            Event::HostFacts(facts) => {
+                for notice in self.heartbeat.observe(*facts, self.config.config(), turn) {
+                    self.events.publish(notice, turn);
+                }
+            }
             Event::Answered(key, answer) => self.answered(key, &answer, turn),
             Event::Renewed(answer) => self.renewed(&answer, None, turn),
             Event::RenewedAsOf(latest) => self.renewed(&Answer::Accepted(None), Some(latest), turn),

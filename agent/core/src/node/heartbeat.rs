@@ -4,6 +4,7 @@
 //! the server was last seen to have. Leaves to others: when requests are sent again (`outbox`), the Node itself (`object`).
 
 use crate::config::condition::ConfigOk;
+use crate::config::running::Notice;
 use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey, Runtime};
 use crate::kubelet::Config;
 use crate::node::lease::LeaseKeeper;
@@ -82,16 +83,25 @@ impl Heartbeat {
         self.status.facts()
     }
 
-    pub(crate) fn observe(&mut self, facts: HostFacts, config: &Config, turn: &mut Turn) {
+    /// Takes facts about the host; returns what Events should say of them.
+    pub(crate) fn observe(&mut self, facts: HostFacts, config: &Config, turn: &mut Turn) -> Vec<Notice> {
         self.awaits_host_facts = false;
         // a restart of the agent is no news of the node's pods
         if facts.runtime == Runtime::Starting && turn.now.mono < self.began + RUNTIME_START {
             self.next_host_facts = turn.now.mono + RUNTIME_LOOK;
-            return;
+            return Vec::new();
         }
+        let before = self.status.pressures.pressed;
         for line in self.status.observe(turn.now, facts, config, &turn.options.version) {
             turn.log(Level::Warn, line);
         }
+        let node = &turn.options.node_name;
+        let notice = |reason| {
+            // upstream's words
+            let message = format!("Node {node} status is now: {reason}");
+            Notice { warning: false, reason, message }
+        };
+        self.status.pressures.news(before).into_iter().map(notice).collect()
     }
 
     pub(crate) fn refresh_facts(&mut self, config: &Config, turn: &mut Turn) {

@@ -15,6 +15,13 @@ use std::time::Duration;
 /// The conditions, in the order of `Pressures::pressed`.
 pub(crate) const CONDITIONS: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 
+/// Reasons of the Events that say that one of `CONDITIONS` ends and begins.
+const EVENTS: [[&str; 2]; 3] = [
+    ["NodeHasSufficientMemory", "NodeHasInsufficientMemory"],
+    ["NodeHasNoDiskPressure", "NodeHasDiskPressure"],
+    ["NodeHasSufficientPID", "NodeHasInsufficientPID"],
+];
+
 /// The pressure on one node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pressures {
@@ -67,6 +74,13 @@ impl Pressures {
             let least = threshold.least.amount(capacity)?;
             Some(Pressing { signal: threshold.signal, least, available, longest_grace })
         });
+    }
+
+    /// What is to be told of the conditions that differ from these: the reasons of upstream's Events.
+    pub(crate) fn news(&self, before: [bool; 3]) -> Vec<&'static str> {
+        let changed =
+            self.pressed.iter().zip(before).zip(EVENTS).filter(|((now, before), _)| **now != *before);
+        changed.map(|((now, _), reasons)| reasons[usize::from(*now)]).collect()
     }
 
     /// The conditions that hold.
@@ -198,8 +212,15 @@ mod tests {
             (320, 500, [false, false]),
             (330, 500, [false, false]),
         ] {
+            let before = pressures.pressed;
             pressures.observe(at(secs), &host(available, 500, 500, 0), &config);
             assert_eq!([pressures.pressed[0], pressures.pressing.is_some()], expect, "after {secs} s");
+            let news: &[&str] = match secs {
+                10 => &["NodeHasInsufficientMemory"],
+                320 => &["NodeHasSufficientMemory"],
+                _ => &[],
+            };
+            assert_eq!(pressures.news(before), news, "after {secs} s");
         }
     }
 
