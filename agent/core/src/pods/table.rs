@@ -1,7 +1,7 @@
 //! The one table of the PodSpec: what is served, what is refused and why, what is ignored and why.
 //!
-//! Always holds: each field of upstream's PodSpec has one row, or lies below one (a test walks them); a field without a row is
-//! refused by its name. Empty lists, objects and texts, zero and `false` count as absent where a row does not give values, as in
+//! Always holds: each field of upstream's PodSpec has one row, or lies below one, and what is below a served one is read (tests walk
+//! them all); docs/pods.md has the same table; a field without a row is refused by its name. Empty lists, objects and texts, zero and `false` count as absent where a row does not give values, as in
 //! Go's encoding. Leaves to others: what served fields mean.
 
 use serde_json::Value;
@@ -314,6 +314,7 @@ fn is_zero(value: &Value) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::collections::BTreeMap;
 
     /// Upstream's types with their fields: type, then lines of `name number shape`.
     const TYPES: &str = include_str!("../../../../hub/core/schema/types.txt");
@@ -354,6 +355,130 @@ mod tests {
         for (path, _) in POD_SPEC {
             assert!(seen.iter().any(|field| field == path), "{path} is no field of the PodSpec");
         }
+    }
+
+    /// Fields below served ones that nothing here reads, and why that takes nothing from a pod.
+    const UNREAD: &[(&str, &str)] = &[
+        (".fieldRef.apiVersion", "there is one"),
+        ("os.name", "admission reads it as it came"),
+        ("tolerations[].tolerationSeconds", "the hub ends pods by it"),
+    ];
+
+    /// A value of this shape that is none by default.
+    fn sample(shape: &str, values: Option<&str>) -> Value {
+        match shape {
+            "bool" => json!(true),
+            "int32" | "int64" | "intorstring" => json!(7),
+            "string" => json!(values.map_or("x", |values| values.rsplit(',').next().unwrap())),
+            "quantity" => json!("7"),
+            _ => match shape.strip_prefix("[]").or_else(|| shape.strip_prefix("{}")) {
+                Some(of) if shape.starts_with("[]") => json!([sample(of, None)]),
+                Some(of) => json!({"x": sample(of, None)}),
+                None => panic!("a shape without a sample: {shape}"),
+            },
+        }
+    }
+
+    /// What `value` lies in, from the outermost on.
+    fn within(path: &[(&str, bool)], value: Value) -> Value {
+        path.iter().rev().fold(
+            value,
+            |value, (name, is_list)| {
+                if *is_list { json!({*name: [value]}) } else { json!({*name: value}) }
+            },
+        )
+    }
+
+    type Way = Vec<(&'static str, bool)>;
+
+    /// Each leaf from this type on, by its way there (names, and whether each is a list), its shape and the values that it may have.
+    fn leaves(
+        kind: &'static str,
+        way: &mut Way,
+        each: &mut impl FnMut(&Way, &'static str, &str, Option<&str>),
+    ) {
+        let lines = TYPES.lines().skip_while(|line| line.split(' ').next() != Some(kind)).skip(1);
+        for line in lines.take_while(|line| line.starts_with("  ")) {
+            let head = line.split(" | ").next().unwrap();
+            let mut words = head.split_whitespace();
+            let (name, shape) = (words.next().unwrap(), words.nth(1).unwrap());
+            let values = words.find_map(|word| word.strip_prefix("enum="));
+            let item = shape.strip_prefix("[]").unwrap_or(shape);
+            if item.contains('/') {
+                way.push((name, item != shape));
+                leaves(item, way, each);
+                way.pop();
+            } else {
+                each(way, name, shape, values);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_below_a_served_field_is_read() {
+        let read = |spec: Value| serde_json::from_value::<crate::pods::spec::PodSpec>(spec).ok();
+        let (mut unread, mut count) = (vec![], 0);
+        leaves("core/v1/PodSpec", &mut vec![], &mut |way, name, shape, values| {
+            let mut rows = vec![];
+            let mut row = String::new();
+            for (part, is_list) in way.iter().copied().chain([(name, false)]) {
+                row = if row.is_empty() { part.to_owned() } else { format!("{row}.{part}") };
+                rows.push(row.clone());
+                row += if is_list { "[]" } else { "" };
+            }
+            let nearest = rows.iter().rev().find_map(|row| treatment(row));
+            if nearest != Some(Served) {
+                return;
+            }
+            count += 1;
+            // a value that is refused was looked at
+            let without = read(within(way, json!({})));
+            let with = read(within(way, json!({name: sample(shape, values)})));
+            if with.is_some() && with == without && !UNREAD.iter().any(|(end, _)| row.ends_with(end)) {
+                unread.push(row);
+            }
+        });
+        assert_eq!(unread, Vec::<String>::new(), "fields that a pod may have and nothing reads");
+        assert!(count > 150, "{count}");
+    }
+
+    /// The table as docs/pods.md has it: in a line what is treated alike for the same reason, in the same part of a spec.
+    fn page() -> String {
+        let shown = |treatment: &Treatment| match treatment {
+            Served => Some((0, "served".to_owned(), "")),
+            Only(values, why) => {
+                Some((1, format!("served as `{}`, else refused", values.join("`, `")), *why))
+            }
+            Refused(why) => Some((2, "refused".to_owned(), *why)),
+            Ignored(why) => Some((3, "ignored".to_owned(), *why)),
+            Below => None,
+        };
+        let mut rows: BTreeMap<_, Vec<String>> = BTreeMap::new();
+        for (path, treatment) in POD_SPEC {
+            let part = path.split_once('.').map_or("", |(part, _)| part);
+            if let Some((order, what, why)) = shown(treatment) {
+                rows.entry((order, part, what, why)).or_default().push(format!("`{path}`"));
+            }
+        }
+        let line = |((_, _, what, why), paths): (&(u8, &str, String, &str), &Vec<String>)| {
+            format!("| {} | {what} | {why} |\n", paths.join(", "))
+        };
+        let lines: String = rows.iter().map(line).collect();
+        format!("| field | here | why |\n|---|---|---|\n{lines}")
+    }
+
+    #[test]
+    fn page_has_the_same_table() {
+        let page_of_pods = include_str!("../../../../docs/pods.md");
+        let begin = "<!-- PodSpec: begin -->\n";
+        let found =
+            page_of_pods.split_once(begin).and_then(|(_, rest)| rest.split_once("<!-- PodSpec: end -->"));
+        assert_eq!(
+            found.map(|(table, _)| table),
+            Some(page().as_str()),
+            "docs/pods.md is to have:\n{}",
+            page()
+        );
     }
 
     #[test]
