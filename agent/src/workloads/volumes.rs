@@ -8,7 +8,7 @@ mod projection;
 
 use kedge_core::pods::{ContainerKey, Mount, PodUid, Volume, VolumeSource};
 use kedge_platform::trees::{self, Removal};
-use kedge_platform::workloads::{bind_below, mount_image, mount_memory, unmount};
+use kedge_platform::workloads::{bind_below, make_open_directory, mount_image, mount_memory, unmount};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -203,11 +203,12 @@ fn host_path(path: &Path, kind: &str) -> io::Result<PathBuf> {
     let found = path.metadata();
     let missing = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
     if missing && matches!(kind, "" | "DirectoryOrCreate") {
-        DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+        make_open_directory(path)?;
         return Ok(path.to_owned());
     }
     if missing && kind == "FileOrCreate" {
-        OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        made.set_permissions(Permissions::from_mode(0o644))?;
         return Ok(path.to_owned());
     }
     let found = found

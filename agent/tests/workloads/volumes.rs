@@ -37,6 +37,8 @@ fn manifest() -> String {
         "securityContext": {"runAsUser": 1000, "runAsGroup": 3000, "runAsNonRoot": true, "fsGroup": 2000,
             "supplementalGroups": [4000], "seccompProfile": {"type": "RuntimeDefault"}},
         "volumes": [{"name": "all", "projected": all}, {"name": "words", "configMap": {"name": "words"}},
+            {"name": "host", "hostPath": {"path": "/etc/made/inside", "type": "DirectoryOrCreate"}},
+            {"name": "file", "hostPath": {"path": "/etc/made-file", "type": "FileOrCreate"}},
             {"name": "data", "emptyDir": {}}, {"name": "fast", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
         "containers": [{"name": "main", "image": "web:1", "resources": {"limits": {"memory": "64Mi"}},
             "securityContext": {"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
@@ -50,6 +52,7 @@ fn manifest() -> String {
                 {"name": "MEMORY", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory"}}}],
             "volumeMounts": [{"name": "all", "mountPath": "/etc/all"}, {"name": "words", "mountPath": "/etc/words"},
                 {"name": "words", "mountPath": "/etc/one", "subPath": "a"}, {"name": "fast", "mountPath": "/fast"},
+                {"name": "host", "mountPath": "host/relative"}, {"name": "file", "mountPath": "/host/file"},
                 {"name": "data", "mountPath": "/own", "subPathExpr": "logs/$(POD)"}, {"name": "data", "mountPath": "/data"}]}]}});
     format!("{}\n---\n{secret}\n---\n{pod}", words("first"))
 }
@@ -102,6 +105,9 @@ fn pod_with_every_volume_sees_edits_whole() {
         let mode = |path: &str| fs::metadata(inside(path)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("/etc/all/a"), mode("/etc/all/secret/key")), (0o444, 0o440));
         assert_eq!((mode("/fast"), mode("/data"), mode("/etc/all/token")), (0o2777, 0o2777, 0o640));
+        // whatever the umask of the service is
+        assert_eq!((mode("/host/relative"), mode("/host/file")), (0o755, 0o644));
+        assert_eq!(fs::metadata("/etc/made").unwrap().permissions().mode() & 0o7777, 0o755);
         let owner = fs::metadata(inside("/etc/all/token")).unwrap();
         assert_eq!((owner.uid(), owner.gid()), (1000, 2000));
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -53,7 +53,7 @@ pub use probe::{Board, control_groups, has_apparmor, has_selinux, probe};
 pub(crate) use process::receive;
 pub use process::{WindowSize, window_size};
 pub use records::{Console, ContainerExit, LogOrder};
-pub use rootfs::{UserFiles, bind_below, mount_image, mount_memory, unmount};
+pub use rootfs::{UserFiles, bind_below, make_open_directory, mount_image, mount_memory, unmount};
 pub use running::{RunningPod, running_pods, started_at};
 pub use session::{Session, SessionOrder, Streams};
 pub use shim::shim;

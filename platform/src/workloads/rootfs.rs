@@ -239,6 +239,23 @@ pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), WorkloadError
     made.map_err(super::on("make directory", path))
 }
 
+/// Makes a directory of the machine and those that lead there and are missing, for all to enter, whatever the umask of the service.
+///
+/// # Errors
+/// One cannot be made, or something else took its place.
+pub fn make_open_directory(path: &Path) -> io::Result<()> {
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let mut missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    missing.reverse();
+    missing.into_iter().try_for_each(|directory| {
+        make_plain_directory(directory, 0o700)?;
+        // who can write there may put a link in its place
+        let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+        let made = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(directory)?;
+        made.set_permissions(fs::Permissions::from_mode(0o755))
+    })
+}
+
 /// Takes off whatever is mounted at this place; what still uses it keeps it for as long as it lives.
 ///
 /// # Errors
