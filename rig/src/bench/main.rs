@@ -44,7 +44,7 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
   pods    containers: memory with 0, 1, 10 and 50, times from order to process, writes, a pull beside skopeo
           (as root; N seconds of --idle-secs)
   volumes pods with probes and volumes: memory, processor time of a probe, bytes on the wire, an edit of a
-          ConfigMap to its file, a full disk to an eviction (only if it is named; as root; 8 minutes)
+          ConfigMap to its file, a full disk to an eviction (only if it is named; as root; 15 minutes)
   calls   kubectl logs and exec: time, throughput, memory of a session (as root)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update

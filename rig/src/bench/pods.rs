@@ -40,6 +40,8 @@ const PLUGIN_DIR: &str = "/usr/lib/cni";
 const SETTLE: Duration = Duration::from_secs(30);
 /// How often what takes milliseconds is repeated.
 const TRIES: u32 = 10;
+/// How long the begin of one of many pods may take on a machine that does other work.
+const LONGEST_BEGIN: Duration = Duration::from_secs(10);
 /// strace has taken hold of all threads by then.
 const ATTACH: Duration = Duration::from_secs(2);
 /// What a container's process sleeps, with the number of its pod: by that it is known in `/proc`.
@@ -259,7 +261,8 @@ impl Bench {
             hub.accepted("POST", PODS, JSON, &make(number)).map_err(io("create a pod"))?;
         }
         let mut left: Vec<String> = numbers.map(name).collect();
-        let (at, _) = self.pods.wait("pods to run", LIMIT, |object| {
+        let limit = LIMIT.max(LONGEST_BEGIN * left.len() as u32);
+        let (at, _) = self.pods.wait("pods to run", limit, |object| {
             let status = &object["status"];
             if status["phase"] == "Running" && status["containerStatuses"][0]["ready"] == true {
                 left.retain(|name| !is_named(object, name));
