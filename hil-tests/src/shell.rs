@@ -3,7 +3,7 @@
 //! Always holds: a command is sent only after the shell has answered a greeting since the machine was started or was last seen to
 //! reboot, so it runs once; every wait has a limit. The shell is the image's own unit, woken by a credential.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,6 +13,8 @@ use crate::stage::patience;
 
 /// How often the greeting is repeated until the shell answers.
 const GREET_EVERY: Duration = Duration::from_millis(500);
+/// How long a shell that has answered may take to read a command.
+const READS_WITHIN: Duration = Duration::from_secs(60);
 /// Most bytes of one command's output.
 const OUTPUT_BYTES: usize = 4 << 20;
 
@@ -72,7 +74,12 @@ impl Shell {
         loop {
             self.count += 1;
             let word = format!("@here-{}", self.count);
-            self.send(&format!("\nPS1=; PS2=; echo {} 0\n", unlike_its_echo(&word)))?;
+            let greeting = format!("\nPS1=; PS2=; echo {} 0\n", unlike_its_echo(&word));
+            // a guest that reads nothing for minutes leaves no room for more
+            match self.send_within(&greeting, GREET_EVERY) {
+                Err(error) if !is_retryable(error.kind()) => return Err(failed(error)),
+                _ => {}
+            }
             let wait = (Instant::now() + GREET_EVERY).min(end);
             match self.read_until(&format!("{word} "), wait, "greeting") {
                 Ok(_) => break,
@@ -85,7 +92,12 @@ impl Shell {
     }
 
     fn send(&mut self, text: &str) -> Result<(), HilError> {
-        self.stream.write_all(text.as_bytes()).map_err(|error| HilError::Machine(format!("console: {error}")))
+        self.send_within(text, READS_WITHIN).map_err(failed)
+    }
+
+    fn send_within(&mut self, text: &str, limit: Duration) -> io::Result<()> {
+        self.stream.set_write_timeout(Some(limit))?;
+        self.stream.write_all(text.as_bytes())
     }
 
     /// Everything up to the line end after the last `mark`.
@@ -101,7 +113,6 @@ impl Shell {
                 let found = text.chars().rev().take(400).collect::<Vec<_>>().into_iter().rev().collect();
                 return Err(HilError::Never { awaited: format!("the shell's answer to {awaited:?}"), found });
             }
-            let failed = |error| HilError::Machine(format!("console: {error}"));
             self.stream.set_read_timeout(Some(left)).map_err(failed)?;
             let mut chunk = [0; 4096];
             match self.stream.read(&mut chunk) {
@@ -112,6 +123,10 @@ impl Shell {
             }
         }
     }
+}
+
+fn failed(error: io::Error) -> HilError {
+    HilError::Machine(format!("console: {error}"))
 }
 
 /// A mark in a form that the shell joins to the mark itself: the echo of a console whose shell has not started yet must not look like
@@ -141,6 +156,17 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(shell.run("echo one; echo two; false", limit).unwrap(), (1, "one\ntwo".to_owned()));
         assert_eq!(shell.run("echo three", limit).unwrap(), (0, "three".to_owned()));
+    }
+
+    #[test]
+    fn guest_that_reads_nothing_is_given_up() {
+        let (mut ours, _theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while ours.write(b"greeting").is_ok() {}
+        ours.set_nonblocking(false).unwrap();
+        let mut shell = Shell { stream: ours, is_greeted: false, count: 0 };
+        let never = shell.greet_within(Duration::from_secs(1));
+        assert!(matches!(never, Err(HilError::Never { .. })), "{never:?}");
     }
 
     #[test]
