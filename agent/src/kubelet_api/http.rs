@@ -106,6 +106,8 @@ pub struct Exchange {
     stream: Rewound,
     /// Shows whether the caller has left; taken by what takes the stream over.
     pub(super) peer: Option<Peer>,
+    /// The caller wants to upgrade.
+    upgrades: bool,
 }
 
 impl Exchange {
@@ -129,6 +131,7 @@ impl Exchange {
     /// # Errors
     /// The stream broke.
     pub async fn refuse(self, status: u16, text: &str) -> io::Result<()> {
+        let text = if self.upgrades { no_mapping(text) } else { text.to_owned() };
         self.answer(status, "text/plain; charset=utf-8", text.as_bytes()).await
     }
 
@@ -210,14 +213,17 @@ pub async fn receive(mut stream: Box<dyn Stream>) -> io::Result<Option<(Request,
         let refusal = match parse(&bytes) {
             Ok(Some((request, length))) => {
                 let early = bytes.split_off(length);
-                return Ok(Some((request, Exchange { stream: Rewound { early, stream }, peer: None })));
+                let upgrades = request.header("upgrade").is_some();
+                let exchange = Exchange { stream: Rewound { early, stream }, peer: None, upgrades };
+                return Ok(Some((request, exchange)));
             }
             Ok(None) if bytes.len() < MAX_HEAD_BYTES => None,
             Ok(None) => Some((431, format!("the head of the request has more than {MAX_HEAD_BYTES} bytes"))),
             Err(why) => Some((400, format!("not an HTTP request: {why}"))),
         };
         if let Some((status, why)) = refusal {
-            let exchange = Exchange { stream: Rewound { early: Vec::new(), stream }, peer: None };
+            let stream = Rewound { early: Vec::new(), stream };
+            let exchange = Exchange { stream, peer: None, upgrades: true };
             exchange.refuse(status, &why).await?;
             return Ok(None);
         }
@@ -267,6 +273,12 @@ fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, String> {
 fn decoded(text: &str, is_query: bool) -> Option<String> {
     let bytes = if is_query { percent_decoded(&text.replace('+', " ")) } else { percent_decoded(text) };
     String::from_utf8(bytes?).ok()
+}
+
+/// A text that YAML does not take for a mapping. A client of Kubernetes whose upgrade is refused reads the text as a `Status` in YAML, if
+/// it can be one: of "no such path: /x" its user would see nothing.
+fn no_mapping(text: &str) -> String {
+    text.replace(": ", " - ").replace(":\n", "\n").trim_end_matches(':').to_owned()
 }
 
 fn reason(status: u16) -> &'static str {

@@ -35,6 +35,20 @@ async fn unknown_path_and_method_are_refused() {
     check(&asked("PUT /healthz HTTP/1.1\r\n\r\n").await, "HTTP/1.1 405 ", "PUT is not served here");
 }
 
+/// Where kubectl would read it as one, its user would see no reason.
+#[tokio::test]
+async fn refused_upgrade_has_a_text_that_is_no_yaml_mapping() {
+    let upgrade = "HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+    for path in
+        ["/x", "/exec/n/p/c?command=true", "/exec/n/p/c", "/portForward/n/p", "/exec/n/p/c?command=a%3A+b"]
+    {
+        let answer = asked(&format!("GET {path} {upgrade}")).await;
+        let (head, text) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 4") && text.len() > 9, "{answer}");
+        assert!(!text.contains(": ") && !text.contains(":\n") && !text.ends_with(':'), "{path}: {text}");
+    }
+}
+
 #[tokio::test]
 async fn head_that_is_no_http_or_too_large_is_refused() {
     check(&asked("GET /%4 HTTP/1.1\r\n\r\n").await, "HTTP/1.1 400 ", "must be");
