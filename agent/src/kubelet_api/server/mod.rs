@@ -44,6 +44,8 @@ const LONG_ENOUGH: Duration = Duration::from_secs(10);
 
 /// Longest word of a process that ends well: in how many seconds it wants to look after its certificate.
 const WORD_BYTES: u64 = 20;
+/// When the certificate is looked after first: a new node's Node is there by then, and a look that finds none is not repeated soon.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// When it is looked after if the process did not say.
 const UNSAID: Duration = Duration::from_secs(300);
 
@@ -77,7 +79,7 @@ async fn keep(address: SocketAddr, words: Vec<OsString>, requests_certificate: b
     let mut listener = listen(address).await;
     let mut pause = FIRST_PAUSE;
     // when the process is to look after its certificate, though nobody connects
-    let mut look = requests_certificate.then(Instant::now);
+    let mut look = requests_certificate.then(|| Instant::now() + FIRST_LOOK);
     loop {
         let begun = match wait_for_caller(listener, look).await {
             Ok(waited) => {
