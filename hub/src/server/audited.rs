@@ -16,8 +16,9 @@ use time::OffsetDateTime;
 use super::context::RequestContext;
 use super::request::{header, wants_minimal};
 use super::respond::Body;
-use super::route::Target;
+use super::route::{METRICS, Target};
 use super::shared::Server;
+use super::usage::Asked;
 use crate::audit::{Class, Entry, Note, ObjectRef};
 use crate::fresh::fresh;
 
@@ -153,17 +154,60 @@ pub(super) fn audit(
     target: &Target,
     outcome: &Result<Response<Body>, ApiError>,
 ) {
-    let Some(log) = context.server.hub.audit() else { return };
-    let code = outcome.as_ref().map_or_else(|error| error.code, |response| response.status().as_u16());
-    let reads = matches!(verb, "get" | "list" | "watch");
     let is_session = SESSIONS.contains(&&*target.subresource);
-    let Some(caller) = (*context.caller).as_ref().filter(|caller| !is_counted(Some(caller), code)) else {
-        return;
-    };
-    if (reads && target.kind.kind != SECRET.kind && !is_session) || is_report(caller, verb, target, code) {
+    let is_plain_read = is_read(verb) && target.kind.kind != SECRET.kind && !is_session;
+    let is_left_out = |caller: &Identity| is_report(caller, verb, target, code_of(outcome));
+    if is_plain_read || (*context.caller).as_ref().is_some_and(is_left_out) {
         return;
     }
     let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<CreatedName>());
+    let object = ObjectRef {
+        group: target.kind.group,
+        version: target.kind.version,
+        resource: target.kind.plural,
+        subresource: &target.subresource,
+        namespace: &target.namespace,
+        name: made.map_or(&target.name, |made| &made.0),
+    };
+    record(context, verb, object, outcome);
+}
+
+/// Records that nodes are asked what they use.
+pub(super) fn audit_usage(
+    context: &RequestContext<'_>,
+    asked: &Asked,
+    outcome: &Result<Response<Body>, ApiError>,
+) {
+    let (group, version) = METRICS;
+    let Asked { resource, namespace, name } = asked;
+    record(
+        context,
+        asked.verb(),
+        ObjectRef { group, version, resource, subresource: "", namespace, name },
+        outcome,
+    );
+}
+
+fn is_read(verb: &str) -> bool {
+    matches!(verb, "get" | "list" | "watch")
+}
+
+fn code_of(outcome: &Result<Response<Body>, ApiError>) -> u16 {
+    outcome.as_ref().map_or_else(|error| error.code, |response| response.status().as_u16())
+}
+
+/// Writes the line of a request, unless it is counted.
+fn record(
+    context: &RequestContext<'_>,
+    verb: &str,
+    object: ObjectRef<'_>,
+    outcome: &Result<Response<Body>, ApiError>,
+) {
+    let Some(log) = context.server.hub.audit() else { return };
+    let code = code_of(outcome);
+    let Some(caller) = (*context.caller).as_ref().filter(|caller| !is_counted(Some(caller), code)) else {
+        return;
+    };
     let (headers, uri) = (&context.parts.headers, &context.parts.uri);
     let (trail, impersonated) = (context.trail, impersonated(context));
     let notes = trail.notes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,20 +219,13 @@ pub(super) fn audit(
         uri: uri.path_and_query().map_or("", |path| path.as_str()),
         agent: header(headers, "user-agent"),
         verb,
-        object: ObjectRef {
-            group: target.kind.group,
-            version: target.kind.version,
-            resource: target.kind.plural,
-            subresource: &target.subresource,
-            namespace: &target.namespace,
-            name: made.map_or(&target.name, |made| &made.0),
-        },
+        object,
         code,
         received: trail.received,
         ended: OffsetDateTime::now_utc(),
         notes: &notes,
     };
-    log.record(Class::of(caller, reads, code), &entry);
+    log.record(Class::of(caller, is_read(verb), code), &entry);
 }
 
 /// The identity that a request acts as; if that was refused, the one that it asked for.

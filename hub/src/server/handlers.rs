@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::audited::{CreatedName, Trail, audit};
+use super::audited::{CreatedName, Trail, audit, audit_usage};
 use super::context::{RequestContext, attributes, denied};
 use super::delete_options::delete_options;
 use super::limits::{Resource, Slot, Work};
@@ -137,7 +137,11 @@ async fn answer(
             audit(&context, verb, &target, &outcome);
             outcome
         }
-        Route::Usage(asked) => usage::answer(&context, server, &asked).await,
+        Route::Usage(asked) => {
+            let outcome = usage::answer(&context, server, &asked).await;
+            audit_usage(&context, &asked, &outcome);
+            outcome
+        }
         Route::Call { node, id } => calls::take(&context, &node, &id),
         Route::NodeAccess { node, verb } => {
             let outcome = node_access(&context, &node, verb, body).await;

@@ -310,6 +310,12 @@ pub(super) struct Asked {
     pub(super) name: String,
 }
 
+impl Asked {
+    pub(super) fn verb(&self) -> &'static str {
+        if self.name.is_empty() { "list" } else { "get" }
+    }
+}
+
 /// `GET /apis/metrics.k8s.io/v1beta1/...`.
 pub(super) async fn answer(
     context: &RequestContext<'_>,
@@ -319,7 +325,7 @@ pub(super) async fn answer(
     let is_list = asked.name.is_empty();
     let is_of_nodes = asked.resource == "nodes";
     let attributes = Attributes {
-        verb: if is_list { "list" } else { "get" },
+        verb: asked.verb(),
         group: METRICS.0,
         resource: asked.resource,
         namespace: &asked.namespace,

@@ -97,6 +97,28 @@ fn nodes_are_asked_once_and_those_without_usage_are_named() {
 }
 
 #[test]
+fn each_request_for_usage_is_in_the_audit_log() {
+    let mut hub = Hub::new();
+    hub.admin().get(&format!("{METRICS}/nodes?limit=5")).expect(200);
+    hub.admin().get(&format!("{METRICS}/namespaces/default/pods/p")).expect(404);
+    hub.node("edge-1").get(&format!("{METRICS}/nodes")).expect(403);
+    hub.stop("TERM");
+    let shown = |file: &str| -> Vec<Value> {
+        let text = std::fs::read_to_string(hub.data_dir.join(file)).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let of_usage = lines.filter(|line| line["objectRef"]["apiGroup"] == "metrics.k8s.io");
+        let short = |line: Value| {
+            let object = &line["objectRef"];
+            json!([line["verb"], object["resource"], object["name"], line["responseStatus"]["code"]])
+        };
+        of_usage.map(short).collect()
+    };
+    let reads = [json!(["list", "nodes", null, 200]), json!(["get", "pods", "p", 404])];
+    assert_eq!(shown("audit-reads.log"), reads);
+    assert_eq!(shown("audit-refused.log"), [json!(["list", "nodes", null, 403])]);
+}
+
+#[test]
 fn slow_node_holds_up_nobody_and_its_late_answer_counts() {
     let hub = Hub::new();
     let node = with_pod(&hub);
