@@ -39,10 +39,10 @@ fn bounds(field: &schema::Field) -> (String, String) {
     (low.to_owned(), high.to_owned())
 }
 
-/// A line for each; `None` where no networks can be made, which may be so for others than root only.
-fn lines() -> Option<Vec<LossyLine>> {
-    let made =
-        lossy_line::own_network().and_then(|()| (1..=3).map(|line| LossyLine::open(line, QUALITY)).collect());
+/// So many lines; `None` where no networks can be made, which may be so for others than root only.
+fn lines(count: u8, quality: Quality) -> Option<Vec<LossyLine>> {
+    let open = |line| LossyLine::open(line, quality);
+    let made = lossy_line::own_network().and_then(|()| (1..=count).map(open).collect());
     match made {
         Ok(lines) => Some(lines),
         Err(error) => {
@@ -60,7 +60,7 @@ fn renewals(setup: &Setup, node: &str) -> usize {
 
 #[test]
 fn lossy_line_keeps_renewals_under_every_setting() {
-    let Some(lines) = lines() else { return };
+    let Some(lines) = lines(3, QUALITY) else { return };
     let cases = cases();
     let mut cluster = Cluster::start_at("lossy-line", lossy_line::HUB.into()).unwrap();
     for ((node, fields, _), line) in cases.iter().zip(&lines) {
@@ -105,4 +105,31 @@ fn lossy_line_keeps_renewals_under_every_setting() {
     }
     // the nodes end before their lines do
     drop(setup);
+}
+
+/// The node dials, TLS begins, the call is taken, and the roles turn: each costs a round trip, and none more than that.
+#[test]
+fn call_on_a_long_line_takes_six_round_trips_at_most() {
+    // long enough that a busy machine's own delays are small beside it
+    let quality = Quality { delay: Duration::from_millis(300), loss_percent: 0 };
+    let round_trip = quality.delay * 2;
+    let Some(lines) = lines(1, quality) else { return };
+    let mut cluster = Cluster::start_at("long-line", lossy_line::HUB.into()).unwrap();
+    let agent = cluster.add("edge-1", plain()).unwrap();
+    lines[0].at_node(|| agent.start()).unwrap();
+    let setup = Setup { cluster };
+    setup.shows("a node with a Lease", |world| world.renewal_count("edge-1") > 0);
+    let kubectl = setup.cluster.kubectl();
+    let took = |path: &str| {
+        let begun = Instant::now();
+        kubectl.run(&["get", "--raw", path]).unwrap();
+        begun.elapsed()
+    };
+    let best = |path: &str| (0..5).map(|_| took(path)).min().unwrap();
+    // the first may come before the node watches, and waits for its next renewal
+    let (call, own) = (best("/api/v1/nodes/edge-1/proxy/healthz"), best("/healthz"));
+    print_past_test_runner(&format!(
+        "a call on a line of {round_trip:?} there and back: {call:?}, of which kubectl's own {own:?}"
+    ));
+    assert!(call.saturating_sub(own) <= round_trip * 6, "{call:?}, of which kubectl's own {own:?}");
 }
