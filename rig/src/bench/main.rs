@@ -52,11 +52,15 @@ to the FILE of --page, a run of the named ones to that of --part. Sections, all 
           (N at most, 10,000 by default); all of them back at once; instructions per renewal
   rollouts  DaemonSets of 100, 1,000 and 10,000 nodes: what one changed pod costs the hub; an update of
           100 nodes beside the least time that it could take
+  updates   downtime of a node whose DaemonSet is updated: images first, without, maxSurge; bytes on the wire
+          (as root)
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 12] =
-    ["size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes", "rollouts"];
+const SECTIONS: [&str; 13] = [
+    "size", "start", "push", "life", "cost", "idle", "pods", "calls", "hub", "fleet", "nodes", "rollouts",
+    "updates",
+];
 
 /// Measured only where it is named.
 const VOLUMES: &str = "volumes";
@@ -173,6 +177,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "fleet" => fleet::measure(),
         "nodes" => nodes::measure(options.nodes),
         "rollouts" => rollouts::measure(),
+        "updates" => pods::measure_updates(),
         _ => load::measure(),
     }
 }

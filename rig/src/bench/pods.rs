@@ -3,8 +3,9 @@
 //! Always holds: real crun, real shims, the pods' own process namespaces, an image that is there; times run from the request of this
 //! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun, busybox (static), CNI plugins; what it starts
 //! has control groups of its own, its mounts and its network are those of one thread, and all of it is gone at the end. Left to others:
-//! pulls (`pulls`), probes and volumes (`volumes`).
+//! pulls (`pulls`), probes and volumes (`volumes`), updates (`updates`).
 
+mod updates;
 mod volumes;
 
 use std::fs;
@@ -90,6 +91,11 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
 /// Probes and volumes: see `volumes`; `window` is how long bytes of idle pods are counted.
 pub(crate) fn measure_volumes(window: Duration) -> Result<Vec<Figure>, RigError> {
     isolated_as(&volumes::NODE, move |bench| volumes::figures(bench, window))
+}
+
+/// Updates of a DaemonSet there: see `updates`.
+pub(crate) fn measure_updates() -> Result<Vec<Figure>, RigError> {
+    isolated_as(&updates::NODE, updates::figures)
 }
 
 /// Measures with a node of a thread of its own.

@@ -36,19 +36,7 @@ impl Registry {
         let registry = FakeRegistry::start().map_err(io("start a registry"))?;
         // that there is a registry at all
         registry.put("", "application/json", b"{}");
-        let blobs = layout.path.join("blobs/sha256");
-        for entry in fs::read_dir(&blobs).map_err(RigError::io("read", &blobs))?.flatten() {
-            let bytes = fs::read(entry.path()).map_err(RigError::io("read", &entry.path()))?;
-            let path = format!("{REPOSITORY}/blobs/sha256:{}", entry.file_name().to_string_lossy());
-            registry.put(&path, "application/octet-stream", &bytes);
-        }
-        let text = |field: &str| layout.manifest[field].as_str().unwrap_or_default().to_owned();
-        let digest = text("digest");
-        let path = blobs.join(digest.trim_start_matches("sha256:"));
-        let manifest = fs::read(&path).map_err(RigError::io("read", &path))?;
-        for reference in [TAG, &digest] {
-            registry.put(&format!("{REPOSITORY}/manifests/{reference}"), &text("mediaType"), &manifest);
-        }
+        serve(&registry, &layout, REPOSITORY, TAG)?;
         Ok(Registry { registry, layout })
     }
 
@@ -106,6 +94,31 @@ impl Registry {
             ),
         ])
     }
+}
+
+/// Serves the image of a layout under a tag, and by its digest; how many bytes its blobs have.
+pub(crate) fn serve(
+    registry: &FakeRegistry,
+    layout: &Layout,
+    repository: &str,
+    tag: &str,
+) -> Result<u64, RigError> {
+    let blobs = layout.path.join("blobs/sha256");
+    let mut stored = 0;
+    for entry in fs::read_dir(&blobs).map_err(RigError::io("read", &blobs))?.flatten() {
+        let bytes = fs::read(entry.path()).map_err(RigError::io("read", &entry.path()))?;
+        stored += bytes.len() as u64;
+        let path = format!("{repository}/blobs/sha256:{}", entry.file_name().to_string_lossy());
+        registry.put(&path, "application/octet-stream", &bytes);
+    }
+    let text = |field: &str| layout.manifest[field].as_str().unwrap_or_default().to_owned();
+    let digest = text("digest");
+    let path = blobs.join(digest.trim_start_matches("sha256:"));
+    let manifest = fs::read(&path).map_err(RigError::io("read", &path))?;
+    for reference in [tag, &digest] {
+        registry.put(&format!("{repository}/manifests/{reference}"), &text("mediaType"), &manifest);
+    }
+    Ok(stored)
 }
 
 fn kedge(agent: &Agent, arguments: &[&str]) -> Result<(), RigError> {
