@@ -254,6 +254,31 @@ mod tests {
         }
     }
 
+    /// Nor may they touch the history of one, which a rollout is decided by.
+    #[test]
+    fn clients_without_rights_write_no_daemon_set() {
+        for (user, group) in [("jane", "people"), ("system:node:a", "system:nodes")] {
+            let client = Identity::new(user, &[group, "system:authenticated"]);
+            for resource in ["daemonsets", "controllerrevisions"] {
+                for (verb, subresource) in [
+                    ("create", ""),
+                    ("update", ""),
+                    ("patch", ""),
+                    ("delete", ""),
+                    ("deletecollection", ""),
+                    ("update", "status"),
+                    ("patch", "status"),
+                ] {
+                    let (group, namespace) = ("apps", "default");
+                    let asked =
+                        Attributes { verb, group, resource, subresource, namespace, ..Attributes::default() };
+                    let refused = authorize(Some(&client), &asked, &Objects::default()).unwrap_err();
+                    assert_eq!(refused.status, 403, "{asked:?}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn node_is_refused_with_the_authorizers_reason() {
         let node = Identity::new("system:node:a", &["system:nodes"]);

@@ -69,8 +69,9 @@ impl Revision {
 /// What is to be done about the history of a set.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
-    /// A revision of the current template is to be made, under this number.
-    Make(i64),
+    /// A revision of the current template is to be made, under this number. What is too much goes all the same: a template that changes with
+    /// every look must not fill the store.
+    Make { number: i64, surplus: Vec<String> },
     /// These are not what they should be; the rest holds meanwhile.
     Keep { current: Current, renumber: Option<i64>, doubles: Vec<String>, surplus: Vec<String> },
 }
@@ -94,16 +95,19 @@ pub(super) fn step(template: &Value, revisions: &[Revision], limit: i64, live: &
         revisions.iter().partition(|revision| revision.is_of(template));
     let highest = old.iter().map(|revision| revision.number).max().unwrap_or(0);
     same.sort_by_key(|revision| std::cmp::Reverse((revision.number, &revision.name)));
-    let Some((current, doubles)) = same.split_first() else { return Step::Make(highest.saturating_add(1)) };
     old.sort_by_key(|revision| revision.number);
     let limit = usize::try_from(limit).unwrap_or(0);
     let spare = old.len().saturating_sub(limit);
     let removable = old.iter().filter(|revision| !live.contains(&revision.hash));
+    let surplus = removable.take(spare).map(|revision| revision.name.clone()).collect();
+    let Some((current, doubles)) = same.split_first() else {
+        return Step::Make { number: highest.saturating_add(1), surplus };
+    };
     Step::Keep {
         current: (*current).into(),
         renumber: (current.number <= highest).then(|| highest.saturating_add(1)),
         doubles: doubles.iter().map(|double| double.name.clone()).collect(),
-        surplus: removable.take(spare).map(|revision| revision.name.clone()).collect(),
+        surplus,
     }
 }
 
@@ -154,7 +158,17 @@ fn hash(template: &Value, collisions: Option<i64>) -> String {
 pub(in crate::controllers) fn short(text: &str) -> String {
     let hash =
         text.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    hash.to_string().bytes().map(|digit| char::from(ALPHABET[usize::from(digit) % ALPHABET.len()])).collect()
+    hash.to_string().bytes().map(letter).collect()
+}
+
+/// A name of 16 letters, of 2^76, that no other text has, not even one that somebody has searched for.
+pub(super) fn unique(text: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    digest.as_ref()[..16].iter().copied().map(letter).collect()
+}
+
+fn letter(of: u8) -> char {
+    char::from(ALPHABET[usize::from(of) % ALPHABET.len()])
 }
 
 /// Without what means nothing: nulls, and the mark of a patch. (An empty object may mean something: a selector selects all.)
@@ -193,15 +207,22 @@ mod tests {
     fn kept(step: Step) -> (String, Option<i64>, Vec<String>, Vec<String>) {
         match step {
             Step::Keep { current, renumber, doubles, surplus } => (current.name, renumber, doubles, surplus),
-            Step::Make(number) => panic!("make {number}"),
+            Step::Make { number, .. } => panic!("make {number}"),
         }
     }
 
     #[test]
     fn new_template_gets_the_next_number() {
         let revisions = [revision("i:1", "x", 1), revision("i:2", "y", 4)];
-        assert_eq!(step(&template("i:3"), &revisions, 10, &live(&[])), Step::Make(5));
-        assert_eq!(step(&template("i:1"), &[], 10, &live(&[])), Step::Make(1));
+        let made = |number, surplus: &[&str]| Step::Make {
+            number,
+            surplus: surplus.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        assert_eq!(step(&template("i:3"), &revisions, 10, &live(&[])), made(5, &[]));
+        assert_eq!(step(&template("i:1"), &[], 10, &live(&[])), made(1, &[]));
+        // while the template changes with every look, too
+        assert_eq!(step(&template("i:3"), &revisions, 1, &live(&[])), made(5, &["x"]));
+        assert_eq!(step(&template("i:3"), &revisions, 1, &live(&["x"])), made(5, &["y"]));
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub(super) struct Owner<'a> {
     pub(super) namespace: &'a str,
     pub(super) uid: &'a str,
     pub(super) selector: &'a Value,
+    pub(super) min_ready: Duration,
 }
 
 impl Known {
@@ -130,7 +131,7 @@ impl Known {
         if pod.controller != of.uid {
             return;
         }
-        pod.note(before.filter(|before| before.uid == pod.uid), now);
+        pod.note(before.filter(|before| before.uid == pod.uid), of.min_ready, now);
         let is_selected = selects(of.selector, &value["metadata"]["labels"]);
         let (name, node): (Box<str>, Box<str>) = (name.into(), pod.node.as_str().into());
         self.on.entry(node.clone()).or_default().push(name.clone());

@@ -336,7 +336,9 @@ impl DaemonSets {
             return Vec::new();
         }
         let look = Look { world, at, value: object.value(), revision: object.revision, now };
-        let owner = Owner { namespace: &at.0, uid: &set.uid, selector: &look.value["spec"]["selector"] };
+        let spec = &look.value["spec"];
+        let (selector, min_ready) = (&spec["selector"], min_ready(spec));
+        let owner = Owner { namespace: &at.0, uid: &set.uid, selector, min_ready };
         set.known.read(world, &owner, now.running);
         let adopted = look.adopt(set);
         if !adopted.is_empty() {
@@ -348,7 +350,11 @@ impl DaemonSets {
         live.extend(proven.iter().map(|proven| proven.hash.clone()));
         let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
         match history::step(&look.value["spec"]["template"], revisions, limit, &live) {
-            Step::Make(number) => vec![look.make_revision(number)],
+            Step::Make { number, surplus } => {
+                let mut tasks = vec![look.make_revision(number)];
+                tasks.extend(look.forget(revisions, &surplus));
+                tasks
+            }
             Step::Keep { current, renumber, doubles, surplus } => {
                 let mut tasks = look.tidy(set, &current, renumber, &doubles, &surplus);
                 let Some(revision) = revisions.iter().find(|one| one.name == current.name).cloned() else {
@@ -559,10 +565,13 @@ impl Look<'_> {
             }
             tasks.extend(its.into_iter().map(|pod| self.relabel(pod, current.hash.clone())));
         }
-        for old in revisions.iter().filter(|revision| surplus.contains(&revision.name)) {
-            tasks.push(self.remove(&CONTROLLER_REVISION, &old.name, &old.uid));
-        }
+        tasks.extend(self.forget(revisions, surplus));
         tasks
+    }
+
+    fn forget(&self, revisions: &[Revision], surplus: &[String]) -> Vec<Task<Purpose>> {
+        let old = revisions.iter().filter(|revision| surplus.contains(&revision.name));
+        old.map(|old| self.remove(&CONTROLLER_REVISION, &old.name, &old.uid)).collect()
     }
 
     fn edit_revision(
@@ -701,12 +710,18 @@ impl Look<'_> {
         tasks: &mut Vec<Task<Purpose>>,
     ) -> Option<Duration> {
         let mut next = plan.next;
+        let (mut ended, mut untold) = (0, 0);
         for pod in &plan.ended {
             let (allowed, pause) = set.ended.get(&pod.node).copied().unwrap_or((Duration::ZERO, FIRST_PAUSE));
             if allowed > self.now.running {
                 next = [next, Some(allowed)].into_iter().flatten().min();
                 continue;
             }
+            if ended == AT_ONCE {
+                next = Some(self.now.running);
+                break;
+            }
+            ended += 1;
             set.ended.insert(pod.node.clone(), (self.now.running + pause, (pause * 2).min(LONGEST_PAUSE)));
             let (sort, reason, what) = match pod.phase.as_str() {
                 "Failed" => ("Warning", "FailedDaemonPod", "failed"),
@@ -717,8 +732,15 @@ impl Look<'_> {
                 "Found {what} daemon pod {namespace}/{} on node {node}, will try to kill it",
                 pod.name
             );
-            tasks.push(self.event(sort, reason, &message));
+            match ended <= NAMED {
+                true => tasks.push(self.event(sort, reason, &message)),
+                false => untold += 1,
+            }
             tasks.push(self.remove(&POD, &pod.name, &pod.uid));
+        }
+        if untold > 0 {
+            let message = format!("Found {untold} more daemon pods that ended, will try to kill them");
+            tasks.push(self.event("Warning", "FailedDaemonPod", &message));
         }
         // one that runs long enough to be available begins again with the shortest pause
         let known = &set.known;
@@ -741,9 +763,10 @@ impl Look<'_> {
         set.tallies.clear();
         let made: Vec<_> = plan.make.iter().map(|of| (&current, of)).chain(restored).collect();
         for (source, (name, node)) in made.iter().take(AT_ONCE) {
-            let value = self.pod(source, name, node);
+            let name = self.free_name(name);
+            let value = self.pod(source, &name, node);
             let task = self.task(MAKE_A_POD, Action::Create { kind: &POD, value });
-            tasks.push(counted(set, task, Deed::Made, name));
+            tasks.push(counted(set, task, Deed::Made, &name));
         }
         for (name, uid) in plan.end.iter().take(AT_ONCE) {
             tasks.push(counted(set, self.remove(&POD, name, uid), Deed::Ended, name));
@@ -756,6 +779,15 @@ impl Look<'_> {
             next = Some(self.now.running);
         }
         next
+    }
+
+    /// The name of a pod to make; the other one of its node if a pod has it that is not the set's: one that it let go, for example.
+    fn free_name(&self, name: &str) -> String {
+        let found = self.world.get(&POD, &self.at.0, name);
+        match found.is_some_and(|pod| controller(&pod.value()) != Some(&self.uid())) {
+            true => update::other_name(name),
+            false => name.to_owned(),
+        }
     }
 
     fn pod(&self, source: &Source<'_>, name: &str, node: &str) -> Value {
@@ -916,6 +948,10 @@ fn proven(set: &Value, revisions: &[Revision], live: &BTreeSet<String>) -> Optio
     Some(Proven { name, hash, template, spec, was_complete: found.complete.is_some() })
 }
 
+fn min_ready(spec: &Value) -> Duration {
+    Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0))
+}
+
 fn is_paused(set: &Value) -> bool {
     !matches!(text(set, &["metadata", "annotations", PAUSED]).trim(), "" | "false")
 }
@@ -937,7 +973,7 @@ fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
         spec: pod_spec,
         hash: current.hash,
         generation: generation.to_owned(),
-        min_ready: Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0)),
+        min_ready: min_ready(spec),
         strategy: match rolls {
             true => Strategy::Rolling {
                 unavailable: rolling["maxUnavailable"].clone(),

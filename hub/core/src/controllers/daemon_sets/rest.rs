@@ -248,7 +248,7 @@ fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
     if pod.is_terminating {
         return wanted.available_at(pod).is_none_or(|at| at <= now).then_some((Rest::Ending, None));
     }
-    if pod.has_ended() || pod.trouble.is_some() || !pod.ahead.asked.is_empty() {
+    if pod.has_ended() || pod.is_troubled(now) || !pod.ahead.asked.is_empty() {
         return None;
     }
     let is_current = wanted.is_current(pod);
@@ -261,7 +261,7 @@ fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
         }
         Some(at) if is_current => Some((Rest::Starting { is_ready: true }, Some(at))),
         None if is_current => {
-            let over = pod.watch.unready()? + by.settings.deadline;
+            let over = pod.unready()? + by.settings.deadline;
             (over > now).then_some((Rest::Starting { is_ready: false }, Some(over)))
         }
         _ => None,

@@ -50,10 +50,12 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// so that a fault of the network that passes, in which as many pods wait as the budget allows, needs nobody to resume.
 const DEFAULT_SHARE: &str = "10%";
 /// A pull or a start that fails for longer has failed: a registry that is away for a moment stops no update. Meanwhile the pod is
-/// unavailable and uses up the budget.
-const SETTLES: Duration = Duration::from_secs(60);
+/// unavailable and uses up the budget. And an old pod that is not ready for longer does not serve.
+pub(super) const SETTLES: Duration = Duration::from_secs(60);
 /// A container that ended with an error and was started so often crashes, though it may run at the moment.
 const RESTARTS: i64 = 3;
+/// Unless its pod has been ready for so long: the time after which an agent, too, forgets that a container crashed.
+pub(super) const RECOVERS: Duration = Duration::from_secs(10 * 60);
 /// Nodes in the text of a stop.
 const NAMED: usize = 5;
 /// Longest part of a bad value in an Event.
@@ -73,6 +75,10 @@ impl Trouble {
         let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
         let mut found = None;
         for container in lists.flat_map(|list| status[list].as_array().into_iter().flatten()) {
+            // an init container that has done its work does not start again
+            if container["state"]["terminated"]["exitCode"] == 0 {
+                continue;
+            }
             let ended = &container["lastState"]["terminated"]["exitCode"];
             let restarts = container["restartCount"].as_i64().unwrap_or(0);
             match text(container, &["state", "waiting", "reason"]) {
@@ -130,6 +136,7 @@ impl fmt::Display for Why {
 /// Since when the hub sees a pod that is not ready, and that a pull or a start of it fails.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Watch {
+    /// A pod that is ready now and then, but never for long enough to be available, is not ready all the while.
     unready: Option<Duration>,
     stuck: Option<Duration>,
     /// The revision that its node was asked to pull images of, and since when.
@@ -139,20 +146,20 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn next(self, pod: &Pod, now: Duration) -> Watch {
+    pub(super) fn next(self, pod: &Pod, was_available: bool, now: Duration) -> Watch {
         let asked = Some(pod.ahead.asked.as_str()).filter(|asked| !asked.is_empty());
         let known = self.asked.filter(|(known, _)| asked == Some(known));
         let asked = known.or_else(|| Some((asked?.into(), now)));
         let cannot = self.cannot.or(Some(now)).filter(|_| pod.ahead.is_failing());
+        let unready = self.unready.filter(|_| !was_available);
         if pod.ready_since.is_some() {
-            return Watch { unready: None, stuck: None, asked, cannot };
+            return Watch { unready, stuck: None, asked, cannot };
         }
         let is_stuck = matches!(pod.trouble, Some(Trouble::Pull | Trouble::Start));
         let stuck = self.stuck.or_else(|| is_stuck.then_some(now));
-        Watch { unready: self.unready.or(Some(now)), stuck, asked, cannot }
+        Watch { unready: unready.or(Some(now)), stuck, asked, cannot }
     }
 
-    /// Since when it is not ready.
     pub(super) fn unready(&self) -> Option<Duration> {
         self.unready
     }
@@ -489,7 +496,7 @@ impl Judge<'_> {
     fn note_starting(&self, verdict: &mut Verdict) {
         let held = |here: &&Here<'_>| !here.is_set_aside && verdict.hold.holds(&here.node.name);
         for here in self.heres.iter().filter(held) {
-            let Some(since) = here.old.first().and_then(|pod| pod.watch.unready) else { continue };
+            let Some(since) = here.old.first().and_then(|pod| pod.unready()) else { continue };
             let over = since + self.settings.deadline;
             if over > self.now {
                 verdict.starting.insert(here.node.name.clone());
@@ -510,7 +517,7 @@ impl Judge<'_> {
             };
             if let Some(why) = self.failure(here, pod, verdict) {
                 failures.nodes.insert(here.node.name.clone(), why);
-            } else if pod.trouble.is_none() && self.wanted.is_available(pod, self.now) {
+            } else if !pod.is_troubled(self.now) && self.wanted.is_available(pod, self.now) {
                 failures.nodes.remove(&here.node.name);
             }
         }
@@ -563,12 +570,13 @@ impl Judge<'_> {
             return None;
         }
         let is_stuck = is_over(pod.watch.stuck, SETTLES) == Some(true);
+        let has_recovered = is_over(pod.recovers_at(), Duration::ZERO) == Some(true);
         match pod.trouble {
             _ if pod.phase == "Failed" => Some(Why::Failed),
-            Some(Trouble::Crashes) => Some(Why::Crashes),
+            Some(Trouble::Crashes) if !has_recovered => Some(Why::Crashes),
             Some(Trouble::Pull) if is_stuck => Some(Why::Pull),
             Some(Trouble::Start) if is_stuck => Some(Why::Start),
-            _ if is_over(pod.watch.unready, self.settings.deadline) == Some(true) => Some(Why::NotReady),
+            _ if is_over(pod.unready(), self.settings.deadline) == Some(true) => Some(Why::NotReady),
             _ => None,
         }
     }
@@ -656,7 +664,7 @@ impl Judge<'_> {
         let passes_at = |here: &&Here<'_>| {
             let pod = here.new.first().filter(|_| here.old.is_empty())?;
             let since = pod.ready_at?;
-            let is_well = pod.trouble.is_none() && !failed.contains_key(&here.node.name);
+            let is_well = !pod.is_troubled(self.now) && !failed.contains_key(&here.node.name);
             Some(since + (*soak)?.max(self.wanted.min_ready)).filter(|_| is_well)
         };
         // the last of them; nothing if one of them is not available at all

@@ -2,9 +2,10 @@
 //!
 //! Upstream's tables (`manage`, `rollingUpdate`, `updateDaemonSetStatus`), with these differences. A pod that is ready, but not yet for
 //! `minReadySeconds`, is replaced within the budget like any other that serves: upstream replaces all of them at once, so that a second
-//! update soon after a first one took down the whole set. A node that the hub has lost is set aside unless it has the current revision:
-//! it is neither desired nor unavailable, its pod is left alone, and it is updated when it is back; so a dead node stops no update, and
-//! no pod is deleted while nobody can say that it has ended. Nodes are taken in order of their names.
+//! update soon after a first one took down the whole set. So is one that is not ready for a moment and has no other trouble: after a power
+//! cut all pods of a site start at once, and a bad revision in that minute would have them all. A node that the hub has lost is set aside
+//! unless it has the current revision: it is neither desired nor unavailable, its pod is left alone, and it is updated when it is back; so
+//! a dead node stops no update, and no pod is deleted while nobody can say that it has ended. Nodes are taken in order of their names.
 //!
 //! Outside its maintenance windows an update ends no pod of a node that serves. A node that is held (its update is stopped, or waits for
 //! canaries: `rollout`) keeps what it runs, and gets a pod of the proven revision if it has none.
@@ -23,11 +24,11 @@ use super::super::placing::{self, Maintained, Node, Placed};
 use super::ahead::{self, ANSWERS, Step};
 use super::history;
 use super::rest::AtRest;
-use super::rollout::{Hold, Trouble, Verdict, Watch};
+use super::rollout::{Hold, RECOVERS, SETTLES, Trouble, Verdict, Watch};
 use crate::value::{condition, text};
 
 /// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.
-const NAME_BYTES: usize = 49;
+const NAME_BYTES: usize = 44;
 /// Of the pod that takes the place of another one that goes on until then.
 const SURGE_SUFFIX: &str = "-s";
 
@@ -88,13 +89,32 @@ impl Pod {
     }
 
     /// Since when it is what it is, on the hub's clock: from when the hub saw it so, anew whenever it was not. `before`: the same pod as
-    /// it was last read.
-    pub(super) fn note(&mut self, before: Option<Pod>, now: Duration) {
+    /// it was last read. It has been available if it was ready for `min_ready`.
+    pub(super) fn note(&mut self, before: Option<Pod>, min_ready: Duration, now: Duration) {
         let (since, at, watch) =
             before.map_or_else(Default::default, |pod| (pod.ready_since, pod.ready_at, pod.watch));
         self.ready_at =
             self.ready_since.as_ref().map(|_| at.filter(|_| since == self.ready_since).unwrap_or(now));
-        self.watch = watch.next(self, now);
+        self.watch = watch.next(self, at.is_some_and(|at| at + min_ready <= now), now);
+    }
+
+    /// Since when it is not ready, and was never available between.
+    pub(super) fn unready(&self) -> Option<Duration> {
+        self.watch.unready().filter(|_| self.ready_since.is_none())
+    }
+
+    /// Until when a pod that is not ready may become so by itself: its node may just be starting, perhaps with all the others of a site.
+    pub(super) fn settles_at(&self) -> Option<Duration> {
+        Some(self.unready()? + SETTLES).filter(|_| self.trouble.is_none())
+    }
+
+    /// When it has been ready for so long that its crashes of before are over; of other trouble only its node says that.
+    pub(super) fn recovers_at(&self) -> Option<Duration> {
+        Some(self.ready_at? + RECOVERS).filter(|_| self.trouble == Some(Trouble::Crashes))
+    }
+
+    pub(super) fn is_troubled(&self, now: Duration) -> bool {
+        self.trouble.is_some() && self.recovers_at().is_none_or(|at| at > now)
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -286,12 +306,18 @@ impl Wanted {
         self.proven.as_ref().is_some_and(|proven| proven.hash == pod.hash)
     }
 
-    /// The name of the pod of a node; the other one if a pod there has it.
+    /// The name of the pod of a node; the other one if a pod there has it. Not a short hash: of 10,000 nodes two would have the same one in one
+    /// fleet of a hundred, and who may name a node could name it so that another one gets no pod.
     fn pod_name(&self, node: &str, taken: &[&Pod]) -> String {
         let of = self.name[..self.name.floor_char_boundary(NAME_BYTES)].trim_end_matches(['.', '-']);
-        let name = format!("{of}-{}", history::short(&format!("{}/{node}", self.name)));
-        if taken.iter().any(|pod| pod.name == name) { name + SURGE_SUFFIX } else { name }
+        let name = format!("{of}-{}", history::unique(&format!("{}/{node}", self.name)));
+        if taken.iter().any(|pod| pod.name == name) { other_name(&name) } else { name }
     }
+}
+
+/// The other one of the two names that a set's pod on a node may have.
+pub(super) fn other_name(name: &str) -> String {
+    name.strip_suffix(SURGE_SUFFIX).map_or_else(|| name.to_owned() + SURGE_SUFFIX, str::to_owned)
 }
 
 struct Planner<'a> {
@@ -374,8 +400,8 @@ impl Planner<'_> {
         if !here.placed.keeps {
             return live().for_each(|pod| self.end(pod));
         }
-        // nobody can say that a pod of a node that is away has ended
-        if here.is_set_aside {
+        // nobody can say that a pod of a node that is away has ended, nor that another one serves there
+        if here.node.is_lost {
             return;
         }
         self.plan.ended.extend(
@@ -399,26 +425,23 @@ impl Planner<'_> {
         let mut out = self.at_rest.out();
         let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
+            let may_serve = self.may_serve(here);
             match (here.old.first(), here.new.first()) {
                 (Some(_), None) if self.is_held(here) => {
                     out += usize::from(self.verdict.starting.contains(&here.node.name));
                 }
-                (Some(old), None)
-                    if (old.ready_since.is_some() || old.has_served) && !here.maintained.is_open =>
-                {
-                    self.await_window(here);
-                }
+                (Some(_), None) if may_serve && !here.maintained.is_open => self.await_window(here),
                 (Some(old), None) if old.ready_since.is_some() => {
                     // one that pulls keeps its turn
                     candidates.push(((!self.is_asked(old), self.rank(old)), here));
                 }
                 // its node may just be back, with many others
-                (Some(old), None) if old.has_served => unheard.push(here),
+                (Some(_), None) if may_serve => unheard.push(here),
                 (Some(old), None) => {
                     self.end(old);
                     out += 1;
                 }
-                (None, Some(new)) if self.is_available(new) && new.trouble.is_none() => {}
+                (None, Some(new)) if self.is_available(new) && !new.is_troubled(self.now) => {}
                 _ => out += 1,
             }
         }
@@ -430,6 +453,14 @@ impl Planner<'_> {
         for here in unheard.into_iter().take(room).chain(candidates) {
             self.replace_one(here);
         }
+    }
+
+    /// Whether the old pod of a node serves, or may for all that is known.
+    fn may_serve(&mut self, here: &Here<'_>) -> bool {
+        let Some(old) = here.old.first() else { return false };
+        let settles = old.settles_at().filter(|at| *at > self.now);
+        self.plan.next = [self.plan.next, settles].into_iter().flatten().min();
+        old.ready_since.is_some() || old.has_served || settles.is_some()
     }
 
     fn await_window(&mut self, here: &Here<'_>) {
@@ -479,20 +510,17 @@ impl Planner<'_> {
         let mut surging = 0;
         let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
         for here in heres.iter().filter(|here| here.placed.runs && !here.is_set_aside) {
+            let may_serve = self.may_serve(here);
             match (here.old.first(), here.new.first()) {
                 (Some(_), _) if self.is_held(here) => {}
-                (Some(old), Some(new)) if self.is_available(new) => self.end(old),
+                (Some(old), Some(new)) if self.is_available(new) && !here.node.is_lost => self.end(old),
                 (Some(_), Some(_)) => surging += 1,
                 // one more is made when none is about to go
                 (Some(_), None) if here.all.len() > 1 => surging += 1,
-                (Some(old), None)
-                    if (old.ready_since.is_some() || old.has_served) && !here.maintained.is_open =>
-                {
-                    self.await_window(here);
-                }
+                (Some(_), None) if may_serve && !here.maintained.is_open => self.await_window(here),
                 (Some(old), None) if old.ready_since.is_some() => candidates.push((self.rank(old), here)),
                 // its node may just be back, with many others: as in `replace`
-                (Some(old), None) if old.has_served => unheard.push(here),
+                (Some(_), None) if may_serve => unheard.push(here),
                 (Some(_), None) => self.make(here),
                 (None, _) => {}
             }
@@ -511,7 +539,7 @@ impl Planner<'_> {
     /// What is replaced first: pods that are not yet available, then those of a revision that was never complete, so that a run of bad
     /// updates stays on the nodes that it has.
     fn rank(&self, old: &Pod) -> (bool, bool) {
-        (self.is_available(old) && old.trouble.is_none(), self.wanted.is_proven(old))
+        (self.is_available(old) && !old.is_troubled(self.now), self.wanted.is_proven(old))
     }
 
     fn make(&mut self, here: &Here<'_>) {
@@ -643,6 +671,30 @@ mod tests {
         check(&two, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &[], &["c-old-2", "a-old-0"]);
         // one that its own node reports as not ready serves nobody
         check(&one, &three, &["a:old:no", "b:old:no", "c:old:ok"], &[], &["a-old-0", "b-old-1"]);
+    }
+
+    /// As after a power cut of all of them.
+    #[test]
+    fn pods_that_have_just_lost_readiness_stay_in_the_budget() {
+        let three = nodes(&["a", "b", "c"]);
+        let now = Duration::from_secs(100);
+        let ended = |wanted: &Wanted, unready: u64, trouble: Option<Trouble>| {
+            let mut pods = pods(&["a:old:no", "b:old:no", "c:old:no"]);
+            for pod in &mut pods {
+                (pod.ready_since, pod.trouble) = (None, trouble);
+                pod.watch = Watch::default().next(pod, false, now - Duration::from_secs(unready));
+            }
+            let heres =
+                gather(wanted, &three.iter().collect::<Vec<_>>(), &pods.iter().collect::<Vec<_>>(), WALL);
+            let plan = plan(wanted, &Verdict::default(), &heres, AtRest::default(), now);
+            (plan.end.len() + plan.make.len(), plan.next.map(|next| next.as_secs()))
+        };
+        for one in [wanted(json!(1), json!(0)), wanted(json!(0), json!(1))] {
+            assert_eq!(ended(&one, 0, None), (1, Some(160)));
+            assert_eq!(ended(&one, 59, None), (1, Some(101)));
+            assert_eq!(ended(&one, 60, None), (3, None));
+            assert_eq!(ended(&one, 0, Some(Trouble::Crashes)), (3, None));
+        }
     }
 
     #[test]
@@ -803,7 +855,15 @@ mod tests {
         assert_eq!(one.pod_name("a", &[&Pod { name: second, ..named }]), first);
         assert_ne!(one.pod_name("b", &[]), first);
         let long = Wanted { name: "d.".repeat(120), ..one };
-        assert!(long.pod_name("a", &[]).len() + SURGE_SUFFIX.len() <= 63);
+        assert_eq!(long.pod_name("a", &[]).len() + SURGE_SUFFIX.len(), 62);
+    }
+
+    #[test]
+    fn pods_of_many_nodes_have_different_names() {
+        let one = wanted(json!(1), json!(0));
+        let names: BTreeSet<String> =
+            (0..200_000).map(|node| one.pod_name(&format!("node-{node}"), &[])).collect();
+        assert_eq!(names.len(), 200_000);
     }
 
     #[test]

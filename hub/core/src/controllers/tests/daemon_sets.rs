@@ -409,6 +409,10 @@ fn orphans_are_adopted_and_strangers_released() {
     hub.run(&mut controller);
     let released = hub.value(&POD, "n", &pod);
     assert!(released["metadata"]["ownerReferences"].as_array().is_none_or(Vec::is_empty), "{released}");
+    hub.run_at(&mut controller, 10);
+    assert_eq!(hub.running().values().map(Vec::len).sum::<usize>(), 3, "{:?}", hub.running());
+    hub.run_at(&mut controller, 20);
+    assert_eq!(hub.pods().len(), 3);
 }
 
 #[test]
@@ -513,8 +517,12 @@ fn node_that_is_away_is_set_aside_and_updated_on_return() {
 enum Fate {
     Runs,
     Crashes,
-    /// Crashes, and is started at the moment.
+    /// Crashes between two looks, and is started at the moment.
     RunsBetweenCrashes,
+    /// Crashed when it started, and runs since.
+    RanAfterCrashes,
+    /// An init container failed until what it waits for was there.
+    Waited,
     NoImage,
     /// Runs, and is never ready.
     Hangs,
@@ -531,7 +539,8 @@ impl Hub {
                 continue;
             }
             let image = text(&pod["spec"]["containers"][0]["image"]);
-            let container = match fate(&text(&pod["spec"]["nodeName"]), &image) {
+            let fate = fate(&text(&pod["spec"]["nodeName"]), &image);
+            let container = match fate {
                 Fate::Runs => {
                     if !is_ready(&pod) {
                         self.report(&name, "Running", true);
@@ -539,16 +548,20 @@ impl Hub {
                     continue;
                 }
                 Fate::Crashes => json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}}),
-                Fate::RunsBetweenCrashes => {
+                Fate::RunsBetweenCrashes | Fate::RanAfterCrashes => {
                     json!({"state": {"running": {}}, "restartCount": 3, "lastState": {"terminated": {"exitCode": 1}}})
+                }
+                Fate::Waited => {
+                    json!({"state": {"terminated": {"exitCode": 0}}, "restartCount": 3, "lastState": {"terminated": {"exitCode": 1}}})
                 }
                 Fate::NoImage => json!({"state": {"waiting": {"reason": "ImagePullBackOff"}}}),
                 Fate::Hangs => json!({"state": {"running": {}}}),
             };
             let is_up = container["restartCount"] == 3;
-            if pod["status"]["containerStatuses"][0] != container {
+            let list = if fate == Fate::Waited { "initContainerStatuses" } else { "containerStatuses" };
+            if pod["status"][list][0] != container || fate == Fate::RunsBetweenCrashes {
                 self.report(&name, "Running", is_up);
-                self.edit(&POD, "n", &name, |pod| pod["status"]["containerStatuses"] = json!([container]));
+                self.edit(&POD, "n", &name, |pod| pod["status"][list] = json!([container]));
             }
         }
     }
@@ -629,6 +642,84 @@ fn failures_beyond_the_bound_stop_an_update() {
         hub.turns(&mut DaemonSets::default(), 2010..2020, all(Fate::Runs));
         assert_eq!((hub.with_image("bad"), hub.stopped().0), (2, "True".into()), "{fate:?}, another hub");
     }
+}
+
+/// Ready again and again, but never for `minReadySeconds`.
+#[test]
+fn pod_that_is_never_available_fails_in_time() {
+    let (mut hub, mut controller) = rolled_out(3, |set| set["spec"]["minReadySeconds"] = 0.into());
+    hub.edit(&DAEMON_SET, "n", "d", |set| set["spec"]["minReadySeconds"] = 30.into());
+    hub.annotate("kedge.dev/max-failures", "0");
+    hub.run_at(&mut controller, 100);
+    hub.change_image("bad");
+    for second in (100..900).step_by(10) {
+        hub.run_at(&mut controller, second);
+        for pod in hub.pods() {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            let is_new = pod["spec"]["containers"][0]["image"] == "bad";
+            match is_terminating(&pod) {
+                true => hub.confirm(name),
+                false if is_new => hub.report(name, "Running", second % 20 == 0),
+                false => {}
+            }
+        }
+        if second < 690 {
+            assert_eq!(hub.stopped().0, "", "second {second}");
+        }
+    }
+    let (state, message) = hub.stopped();
+    assert!(state == "True" && message.contains("(not ready in time)"), "{message}");
+    assert_eq!((hub.with_image("bad"), hub.with_image("i:1")), (1, 2));
+}
+
+#[test]
+fn crashes_that_are_over_hold_up_no_update() {
+    let (mut hub, mut controller) = rolled_out(3, |_| {});
+    hub.annotate("kedge.dev/max-failures", "off");
+    hub.change_image("bad");
+    let fate = all(Fate::RanAfterCrashes);
+    hub.turns(&mut controller, (0..600).step_by(20), &fate);
+    assert_eq!(hub.with_image("bad"), 1, "it may crash again");
+    hub.turns(&mut controller, [650, 651, 652], &fate);
+    assert_eq!(hub.with_image("bad"), 2);
+    hub.turns(&mut controller, [1300, 1301, 1302, 2000, 2001], &fate);
+    assert_eq!((hub.with_image("bad"), hub.viewed().0.as_str()), (3, "complete"));
+    // what an init container waited for came in the end
+    hub.change_image("bad:2");
+    hub.turns(&mut controller, 2100..2120, all(Fate::Waited));
+    assert_eq!((hub.with_image("bad:2"), hub.viewed().0.as_str()), (3, "complete"));
+}
+
+#[test]
+fn pods_of_a_lost_node_are_left_alone() {
+    let surge = json!({"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
+    let (mut hub, mut controller) = rolled_out(2, |set| set["spec"]["updateStrategy"] = surge);
+    hub.change_image("i:2");
+    hub.run_at(&mut controller, 1);
+    let beside = hub.pods().into_iter().find(|pod| pod["spec"]["containers"][0]["image"] == "i:2").unwrap();
+    let (name, node) = (&beside["metadata"]["name"], beside["spec"]["nodeName"].as_str().unwrap());
+    hub.report(name.as_str().unwrap(), "Running", true);
+    // lost before the controller has seen that the new pod is ready
+    hub.mark(node, "Unknown");
+    hub.run_at(&mut controller, 2);
+    assert_eq!(hub.running()[node].len(), 2, "{:?}", hub.running());
+    hub.mark(node, "True");
+    hub.turns(&mut controller, 3..12, |_, _| Fate::Runs);
+    assert_eq!(hub.with_image("i:2"), 2);
+}
+
+#[test]
+fn many_failed_pods_are_told_in_few_events() {
+    const NODES: usize = 300;
+    let (mut hub, mut controller) = rolled_out(NODES, |_| {});
+    for pod in hub.pods() {
+        hub.report(pod["metadata"]["name"].as_str().unwrap(), "Failed", false);
+    }
+    hub.run_at(&mut controller, 100);
+    hub.run_at(&mut controller, 101);
+    assert_eq!(hub.running().len(), NODES, "each was made again");
+    let told = hub.reasons().iter().filter(|reason| *reason == "FailedDaemonPod").count();
+    assert!((6..=18).contains(&told), "{told}");
 }
 
 #[test]

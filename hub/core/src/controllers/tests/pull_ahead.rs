@@ -258,8 +258,10 @@ fn pod_that_does_not_serve_waits_for_no_images() {
     let (mut hub, mut controller) = capable(2, budget(1));
     let pod = hub.pods()[0].clone();
     hub.report(pod["metadata"]["name"].as_str().unwrap(), "Running", false);
-    hub.change_image("i:2");
     hub.run_at(&mut controller, 0);
+    hub.run_at(&mut controller, 60);
+    hub.change_image("i:2");
+    hub.run_at(&mut controller, 61);
     assert_eq!((hub.serving("i:1"), hub.asked()), (1, vec![]));
 }
 

@@ -1,5 +1,6 @@
 //! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
-//! hang or find no image, pulls that take long, full disks, drains, a hub that is killed between two writes; meanwhile configurations are
+//! hang, are ready now and then, or find no image, pulls that take long, full disks, drains, power cuts, links that flap, nodes that are made
+//! anew under their names, templates that change with every step, a hub that is killed between two writes; meanwhile configurations are
 //! pushed, and some nodes have maintenance windows; with `maxUnavailable` or `maxSurge`, and with agents of which some pull ahead. The
 //! controller is told of each change, or reads everything anew. One seed is one run.
 //!
@@ -32,7 +33,11 @@ const STEPS_TO_SETTLE: usize = 400;
 /// Seconds between two steps.
 const STEP: u64 = 10;
 const BEGIN: OffsetDateTime = datetime!(2026-11-21 12:00:00 UTC);
-const FATES: [&str; 7] = ["good", "good", "slow", "crash", "hang", "nopull", "cut"];
+const FATES: [&str; 10] = ["good", "good", "good", "slow", "crash", "shaky", "flap", "hang", "nopull", "cut"];
+/// Steps in which the template changes each time.
+const EDITS: usize = 5;
+/// Crashes of a container that runs then.
+const CRASHES: usize = 3;
 
 #[derive(Debug, Default)]
 struct Place {
@@ -43,13 +48,17 @@ struct Place {
     is_marked: bool,
     /// No image can be pulled until this step.
     full_until: usize,
+    /// Until this step it is heard of in every second one.
+    flaps_until: usize,
+    /// When it is back, its containers start anew.
+    lost_power: bool,
     /// When updates may stop a pod there.
     windows: Option<MaintenanceWindows>,
 }
 
 impl Place {
     fn is_away(&self, step: usize) -> bool {
-        self.is_cut || self.away_until > step
+        self.is_cut || self.away_until > step || self.flaps_until > step && step.is_multiple_of(2)
     }
 }
 
@@ -90,6 +99,8 @@ struct Fleet {
     surges: bool,
     runs: BTreeMap<String, Run>,
     images: usize,
+    /// Until this step somebody changes the template each time.
+    edited_until: usize,
     /// Images that every node in reach ran at once.
     everywhere: BTreeSet<String>,
     budget: usize,
@@ -130,6 +141,7 @@ impl Fleet {
             annotations["kedge.dev/canary-soak"] = "60s".into();
         }
         let surges = random.percent(30);
+        let min_ready = *random.pick(&[0, 0, 2 * STEP]);
         let strategy = match surges {
             true => json!({"maxUnavailable": 0, "maxSurge": budget}),
             false => json!({"maxUnavailable": budget}),
@@ -137,7 +149,7 @@ impl Fleet {
         hub.create(
             &DAEMON_SET,
             json!({"metadata": {"namespace": "n", "name": "d", "annotations": annotations}, "spec": {
-            "selector": {"matchLabels": {"app": "d"}},
+            "selector": {"matchLabels": {"app": "d"}}, "minReadySeconds": min_ready,
             "updateStrategy": {"rollingUpdate": strategy},
             "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": "v0-good"}]}}}}),
         );
@@ -153,6 +165,7 @@ impl Fleet {
             surges,
             runs: BTreeMap::new(),
             images: 0,
+            edited_until: 0,
             everywhere: BTreeSet::new(),
             budget,
             seen: BTreeMap::new(),
@@ -176,13 +189,11 @@ impl Fleet {
 
     /// What people and the world do.
     fn disturb(&mut self) {
-        match self.random.index(40) {
-            0 => {
-                self.images += 1;
-                let image = format!("v{}-{}", self.images, self.random.pick(&FATES));
-                self.set_image(&image);
-                self.saw("updates");
-            }
+        if self.edited_until > self.step {
+            self.update();
+        }
+        match self.random.index(44) {
+            0 => self.update(),
             1 if self.images > 0 => {
                 // an undo, or a tool that writes something back
                 let known: Vec<String> = self
@@ -220,6 +231,25 @@ impl Fleet {
                 self.saw("full disks");
             }
             11..13 => self.push_configuration(),
+            13 => {
+                for name in self.some_nodes() {
+                    let place = self.places.get_mut(&name).unwrap();
+                    place.away_until = place.away_until.max(self.step + 2);
+                    place.lost_power = true;
+                }
+                self.saw("power cuts");
+            }
+            14 => {
+                for name in self.some_nodes() {
+                    self.places.get_mut(&name).unwrap().flaps_until = self.step + 12;
+                }
+                self.saw("flapping links");
+            }
+            15 => self.replace_node(),
+            16 => {
+                self.edited_until = self.step + EDITS;
+                self.saw("edit wars");
+            }
             8 => {
                 let uids: Vec<String> = self.runs.keys().cloned().collect();
                 if !uids.is_empty() {
@@ -234,6 +264,56 @@ impl Fleet {
             }
             _ => {}
         }
+    }
+
+    fn update(&mut self) {
+        self.images += 1;
+        let image = format!("v{}-{}", self.images, self.random.pick(&FATES));
+        self.set_image(&image);
+        self.saw("updates");
+    }
+
+    fn some_nodes(&mut self) -> BTreeSet<String> {
+        let names: Vec<String> = self.places.keys().cloned().collect();
+        (0..3).map(|_| self.random.pick(&names).clone()).collect()
+    }
+
+    /// Another machine takes the name of a node: its Node is another one, and what was bound to it starts there.
+    fn replace_node(&mut self) {
+        let Some(name) = self.some_nodes().pop_first() else { return };
+        let node = self.hub.value(&NODE, "", &name);
+        let metadata =
+            ["name", "labels", "annotations"].map(|field| (field, node["metadata"][field].clone()));
+        let metadata: serde_json::Map<String, Value> =
+            metadata.into_iter().map(|(field, value)| (field.to_owned(), value)).collect();
+        self.hub.delete(&NODE, "", &name, Propagation::Unset);
+        self.hub.create(&NODE, json!({"metadata": metadata, "status": node["status"]}));
+        let status = node["status"].clone();
+        self.hub.edit(&NODE, "", &name, |node| node["status"] = status.clone());
+        self.places.get_mut(&name).unwrap().lost_power = true;
+        self.pulled.retain(|(node, _)| *node != name);
+        self.saw("nodes made anew");
+    }
+
+    /// The containers of nodes that are back after a power cut are down, and their agents say so first.
+    fn restart_pods(&mut self) {
+        let step = self.step;
+        let back = |place: &Place| place.lost_power && !place.is_away(step);
+        let nodes: BTreeSet<String> =
+            self.places.iter().filter(|(_, place)| back(place)).map(|(name, _)| name.clone()).collect();
+        for pod in World::list(&self.hub.index, &POD, "n") {
+            if !nodes.contains(pod.field(NODE_NAME_FIELD)) || pod.terminating {
+                continue;
+            }
+            let Some(run) = self.runs.get_mut(&*pod.uid) else { continue };
+            (run.is_ready, run.has_reported) = (false, false);
+            self.report(
+                &pod.name,
+                &pod.uid,
+                &json!({"name": "c", "state": {"waiting": {"reason": "ContainerCreating"}}}),
+            );
+        }
+        nodes.iter().for_each(|name| self.places.get_mut(name).unwrap().lost_power = false);
     }
 
     /// An operator gives some nodes another configuration, which may have other maintenance windows: their agents restart.
@@ -392,7 +472,12 @@ impl Fleet {
             }
             let run = self.runs.get_mut(&uid).unwrap();
             let container = match run.image.split_once('-').unwrap().1 {
-                "crash" => {
+                "flap" => {
+                    run.is_ready = !run.is_ready;
+                    json!({"name": "c", "state": {"running": {}}})
+                }
+                "shaky" if run.restarts > 2 * CRASHES => continue,
+                "crash" | "shaky" => {
                     // runs for a moment, and crashes: in turns
                     run.is_ready = !run.is_ready;
                     run.restarts += 1;
@@ -674,6 +759,7 @@ impl Fleet {
         for _ in 0..STEPS {
             self.disturb();
             self.mark_nodes();
+            self.restart_pods();
             self.agents_act();
             self.hub.tell(&mut self.controller);
             for _ in 0..1 + self.random.index(3) {
@@ -728,6 +814,10 @@ fn promises_hold_in_a_fleet_with_faults() {
         "refused ahead",
         "surges",
         "surged",
+        "power cuts",
+        "flapping links",
+        "nodes made anew",
+        "edit wars",
     ] {
         assert!(seen.contains_key(what), "no {what}: the simulation proves little: {seen:?}");
     }
