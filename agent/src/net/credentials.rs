@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kedge_platform::linux::give_back_stack;
 use ureq::http::HeaderValue;
 
 use super::client::{ApiOptions, OpenError};
@@ -100,8 +101,10 @@ struct Keeper {
 
 impl Keeper {
     fn run(mut self, asked: &Receiver<SyncSender<()>>) {
+        give_back_stack();
         while let Ok(done) = asked.recv() {
             self.look();
+            give_back_stack();
             if self.is_stuck.swap(false, Ordering::AcqRel) {
                 log::info!("kubeconfig {} is read again", self.options.kubeconfig.display());
             }

@@ -12,6 +12,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use kedge_api::{excerpt, percent_encoded};
+use kedge_platform::linux::give_back_stack;
 use serde_json::Value;
 
 use super::client::{Client, NetError, Request, StreamLimits, StreamedBody, shortened};
@@ -397,6 +398,10 @@ impl Lines {
             if !self.bytes.is_empty() && shown.elapsed() > self.limits.receiving {
                 shown = Instant::now();
                 deliver(on_event, WatchEvent::Receiving)?;
+            }
+            if self.bytes.is_empty() {
+                // what was made of the last line went deeper than the wait for the next
+                give_back_stack();
             }
             let mut piece = [0; READ_BYTES];
             match self.body.read(&mut piece)? {

@@ -17,7 +17,7 @@ use kedge_core::kubelet::Config;
 use kedge_core::pods::{FailureReason, ImageOrder, Measure, PodAction, PodEvent, PodUid, PullPolicy};
 use kedge_core::{Event, Runtime};
 use kedge_platform::HostFacts as _;
-use kedge_platform::linux::{LinuxHost, Roots};
+use kedge_platform::linux::{LinuxHost, Roots, give_back_stack};
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Settings, Waker};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -291,6 +291,7 @@ impl RuntimeLoop {
                 }
             }
             self.health.expect_within(PATIENCE + ORDER_LIMIT);
+            give_back_stack();
             for event in running.performer.observe(PATIENCE) {
                 self.send(event);
             }

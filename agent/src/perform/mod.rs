@@ -21,7 +21,7 @@ use disk::{DiskHealth, DiskLoop, DiskOrder};
 use kedge_core::kubelet::Config;
 use kedge_core::pods::{PodAction, PodEvent};
 use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
-use kedge_platform::linux::logind;
+use kedge_platform::linux::{give_back_stack, logind};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
 use shutdown::Shutdown;
@@ -331,9 +331,57 @@ fn run_orders<T>(
 ) {
     loop {
         token.idle();
+        give_back_stack();
         let Ok(order) = orders.recv() else { return };
         token.busy();
         before();
         perform(order);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hint::black_box;
+    use std::os::unix::fs::FileExt as _;
+
+    const DEEP_PAGES: usize = 16;
+    const PAGE_BYTES: usize = 4096;
+
+    #[inline(never)]
+    fn goes_deep() -> usize {
+        let deep = black_box([1_u8; DEEP_PAGES * PAGE_BYTES]);
+        std::ptr::from_ref(&deep).addr()
+    }
+
+    /// How many of the pages that `goes_deep` wrote are in memory: the highest bit of their words in `pagemap`.
+    fn resident(address: usize) -> usize {
+        let mut words = [0; DEEP_PAGES * 8];
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        pagemap.read_exact_at(&mut words, (address / PAGE_BYTES * 8) as u64).unwrap();
+        words.chunks_exact(8).filter(|word| word[7] & 0x80 != 0).count()
+    }
+
+    #[test]
+    fn loop_that_waits_has_given_back_its_stack() {
+        let (send, orders) = sync_channel::<()>(1);
+        let (tell, told) = sync_channel(1);
+        let token = Watchdog::new(Duration::from_secs(1)).watch("disk", Duration::from_secs(1));
+        let perform = move |()| {
+            let address = goes_deep();
+            tell.send((address, resident(address))).unwrap();
+        };
+        let thread = spawn("disk", move || run_orders(orders, &token, || {}, perform)).unwrap();
+        send.send(()).unwrap();
+        let (address, deep) = told.recv().unwrap();
+        assert_eq!(deep, DEEP_PAGES);
+        let by = Instant::now() + Duration::from_secs(20);
+        // the frames that wait take the uppermost
+        while resident(address) > DEEP_PAGES / 2 {
+            assert!(Instant::now() < by, "{} of {deep} pages while it waits", resident(address));
+            std::thread::yield_now();
+        }
+        drop(send);
+        thread.join().unwrap();
     }
 }

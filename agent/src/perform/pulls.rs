@@ -15,6 +15,7 @@ use kedge_core::images::settings::Registries;
 use kedge_core::images::throttle::Throttle;
 use kedge_core::kubelet::ImageSettings;
 use kedge_core::pods::{Command, Failure, FailureReason, ImageOrder, PodEvent, PodUid};
+use kedge_platform::linux::give_back_stack;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -175,6 +176,7 @@ impl PullQueue {
 
     /// Waits for the next job; None: there will be no other.
     fn next(&self) -> Option<Job> {
+        give_back_stack();
         let mut orders = lock(&self.orders);
         while !orders.is_closed {
             let pause = match orders.next(self.began.elapsed()) {

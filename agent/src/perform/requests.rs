@@ -16,7 +16,7 @@ use kedge_api as api;
 use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
 use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::Watchdog;
-use kedge_platform::linux::read_named_file;
+use kedge_platform::linux::{give_back_stack, read_named_file};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -190,6 +190,8 @@ impl ApiServer {
 
     /// Waits for an order; None: there will be none. A connection that is not to be kept is closed meanwhile.
     fn next_order<T>(&self, name: &str, orders: &Receiver<T>, kept: &mut Option<Client>) -> Option<T> {
+        // a handshake or an answer went deeper than this wait
+        give_back_stack();
         if name != RENEW && kept.is_some() && self.one_connection.load(Ordering::Relaxed) {
             match orders.recv_timeout(LINGER) {
                 Err(RecvTimeoutError::Timeout) => *kept = None,

@@ -12,6 +12,7 @@ use crate::net::watch::{self, WatchEvent, WatchFrom, WatchLimits};
 use kedge_api as api;
 use kedge_core::{Collection, Event, Listing, ObjectVersion, WatchEnd, WatchFailure, WatchOrder};
 use kedge_platform::Progress;
+use kedge_platform::linux::give_back_stack;
 use serde_json::Value;
 use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex};
@@ -65,6 +66,7 @@ impl LatestRound {
 
     /// Waits for an order; gives it with its number.
     fn next(&self) -> (u64, Round) {
+        give_back_stack();
         let mut state = lock(&self.state);
         loop {
             if let Some(round) = state.next.take() {

@@ -10,12 +10,15 @@ use std::ptr;
 
 use nix::libc;
 
-/// What stays below the caller's frame: the frames of this function and of what it calls, the 128 bytes that a leaf function may use
+/// What stays below a variable of `give_back_stack`: the rest of its frame, that of `madvise`, the 128 bytes that a leaf function may use
 /// below its frame, and a reserve.
-const KEPT_BYTES: usize = 16 * 1024;
+const KEPT_BYTES: usize = 2 * 1024;
 
 /// Gives back the pages of this thread's stack below the caller's frame; calls that go as deep later get new ones. Nothing happens if
 /// the kernel or the C library refuses.
+///
+/// Never inlined: a caller's frame may be larger than what is kept, and reach below the variable.
+#[inline(never)]
 pub fn give_back_stack() {
     let mark = 0_u8;
     let here = ptr::from_ref(&mark).addr();
