@@ -17,6 +17,7 @@ mod messages;
 mod network;
 mod pods;
 mod port_forward;
+mod pressure;
 mod probes;
 mod rollouts;
 mod sessions;

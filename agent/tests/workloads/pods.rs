@@ -31,11 +31,11 @@ pub(crate) struct Setup {
 impl Setup {
     /// A hub, and a node with the image `web:1` whose agent has not begun.
     pub(crate) fn before_the_agent() -> Self {
-        Self::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref())
+        Self::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ())
     }
 
-    /// The same for an agent that this program starts.
-    pub(crate) fn before_an_agent(program: &Path) -> Self {
+    /// The same for an agent that this program starts; `make` sees to the disk that is to be the node's root directory.
+    pub(crate) fn before_an_agent(program: &Path, make: impl FnOnce(&Path)) -> Self {
         let mut cluster = Cluster::start("pods").unwrap();
         let logs = cluster.scratch().join("logs");
         fs::create_dir_all(&logs).unwrap();
@@ -49,6 +49,7 @@ impl Setup {
         options.restart_after = Duration::from_millis(200);
         let layout = layout(&cluster.scratch().join("layout"));
         let agent = cluster.add(NODE, options).unwrap();
+        make(&agent.root_dir());
         let (code, _, why) =
             agent.kedge(&["images", "import", layout.to_str().unwrap(), "--name", "web:1"]).unwrap();
         assert_eq!(code, 0, "{why}");

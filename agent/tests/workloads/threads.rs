@@ -42,7 +42,7 @@ impl Group {
         );
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        Setup::before_an_agent(&program)
+        Setup::before_an_agent(&program, |_| ())
     }
 
     /// The most threads and processes.

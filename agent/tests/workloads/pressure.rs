@@ -1,0 +1,165 @@
+//! A node whose disk, a file system of its own on a loop device, runs full under a real agent: which images and pods go, which stay, and
+//! that the pressure ends.
+
+use crate::pods::{NODE, Setup, layout_with};
+use crate::setup::{isolated_network, kill};
+use kedge_rig::scratch::poll;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// The node's disk; the file system keeps a twentieth for root.
+const DISK: &str = "256M";
+/// What pods of this test write: without the greedy one's part there is room enough.
+const CRITICAL_MIB: u32 = 80;
+const GREEDY_MIB: u32 = 90;
+const MODEST_MIB: u32 = 2;
+/// Looks each second; pressure that is gone is gone soon.
+const DROP_IN: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeStatusUpdateFrequency: 1s\n\
+    evictionHard: {nodefs.available: 64Mi}\nevictionPressureTransitionPeriod: 5s\n";
+/// Pods with a limit are measured each minute.
+const LIMITS: Duration = Duration::from_secs(180);
+
+/// Makes the disk, and mounts it in the mount namespace of this test, with which it goes.
+fn make_disk(root: &Path) {
+    let script = "mkdir -p $0 && truncate -s $1 $0.img && mkfs.ext4 -q -F $0.img && mount -o loop $0.img $0";
+    let made = Command::new("sh").args(["-c", script]).arg(root).arg(DISK).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// A pod that writes so much, then waits for `go`, writes more and goes on.
+fn pod(name: &str, before_mib: u32, after_mib: u32, spec: &Value) -> Value {
+    let script = format!(
+        "dd if=/dev/zero of=$0.before bs=1M count={before_mib} 2>/dev/null; echo begun; while ! cat /go/go >/dev/null 2>&1; \
+         do sleep 0.2; done; dd if=/dev/zero of=/data/after bs=1M count={after_mib} 2>/dev/null; echo written; exec sleep 86321"
+    );
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "kube-system"}, "spec": {
+        "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": "data", "emptyDir": {}}, {"name": "go", "hostPath": {"path": "/etc/go"}}],
+        "containers": [{"name": "main", "image": "web:1", "command": ["/bin/sh", "-c", script, "/tmp/x"],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "go", "mountPath": "/go"}]}]}});
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        pod["spec"][key] = value.clone();
+    }
+    pod
+}
+
+fn status(setup: &Setup, name: &str) -> Value {
+    setup.cluster.kubectl().json(&["-n", "kube-system", "get", "pod", name]).unwrap_or_default()["status"]
+        .take()
+}
+
+fn condition(setup: &Setup) -> Value {
+    let node = setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
+    let mut conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.find(|condition| condition["type"] == "DiskPressure").cloned().unwrap_or_default()["status"]
+        .take()
+}
+
+fn available_mib(root: &Path) -> u64 {
+    let found = Command::new("stat").args(["-f", "-c", "%a %S"]).arg(root).output().unwrap();
+    let text = String::from_utf8(found.stdout).unwrap();
+    let numbers: Vec<u64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    (numbers[0] * numbers[1]) >> 20
+}
+
+fn has_loop_devices() -> bool {
+    let works = |program: &str, argument: &str| {
+        Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
+    };
+    works("losetup", "--find") && works("mkfs.ext4", "-V")
+}
+
+#[test]
+fn full_disk_ends_the_greedy_pod_alone() {
+    if !has_loop_devices() {
+        assert!(std::env::var_os("CI").is_none(), "no loop devices, or no mkfs.ext4");
+        eprintln!("skipped: no loop devices, or no mkfs.ext4");
+        return;
+    }
+    isolated_network("pressure::full_disk_ends_the_greedy_pod_alone", || {
+        let mut setup = Setup::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref(), make_disk);
+        let agent = setup.cluster.agent(NODE);
+        agent.write_drop_in("20-pressure.conf", DROP_IN).unwrap();
+        let other =
+            layout_with(&agent.root_dir().with_file_name("other"), &["/usr/bin/id"]).display().to_string();
+        assert_eq!(agent.kedge(&["images", "import", &other, "--name", "unused:1"]).unwrap().0, 0);
+        setup.await_pods();
+        fs::create_dir("/etc/go").unwrap();
+        let (root, kubectl) = (setup.cluster.agent(NODE).root_dir(), setup.cluster.kubectl());
+        let apply = |pod: &Value| kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+        // the critical one takes as much and is the youngest
+        apply(&pod("modest", MODEST_MIB, MODEST_MIB, &json!({})));
+        apply(&pod("greedy", GREEDY_MIB / 2, GREEDY_MIB / 2, &json!({})));
+        apply(&pod("critical", CRITICAL_MIB, 1, &json!({"priorityClassName": "system-node-critical"})));
+        let log = |name: &str, word: &str| {
+            kubectl.run(&["-n", "kube-system", "logs", name]).is_ok_and(|text| text.contains(word))
+        };
+        for name in ["modest", "greedy", "critical"] {
+            setup.shows(&format!("{name} begun"), || log(name, "begun"));
+        }
+        assert_eq!(condition(&setup), "False", "{} MiB", available_mib(&root));
+        let before = available_mib(&root);
+
+        // it fills the disk beyond the threshold
+        fs::write("/etc/go/go", "").unwrap();
+        setup.shows("the eviction", || status(&setup, "greedy")["phase"] == "Failed");
+        let agent = setup.cluster.agent(NODE);
+        kill(agent.babysitter().state().pid.unwrap().into());
+        let greedy = status(&setup, "greedy");
+        assert_eq!(greedy["reason"], "Evicted", "{greedy}");
+        let message = greedy["message"].as_str().unwrap_or_default();
+        let words = "The node was low on resource: ephemeral-storage. Threshold quantity: 64Mi, available: ";
+        assert!(message.starts_with(words), "{message}");
+        assert!(message.contains("Container main was using "), "{message}");
+        let disruption = greedy["conditions"].as_array().unwrap().iter();
+        let disruption: Vec<_> = disruption.filter(|it| it["type"] == "DisruptionTarget").collect();
+        assert_eq!(disruption[0]["reason"], "TerminationByKubelet", "{greedy}");
+
+        // what it had is given back, the pressure passes, and nobody else has ended
+        setup.shows("room on the disk", || available_mib(&root) > before);
+        setup.shows("no pressure", || condition(&setup) == "False");
+        for name in ["modest", "critical"] {
+            setup.shows(&format!("{name} whole"), || log(name, "written"));
+            let status = status(&setup, name);
+            let container = &status["containerStatuses"][0];
+            assert_eq!(
+                (&status["phase"], &container["restartCount"]),
+                (&json!("Running"), &json!(0)),
+                "{status}"
+            );
+        }
+        let events = kubectl.run(&["get", "events", "-A"]).unwrap();
+        for reason in ["EvictionThresholdMet", "NodeHasDiskPressure", "NodeHasNoDiskPressure"] {
+            assert!(events.contains(reason), "{reason}: {events}");
+        }
+        let images = setup.cluster.agent(NODE).kedge(&["images", "ls"]).unwrap().1;
+        assert!(!images.contains("unused:1"), "what no pod needs goes first: {images}");
+        assert!(images.contains("web:1"), "{images}");
+
+        // pods that take more than they may end without any pressure
+        let limited = |name: &str, volume: Value, resources: Value| {
+            let mut limited = pod(name, 1, 8, &json!({}));
+            limited["spec"]["volumes"][0]["emptyDir"] = volume;
+            limited["spec"]["containers"][0]["resources"] = resources;
+            apply(&limited);
+        };
+        limited("by-volume", json!({"sizeLimit": "4Mi"}), json!({}));
+        limited("by-limit", json!({}), json!({"limits": {"ephemeral-storage": "6Mi"}}));
+        limited("within", json!({"sizeLimit": "12Mi"}), json!({"limits": {"ephemeral-storage": "16Mi"}}));
+        let expected = [
+            ("by-volume", "Usage of EmptyDir volume \"data\" exceeds the limit \"4Mi\". "),
+            ("by-limit", "Pod ephemeral local storage usage exceeds the total limit of containers 6Mi. "),
+        ];
+        for (name, message) in expected {
+            let told =
+                poll(LIMITS, || Some(status(&setup, name)).filter(|status| status["phase"] == "Failed"));
+            let told = told.unwrap_or_else(|| panic!("{name} goes on: {}", status(&setup, name)));
+            assert_eq!((&told["reason"], &told["message"]), (&json!("Evicted"), &json!(message)));
+        }
+        assert_eq!(status(&setup, "within")["phase"], "Running");
+        assert_eq!(condition(&setup), "False");
+    });
+}
