@@ -132,7 +132,8 @@ fn full_disk_ends_the_greedy_pod_alone() {
             );
         }
         let events = kubectl.run(&["get", "events", "-A"]).unwrap();
-        for reason in ["EvictionThresholdMet", "NodeHasDiskPressure", "NodeHasNoDiskPressure"] {
+        // that it has none again is an Event only of an agent that saw the change: the one that was killed may have been the only one
+        for reason in ["EvictionThresholdMet", "NodeHasDiskPressure"] {
             assert!(events.contains(reason), "{reason}: {events}");
         }
         let images = setup.cluster.agent(NODE).kedge(&["images", "ls"]).unwrap().1;
