@@ -81,20 +81,24 @@ struct PodLoops {
 enum ShutdownThread {
     /// The machine waits for no pod when it stops.
     Unneeded,
-    /// The machine gave none yet.
-    Missing(shutdown::Places, Duration),
+    /// The machine gave none yet; whether that is logged.
+    Missing(shutdown::Places, Duration, bool),
     Runs(Shutdown),
 }
 
 impl ShutdownThread {
     /// Starts it, where it is needed and does not run.
     fn start(&mut self, events: &EventSender<Event>) {
-        let Self::Missing(places, grace) = self else { return };
+        let Self::Missing(places, grace, is_logged) = self else { return };
         match Shutdown::start(places.clone(), *grace, events.clone()) {
             Ok(shutdown) => *self = Self::Runs(shutdown),
-            Err(error) => {
-                log::warn!("the machine does not wait for pods yet: cannot start a thread: {error}")
+            // tried again with each renewal
+            Err(error) if !std::mem::replace(is_logged, true) => {
+                log::warn!(
+                    "the machine does not wait for pods yet: cannot start a thread: {error}; trying again"
+                );
             }
+            Err(_) => {}
         }
     }
 }
@@ -179,7 +183,7 @@ impl Loops {
             bus: logind::SYSTEM_BUS.into(),
             drop_in: "/run/systemd/logind.conf.d/99-kedge.conf".into(),
         };
-        pods.shutdown = ShutdownThread::Missing(places, grace);
+        pods.shutdown = ShutdownThread::Missing(places, grace, false);
         pods.shutdown.start(&pods.parts.events);
     }
 

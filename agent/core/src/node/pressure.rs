@@ -76,7 +76,7 @@ impl Pressures {
         });
     }
 
-    /// What is to be told of the conditions that differ from these: the reasons of upstream's Events.
+    /// The reasons of upstream's Events about the conditions that differ from these.
     pub(crate) fn news(&self, before: [bool; 3]) -> Vec<&'static str> {
         let changed =
             self.pressed.iter().zip(before).zip(EVENTS).filter(|((now, before), _)| **now != *before);
