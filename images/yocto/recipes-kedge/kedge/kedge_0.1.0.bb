@@ -38,4 +38,6 @@ do_install() {
 do_install[file-checksums] += "${KEDGE_DIST}/${KEDGE_TARGET}/kedge:True"
 do_install[file-checksums] += "${KEDGE_DIST}/${KEDGE_TARGET}/kedge.service:True ${KEDGE_DIST}/${KEDGE_TARGET}/kedge.notices:True"
 FILES:${PN} += "${systemd_system_unitdir}/kedge.service ${sysconfdir}/kedge"
-RRECOMMENDS:${PN} = "crun ca-certificates"
+RRECOMMENDS:${PN} = "ca-certificates"
+# crun is in meta-virtualization, and a build without that layer would end: nothing provides what is recommended
+RRECOMMENDS:${PN} += "${@bb.utils.contains('BBFILE_COLLECTIONS', 'virtualization-layer', 'crun', '', d)}"
