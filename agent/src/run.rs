@@ -44,6 +44,10 @@ const CALLS: usize = 8;
 /// How long one turn of the main loop may take.
 const MAIN_TURN: Duration = Duration::from_secs(20);
 
+/// How often the program's code is given back: what ran since, which is what a renewal and a bookmark need, is in memory. Less often would keep
+/// what a start needed; it costs some thirty minor faults each time.
+const CODE_REST: Duration = Duration::from_secs(30);
+
 /// The name under which the main loop is watched.
 const MAIN_LOOP: &str = "main";
 
@@ -217,6 +221,7 @@ struct Agent {
     exit: Option<Ordered>,
     /// When this image began.
     began: Duration,
+    code_given_back: Duration,
     /// The guard found that the disk does not answer.
     disk_stalled: Arc<AtomicBool>,
     /// Notified when the guard finds that it does not, or does again.
@@ -370,6 +375,7 @@ impl Agent {
             stop_asked: None,
             exit: None,
             began,
+            code_given_back: began,
             disk_stalled,
             disk_changed,
             records_free,
@@ -388,6 +394,7 @@ impl Agent {
         self.main_token.busy();
         self.handle(Event::Start);
         while self.exit.is_none() {
+            self.give_back_code();
             let deadline = self.node.next_deadline(self.handled);
             let wait = deadline.map(|at| at.saturating_sub(self.clocks.monotonic()));
             match wait {
@@ -424,6 +431,14 @@ impl Agent {
             self.leave_a_stalled_disk();
         }
         Ok(self.end(signals).await)
+    }
+
+    fn give_back_code(&mut self) {
+        let now = self.clocks.monotonic();
+        if now.saturating_sub(self.code_given_back) >= CODE_REST {
+            self.code_given_back = now;
+            linux::give_back_code();
+        }
     }
 
     fn stop(&mut self, why: &'static str) {

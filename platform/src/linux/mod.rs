@@ -8,6 +8,7 @@
 mod beneath;
 mod claim;
 mod clocks;
+mod code;
 mod disk;
 mod evidence;
 mod host;
@@ -38,6 +39,7 @@ use crate::files::{DurableFiles, Files, Kind, ReadError};
 pub use beneath::{Beneath, open_beneath};
 pub use claim::{Awaited, Claim, Holder, claim, holders};
 pub use clocks::LinuxClocks;
+pub use code::give_back_code;
 pub use disk::{LinuxDisk, allocate};
 pub use evidence::LinuxTraces;
 pub use host::{LinuxHost, process_facts, watchdogs};

@@ -48,7 +48,7 @@ fn lowest() -> Option<usize> {
     (found == 0 && !address.is_null()).then(|| address.addr())
 }
 
-fn page_bytes() -> Option<usize> {
+pub(super) fn page_bytes() -> Option<usize> {
     let bytes = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten()?;
     usize::try_from(bytes).ok()
 }
