@@ -252,22 +252,30 @@ fn abandoned_calls_give_their_places_back() {
         .get(LOG)
         .refused(429, "node \"edge-1\" has 20 sessions, and may have no more, please try again later");
     drop(waiting);
-    // a client that tries again is served
-    let mut client = hub.admin();
-    let asked = thread::spawn(move || {
-        loop {
-            let reply = client.get(LOG);
-            if reply.code != 429 {
-                return reply;
+    // clients that try again are served: all, once no place is left to those that are gone
+    let tries = |mut client: Client| {
+        thread::spawn(move || {
+            loop {
+                let reply = client.get(LOG);
+                if reply.code != 429 {
+                    return reply;
+                }
+                thread::sleep(Duration::from_millis(100));
             }
-            thread::sleep(Duration::from_millis(100));
-        }
-    });
-    let id = ids(&mut watch, 1).remove(0);
-    assert_eq!(node.another().send("POST", &path_of(&abandoned[0]), &UPGRADE, b"").code, 404, "it is over");
-    let mut session = taken(&node, &path_of(&id));
-    session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
-    assert_eq!(asked.join().unwrap().body, b"one");
+        })
+    };
+    let asked: Vec<_> = (0..NODE_MOST).map(|_| tries(hub.admin())).collect();
+    let called = ids(&mut watch, NODE_MOST);
+    for id in &abandoned {
+        assert_eq!(node.another().send("POST", &path_of(id), &UPGRADE, b"").code, 404, "it is over");
+    }
+    let mut sessions: Vec<Client> = called.iter().map(|id| taken(&node, &path_of(id))).collect();
+    for session in &mut sessions {
+        session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
+    }
+    for asked in asked {
+        assert_eq!(asked.join().unwrap().body, b"one");
+    }
     assert!(!hub.log().contains("did not dial within"), "no call waited to its end: {}", hub.log());
 }
 
