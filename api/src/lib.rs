@@ -70,6 +70,8 @@ pub const CALLS_ANNOTATION: &str = "kedge.dev/calls";
 pub const CALLS_HEADER: &str = "kedge-call";
 /// What a connection is upgraded to by which a node takes a call: after it the hub is the client of the kubelet's API.
 pub const SESSION_UPGRADE: &str = "kedge-session";
+/// What a request for a port of a pod is upgraded to: after it the bytes are the program's.
+pub const POD_PORT_UPGRADE: &str = "kedge-pod-port";
 /// How long an agent that is asked what its node uses measures to tell how fast it does.
 pub const USAGE_WINDOW: core::time::Duration = core::time::Duration::from_secs(1);
 /// The media type of a patch that renews a node's own Lease: the body is the time alone, `2006-01-02T15:04:05.000000Z`, and the answer has

@@ -226,8 +226,8 @@ pub(super) async fn serve(
     passed
 }
 
-/// Passes bytes between a client and its session until the session has ended, or the client has left.
-async fn pass<C, S>(client: C, session: S, peer: Option<Peer>) -> io::Result<()>
+/// Passes bytes between a client and its session, or a program, until that has ended, or the client has left.
+pub(super) async fn pass<C, S>(client: C, session: S, peer: Option<Peer>) -> io::Result<()>
 where
     C: AsyncRead + AsyncWrite,
     S: AsyncRead + AsyncWrite,

@@ -15,6 +15,7 @@ mod http;
 mod logs;
 mod node_logs;
 mod peer;
+mod pod_port;
 mod pods;
 mod port_forward;
 pub mod server;
@@ -103,6 +104,9 @@ async fn route(request: &Request, exchange: Exchange, node: Arc<Node>) -> io::Re
         }
         ("GET" | "POST", ["portForward", namespace, pod, uid]) => {
             port_forward::serve(request, exchange, node, (namespace, pod, Some(uid))).await
+        }
+        ("GET", ["podPort", uid, address, port]) => {
+            pod_port::serve(request, exchange, node, [uid, address, port]).await
         }
         ("GET", _) => exchange.refuse(404, &format!("no such path: /{}", path.join("/"))).await,
         (method, _) => exchange.refuse(405, &format!("{method} is not served here")).await,

@@ -96,7 +96,7 @@ pub(super) async fn serve(
     let peer = exchange.peer.take();
     let client = exchange.take_over(&headers).await?;
     let shown = format!("{pod}_{namespace}, uid {uid}");
-    let reach = Ports { settings: settings.into(), uid: uid.into() };
+    let reach = Ports::new(settings.into(), uid.into());
     let gone = reach.clone();
     let serving = async {
         match upgrade {
@@ -135,12 +135,16 @@ fn uid_of(settings: &Settings, namespace: &str, name: &str, uid: Option<&str>) -
 
 /// The ports of a pod.
 #[derive(Clone)]
-struct Ports {
+pub(super) struct Ports {
     settings: Arc<Settings>,
     uid: Arc<str>,
 }
 
 impl Ports {
+    pub(super) fn new(settings: Arc<Settings>, uid: Arc<str>) -> Self {
+        Self { settings, uid }
+    }
+
     async fn connect(&self, port: u16, address: IpAddr) -> io::Result<TcpStream> {
         let (settings, uid) = (Arc::clone(&self.settings), Arc::clone(&self.uid));
         let socket = spawn_blocking(move || pod_socket(&settings, &uid, address)).await??;
@@ -148,7 +152,8 @@ impl Ports {
         timeout(CONNECT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    async fn gone(self) {
+    /// Returns when the pod is not here any more.
+    pub(super) async fn gone(self) {
         loop {
             sleep(LOOK).await;
             let (settings, uid) = (Arc::clone(&self.settings), Arc::clone(&self.uid));
@@ -175,7 +180,7 @@ impl Reach for Ports {
 }
 
 /// As clients know it from the kubelet.
-fn words(error: &io::Error) -> String {
+pub(super) fn words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".into(),
         io::ErrorKind::TimedOut => "connection timed out".into(),
