@@ -252,6 +252,20 @@ impl Connection {
         stream.flush()
     }
 
+    /// Everything up to these bytes, and them.
+    pub fn read_until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while !bytes.ends_with(end) {
+            let mut byte = [0];
+            self.stream.read_exact(&mut byte)?;
+            bytes.extend_from_slice(&byte);
+            if bytes.len() > ANSWER_BYTES {
+                return Err(invalid(format!("the answer is larger than {ANSWER_BYTES}")));
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Everything up to the connection's end, with or without TLS's own.
     pub fn read_to_end(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -15,6 +15,7 @@ mod image_volumes;
 mod killed_agents;
 mod messages;
 mod network;
+mod pod_proxy;
 mod pods;
 mod port_forward;
 mod pressure;

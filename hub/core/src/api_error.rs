@@ -188,6 +188,11 @@ impl ApiError {
         ApiError::new(500, "", format!("error dialing backend: node {node:?}: {why}"))
     }
 
+    /// 503: a program in a pod gives no answer that could be passed on, in upstream's words.
+    pub fn program_failed(why: &str) -> ApiError {
+        ApiError::new(503, "ServiceUnavailable", format!("error trying to reach service: {why}"))
+    }
+
     /// What a kubelet refuses, as upstream passes it on: its text, under its status.
     pub fn of_kubelet(status: u16, text: String) -> ApiError {
         let reason = match status {

@@ -52,6 +52,11 @@ impl Trail {
         Trail { number, from, received: OffsetDateTime::now_utc(), notes: Mutex::default() }
     }
 
+    /// Where the request comes from.
+    pub(super) fn from(&self) -> IpAddr {
+        self.from
+    }
+
     /// The client's own name for its request, or a new one.
     fn id(&self, headers: &HeaderMap) -> String {
         match header(headers, AUDIT_ID) {

@@ -20,8 +20,8 @@ use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
-    calls, discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, steps,
-    subresources, tokens, usage, watch,
+    calls, discovery, health, node_access, node_streams, openapi, pieces, pod_proxy, renewals, reviews,
+    steps, subresources, tokens, usage, watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -123,15 +123,19 @@ async fn answer(
                 name: node,
                 subresource: "proxy".to_owned(),
             };
-            let verb = match parts.method {
-                Method::GET | Method::HEAD => "get",
-                Method::POST => "create",
-                Method::PUT => "update",
-                Method::PATCH => "patch",
-                _ => "delete",
-            };
+            let verb = verb_of_proxy(&parts.method);
             let outcome = match may_ask_node(&context, verb, &target, &path) {
                 Ok(()) => node_streams::proxy(&context, &target.name, &path).await,
+                Err(refused) => Err(refused),
+            };
+            audit(&context, verb, &target, &outcome);
+            outcome
+        }
+        Route::PodProxy { namespace, name, below } => {
+            let target = Target { kind: &kinds::POD, namespace, name, subresource: "proxy".to_owned() };
+            let verb = verb_of_proxy(&parts.method);
+            let outcome = match authorize_target(&context, verb, &target, None) {
+                Ok(()) => pod_proxy::answer(&context, &target, below.as_deref(), body).await,
                 Err(refused) => Err(refused),
             };
             audit(&context, verb, &target, &outcome);
@@ -238,6 +242,17 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
     })
 }
 
+/// The verb of a request that is passed on.
+fn verb_of_proxy(method: &Method) -> &'static str {
+    match *method {
+        Method::GET | Method::HEAD => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        _ => "delete",
+    }
+}
+
 fn authorize_target(
     context: &RequestContext<'_>,
     verb: &str,
@@ -307,6 +322,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         | Route::Bindings(_)
         | Route::NodeAccess { .. }
         | Route::NodeProxy { .. }
+        | Route::PodProxy { .. }
         | Route::Usage(_)
         | Route::Call { .. }
         | Route::Unknown => Err(ApiError::path_not_found()),

@@ -27,6 +27,7 @@ mod node_streams;
 mod openapi;
 mod own_watches;
 mod pieces;
+mod pod_proxy;
 mod renewals;
 mod request;
 mod respond;

@@ -58,6 +58,8 @@ pub(super) enum Route {
     NodeAccess { node: String, verb: AccessVerb },
     /// `/api/v1/nodes/NAME/proxy/...`: what is asked of the node.
     NodeProxy { node: String, path: Vec<String> },
+    /// `/api/v1/namespaces/NAMESPACE/pods/NAME/proxy/...`: what is asked of a program in a pod. `below` is as it was sent.
+    PodProxy { namespace: String, name: String, below: Option<String> },
     /// `/apis/metrics.k8s.io/v1beta1/...`: what nodes and pods use.
     Usage(Asked),
     /// `/apis/kedge.dev/v1/nodes/NAME/calls/ID`: a node takes a call.
@@ -108,6 +110,9 @@ pub(super) fn parse(path: &str) -> Route {
     if path.len() > MAX_PATH_BYTES {
         return Route::Unknown;
     }
+    if let Some(route) = pod_proxy(path) {
+        return route;
+    }
     let trimmed = path.trim_matches('/');
     if trimmed.is_empty() {
         return Route::Index;
@@ -156,6 +161,24 @@ pub(super) fn parse(path: &str) -> Route {
         ["kedge", "nodes", node, "readmit"] => node_access(node, AccessVerb::Readmit),
         _ => Route::Unknown,
     }
+}
+
+/// What comes after `proxy` is the program's matter: empty segments, and encoded slashes.
+fn pod_proxy(path: &str) -> Option<Route> {
+    let mut segments = path.strip_prefix("/api/v1/namespaces/")?.splitn(5, '/');
+    let (namespace, plural, name) = (segments.next()?, segments.next()?, segments.next()?);
+    if plural != "pods" || segments.next()? != "proxy" {
+        return None;
+    }
+    let below = segments.next().map(|below| format!("/{below}"));
+    let name_of = |text: &str| {
+        let is_name = |text: &String| !text.is_empty() && !text.contains(['/', '\0']);
+        percent_decode(text).filter(is_name)
+    };
+    Some(match (name_of(namespace), name_of(name)) {
+        (Some(namespace), Some(name)) => Route::PodProxy { namespace, name, below },
+        _ => Route::Unknown,
+    })
 }
 
 /// Groups without stored objects: two of reviews, and that of evictions. kubectl before 1.22 evicts only if it finds a
@@ -294,6 +317,15 @@ mod tests {
         );
         check("/api/v1/nodes/a/proxy", "NodeProxy { node: \"a\", path: [] }");
         check("/api/v1/nodes/a/proxy/%2e%2e/x", "NodeProxy { node: \"a\", path: [\"..\", \"x\"] }");
+        let proxy = |name: &str, below: &str| {
+            format!("PodProxy {{ namespace: \"n\", name: {name:?}, below: {below} }}")
+        };
+        let pods = "/api/v1/namespaces/n/pods";
+        check(&format!("{pods}/p/proxy"), &proxy("p", "None"));
+        check(&format!("{pods}/https%3Ap:1/proxy/"), &proxy("https:p:1", "Some(\"/\")"));
+        check(&format!("{pods}/p/proxy//a%2fb/../c/"), &proxy("p", "Some(\"//a%2fb/../c/\")"));
+        check(&format!("{pods}/p%2fq/proxy/"), "Unknown");
+        check(&format!("{pods}//proxy/"), "Unknown");
         check("/apis/kedge.dev/v1/nodes/a/calls/1", "Call { node: \"a\", id: \"1\" }");
         let usage = |resource: &str, namespace: &str, name: &str| {
             format!("Usage(Asked {{ resource: {resource:?}, namespace: {namespace:?}, name: {name:?} }})")

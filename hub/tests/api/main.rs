@@ -14,6 +14,7 @@ mod identity;
 mod kinds;
 mod lifecycles;
 mod objects;
+mod pod_proxy;
 mod refusals;
 mod revocation;
 mod rollouts;

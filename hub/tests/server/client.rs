@@ -138,6 +138,13 @@ impl Client {
         self.connection.as_mut().expect("something was sent").answer().map(Reply::new)
     }
 
+    /// Everything up to this text, and it.
+    #[track_caller]
+    pub(crate) fn read_until(&mut self, end: &str) -> String {
+        let bytes = self.connection.as_mut().expect("something was sent").read_until(end.as_bytes());
+        String::from_utf8(bytes.unwrap()).unwrap()
+    }
+
     /// Everything up to the connection's end.
     pub(crate) fn read_to_end(&mut self) -> String {
         let bytes = self.connection.as_mut().expect("something was sent").read_to_end();

@@ -124,6 +124,8 @@ pub const BINDING: Subresource =
 
 /// Streams are opened by GET (WebSocket) or POST (SPDY).
 const STREAM: &[&str] = &["create", "get"];
+/// Any request that a program in a pod may answer.
+const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
 
 impl Kind {
     /// The defaults of a [`Kind`]: an entry lists its names and its differences. Not a kind itself.
@@ -232,6 +234,7 @@ impl Kind {
                 Subresource { name: "attach", of: ("", "v1", "PodAttachOptions"), verbs: STREAM },
                 Subresource { name: "exec", of: ("", "v1", "PodExecOptions"), verbs: STREAM },
                 Subresource { name: "portforward", of: ("", "v1", "PodPortForwardOptions"), verbs: STREAM },
+                Subresource { name: "proxy", of: ("", "v1", "PodProxyOptions"), verbs: PROXY },
             ],
             "Node" => &[Subresource { name: "proxy", of: ("", "v1", "NodeProxyOptions"), verbs: &["get"] }],
             "Namespace" => {

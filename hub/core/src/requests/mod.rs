@@ -23,7 +23,7 @@ pub use change::{MayCreate, apply, edit, merged_with_old, update};
 pub use create::{check_place, create, new_object, uid, wants_generated_name};
 pub use delete::{FOREGROUND, ORPHAN, delete, finalize_namespace};
 pub use renewal::Renewal;
-pub use streams::{serving_container, serving_node};
+pub use streams::{ProgramAddress, ProxyTarget, serving_container, serving_node};
 pub use types::{
     Admit, Answer, Decision, DeleteOptions, Fresh, Objects, Part, Pending, Place, Propagation, WriteOptions,
 };

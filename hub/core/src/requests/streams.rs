@@ -1,12 +1,85 @@
-//! Requests about a pod that only its node can serve: its logs, and streams into its containers.
+//! Requests about a pod that only its node can serve: its logs, streams into its containers, and requests to its programs.
 //!
-//! Owns: which node serves such a request, and upstream's refusals: no such container, an ended pod, a pod without a node. Always holds:
-//! people see that cause, never "not found". Left to others: reaching the node (`kedge-hub`).
+//! Owns: which node serves such a request, what `pods/proxy` means by a name, and upstream's refusals: no such container, an ended pod,
+//! a pod without a node or an address. Always holds: people see that cause, never "not found". Left to others: reaching the node
+//! (`kedge-hub`).
+
+use std::net::IpAddr;
 
 use serde_json::Value;
 
 use crate::api_error::ApiError;
 use crate::value::{at, text};
+
+/// The port of a program that no container names: upstream leaves it to HTTP.
+const PLAIN_PORT: u16 = 80;
+const SECURE_PORT: u16 = 443;
+
+/// What `[SCHEME:]NAME[:PORT]` in the place of a pod's name means.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ProxyTarget<'a> {
+    pub pod: &'a str,
+    /// The program speaks HTTPS.
+    pub is_secure: bool,
+    /// As it is named; empty: the first port of the pod.
+    port: &'a str,
+}
+
+/// Where a program of a pod is reached.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ProgramAddress<'a> {
+    pub node: &'a str,
+    pub uid: &'a str,
+    pub address: IpAddr,
+    pub port: u16,
+}
+
+impl<'a> ProxyTarget<'a> {
+    /// # Errors
+    /// 400: too many parts, no name, or a scheme that is neither `http` nor `https`.
+    pub fn parse(name: &'a str) -> Result<Self, ApiError> {
+        let parts: Vec<&str> = name.split(':').collect();
+        let (scheme, pod, port) = match parts.as_slice() {
+            [pod] => ("", *pod, ""),
+            [pod, port] => ("", *pod, *port),
+            [scheme, pod, port] => (*scheme, *pod, *port),
+            _ => ("", "", ""),
+        };
+        if pod.is_empty() || !matches!(scheme, "" | "http" | "https") {
+            return Err(ApiError::bad_request(format!("invalid pod request {name:?}")));
+        }
+        Ok(Self { pod, is_secure: scheme == "https", port })
+    }
+
+    /// The address that `pod` has, and the port that is named, or its first one.
+    ///
+    /// # Errors
+    /// 400: it has no node or no address yet, or the port is none.
+    pub fn find<'b>(&self, pod: &'b Value) -> Result<ProgramAddress<'b>, ApiError> {
+        let node = bound_node(pod)?;
+        let port = match self.port {
+            "" => first_port(pod).unwrap_or(if self.is_secure { SECURE_PORT } else { PLAIN_PORT }),
+            named => named.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+                ApiError::bad_request(format!(
+                    "invalid pod request: port {named:?}, expected a number from 1 to 65535"
+                ))
+            })?,
+        };
+        let known = text(pod, &["status", "podIP"]);
+        let address = known.parse().map_err(|_| {
+            // upstream's words for every address that is none of a pod
+            ApiError::bad_request(format!("address not allowed: pod {} has {known:?}", self.pod))
+        })?;
+        Ok(ProgramAddress { node, uid: text(pod, &["metadata", "uid"]), address, port })
+    }
+}
+
+/// The first port that a container of the pod names.
+fn first_port(pod: &Value) -> Option<u16> {
+    let containers = at(pod, &["spec", "containers"])?.as_array()?;
+    let first = containers.iter().find_map(|container| container["ports"].as_array()?.first())?;
+    first["containerPort"].as_u64()?.try_into().ok()
+}
 
 /// The node that serves `subresource` (`log`, `exec`, `attach`, `portforward`) of `pod`, for the container `named` (empty: the only
 /// one). `None`: a log of which nothing was written, because the pod has no node yet.
@@ -22,12 +95,16 @@ pub fn serving_node<'a>(pod: &'a Value, subresource: &str, named: &str) -> Resul
             check_container(pod, named)?;
         }
     }
+    bound_node(pod).map(Some)
+}
+
+fn bound_node(pod: &Value) -> Result<&str, ApiError> {
     match text(pod, &["spec", "nodeName"]) {
         "" => {
             let name = text(pod, &["metadata", "name"]);
             Err(ApiError::bad_request(format!("pod {name} does not have a host assigned")))
         }
-        node => Ok(Some(node)),
+        node => Ok(node),
     }
 }
 
@@ -115,6 +192,54 @@ mod tests {
             "a",
             "cannot exec into a container in a completed pod; current phase is Failed",
         );
+    }
+
+    #[test]
+    fn name_of_a_proxied_pod_has_scheme_and_port() {
+        let check = |name: &str, expect: Option<(&str, bool, &str)>| {
+            let found = ProxyTarget::parse(name).ok();
+            let found = found.as_ref().map(|found| (found.pod, found.is_secure, found.port));
+            assert_eq!(found, expect, "{name}");
+        };
+        check("web", Some(("web", false, "")));
+        check("web:8080", Some(("web", false, "8080")));
+        check("http:web:8080", Some(("web", false, "8080")));
+        check("https:web:", Some(("web", true, "")));
+        for wrong in ["", ":80", "ftp:web:80", "http::80", "a:b:c:d", "https:web:80:x"] {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn port_of_a_proxied_pod_is_named_or_its_first() {
+        let mut pod = pod(&["a", "b"], "n1", "Running");
+        let check = |pod: &Value, name: &str, expect: Result<u16, &str>| {
+            let target = ProxyTarget::parse(name).unwrap();
+            let found = target.find(pod).map(|found| (found.node.to_owned(), found.address, found.port));
+            match (found, expect) {
+                (Ok(found), Ok(port)) => {
+                    assert_eq!(found, ("n1".to_owned(), IpAddr::from([10, 0, 0, 2]), port), "{name}");
+                }
+                (Err(error), Err(expect)) => {
+                    assert_eq!(error.code, 400);
+                    assert!(error.message.contains(expect), "{name}: {error}");
+                }
+                (found, _) => panic!("{name}: {found:?}"),
+            }
+        };
+        check(&pod, "p", Err("address not allowed"));
+        pod["status"]["podIP"] = "10.0.0.2".into();
+        check(&pod, "p", Ok(80));
+        check(&pod, "https:p:", Ok(443));
+        pod["spec"]["containers"][0]["ports"] = json!([]);
+        pod["spec"]["containers"][1]["ports"] = json!([{"containerPort": 8080}, {"containerPort": 1}]);
+        check(&pod, "p", Ok(8080));
+        check(&pod, "https:p:9443", Ok(9443));
+        for wrong in ["p:0", "p:65536", "p:web", "p:-1"] {
+            check(&pod, wrong, Err("expected a number from 1 to 65535"));
+        }
+        pod["spec"]["nodeName"] = "".into();
+        check(&pod, "p", Err("does not have a host assigned"));
     }
 
     #[test]

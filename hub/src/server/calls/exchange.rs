@@ -7,6 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use kedge_api::POD_PORT_UPGRADE;
 use kedge_hub_core::api_error::ApiError;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::time::timeout;
@@ -59,6 +60,12 @@ impl Asked {
         Asked { method, target, headers }
     }
 
+    /// A request for a port of a pod.
+    fn port(target: String) -> Asked {
+        let headers = vec![("upgrade", HeaderValue::from_static(POD_PORT_UPGRADE))];
+        Asked { method: "GET", target, headers }
+    }
+
     fn upgrades(&self) -> bool {
         !self.headers.is_empty()
     }
@@ -89,15 +96,7 @@ struct Head {
 
 /// Sends the request and reads the head of the answer; one that says no is an error.
 pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> Result<Relay, ApiError> {
-    let failed = |why: String| ApiError::node_failed(node, &why);
-    let exchanged = async {
-        stream.write_all(&asked.text()).await?;
-        read_head(&mut stream).await
-    };
-    let (head, early) = match timeout(HEAD, exchanged).await {
-        Ok(exchanged) => exchanged.map_err(|error| failed(error.to_string()))?,
-        Err(_) => return Err(failed(format!("it did not answer within {} s", HEAD.as_secs()))),
-    };
+    let (head, early) = head_of(&mut stream, node, &asked).await?;
     match (head.status, head.framing) {
         (101, _) if asked.upgrades() => {
             let mut headers = head.headers;
@@ -110,11 +109,46 @@ pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> R
             headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
             Ok(Relay::body(stream, Incoming::new(early, framing), headers))
         }
-        (400.., framing) => {
+        _ => Err(refused(stream, early, node, &head).await),
+    }
+}
+
+/// Has the node connect to a port of a pod; the connection to the program there.
+pub(super) async fn connect(
+    mut stream: DuplexStream,
+    node: &str,
+    target: String,
+) -> Result<DuplexStream, ApiError> {
+    let (head, early) = head_of(&mut stream, node, &Asked::port(target)).await?;
+    match head.status {
+        101 if early.is_empty() => Ok(stream),
+        101 => Err(ApiError::program_failed("it speaks before it is asked")),
+        _ => Err(refused(stream, early, node, &head).await),
+    }
+}
+
+/// The head of the answer, and what came after it.
+async fn head_of(stream: &mut DuplexStream, node: &str, asked: &Asked) -> Result<(Head, Vec<u8>), ApiError> {
+    let failed = |why: String| ApiError::node_failed(node, &why);
+    let exchanged = async {
+        stream.write_all(&asked.text()).await?;
+        read_head(stream).await
+    };
+    match timeout(HEAD, exchanged).await {
+        Ok(exchanged) => exchanged.map_err(|error| failed(error.to_string())),
+        Err(_) => Err(failed(format!("it did not answer within {} s", HEAD.as_secs()))),
+    }
+}
+
+/// An answer that says no, or makes no sense.
+async fn refused(stream: DuplexStream, early: Vec<u8>, node: &str, head: &Head) -> ApiError {
+    let Head { status, framing, .. } = *head;
+    match status {
+        400.. => {
             let text = error_text(stream, Incoming::new(early, framing.unwrap_or(Framing::Bytes(0)))).await;
-            Err(ApiError::of_kubelet(head.status, text))
+            ApiError::of_kubelet(status, text)
         }
-        (status, _) => Err(failed(format!("its answer has the status {status} and no length"))),
+        _ => ApiError::node_failed(node, &format!("its answer has the status {status} and no length")),
     }
 }
 

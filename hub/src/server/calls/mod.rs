@@ -3,7 +3,7 @@
 //! Somebody asks for a container's log. The hub notes a call under a random id, and the node hears of the id on a way that is open
 //! anyway (a bookmark on the watch of its own Node, a header of its next renewal's answer). The node dials, takes the call with
 //! `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`, and after the 101 roles turn: the hub is the client of the kubelet's API on that
-//! connection (`exchange`), and the answer goes to who asked (`relay`).
+//! connection (`exchange`), or of a program in a pod to which the node connects (`program`), and the answer goes to who asked (`relay`).
 //!
 //! Always holds: an id is taken once, by the node that it is for, within seconds, and another node that tries it learns and changes
 //! nothing; a node, a user and all together have so many sessions at most; nothing is stored, and a node without calls pays nothing.
@@ -11,6 +11,7 @@
 
 mod exchange;
 mod messages;
+mod program;
 mod relay;
 
 use std::collections::HashMap;
@@ -40,6 +41,7 @@ use crate::pki::PROBE_USER;
 pub(super) use exchange::Asked;
 pub use exchange::read_answer;
 pub(super) use messages::Messages;
+pub(super) use program::{Answer, Question};
 use relay::Asker;
 pub(super) use relay::{Kept, LINGER, Relay, Waiting};
 
@@ -212,6 +214,41 @@ pub(super) async fn open(
     }
 }
 
+/// Asks a program in a pod of a node; `target`: where the node has its port. The answer is what `shown` makes of its head.
+pub(super) async fn ask_program(
+    context: &RequestContext<'_>,
+    node: &str,
+    target: String,
+    question: Question,
+    shown: impl FnOnce(&Answer) -> Response<()> + Send,
+) -> Result<Response<Body>, ApiError> {
+    let wait = patience(&context.server.hub, node)?;
+    let user = context.identity_now()?.user.clone();
+    let answering = async {
+        let (session, Dialled { stream, asker }) = dialled(context.server, node, &user, wait).await?;
+        // revoked meanwhile, or expired
+        context.identity_now()?;
+        let connected = exchange::connect(stream, node, target).await?;
+        let answer = program::ask(connected, question).await?;
+        let (head, ()) = shown(&answer).into_parts();
+        if answer.is_over() {
+            // in the HTTP library, which knows of each such answer why it has no body
+            let mut response = respond::empty(head.status.as_u16());
+            *response.headers_mut() = head.headers;
+            return Ok(response);
+        }
+        let relay = Relay::answer(answer).held(session, asker, context.presented.standing());
+        let mut response = relay.into_response();
+        *response.headers_mut() = head.headers;
+        Ok(response)
+    };
+    tokio::select! {
+        answered = answering => answered,
+        // its place is for others
+        () = context.presented.left() => Err(ApiError::caller_left(node)),
+    }
+}
+
 /// Why a node would not take a call at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unready {
@@ -270,7 +307,7 @@ pub(super) fn begins_like_one(received: &[u8]) -> bool {
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
     let mut segments = path.split(|byte| *byte == b'/');
     let last = segments.next_back().unwrap_or_default();
-    [&b"log"[..], b"exec", b"attach", b"portforward"].contains(&last)
+    [&b"log"[..], b"exec", b"attach", b"portforward", b"proxy"].contains(&last)
         || segments.any(|segment| segment == b"proxy")
         || path.starts_with(b"/apis/metrics.k8s.io/")
 }
@@ -369,7 +406,8 @@ mod tests {
         check("GET /api/v1/namespaces/n/pods/p/log?follow=true", true);
         check("POST /api/v1/namespaces/n/pods/p/exec?command=a/b", true);
         check("GET /api/v1/nodes/n/proxy/configz", true);
-        check("GET /api/v1/nodes/n/proxy", false);
+        check("PUT /api/v1/namespaces/n/pods/https:p:80/proxy/a/b", true);
+        check("POST /api/v1/namespaces/n/pods/p/proxy", true);
         check("GET /api/v1/namespaces/n/pods?x=/log", false);
         check("POST /apis/kedge.dev/v1/nodes/n/calls/log0", false);
         assert!(!begins_like_one(b""));

@@ -2,7 +2,8 @@
 //!
 //! Always holds: one that does not read stops the other, and nothing but so many bytes wait between them; an answer of the node that
 //! breaks off breaks off for who asked, too; a session in which nothing passes ends. It is served without the HTTP library, like a
-//! watch: the library would not notice a client that leaves while nothing is sent.
+//! watch: the library would not notice a client that leaves while nothing is sent. An answer of a program keeps its length, or the way it
+//! ends.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,6 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Session;
 use super::messages::Messages;
+use super::program::{self, Length};
 use crate::server::authentication::Standing;
 use crate::server::detached_watch::Manner;
 use crate::server::link::{Link, head_text};
@@ -179,11 +181,35 @@ enum What {
     Messages(Incoming, Messages),
 }
 
+/// Where the answer comes from.
+#[derive(Debug)]
+enum Source {
+    Node(DuplexStream, What),
+    Program(program::Answer),
+}
+
+/// A body that comes in pieces.
+trait Pieces {
+    /// The next one; `None`: it is whole. May be dropped while it waits.
+    fn next_piece(&mut self) -> impl Future<Output = io::Result<Option<Vec<u8>>>> + Send;
+}
+
+impl Pieces for (DuplexStream, Incoming) {
+    async fn next_piece(&mut self) -> io::Result<Option<Vec<u8>>> {
+        self.1.next(&mut self.0).await
+    }
+}
+
+impl Pieces for program::Answer {
+    async fn next_piece(&mut self) -> io::Result<Option<Vec<u8>>> {
+        self.next().await
+    }
+}
+
 /// The rest of a session, after the head of its answer.
 #[derive(Debug)]
 pub(in crate::server) struct Relay {
-    stream: DuplexStream,
-    what: What,
+    source: Source,
     headers: HeaderMap,
     /// Of a token that asked.
     standing: Option<Standing>,
@@ -208,27 +234,31 @@ impl Relay {
 
     /// The side of a client that was upgraded.
     pub(super) fn upgraded(stream: DuplexStream, early: Vec<u8>, headers: HeaderMap) -> Relay {
-        Relay {
-            stream,
-            what: What::Raw { early },
-            headers,
-            standing: None,
-            side: Side::Client { _held: None },
-        }
+        Relay::of_client(Source::Node(stream, What::Raw { early }), headers)
     }
 
     /// The side of a client that gets an answer.
     pub(super) fn body(stream: DuplexStream, body: Incoming, headers: HeaderMap) -> Relay {
-        Relay { stream, what: What::Body(body), headers, standing: None, side: Side::Client { _held: None } }
+        Relay::of_client(Source::Node(stream, What::Body(body)), headers)
+    }
+
+    /// The side of a client that gets what a program in a pod answers.
+    pub(super) fn answer(answer: program::Answer) -> Relay {
+        Relay::of_client(Source::Program(answer), HeaderMap::new())
+    }
+
+    fn of_client(source: Source, headers: HeaderMap) -> Relay {
+        Relay { source, headers, standing: None, side: Side::Client { _held: None } }
     }
 
     /// An answer in messages of a WebSocket; anything else as it is.
     pub(super) fn in_messages(self, messages: Messages) -> Relay {
-        match self.what {
-            What::Body(body) => {
-                Relay { headers: messages.headers(), what: What::Messages(body, messages), ..self }
+        match self.source {
+            Source::Node(stream, What::Body(body)) => {
+                let headers = messages.headers();
+                Relay { headers, source: Source::Node(stream, What::Messages(body, messages)), ..self }
             }
-            what => Relay { what, ..self },
+            source => Relay { source, ..self },
         }
     }
 
@@ -237,33 +267,40 @@ impl Relay {
     }
 
     /// The whole answer of a node, or all that is said after an upgrade. More than `most` bytes of an answer are an error.
-    pub(super) async fn read(mut self, most: usize) -> io::Result<Vec<u8>> {
-        match self.what {
-            What::Raw { mut early } => {
-                self.stream.read_to_end(&mut early).await?;
+    pub(super) async fn read(self, most: usize) -> io::Result<Vec<u8>> {
+        match self.source {
+            Source::Node(mut stream, What::Raw { mut early }) => {
+                stream.read_to_end(&mut early).await?;
                 Ok(early)
             }
-            What::Body(mut body) | What::Messages(mut body, _) => {
-                let mut whole = Vec::new();
-                while let Some(piece) = body.next(&mut self.stream).await? {
-                    if whole.len() + piece.len() > most {
-                        return Err(io::Error::other(format!("its answer has more than {most} bytes")));
-                    }
-                    whole.extend_from_slice(&piece);
-                }
-                Ok(whole)
+            Source::Node(stream, What::Body(body) | What::Messages(body, _)) => {
+                whole((stream, body), most).await
             }
+            Source::Program(answer) => whole(answer, most).await,
         }
     }
 
     /// The head of the answer.
     pub(super) fn head(&self) -> (StatusCode, HeaderMap) {
-        let status = match self.what {
-            What::Raw { .. } | What::Messages(..) => StatusCode::SWITCHING_PROTOCOLS,
-            What::Body(_) => StatusCode::OK,
+        let status = match &self.source {
+            Source::Node(_, What::Raw { .. } | What::Messages(..)) => StatusCode::SWITCHING_PROTOCOLS,
+            Source::Node(_, What::Body(_)) => StatusCode::OK,
+            Source::Program(answer) => answer.response.status(),
         };
         (status, self.headers.clone())
     }
+}
+
+/// All pieces, unless they have more than `most` bytes.
+async fn whole(mut pieces: impl Pieces, most: usize) -> io::Result<Vec<u8>> {
+    let mut whole = Vec::new();
+    while let Some(piece) = pieces.next_piece().await? {
+        if whole.len() + piece.len() > most {
+            return Err(io::Error::other(format!("its answer has more than {most} bytes")));
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole)
 }
 
 /// A relay whose answer waits to be written.
@@ -308,7 +345,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
     /// Serves a session to its end, and with it the connection.
     pub(in crate::server) async fn relay(&mut self, kept: Kept) -> io::Result<()> {
         let Kept { head, relay, chunks } = kept;
-        let Relay { stream, what, standing, mut side, .. } = *relay;
+        let Relay { source, standing, mut side, .. } = *relay;
         let over = async {
             match standing {
                 Some(mut standing) => std::future::poll_fn(|context| standing.poll_over(context)).await,
@@ -318,27 +355,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
         let version = if chunks { "HTTP/1.1" } else { "HTTP/1.0" };
         let mut text = head_text(version, &head);
         let relaying = async {
-            match what {
-                What::Raw { early } => {
+            match source {
+                Source::Node(stream, What::Raw { early }) => {
                     text.extend_from_slice(b"\r\n");
                     text.extend_from_slice(&early);
                     self.write(&text).await?;
                     self.pass_raw(stream, &mut side).await
                 }
-                What::Body(body) => {
-                    let framing: &[u8] = if chunks { b"transfer-encoding: chunked\r\n" } else { b"" };
-                    text.extend_from_slice(framing);
-                    text.extend_from_slice(b"connection: close\r\n\r\n");
-                    self.write(&text).await?;
-                    let frames = if chunks { Frames::Chunks } else { Frames::None };
-                    self.pass_body(stream, body, frames).await
+                Source::Node(stream, What::Body(body)) => {
+                    let length = Length::Chunks;
+                    self.write_answer(text, (stream, body), length, chunks).await
                 }
-                What::Messages(body, messages) => {
+                Source::Program(answer) => {
+                    let length = answer.length();
+                    self.write_answer(text, answer, length, chunks).await
+                }
+                Source::Node(stream, What::Messages(body, messages)) => {
                     text.extend_from_slice(b"\r\n");
                     // as upstream: the client may wait for it to know that the way is open
                     text.extend(messages.frame(b""));
                     self.write(&text).await?;
-                    self.pass_body(stream, body, Frames::Messages(messages)).await
+                    self.pass_body((stream, body), Frames::Messages(messages)).await
                 }
             }
         };
@@ -349,15 +386,34 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
         }
     }
 
-    async fn pass_body(
+    /// `text`: the head without what says how the body ends.
+    async fn write_answer(
         &mut self,
-        mut stream: DuplexStream,
-        mut body: Incoming,
-        frames: Frames,
+        mut text: Vec<u8>,
+        body: impl Pieces,
+        length: Length,
+        knows_chunks: bool,
     ) -> io::Result<()> {
+        let frames = match length {
+            Length::Bytes(bytes) => {
+                text.extend_from_slice(format!("content-length: {bytes}\r\n").as_bytes());
+                Frames::None
+            }
+            Length::Chunks if knows_chunks => {
+                text.extend_from_slice(b"transfer-encoding: chunked\r\n");
+                Frames::Chunks
+            }
+            Length::Chunks | Length::Unknown => Frames::None,
+        };
+        text.extend_from_slice(b"connection: close\r\n\r\n");
+        self.write(&text).await?;
+        self.pass_body(body, frames).await
+    }
+
+    async fn pass_body(&mut self, mut body: impl Pieces, frames: Frames) -> io::Result<()> {
         loop {
             let piece = tokio::select! {
-                piece = body.next(&mut stream) => piece?,
+                piece = body.next_piece() => piece?,
                 gone = std::future::poll_fn(|context| self.poll_gone(None, context)) => return gone,
                 () = tokio::time::sleep(IDLE) => return Ok(()),
             };
@@ -504,7 +560,7 @@ mod tests {
     async fn session(what: What, story: impl AsyncFnOnce(DuplexStream, DuplexStream)) -> io::Result<()> {
         let (client, server) = tokio::io::duplex(1024);
         let (stream, node) = tokio::io::duplex(1024);
-        let relay = Relay { what, ..Relay::upgraded(stream, Vec::new(), HeaderMap::new()) };
+        let relay = Relay::of_client(Source::Node(stream, what), HeaderMap::new());
         served(relay, client, server, node, story).await
     }
 
