@@ -2,7 +2,7 @@
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{LIMIT, Machine, id, isolated, isolated_network, processes, wanted};
-use kedge_platform::workloads::{ContainerId, Exec, ExecEnd};
+use kedge_platform::workloads::{ContainerId, Exec, ExecEnd, Session, SessionOrder, Workloads};
 use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
 use std::fs;
@@ -47,6 +47,37 @@ fn program_runs_as_the_container_does() {
         let files = fs::read_dir(runtime.bundle(&a)).unwrap().flatten();
         let left = files.filter(|file| file.file_name().to_string_lossy().starts_with("exec-"));
         assert_eq!(left.count(), 0, "no file of a program that ended");
+    });
+}
+
+/// A program that is dead and whose parent is not of the container keeps its PID namespace, and so the container, from ending.
+#[test]
+fn container_ends_after_programs_were_killed_in_it() {
+    isolated("probes::container_ends_after_programs_were_killed_in_it", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let order = wanted("a", "exec sleep 1000");
+        runtime.run(&order);
+        for _ in 0..10 {
+            let hung = run(&machine, &order.id, "sleep 1000 & sleep 1000", Duration::from_millis(200));
+            assert_eq!(hung, Ok(ExecEnd::TimedOut));
+        }
+        let command = ["/bin/sh", "-c", "sleep 1000 & sleep 1000"].map(String::from);
+        for _ in 0..10 {
+            let order = SessionOrder {
+                id: &order.id,
+                command: &command,
+                stdin: false,
+                stdout: false,
+                stderr: false,
+                terminal: None,
+            };
+            let mut session = Session::start(&order, &machine.settings).unwrap();
+            session.kill();
+        }
+        runtime.workloads.kill_container(&order.id).unwrap();
+        assert_eq!(runtime.await_end(&order.id).exit_code, 137);
+        runtime.clean_up(&[order.id]);
     });
 }
 

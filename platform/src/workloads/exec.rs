@@ -163,9 +163,18 @@ fn kill(child: &mut Child, pid_file: &PidFile, container: &Order) -> io::Result<
             kill_members(group, container, end);
         }
         program.signal(libc::SIGKILL)?;
+        await_crun(ProcessFd::open(crun)?.as_ref());
     }
     process::kill_group(crun);
     child.wait().map(drop)
+}
+
+/// Gives crun the time to take its program, which was killed, out of the process table. If crun is killed first, that is left to process 1,
+/// and where that does not do it, the container's PID namespace can never end.
+pub(super) fn await_crun(crun: Option<&ProcessFd>) {
+    if let Some(crun) = crun {
+        crun.wait(AFTER_KILL);
+    }
 }
 
 /// Kills what of a process group is in the container, until nothing is left of it. A program chooses its group: one that sees the

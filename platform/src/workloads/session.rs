@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use super::cgroups::Cgroups;
 use super::crun;
-use super::exec::{AFTER_KILL, LOOK, PidFile, in_memory};
+use super::exec::{AFTER_KILL, LOOK, PidFile, await_crun, in_memory};
 use super::places::Places;
 use super::process::{self, ProcessFd, WindowSize};
 use super::records::{CrunOrder, ORDER, Order, Records};
@@ -167,6 +167,7 @@ impl Session {
             && !self.has_ended()
         {
             self.kill_session(pid, end);
+            await_crun(Some(&self.process));
         }
         process::kill_group(self.crun.id().cast_signed());
         let _ = self.crun.wait();
