@@ -9,8 +9,10 @@ fn pod_has_network_hostname_and_files_of_its_own() {
     isolated("sharing::pod_has_network_hostname_and_files_of_its_own", || {
         let machine = Machine::new();
         let mut runtime = machine.open();
-        let mut first =
-            wanted("first", "hostname; ip link | cat; readlink /proc/self/ns/net; cat /etc/hosts");
+        let mut first = wanted(
+            "first",
+            "hostname; ip link | cat; readlink /proc/self/ns/net; cat /etc/hosts /proc/self/mounts",
+        );
         first.host_network = false;
         let mut second = wanted("second", "readlink /proc/self/ns/net; id -u; id -G");
         second.host_network = false;
@@ -20,6 +22,10 @@ fn pod_has_network_hostname_and_files_of_its_own() {
         let (one, two) = (machine.logged(&first.id).join("\n"), machine.logged(&second.id).join("\n"));
         assert!(one.starts_with("web-0\n1: lo: <LOOPBACK,UP,LOWER_UP>"), "{one}");
         assert!(!one.contains("\n2: eth0") && one.contains("127.0.0.1\tlocalhost"), "{one}");
+        for place in [" /dev/shm ", " /etc/hosts "] {
+            let mount = one.lines().find(|line| line.contains(place)).unwrap();
+            assert!(mount.contains("nosuid,nodev,noexec"), "{mount}");
+        }
         let network = one.lines().find(|line| line.starts_with("net:")).unwrap();
         let own = std::fs::read_link("/proc/self/ns/net").unwrap();
         assert_ne!(network, own.to_str().unwrap());
@@ -140,6 +146,39 @@ fn shared_processes_have_a_reaping_parent_without_rights() {
         wait_until("only the parent", LIMIT, || processes("busybox").is_empty());
         runtime.clean_up(&[first.id, second.id]);
         assert_eq!(processes("pause"), Vec::<String>::new());
+    });
+}
+
+/// Whoever may trace the parent, or read of it what the kernel shows to all, finds nothing of the machine.
+#[test]
+fn parent_of_shared_processes_shows_no_machine() {
+    isolated("sharing::parent_of_shared_processes_shows_no_machine", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let script = "cat /proc/1/net/dev | tail -n +3; ls /proc/1/fd/ /proc/1/root/ | cat; cat /proc/1/mountinfo; \
+            for kind in net uts ipc; do for pid in 1 self; do readlink /proc/$pid/ns/$kind; done; done";
+        let mut container = wanted("web", script);
+        (container.shares_processes, container.host_network) = (true, false);
+        container.security.capabilities.push("CAP_SYS_PTRACE".into());
+        assert_eq!(runtime.run_to_end(&container).exit_code, 0);
+        let seen = machine.logged(&container.id);
+        let lines: Vec<&str> = seen.iter().map(|line| line.trim()).collect();
+        let [lo, "/proc/1/fd/:", "", "/proc/1/root/:", mount, namespaces @ ..] = &lines[..] else {
+            panic!("{seen:#?}")
+        };
+        assert!(lo.starts_with("lo: ") && mount.contains("/empty / ro,"), "{seen:#?}");
+        assert_eq!(namespaces.len(), 6, "{seen:#?}");
+        for pair in namespaces.chunks(2) {
+            assert_eq!(pair[0], pair[1], "the parent is in the pod's own: {seen:#?}");
+        }
+        // the network is made anew, with another parent
+        runtime.workloads.remove_container(&container.id).unwrap();
+        let before = processes("pause");
+        runtime.workloads.drop_network("uid-1").unwrap();
+        assert_eq!(processes("pause"), Vec::<String>::new(), "it would keep the network");
+        runtime.prepare(&container);
+        assert_eq!(processes("pause"), before);
+        runtime.clean_up(&[]);
     });
 }
 

@@ -233,6 +233,22 @@ pub(super) fn orphaned(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(prepare) }
 }
 
+/// Most descriptors that a process has by default.
+const DESCRIPTORS_BY_DEFAULT: RawFd = 1024;
+
+/// Closes every descriptor of this process, the first three too: from here on it reads and writes nothing.
+pub(super) fn close_all_descriptors() {
+    // SAFETY: three integers. What is closed belongs to objects that the caller uses no more: it waits for signals.
+    if unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) } == 0 {
+        return;
+    }
+    // kernels before 5.9
+    for fd in 0..DESCRIPTORS_BY_DEFAULT {
+        // SAFETY: as above.
+        let _ = unsafe { libc::close(fd) };
+    }
+}
+
 /// Lets a program, and all that it starts, keep this descriptor: what is locked by it stays so until the last of them has ended.
 pub(super) fn handing_on(command: &mut Command, fd: RawFd) -> &mut Command {
     let keep = move || {

@@ -9,7 +9,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
@@ -38,6 +39,8 @@ const SHM_OPTIONS: &str = "mode=1777,size=65536k";
 const FILES_OPTIONS: &str = "mode=0755,size=1m,nr_inodes=16";
 /// The process that holds the PID namespace.
 const PAUSE: &str = "pause.json";
+/// How long it may take to have given up what it must not have; it takes milliseconds.
+const PAUSE_READY_WITHIN: Duration = Duration::from_secs(30);
 /// How long it may take to end after SIGKILL, which also ends all in its namespace.
 const PAUSE_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -81,10 +84,7 @@ pub(super) fn prepare(
             log::warn!("pod {}: a limit is not kept: {missed}", order.uid);
         }
     }
-    let own = |name: &str| match name {
-        "ipc" => !order.host_ipc,
-        _ => !order.host_network,
-    };
+    let own = |name: &str| is_own(order, name);
     for (name, flag) in NAMESPACES.into_iter().filter(|(name, _)| own(name)) {
         let file = pod.join(name);
         if !is_on(&file, NSFS_MAGIC) {
@@ -109,6 +109,14 @@ pub(super) fn prepare(
         shm: if order.host_ipc { "/dev/shm".into() } else { shm },
         files: pod.join("files"),
     })
+}
+
+/// Whether the pod has a namespace of this name, and not the machine's.
+fn is_own(order: &PodOrder, name: &str) -> bool {
+    match name {
+        "ipc" => !order.host_ipc,
+        _ => !order.host_network,
+    }
 }
 
 /// The files that containers mount, and may write: on a file system of their own, so that a container that fills one fills nothing
@@ -155,10 +163,13 @@ pub(super) fn network_of(places: &Places, uid: &str) -> Option<PathBuf> {
 
 /// Gives up the network namespace: what was done in it half is gone with it.
 pub(super) fn drop_network(places: &Places, uid: &str) -> Result<(), WorkloadError> {
-    let place = places.pod(uid).join("net");
+    let pod = places.pod(uid);
+    let place = pod.join("net");
     if has_containers(places, uid) {
         return Err(WorkloadError::Busy(format!("a container uses {}", place.display())));
     }
+    // it is in the namespace, which would stay with it
+    end_pause(&pod).map_err(on("end the pause process of", &pod))?;
     unmount(&place).map_err(on("unmount", &place))
 }
 
@@ -279,6 +290,10 @@ fn hold_processes(pod: &Path, cgroups: &Cgroups, program: &Path, order: &PodOrde
     make_directory(&root, 0o555).map_err(io::Error::other)?;
     let (waits, go) = std::io::pipe()?;
     let process = in_thread(|| {
+        // containers see through its /proc/1/net what its network has
+        for (name, flag) in NAMESPACES.into_iter().filter(|(name, _)| is_own(order, name)) {
+            setns(File::open(pod.join(name))?, flag)?;
+        }
         // for the children of this thread
         unshare(CloneFlags::CLONE_NEWPID)?;
         let mut command = Command::new(program);
@@ -289,12 +304,25 @@ fn hold_processes(pod: &Path, cgroups: &Cgroups, program: &Path, order: &PodOrde
     })?;
     let record = PauseRecord { version: VERSION, process };
     Records::of(pod).write(PAUSE, &record).map_err(io::Error::other)?;
+    (&go).write_all(&[0])?;
+    await_end_of_reader(&go, PAUSE_READY_WITHIN)?;
     if let Some((own, _)) = order.groups.last() {
         // a leaf of its own: in the unified tree only leaves may hold processes
         cgroups.put(&format!("{own}/pause"), process.pid)?;
     }
-    (&go).write_all(&[0])?;
     bind(Path::new(&format!("/proc/{}/ns/pid", process.pid)), &file)
+}
+
+/// Waits until nobody reads from a pipe.
+fn await_end_of_reader(pipe: &io::PipeWriter, limit: Duration) -> io::Result<()> {
+    let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+    match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::empty())], timeout)? {
+        0 => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("it was not ready after {} s", limit.as_secs()),
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn pause_of(pod: &Path) -> Option<ProcessName> {

@@ -176,6 +176,9 @@ fn node(device: &Device) -> Value {
     json!({"path": path, "type": device.kind(), "major": major, "minor": minor, "fileMode": mode, "uid": uid, "gid": gid})
 }
 
+/// crun's `rw` takes off what the file system was mounted with, so it is said again.
+const SMALL: [&str; 6] = ["rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"];
+
 fn own_mounts(shared: &Shared, is_privileged: bool) -> Vec<Value> {
     let mode = if is_privileged { "rw" } else { "ro" };
     let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": source, "options": options});
@@ -192,11 +195,11 @@ fn own_mounts(shared: &Shared, is_privileged: bool) -> Vec<Value> {
         // a mount of its own, not the machine's bound: below that one there are others, writable
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", mode]),
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", mode]),
-        mount("/dev/shm", "bind", &shared.shm, &["rbind", "rprivate", "rw"]),
+        mount("/dev/shm", "bind", &shared.shm, &SMALL),
     ];
     for name in ["hosts", "resolv.conf", "hostname"] {
         let source = format!("{}/{name}", shared.files);
-        mounts.push(mount(&format!("/etc/{name}"), "bind", &source, &["rbind", "rprivate", "rw"]));
+        mounts.push(mount(&format!("/etc/{name}"), "bind", &source, &SMALL));
     }
     mounts
 }
