@@ -9,6 +9,7 @@ mod updates;
 mod volumes;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -132,7 +133,7 @@ impl Bench {
         isolate()?;
         let setup = Setup::open(kind.purpose)?;
         set_network(setup.scratch.path())?;
-        let group = format!("/kedge-bench-{}", std::process::id());
+        let group = group()?;
         let program = match std::env::var_os("KEDGE_STATIC_AGENT") {
             Some(program) => program.into(),
             None => programs::built("kedge")?,
@@ -285,11 +286,12 @@ impl Bench {
             hub.accepted("DELETE", path, "", &Value::Null).map_err(io("delete a pod"))?;
         }
         for path in &paths {
-            let gone = poll(LIMIT, || {
-                let answer = hub.request("GET", path, "", &[]).ok()?;
-                (answer.status == 404).then_some(())
+            let gone = poll(LIMIT, || match hub.request("GET", path, "", &[]) {
+                Ok(answer) if answer.status != 404 => None,
+                answer => Some(answer),
             });
-            gone.ok_or_else(|| missing(&format!("{path} to be gone"), "it is still there"))?;
+            let answer = gone.ok_or_else(|| missing(&format!("{path} to be gone"), "it is still there"))?;
+            answer.map_err(io("see that a pod is gone"))?;
         }
         Ok(())
     }
@@ -426,6 +428,13 @@ impl Bench {
         self.cgroups.remove(&self.group).map_err(RigError::io("remove the group", group))?;
         stopped
     }
+}
+
+/// A group of this process's own. In a PID namespace, which `.ci/bench` makes, every such process is the first, so the namespace is in its name.
+fn group() -> Result<String, RigError> {
+    let namespace = Path::new("/proc/self/ns/pid");
+    let inode = fs::metadata(namespace).map_err(RigError::io("look at", namespace))?.ino();
+    Ok(format!("/kedge-bench-{inode}-{}", std::process::id()))
 }
 
 fn strace(prefix: &Path, pids: &[i32]) -> Result<Helper, RigError> {

@@ -29,7 +29,7 @@ pub(super) const NODE: Kind = Kind {
 };
 const DISK_MIB: u32 = 256;
 /// What fills it beyond the threshold.
-const FILLED_MIB: usize = 160;
+const FILLED_MIB: usize = 208;
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 /// What pods' volumes are made of.
 const OBJECT: &str = "bench";
