@@ -227,6 +227,13 @@ pub(crate) const STORIES: &[Story] = &[
         surroundings::long_outage,
     ),
     story("address", "the node gets another address", false, Needs::Nothing, surroundings::address),
+    story(
+        "own-network",
+        "a file on the EFI partition gives the node a fixed address: it has that, and no other, from then on",
+        false,
+        Needs::Slots,
+        surroundings::own_network,
+    ),
     story("no-hub", "the hub goes and comes back", false, Needs::Nothing, surroundings::hub),
     story("moved-hub", "the hub moves to another address", false, Needs::Nothing, surroundings::moved_hub),
     story(

@@ -214,6 +214,24 @@ pub(super) fn moved_hub(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+/// The address that `own-network` gives the node; DHCP would give it 10.0.2.15.
+const OWN_ADDRESS: &str = "10.0.2.77";
+
+pub(super) fn own_network(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest(&format!(
+        "printf '[Match]\\nName=eth*\\n[Network]\\nAddress={OWN_ADDRESS}/24\\nGateway=10.0.2.2\\n' \
+         >/efi/kedge/10-site.network && sync"
+    ))?;
+    stage.reboot()?;
+    stage.renews()?;
+    let addresses = stage.guest("ip -4 -o address show eth0 | sed 's/.* inet \\([0-9.]*\\).*/\\1/'")?;
+    stage.expect("the node's addresses", addresses.as_str(), OWN_ADDRESS)?;
+    stage.runs(&uid)?;
+    stage.say("the node has the address that a file on its EFI partition gives it, and renews");
+    Ok(())
+}
+
 pub(super) fn hub(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     let process = stage.running()?;
