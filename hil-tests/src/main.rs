@@ -319,6 +319,7 @@ impl<'a> Run<'a> {
         match story.needs {
             Needs::Faults if self.options.faults.is_none() => Some("needs an agent with faults (--faults)"),
             Needs::Watchdog if self.board.watchdog.is_none() => Some("the board has no hardware watchdog"),
+            Needs::NoWatchdog if self.board.watchdog.is_some() => Some("the board has a hardware watchdog"),
             Needs::Slots | Needs::BrokenUpdate if !is_slotted => {
                 Some("the board has no boot loader that counts tries")
             }
@@ -492,13 +493,14 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
          echo $((($(cat $p/../size) - $(cat $p/start) - $(cat $p/size)) / 2048))",
     )?;
     stage.expect("MiB of the disk behind the state partition", left.as_str(), "0")?;
-    if stage.machine.has_watchdog() {
-        stage.wait("an active watchdog of the hardware", stage::patience(), |stage| {
-            let found = stage.guest("cd /sys/class/watchdog && grep -H . */identity */state || true")?;
-            let is_active = found.contains("state:active") && !found.contains("Software Watchdog");
-            Ok(if is_active { Ok(()) } else { Err(found) })
-        })?;
-    }
+    let is_hardware = stage.machine.has_watchdog();
+    let awaited =
+        if is_hardware { "an active watchdog of the hardware" } else { "the kernel's own timer, active" };
+    stage.wait(awaited, stage::patience(), |stage| {
+        let found = stage.guest("cd /sys/class/watchdog && grep -H . */identity */state || true")?;
+        let is_active = found.contains("state:active") && found.contains("Software Watchdog") != is_hardware;
+        Ok(if is_active { Ok(()) } else { Err(found) })
+    })?;
     let oops = stage.guest("cat /proc/sys/kernel/panic_on_oops")?;
     stage.expect("kernel.panic_on_oops", oops.as_str(), "1")?;
     // LLMNR's and mDNS's, in hexadecimal digits

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::config::{good, rolled_back, take_faulty_agent};
 use crate::error::HilError;
-use crate::stage::{Counted, Stage, patience, payload};
+use crate::stage::{Counted, Stage, condition, patience, payload};
 
 pub(super) fn counts(stage: &mut Stage<'_>, row: &str, startups: usize, cuts: u64) -> Result<(), HilError> {
     let counted = stage.counted()?;
@@ -149,4 +149,34 @@ pub(super) fn dead_kernel(stage: &mut Stage<'_>) -> Result<(), HilError> {
     // without a record a panic looks like a power cut
     let (startups, cuts) = if has_record { (2, 0) } else { (1, 1) };
     counts(stage, "panic, rebooted by the kernel itself", startups, cuts)
+}
+
+/// As a hung systemd is: it runs no more, and all else does.
+pub(super) fn dead_systemd(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = stage.push("edge-next", &payload("10h", 10, ""))?;
+    stage.runs(&uid)?;
+    shows_no_watchdog(stage)?;
+    let boot = stage.boot_id()?;
+    stage.machine.run_last("echo 1 >/sys/fs/cgroup/init.scope/cgroup.freeze")?;
+    stage.machine.wait_reset(patience())?;
+    stage.comes_back(&boot)?;
+    // the timer leaves no record, so this reset looks like a power cut
+    counts(stage, "hung systemd, reset by the kernel's timer", 0, 1)?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    shows_no_watchdog(stage)
+}
+
+/// Waits until the Node shows that no hardware watches it, although the kernel's own timer does.
+fn shows_no_watchdog(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let expected = ("none".to_owned(), "True".to_owned(), "NoHardwareWatchdog".to_owned());
+    stage.wait(&format!("watchdog label and WatchdogMissing {expected:?}"), patience(), |stage| {
+        let node = stage.node()?;
+        let label = node["metadata"]["labels"]["kedge.dev/watchdog"].as_str().unwrap_or_default();
+        let (status, _, reason) = condition(&node, "WatchdogMissing");
+        let found = (label.to_owned(), status, reason);
+        Ok(if found == expected { Ok(()) } else { Err(format!("{found:?}")) })
+    })?;
+    stage.say("the Node's label kedge.dev/watchdog is none, its condition WatchdogMissing True");
+    Ok(())
 }

@@ -24,6 +24,8 @@ pub(crate) enum Needs {
     Faults,
     /// A hardware watchdog.
     Watchdog,
+    /// No hardware watchdog.
+    NoWatchdog,
     /// A boot loader that counts tries, and so two slots.
     Slots,
     /// The same, and an update whose agent does not start.
@@ -105,6 +107,13 @@ pub(crate) const STORIES: &[Story] = &[
         true,
         Needs::Watchdog,
         ends::dead_kernel,
+    ),
+    story(
+        "no-watchdog",
+        "a board whose hardware has no watchdog: shown in the Node, and a hung systemd is reset by the kernel's own timer",
+        false,
+        Needs::NoWatchdog,
+        ends::dead_systemd,
     ),
     story(
         "update",
