@@ -19,6 +19,7 @@ pub mod kubectl;
 pub mod link;
 pub mod logged_disk;
 pub mod lossy_line;
+pub mod nat;
 pub mod nosync_preload;
 pub mod power_cut;
 mod preload;

@@ -9,6 +9,7 @@
 mod adoption;
 mod ends;
 mod escapes;
+mod far_away;
 mod faults;
 mod identity;
 mod image_volumes;

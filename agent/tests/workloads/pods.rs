@@ -3,8 +3,9 @@
 use crate::network::SHIPPED;
 use crate::setup::{INSIDE, LIMIT, add_program, isolated_network, kill, make_image, processes};
 use kedge_core::images::BlobDigest;
-use kedge_rig::agent::AgentOptions;
+use kedge_rig::agent::{Agent, AgentOptions};
 use kedge_rig::cluster::Cluster;
+use kedge_rig::lossy_line;
 use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
 use std::fs;
@@ -36,7 +37,19 @@ impl Setup {
 
     /// The same for an agent that this program starts; `make` sees to the disk that is to be the node's root directory.
     pub(crate) fn before_an_agent(program: &Path, make: impl FnOnce(&Path)) -> Self {
-        let mut cluster = Cluster::start("pods").unwrap();
+        Self::around(Cluster::start("pods").unwrap(), program, make)
+    }
+
+    /// A hub where lines lead to, and a node with the image `web:1` that `start` starts in a network of its own.
+    pub(crate) fn far_away(start: impl FnOnce(&mut Agent)) -> Self {
+        let cluster = Cluster::start_at("pods", lossy_line::HUB.into()).unwrap();
+        let mut setup = Self::around(cluster, env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ());
+        start(setup.cluster.agent_mut(NODE));
+        setup.takes_pods();
+        setup
+    }
+
+    fn around(mut cluster: Cluster, program: &Path, make: impl FnOnce(&Path)) -> Self {
         let logs = cluster.scratch().join("logs");
         fs::create_dir_all(&logs).unwrap();
         fs::create_dir_all("/var/log/pods").unwrap();
@@ -70,6 +83,11 @@ impl Setup {
     /// Starts the agent, and returns when its node takes pods.
     pub(crate) fn await_pods(&mut self) {
         self.cluster.agent_mut(NODE).start().unwrap();
+        self.takes_pods();
+    }
+
+    #[track_caller]
+    fn takes_pods(&self) {
         self.shows("a node that takes pods", || {
             let node = self.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
             node["status"]["allocatable"]["pods"] == "110"

@@ -8,6 +8,7 @@ use kedge_platform::workloads::{
     LinuxWorkloads, LogOrder, Notes, PodOrder, PodPlaces, Settings, WorkloadError, Workloads, probe,
 };
 use kedge_rig::Scratch;
+use kedge_rig::power_cut::print_past_test_runner;
 use kedge_rig::scratch::wait_until;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -73,6 +74,10 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
     let output = command.env(INSIDE, &group).stdin(Stdio::null()).output().unwrap();
     clear_groups(&group);
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    // the runner inside has its own words before them
+    text.lines()
+        .filter_map(|line| line.split_once("measured: "))
+        .for_each(|(_, line)| print_past_test_runner(line));
     // indented, or a failure would be counted twice
     let shown = text.replace('\n', "\n    ");
     assert!(output.status.success() && text.contains("1 passed"), "{name}: {}\n    {shown}", output.status);
