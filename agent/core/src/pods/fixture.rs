@@ -91,9 +91,14 @@ impl Node {
         if spec["containers"].is_null() {
             spec["containers"] = json!([{"name": "a", "image": "x:1"}]);
         }
-        let object = json!({"metadata": {"name": name, "namespace": "default", "uid": name, "generation": 1},
-            "spec": spec, "status": {"phase": "Pending"}});
-        self.objects.insert(name.into(), object.clone());
+        self.see(json!({"metadata": {"name": name, "namespace": "default", "uid": name, "generation": 1},
+            "spec": spec, "status": {"phase": "Pending"}}));
+    }
+
+    /// A pod is there, or is another one now.
+    pub(crate) fn see(&mut self, object: Value) {
+        let name = object["metadata"]["name"].as_str().expect("it has one").to_owned();
+        self.objects.insert(name, object.clone());
         self.tell(PodEvent::PodSeen(object));
     }
 

@@ -1,7 +1,7 @@
 //! The steps up: admission, volumes and network, containers in their order.
 //!
-//! Always holds: nothing is started before the pod's record is durable, nor while another pod of its namespace and name has
-//! anything left; init containers run one after the other; an image is seen to before each run. Leaves to others: performing
+//! Always holds: nothing is started before the pod's record is durable, nor while another pod of its namespace and name, or one that
+//! ends of its DaemonSet, has anything left; init containers run one after the other; an image is seen to before each run. Leaves to others: performing
 //! the steps, and the steps down (`ending`).
 
 use crate::event::Level;
@@ -18,6 +18,9 @@ use crate::pods::status::restarts_after;
 use crate::pods::volumes::{self, VolumeProblem};
 use crate::pods::{resources, security};
 use std::rc::Rc;
+
+/// The kind of a controller that has one pod on a node.
+const DAEMON_SET: &str = "DaemonSet";
 
 /// When a container that ended is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,13 +62,15 @@ impl Life {
         }
     }
 
-    /// Whether the other pod must be gone before this one begins: a namesake, or what another Node left of the same controller.
+    /// Whether the other pod must be gone before this one begins: a namesake, or one that ends of the same DaemonSet, or of the same
+    /// controller if another Node left it. A DaemonSet has one pod on a node, whatever their names; only under `maxSurge` a second one,
+    /// beside one that does not end.
     fn follows(&self, other: &Life) -> bool {
         let controller = |life: &Self| life.pod.as_ref().and_then(|pod| pod.controller.clone());
         let is_left = || {
+            let same = controller(other).filter(|theirs| controller(self).as_ref() == Some(theirs));
             other.end.is_some()
-                && other.node_uid() != self.node_uid()
-                && controller(other).is_some_and(|theirs| controller(self) == Some(theirs))
+                && same.is_some_and(|(kind, _)| kind == DAEMON_SET || other.node_uid() != self.node_uid())
         };
         other.namespace == self.namespace && (other.name == self.name || is_left())
     }
@@ -589,5 +594,59 @@ fn go_millis(took: std::time::Duration) -> String {
         format!("{}ms", took.as_millis())
     } else {
         format!("{:.3}s", took.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pods::event::PodEvent;
+    use crate::pods::fixture::Node;
+    use serde_json::{Value, json};
+
+    fn pod(name: &str, kind: &str) -> Value {
+        json!({"metadata": {"name": name, "namespace": "default", "uid": name, "generation": 1,
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": kind, "name": "d", "uid": "u", "controller": true}]},
+            "spec": {"containers": [{"name": "a", "image": "x:1"}], "terminationGracePeriodSeconds": 5},
+            "status": {"phase": "Pending"}})
+    }
+
+    /// As after `kubectl delete --force` of a pod that somebody called failed: the next one has another name.
+    #[test]
+    fn next_pod_of_a_daemon_set_waits_for_one_that_ends() {
+        for (kind, is_forced, waits) in
+            [("DaemonSet", true, true), ("DaemonSet", false, true), ("ReplicaSet", true, false)]
+        {
+            let mut node = Node::new();
+            node.see(pod("d-a", kind));
+            node.wait(2);
+            assert!(node.runs("d-a"));
+            node.is_deaf = true;
+            if is_forced {
+                node.tell(PodEvent::PodGone(pod("d-a", kind)));
+            } else {
+                let mut ending = pod("d-a", kind);
+                ending["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z".into();
+                ending["metadata"]["deletionGracePeriodSeconds"] = 5.into();
+                node.see(ending);
+            }
+            node.see(pod("d-a-s", kind));
+            node.wait(3);
+            assert!(node.runs("d-a"), "it takes its time");
+            assert_eq!(node.runs("d-a-s"), !waits, "{kind}, forced: {is_forced}");
+            node.ends("d-a", "a", 137);
+            node.wait(2);
+            assert_eq!((node.runs("d-a"), node.runs("d-a-s")), (false, true), "{kind}, forced: {is_forced}");
+        }
+    }
+
+    /// Under `maxSurge` the old one goes on until the new one is available.
+    #[test]
+    fn pod_starts_beside_one_of_its_set_that_goes_on() {
+        let mut node = Node::new();
+        for name in ["d-a", "d-a-s"] {
+            node.see(pod(name, "DaemonSet"));
+        }
+        node.wait(2);
+        assert_eq!((node.runs("d-a"), node.runs("d-a-s")), (true, true));
     }
 }
