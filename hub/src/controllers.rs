@@ -61,7 +61,8 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), garbage::Garbage::default));
     running.spawn(run(hub.clone(), tools.clone(), namespaces::Namespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), pods::Pods::default));
-    running.spawn(run(hub.clone(), tools.clone(), daemon_sets::DaemonSets::default));
+    let rollouts = hub.rollout_defaults();
+    running.spawn(run(hub.clone(), tools.clone(), move || daemon_sets::DaemonSets::new(rollouts)));
     running.spawn(run(hub.clone(), tools.clone(), scheduler::Scheduler::default));
     running.spawn(run(hub.clone(), tools.clone(), taint_eviction::TaintEviction::default));
     running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
@@ -356,8 +357,8 @@ fn suspension(wall: time::Duration, passed: Duration) -> Duration {
 
 async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiError> {
     match action {
-        Action::Create { kind, value } => {
-            hub.create(kind, value).await.map(|object| Done::Stored(object, true))
+        Action::Create { kind, value, requires } => {
+            hub.create_if(kind, value, &requires).await.map(|object| Done::Stored(object, true))
         }
         Action::Update { kind, namespace, name, edit, requires } => {
             update(hub, &Place { kind, namespace: &namespace, name: &name }, Part::All, edit, &requires).await

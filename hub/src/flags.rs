@@ -13,6 +13,7 @@ use lexopt::prelude::*;
 use log::LevelFilter;
 
 use crate::pki::{is_dns_subdomain, is_host};
+use kedge_hub_core::controllers::daemon_sets::Defaults;
 use kedge_hub_core::controllers::nodes::MINIMUM_GRACE;
 use kedge_hub_core::value::duration;
 
@@ -54,6 +55,8 @@ Flags:
   --tls-san NAME            another host name or address for the serving certificate; may be repeated
   --node-monitor-grace-period DURATION
                             silence after which a node's Ready becomes Unknown, at least 50s [50s]
+  --rollout-pre-pull on|off updates of DaemonSets stop a pod once the next one's images are on its node (on), or at once,
+                            as upstream does (off), unless the annotation kedge.dev/pre-pull of the set says otherwise [on]
   --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
   --output FORMAT           of node and rollout: table or json [table]
   --reason TEXT             of node revoke: why, for others to read
@@ -100,6 +103,8 @@ pub struct Serve {
     pub tls_san: Vec<String>,
     /// Silence after which a node is lost, at least `MINIMUM_GRACE`.
     pub node_monitor_grace_period: Duration,
+    /// For DaemonSets that do not say otherwise.
+    pub rollouts: Defaults,
     pub log_level: LevelFilter,
 }
 
@@ -214,6 +219,7 @@ struct Raw {
     advertise: Vec<String>,
     tls_san: Vec<String>,
     grace: Option<String>,
+    pre_pull: Option<String>,
     log_level: Option<String>,
     output: Option<String>,
     reason: Option<String>,
@@ -244,6 +250,7 @@ where
             Long("advertise") => raw.advertise.push(text(&mut parser)?),
             Long("tls-san") => raw.tls_san.push(text(&mut parser)?),
             Long("node-monitor-grace-period") => raw.grace = Some(text(&mut parser)?),
+            Long("rollout-pre-pull") => raw.pre_pull = Some(text(&mut parser)?),
             Long("log-level") => raw.log_level = Some(text(&mut parser)?),
             Long("output") => raw.output = Some(text(&mut parser)?),
             Long("reason") => raw.reason = Some(text(&mut parser)?),
@@ -283,6 +290,7 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
         advertise: raw.advertise.iter().map(|text| advertised(text)).collect::<Result<_, _>>()?,
         tls_san: raw.tls_san,
         node_monitor_grace_period: raw.grace.as_deref().map_or(Ok(MINIMUM_GRACE), grace)?,
+        rollouts: raw.pre_pull.as_deref().map_or(Ok(Defaults::default()), rollouts)?,
         log_level: raw.log_level.as_deref().map_or(Ok(LevelFilter::Info), log_level)?,
     }))
 }
@@ -293,6 +301,7 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
         ("--listen", raw.listen.is_some()),
         ("--tls-san", !raw.tls_san.is_empty()),
         ("--node-monitor-grace-period", raw.grace.is_some()),
+        ("--rollout-pre-pull", raw.pre_pull.is_some()),
         ("--log-level", raw.log_level.is_some()),
     ];
     match unused.into_iter().find(|(_, given)| *given) {
@@ -471,6 +480,14 @@ fn grace(text: &str) -> Result<Duration, FlagError> {
     if (MINIMUM_GRACE..=MAXIMUM_GRACE).contains(&found) { Ok(found) } else { Err(wrong()) }
 }
 
+fn rollouts(text: &str) -> Result<Defaults, FlagError> {
+    match text {
+        "on" => Ok(Defaults { pre_pull: true }),
+        "off" => Ok(Defaults { pre_pull: false }),
+        _ => Err(value("--rollout-pre-pull", text, "on or off")),
+    }
+}
+
 fn log_level(text: &str) -> Result<LevelFilter, FlagError> {
     match text {
         "error" => Ok(LevelFilter::Error),
@@ -508,6 +525,7 @@ mod tests {
         assert_eq!(serve.data_dir, PathBuf::from("/var/lib/kedge-hub"));
         assert_eq!(serve.listen, "0.0.0.0:6443".parse().unwrap());
         assert_eq!(serve.node_monitor_grace_period, Duration::from_secs(50));
+        assert!(serve.rollouts.pre_pull);
         assert_eq!(
             (serve.advertise, serve.tls_san, serve.log_level),
             (Vec::new(), Vec::new(), LevelFilter::Info)
@@ -521,6 +539,7 @@ mod tests {
         assert_eq!(serve.listen, "[::1]:0".parse().unwrap());
         assert_eq!(serve.log_level, LevelFilter::Debug);
         assert!(serve_of("serve --listen localhost:0").listen.ip().is_loopback());
+        assert!(!serve_of("serve --rollout-pre-pull off").rollouts.pre_pull);
     }
 
     #[test]
@@ -578,6 +597,7 @@ mod tests {
         refused("node revoke a --same-credentials", "--same-credentials has no meaning for node revoke");
         refused("node readmit a --reason x", "--reason has no meaning for node readmit");
         refused("node list --listen x", "--listen has no meaning for node");
+        refused("node list --rollout-pre-pull on", "--rollout-pre-pull has no meaning for node");
         refused("node list --advertise x", "--advertise has no meaning for node");
         for command in ["serve", "backup f", "restore f", "node-kubeconfig a"] {
             refused(&format!("{command} --output json"), "--output has no meaning for");
@@ -616,6 +636,7 @@ mod tests {
         refused("serve --tls-san a_b", "--tls-san is \"a_b\"");
         refused("serve --node-monitor-grace-period 40s", "expected a duration from 50s");
         refused("serve --node-monitor-grace-period 25h", "expected a duration from 50s");
+        refused("serve --rollout-pre-pull maybe", "--rollout-pre-pull is \"maybe\", expected on or off");
         refused("serve --log-level loud", "--log-level is \"loud\"");
         refused("serve --data-dir=", "--data-dir is");
         refused("serve extra", "no further argument");

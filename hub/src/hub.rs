@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::controllers::daemon_sets::Defaults;
 use kedge_hub_core::controllers::{root_certificate, service_accounts};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -44,6 +45,7 @@ pub struct Hub {
     locks: KeyedLocks,
     audit: Option<Audit>,
     tokens: OnceLock<Tokens>,
+    rollouts: OnceLock<Defaults>,
     loops: Arc<Loops>,
 }
 
@@ -76,8 +78,9 @@ impl Hub {
         let audit = audited.map(open).transpose()?;
         let loops = Arc::new(Loops::default());
         writer.health().report_turns(loops.watch("store"));
-        let tokens = OnceLock::new();
-        let hub = Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit, tokens, loops });
+        let (tokens, rollouts) = (OnceLock::new(), OnceLock::new());
+        let hub =
+            Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit, tokens, rollouts, loops });
         hub.make_namespaces();
         Ok(hub)
     }
@@ -205,6 +208,16 @@ impl Hub {
     /// The key of tokens, if the hub has one.
     pub fn tokens(&self) -> Option<&Tokens> {
         self.tokens.get()
+    }
+
+    /// What holds for DaemonSets that do not say otherwise, from before the controllers start.
+    pub fn use_rollout_defaults(&self, defaults: Defaults) {
+        // the first ones hold: controllers run by them
+        let _ = self.rollouts.set(defaults);
+    }
+
+    pub(crate) fn rollout_defaults(&self) -> Defaults {
+        self.rollouts.get().copied().unwrap_or_default()
     }
 
     /// The loops that must make progress while the hub runs.

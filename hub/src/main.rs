@@ -114,6 +114,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     hub.make_root_certificates(&pki.ca_text());
     let pki = Arc::new(pki);
     let tools = controllers::Tools { pki: Arc::clone(&pki), probe };
+    hub.use_rollout_defaults(options.rollouts);
     let mut background = controllers::start(&hub, tools, options.node_monitor_grace_period);
     background.spawn(renew(pki));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));

@@ -15,7 +15,7 @@ use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{
     self, Answer, Decision, DeleteOptions, MayCreate, Part, Place, WriteOptions, wants_generated_name,
 };
-use kedge_hub_core::state::{MAX_OBJECT_BYTES, WriteError};
+use kedge_hub_core::state::{MAX_OBJECT_BYTES, Require, WriteError};
 use kedge_hub_core::value::text;
 use serde_json::Value;
 use time::OffsetDateTime;
@@ -250,8 +250,19 @@ fn crowded(kind: &Kind, name: &str) -> ApiError {
 impl Hub {
     /// Creates an object; `generateName` works. Returns it as stored.
     pub async fn create(&self, kind: &'static Kind, value: Value) -> Result<Arc<Object>, ApiError> {
+        self.create_if(kind, value, &[]).await
+    }
+
+    /// The same if all of this holds of other objects; else a conflict.
+    pub async fn create_if(
+        &self,
+        kind: &'static Kind,
+        value: Value,
+        requires: &[Require],
+    ) -> Result<Arc<Object>, ApiError> {
         let namespace = text(&value, &["metadata", "namespace"]).to_owned();
-        let answer = create(self, kind, &namespace, value, &WriteOptions::internal()).await?;
+        let options = WriteOptions { requires, ..WriteOptions::internal() };
+        let answer = create(self, kind, &namespace, value, &options).await?;
         self.stored(kind, answer)
     }
 

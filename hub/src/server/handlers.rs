@@ -305,8 +305,8 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         Route::Metrics => Ok(health::metrics(context.server)),
         Route::Nodes => Ok(node_access::list(context)),
         Route::Rollout { namespace, name } => {
-            let found =
-                daemon_sets::view(&*context.server.hub, &namespace, &name, time::OffsetDateTime::now_utc());
+            let (hub, now) = (&context.server.hub, time::OffsetDateTime::now_utc());
+            let found = daemon_sets::view(&**hub, hub.rollout_defaults(), (&namespace, &name), now);
             let found = found.ok_or_else(|| ApiError::not_found(&DAEMON_SET, &name))?;
             Ok(respond::json(200, &found))
         }

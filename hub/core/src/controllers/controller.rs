@@ -110,6 +110,8 @@ pub enum Action {
     Create {
         kind: &'static Kind,
         value: Value,
+        /// What must hold of other objects, until it is made; else it fails with a conflict.
+        requires: Vec<Require>,
     },
     /// Reads the object, edits it, and writes it if it changed.
     Update {
@@ -121,12 +123,7 @@ pub enum Action {
         requires: Vec<Require>,
     },
     /// The same for a pod without a node, which this edit may give one.
-    Bind {
-        namespace: String,
-        name: String,
-        edit: Edit,
-        requires: Vec<Require>,
-    },
+    Bind { namespace: String, name: String, edit: Edit, requires: Vec<Require> },
     Delete {
         kind: &'static Kind,
         namespace: String,
@@ -136,15 +133,17 @@ pub enum Action {
         requires: Vec<Require>,
     },
     /// Deletes the empty terminating namespace of this UID.
-    FinalizeNamespace {
-        name: String,
-        uid: String,
-    },
+    FinalizeNamespace { name: String, uid: String },
     /// Signs a client certificate.
     Sign(Signing),
 }
 
 impl Action {
+    /// Creates an object whatever others there are.
+    pub fn create(kind: &'static Kind, value: Value) -> Action {
+        Action::Create { kind, value, requires: Vec::new() }
+    }
+
     /// The kind that it writes.
     pub fn kind(&self) -> Option<&'static Kind> {
         match self {
@@ -161,7 +160,7 @@ impl Action {
 impl fmt::Debug for Action {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Action::Create { kind, value } => write!(out, "create {} {value}", kind.plural),
+            Action::Create { kind, value, .. } => write!(out, "create {} {value}", kind.plural),
             Action::Update { kind, namespace, name, .. } => {
                 write!(out, "update {} {namespace}/{name}", kind.plural)
             }

@@ -147,8 +147,9 @@ mod tests {
         fn perform(&mut self, action: Action) -> Result<Vec<(&'static Kind, Arc<Event>)>, ApiError> {
             let (fresh, options) = (self.fresh(), WriteOptions::internal());
             let decided = match action {
-                Action::Create { kind, value } => {
+                Action::Create { kind, value, requires } => {
                     let namespace = crate::value::text(&value, &["metadata", "namespace"]).to_owned();
+                    let options = WriteOptions { requires: &requires, ..options };
                     requests::create(&self.index, kind, &namespace, value, &options, &fresh)
                 }
                 Action::Update { kind, namespace, name, edit, requires } => {

@@ -95,9 +95,7 @@ impl Controller for RootCertificate {
                 continue;
             }
             let action = match world.get(&CONFIG_MAP, &namespace, NAME).map(|found| found.value()) {
-                None => {
-                    Action::Create { kind: &CONFIG_MAP, value: config_map(&namespace, &self.certificate) }
-                }
+                None => Action::create(&CONFIG_MAP, config_map(&namespace, &self.certificate)),
                 Some(found) => {
                     let mut whole = found.clone();
                     complete(&mut whole, &self.certificate);

@@ -483,8 +483,5 @@ fn refuse(object: &Object, pod: &Value, why: &str, now: Now) -> [Task<Purpose>; 
     let about = About { kind: &POD, namespace: &namespace, name: &name, uid, revision };
     let what = What { sort: "Warning", reason: "FailedScheduling", message: why };
     let event = record::event(&about, &what, OURS, &namespace, &mark, now);
-    [
-        Task { purpose: None, action },
-        Task { purpose: None, action: Action::Create { kind: &EVENT, value: event } },
-    ]
+    [Task { purpose: None, action }, Task { purpose: None, action: Action::create(&EVENT, event) }]
 }

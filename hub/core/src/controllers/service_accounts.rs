@@ -66,7 +66,7 @@ impl Controller for ServiceAccounts {
         self.refused.retain(&is_missing);
         let tasks = queue.into_iter().filter(is_missing).map(|namespace| {
             let value = json!({"metadata": {"name": NAME, "namespace": namespace}});
-            Task { purpose: namespace, action: Action::Create { kind: &SERVICE_ACCOUNT, value } }
+            Task { purpose: namespace, action: Action::create(&SERVICE_ACCOUNT, value) }
         });
         let tasks: Vec<_> = tasks.collect();
         let next = (!tasks.is_empty()).then(|| now.running + RETRY);

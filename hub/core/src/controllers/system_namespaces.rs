@@ -52,7 +52,7 @@ impl Controller for SystemNamespaces {
         let missing = SYSTEM.into_iter().filter(|name| world.get(&NAMESPACE, "", name).is_none());
         let tasks = missing.map(|name| {
             let value = json!({"metadata": {"name": name}});
-            Task { purpose: name, action: Action::Create { kind: &NAMESPACE, value } }
+            Task { purpose: name, action: Action::create(&NAMESPACE, value) }
         });
         let tasks: Vec<_> = tasks.collect();
         if tasks.is_empty() {

@@ -336,7 +336,7 @@ fn event(pod: &Subject, message: &str, now: Now) -> Task<Purpose> {
     let about = About { kind: &POD, namespace, name, uid, revision: None };
     let what = What { sort: "Normal", reason: "TaintManagerEviction", message };
     let value = record::event(&about, &what, COMPONENT, namespace, &mark, now);
-    Task { purpose: Purpose::Event, action: Action::Create { kind: &EVENT, value } }
+    Task { purpose: Purpose::Event, action: Action::create(&EVENT, value) }
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
 use super::allowance::{check_size, quota};
+use super::delete::check_unchanged;
 use super::service_account;
-use super::types::{Answer, Decision, Fresh, Objects, Pending, WriteOptions};
+use super::types::{Answer, Decision, Fresh, Objects, Pending, Place, WriteOptions};
 use crate::api_error::ApiError;
 use crate::apply;
 use crate::cost;
@@ -98,6 +99,7 @@ pub fn create(
     if let Some(existing) = objects.get(kind, namespace, name) {
         return Err(ApiError::already_exists(kind, name, existing.terminating));
     }
+    check_unchanged(objects, &Place { kind, namespace, name }, options.requires)?;
     Ok(created(kind, value, remarks, options))
 }
 
@@ -141,7 +143,7 @@ pub(super) fn compose(
 
 /// What must hold besides the absence of the object when it is created.
 fn requires(kind: &'static Kind, value: &Value, options: &WriteOptions<'_>) -> Vec<Require> {
-    let mut requires = Vec::new();
+    let mut requires = options.requires.to_vec();
     if kind.namespaced {
         requires.push(Require::OpenNamespace);
     }

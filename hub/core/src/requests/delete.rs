@@ -136,7 +136,11 @@ fn check_preconditions(kind: &Kind, current: &Object, asked: &DeleteOptions) -> 
 }
 
 /// Refuses where another object is not as required, which the order of writes judges again.
-fn check_unchanged(objects: &dyn Objects, place: &Place<'_>, requires: &[Require]) -> Result<(), ApiError> {
+pub(super) fn check_unchanged(
+    objects: &dyn Objects,
+    place: &Place<'_>,
+    requires: &[Require],
+) -> Result<(), ApiError> {
     for require in requires {
         let Require::Unchanged { kind, namespace, name, revision } = require else { continue };
         if objects.get(kind, namespace, name).map(|found| found.revision) != *revision {

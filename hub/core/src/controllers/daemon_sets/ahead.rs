@@ -15,7 +15,7 @@ use super::super::placing::Node;
 use super::update::Pod;
 use crate::value::{condition, text};
 
-/// `false`: pods are stopped before the new images are there.
+/// `false`: pods are stopped before the new images are there; absent: by the hub's default.
 pub(super) const PRE_PULL: &str = "kedge.dev/pre-pull";
 /// How long a node may take to say that it pulls: two of its lists, should its watch have ended. What is asked of no agent that can do
 /// it, after a downgrade, is not waited for longer.

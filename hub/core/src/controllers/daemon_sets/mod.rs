@@ -67,9 +67,23 @@ const NAMED: usize = 5;
 /// A longer stall means that no pod could report: it does not count as a wait for one.
 const STALL: Duration = Duration::from_secs(5);
 
+/// What holds for sets whose annotations do not say otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Defaults {
+    /// A pod is stopped once the images of the next one are on its node.
+    pub pre_pull: bool,
+}
+
+impl Default for Defaults {
+    fn default() -> Defaults {
+        Defaults { pre_pull: true }
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct DaemonSets {
+    defaults: Defaults,
     /// Namespace and name of the sets to look at.
     queue: BTreeSet<(String, String)>,
     sets: BTreeMap<(String, String), Set>,
@@ -97,12 +111,21 @@ struct Set {
     failures: Failures,
     /// Messages of Events about the rollout that were recorded, of one generation of the set.
     told: (i64, BTreeSet<String>),
-    /// When a pod that ended on a node may be replaced, and the pause after it; of no more nodes than there are.
-    ended: BTreeMap<String, (Duration, Duration)>,
+    /// The pods that ended by themselves, by node; of no more nodes than there are.
+    ended: BTreeMap<String, Ended>,
     /// Pods and revisions without a controller may be its own: any, or at least these.
     looks_for_orphans: bool,
     strays: BTreeSet<(Sort, Box<str>)>,
     tallies: BTreeMap<Deed, Tally>,
+}
+
+/// The last pod of a node that ended by itself.
+#[derive(Debug)]
+struct Ended {
+    name: String,
+    /// When the next one that ends may be replaced, and the pause after that.
+    allowed: Duration,
+    pause: Duration,
 }
 
 /// What a step does to pods, and one Event tells.
@@ -241,6 +264,10 @@ impl Controller for DaemonSets {
 }
 
 impl DaemonSets {
+    pub fn new(defaults: Defaults) -> DaemonSets {
+        DaemonSets { defaults, ..DaemonSets::default() }
+    }
+
     /// How many nodes have a pause, and how many messages count as told.
     #[cfg(test)]
     pub(super) fn remembered(&self) -> (usize, usize) {
@@ -360,7 +387,7 @@ impl DaemonSets {
                 let Some(revision) = revisions.iter().find(|one| one.name == current.name).cloned() else {
                     return tasks;
                 };
-                let wanted = wanted(&look.value, current, proven);
+                let wanted = wanted(&look.value, current, proven, self.defaults);
                 let settings = Settings::read(&look.value);
                 set.rows.pods_changed(set.known.take_touched());
                 let by = Basis {
@@ -518,7 +545,7 @@ impl Look<'_> {
     fn make_revision(&self, number: i64) -> Task<Purpose> {
         let (name, value) = history::make(&self.value, number);
         if self.world.get(&CONTROLLER_REVISION, &self.at.0, &name).is_none() {
-            return self.task("remember its template", Action::Create { kind: &CONTROLLER_REVISION, value });
+            return self.task("remember its template", Action::create(&CONTROLLER_REVISION, value));
         }
         // of another template, or another set: the next name has another hash
         let count = self.value["status"]["collisionCount"].as_i64().unwrap_or(0).saturating_add(1);
@@ -712,7 +739,9 @@ impl Look<'_> {
         let mut next = plan.next;
         let (mut ended, mut untold) = (0, 0);
         for pod in &plan.ended {
-            let (allowed, pause) = set.ended.get(&pod.node).copied().unwrap_or((Duration::ZERO, FIRST_PAUSE));
+            let known = set.ended.get(&pod.node);
+            let (allowed, pause) =
+                known.map_or((Duration::ZERO, FIRST_PAUSE), |known| (known.allowed, known.pause));
             if allowed > self.now.running {
                 next = [next, Some(allowed)].into_iter().flatten().min();
                 continue;
@@ -722,7 +751,8 @@ impl Look<'_> {
                 break;
             }
             ended += 1;
-            set.ended.insert(pod.node.clone(), (self.now.running + pause, (pause * 2).min(LONGEST_PAUSE)));
+            let (allowed, pause) = (self.now.running + pause, (pause * 2).min(LONGEST_PAUSE));
+            set.ended.insert(pod.node.clone(), Ended { name: pod.name.clone(), allowed, pause });
             let (sort, reason, what) = match pod.phase.as_str() {
                 "Failed" => ("Warning", "FailedDaemonPod", "failed"),
                 _ => ("Normal", "SucceededDaemonPod", "succeeded"),
@@ -745,7 +775,7 @@ impl Look<'_> {
         // one that runs long enough to be available begins again with the shortest pause
         let known = &set.known;
         let runs = |node: &str| known.pods_on(node).iter().any(|pod| pod.ready_at.is_some());
-        set.ended.retain(|node, (at, _)| !runs(node) || *at + LONGEST_PAUSE > self.now.running);
+        set.ended.retain(|node, ended| !runs(node) || ended.allowed + LONGEST_PAUSE > self.now.running);
         let current = Source {
             template: &self.value["spec"]["template"],
             spec: &wanted.spec,
@@ -763,9 +793,9 @@ impl Look<'_> {
         set.tallies.clear();
         let made: Vec<_> = plan.make.iter().map(|of| (&current, of)).chain(restored).collect();
         for (source, (name, node)) in made.iter().take(AT_ONCE) {
-            let name = self.free_name(name);
+            let (name, requires) = self.free_name(name, set.ended.get(node).map(|ended| ended.name.as_str()));
             let value = self.pod(source, &name, node);
-            let task = self.task(MAKE_A_POD, Action::Create { kind: &POD, value });
+            let task = self.task(MAKE_A_POD, Action::Create { kind: &POD, value, requires });
             tasks.push(counted(set, task, Deed::Made, &name));
         }
         for (name, uid) in plan.end.iter().take(AT_ONCE) {
@@ -781,13 +811,25 @@ impl Look<'_> {
         next
     }
 
-    /// The name of a pod to make; the other one of its node if a pod has it that is not the set's: one that it let go, for example.
-    fn free_name(&self, name: &str) -> String {
-        let found = self.world.get(&POD, &self.at.0, name);
-        match found.is_some_and(|pod| controller(&pod.value()) != Some(&self.uid())) {
-            true => update::other_name(name),
-            false => name.to_owned(),
+    /// The name of a pod to make, and what must hold of the other name of its node. A pod takes the other one if something has the first
+    /// that is not the set's, a pod that it let go, for example; and after a pod of that name `ended` by itself, so that clients which
+    /// wait until it is gone, as upstream's do, see that it is.
+    fn free_name(&self, name: &str, ended: Option<&str>) -> (String, Vec<Require>) {
+        let other = update::other_name(name);
+        let found = |name: &str| self.world.get(&POD, &self.at.0, name);
+        if found(name).is_some_and(|pod| controller(&pod.value()) != Some(&self.uid())) {
+            return (other, Vec::new());
         }
+        // of the pod beside it, under a surge
+        if found(&other).is_some() {
+            return (name.to_owned(), Vec::new());
+        }
+        let (chosen, left) =
+            if ended == Some(name) { (other, name.to_owned()) } else { (name.to_owned(), other) };
+        // of two steps that choose different names only one makes a pod
+        let free =
+            Require::Unchanged { kind: &POD, namespace: self.at.0.clone(), name: left, revision: None };
+        (chosen, vec![free])
     }
 
     fn pod(&self, source: &Source<'_>, name: &str, node: &str) -> Value {
@@ -868,7 +910,7 @@ fn counted(set: &mut Set, mut task: Task<Purpose>, deed: Deed, name: &str) -> Ta
 /// The pod or revision that an action writes.
 fn written(action: &Action) -> Option<(Sort, String)> {
     match action {
-        Action::Create { kind, value } => {
+        Action::Create { kind, value, .. } => {
             Some((Sort::of(kind)?, text(value, &["metadata", "name"]).to_owned()))
         }
         Action::Update { kind, name, .. } | Action::Delete { kind, name, .. } => {
@@ -912,7 +954,7 @@ fn event(
 fn about_event(set: &(String, String), uid: &str, revision: u64, value: Value) -> Task<Purpose> {
     let purpose =
         Purpose { set: set.clone(), uid: uid.to_owned(), revision, tries: None, deed: None, writes: None };
-    Task { purpose, action: Action::Create { kind: &EVENT, value } }
+    Task { purpose, action: Action::create(&EVENT, value) }
 }
 
 /// Tells that pods of a set are refused: once for all of them, however often they are tried, as long as the Event is kept.
@@ -957,7 +999,7 @@ fn is_paused(set: &Value) -> bool {
 }
 
 /// What a set asks of its pods.
-fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
+fn wanted(set: &Value, current: Current, proven: Option<Proven>, defaults: Defaults) -> Wanted {
     let spec = &set["spec"];
     let mut pod_spec = spec["template"]["spec"].clone();
     placing::tolerate(&mut pod_spec);
@@ -966,7 +1008,12 @@ fn wanted(set: &Value, current: Current, proven: Option<Proven>) -> Wanted {
     let is_rolling = text(spec, &["updateStrategy", "type"]) == "RollingUpdate";
     let rolls = is_rolling && !is_paused(set);
     let generation = annotation(TEMPLATE_GENERATION);
-    let pulls_ahead = rolls && annotation(ahead::PRE_PULL) != "false";
+    let pre_pull = match annotation(ahead::PRE_PULL).trim() {
+        "true" => true,
+        "false" => false,
+        _ => defaults.pre_pull,
+    };
+    let pulls_ahead = rolls && pre_pull;
     let ahead = pulls_ahead.then(|| ahead::Request::of(&pod_spec, &current.hash, generation));
     Wanted {
         name: text(set, &["metadata", "name"]).to_owned(),

@@ -243,7 +243,7 @@ impl Settings {
             }
         };
         if !matches!(given(PRE_PULL), "" | "true" | "false") {
-            let consequence = "images are pulled before pods are stopped";
+            let consequence = "the hub's default holds";
             wrong.push(complaint(PRE_PULL, given(PRE_PULL), "true or false", consequence));
         }
         if !matches!(given(PAUSED), "" | "true" | "false") {

@@ -14,13 +14,18 @@ use super::ahead::Step;
 use super::history::Revision;
 use super::rollout::Settings;
 use super::update::{Here, Pod, Wanted, gather};
-use super::{is_paused, proven, wanted};
+use super::{Defaults, is_paused, proven, wanted};
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
 use crate::value::text;
 
 /// The rollout of a set: its `state` (complete, stopped, paused, waits for canaries, under way), counts, and `nodes`, each with `node`,
 /// `revision`, `state` (waits, pulls, starts, runs, failed) and `why`. `None`: there is no such set.
-pub fn view(world: &dyn World, namespace: &str, name: &str, wall: OffsetDateTime) -> Option<Value> {
+pub fn view(
+    world: &dyn World,
+    defaults: Defaults,
+    (namespace, name): (&str, &str),
+    wall: OffsetDateTime,
+) -> Option<Value> {
     let object = world.get(&DAEMON_SET, namespace, name)?;
     let set = object.value();
     let dependents = world.dependents(&object.uid);
@@ -39,7 +44,7 @@ pub fn view(world: &dyn World, namespace: &str, name: &str, wall: OffsetDateTime
     let newest = revisions.iter().filter(|one| one.is_of(template)).max_by_key(|one| one.number);
     let Some(current) = newest else { return Some(answer) };
     let live: BTreeSet<String> = pods.iter().map(|pod| pod.hash.clone()).collect();
-    let wanted = wanted(&set, current.into(), proven(&set, &revisions, &live));
+    let wanted = wanted(&set, current.into(), proven(&set, &revisions, &live), defaults);
     let settings = Settings::read(&set);
     let nodes: Vec<Node> = world.list(&NODE, "").iter().map(|object| Node::read(object)).collect();
     let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());

@@ -377,7 +377,7 @@ fn record(node: &str, uid: &str, reason: &'static str, message: &str, now: Now) 
     let value = event(&about, &what, "node-controller", CLUSTER_EVENT_NAMESPACE, &mark, now);
     let name = text(&value, &["metadata", "name"]).to_owned();
     let purpose = Purpose::Event { node: node.to_owned(), reason, name };
-    Task { purpose, action: controller::Action::Create { kind: &EVENT, value } }
+    Task { purpose, action: controller::Action::create(&EVENT, value) }
 }
 
 fn repeat(node: String, reason: &'static str, name: String) -> Task<Purpose> {

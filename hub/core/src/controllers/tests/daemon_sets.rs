@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Hub, garbage};
 use crate::controllers::Action;
-use crate::controllers::daemon_sets::DaemonSets;
+use crate::controllers::daemon_sets::{DaemonSets, Defaults};
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, NAMESPACE, NODE, POD};
 use crate::requests::{DeleteOptions, Propagation};
 use kedge_rig::Random;
@@ -451,6 +451,63 @@ fn pod_that_fails_is_made_again_after_growing_pauses() {
     assert!(hub.reasons().iter().any(|reason| reason == "FailedDaemonPod"));
 }
 
+impl Hub {
+    fn names_on(&self, node: &str) -> Vec<String> {
+        let of_node = self.pods().into_iter().filter(|pod| pod["spec"]["nodeName"] == *node);
+        of_node.map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+/// Upstream's conformance test "should retry creating failed daemon pods": somebody writes that a pod failed, and waits until another one
+/// runs, and then until that pod is gone by its name.
+#[test]
+fn failed_pod_is_replaced_under_another_name() {
+    let (mut hub, mut controller) = rolled_out(2, |_| {});
+    let mut names = Vec::new();
+    for second in [100, 200, 300, 400] {
+        let failed = hub.names_on("node-0").remove(0);
+        hub.report(&failed, "Failed", false);
+        hub.run_at(&mut controller, second);
+        hub.agents_act();
+        hub.run_at(&mut controller, second + 1);
+        assert_eq!((hub.names_on("node-0").len(), hub.status("numberAvailable")), (1, 2));
+        assert!(!hub.names_on("node-0").contains(&failed), "{failed}");
+        names.push(failed);
+    }
+    assert_eq!((&names[0], &names[1]), (&names[2], &names[3]), "a node has two names");
+}
+
+/// A hub that was restarted does not know which pod failed.
+#[test]
+fn steps_that_choose_different_names_make_one_pod() {
+    use crate::controllers::Controller as _;
+    let (mut hub, mut controller) = rolled_out(1, |_| {});
+    let failed = hub.names_on("node-0").remove(0);
+    hub.report(&failed, "Failed", false);
+    // the Event, and the deletion
+    hub.some_tasks(&mut controller, 100, 2);
+    assert_eq!(hub.names_on("node-0"), [""; 0], "a pod that has ended is gone at once");
+    let now = hub.now(101);
+    let mut others = [controller, DaemonSets::default()];
+    let mut tasks = Vec::new();
+    for (which, other) in others.iter_mut().enumerate() {
+        other.sweep(&hub.index);
+        let made = other.reconcile(&hub.index, now).tasks;
+        tasks.extend(made.into_iter().map(|task| (which, task)));
+    }
+    let mut chosen = Vec::new();
+    for (which, task) in tasks {
+        if let Action::Create { kind, value, .. } = &task.action
+            && kind.kind == POD.kind
+        {
+            chosen.push(value["metadata"]["name"].as_str().unwrap().to_owned());
+        }
+        hub.act(&mut others[which], task, now);
+    }
+    assert!(chosen.len() == 2 && chosen[0] != chosen[1], "{chosen:?}");
+    assert_eq!(hub.names_on("node-0"), chosen[..1]);
+}
+
 #[test]
 fn pauses_of_nodes_that_are_gone_are_forgotten() {
     let (mut hub, mut controller) = rolled_out(3, |_| {});
@@ -581,11 +638,15 @@ impl Hub {
 
     /// Performs the first task of a controller that has just been started.
     fn one_task(&mut self, controller: &mut DaemonSets) {
+        self.some_tasks(controller, 0, 1);
+    }
+
+    /// Performs so many tasks of one step, which may have more.
+    fn some_tasks(&mut self, controller: &mut DaemonSets, second: u64, count: usize) {
         use crate::controllers::Controller as _;
-        let now = self.now(0);
+        let now = self.now(second);
         controller.sweep(&self.index);
-        let tasks = controller.reconcile(&self.index, now).tasks;
-        if let Some(task) = tasks.into_iter().next() {
+        for task in controller.reconcile(&self.index, now).tasks.into_iter().take(count) {
             self.act(controller, task, now);
         }
     }
@@ -1017,7 +1078,9 @@ fn canaries_that_fail_are_rolled_back() {
 impl Hub {
     /// State and message of the rollout, and a line for each node.
     pub(super) fn viewed(&self) -> (String, String, Vec<String>) {
-        let view = crate::controllers::daemon_sets::view(&self.index, "n", "d", self.wall).unwrap();
+        let view =
+            crate::controllers::daemon_sets::view(&self.index, Defaults::default(), ("n", "d"), self.wall)
+                .unwrap();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let line = |node: &Value| {
             format!(
@@ -1075,7 +1138,10 @@ fn view_names_what_each_node_does_and_why() {
         (lines[0].as_str(), lines[4].as_str()),
         ("node-0 1 waits the old pod runs, waits for the canaries", "node-4 2 runs ")
     );
-    assert!(crate::controllers::daemon_sets::view(&hub.index, "n", "other", hub.wall).is_none());
+    assert!(
+        crate::controllers::daemon_sets::view(&hub.index, Defaults::default(), ("n", "other"), hub.wall)
+            .is_none()
+    );
 }
 
 /// Upstream #123232: each bad update ended one more healthy pod.

@@ -1,10 +1,12 @@
 //! Images that are pulled before an update stops a pod: what is asked of which node, and what its answer leads to.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::Hub;
-use super::daemon_sets::{budget, is_live, rolled_out};
-use crate::controllers::daemon_sets::DaemonSets;
+use super::daemon_sets::{budget, is_live, is_terminating, rolled_out};
+use crate::controllers::daemon_sets::{DaemonSets, Defaults};
 use crate::kinds::{DAEMON_SET, NODE, POD};
 use kedge_api::{IMAGES_PULLED, PULL_AHEAD_ANNOTATION, PullAhead};
 
@@ -283,4 +285,48 @@ fn set_that_wants_no_pre_pull_gets_none() {
             "{value}"
         );
     }
+}
+
+#[test]
+fn default_of_the_hub_holds_without_an_annotation() {
+    for (default, value, asks) in
+        [(true, "", 1), (false, "", 0), (false, "true", 1), (true, "false", 0), (false, "no", 0)]
+    {
+        let (mut hub, _) = capable(2, budget(1));
+        let mut controller = DaemonSets::new(Defaults { pre_pull: default });
+        if !value.is_empty() {
+            hub.annotate("kedge.dev/pre-pull", value);
+        }
+        hub.change_image("i:2");
+        hub.run_at(&mut controller, 0);
+        assert_eq!((hub.asked().len(), hub.serving("i:1")), (asks, 1 + asks), "{default} {value:?}");
+    }
+}
+
+/// Upstream's conformance test "should rollback without unnecessary restarts" asks for a pod that was replaced by a missing image: by
+/// upstream's default.
+#[test]
+fn roll_back_restarts_no_pod_that_serves() {
+    let (mut hub, _) = capable(3, |_| {});
+    let mut controller = DaemonSets::new(Defaults { pre_pull: false });
+    let uids = |hub: &Hub| -> BTreeSet<String> {
+        hub.pods().iter().map(|pod| pod["metadata"]["uid"].as_str().unwrap().to_owned()).collect()
+    };
+    let before = uids(&hub);
+    hub.change_image("foo:non-existent");
+    for second in 0..20 {
+        hub.run_at(&mut controller, second);
+        for pod in hub.pods().iter().filter(|pod| is_terminating(pod)) {
+            hub.confirm(pod["metadata"]["name"].as_str().unwrap());
+        }
+    }
+    assert_eq!((hub.serving("foo:non-existent"), hub.serving("i:1")), (1, 2), "in the middle of it");
+    let kept: BTreeSet<String> = before.intersection(&uids(&hub)).cloned().collect();
+    hub.change_image("i:1");
+    for second in 20..40 {
+        hub.run_at(&mut controller, second);
+        hub.agents_act();
+    }
+    assert_eq!(hub.serving("i:1"), 3);
+    assert_eq!((kept.len(), uids(&hub).is_superset(&kept)), (2, true), "they run as before");
 }

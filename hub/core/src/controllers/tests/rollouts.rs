@@ -1,5 +1,5 @@
 //! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
-//! hang, are ready now and then, or find no image, pulls that take long, full disks, drains, power cuts, links that flap, nodes that are made
+//! hang, are ready now and then, find no image, or are called failed by somebody, pulls that take long, full disks, drains, power cuts, links that flap, nodes that are made
 //! anew under their names, templates that change with every step, a hub that is killed between two writes; meanwhile configurations are
 //! pushed, and some nodes have maintenance windows; with `maxUnavailable` or `maxSurge`, and with agents of which some pull ahead. The
 //! controller is told of each change, or reads everything anew. One seed is one run.
@@ -8,17 +8,20 @@
 //! controller remembers; each has a name in the assertions. In the end the faults stop, and the last revision must be everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::macros::datetime;
 
 use super::Hub;
-use crate::controllers::daemon_sets::DaemonSets;
+use crate::controllers::daemon_sets::{DaemonSets, Defaults};
 use crate::controllers::{Action, Controller as _, Task, World};
 use crate::kinds::pod::NODE_NAME_FIELD;
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
+use crate::object::Object;
 use crate::requests::{DeleteOptions, Propagation};
+use crate::selector::Selection;
 use kedge_api::{
     IMAGES_PULLED, MAINTENANCE_ANNOTATION, MaintenanceWindows, PULL_AHEAD_ANNOTATION, PullAhead,
 };
@@ -72,6 +75,8 @@ struct Run {
     since: usize,
     restarts: usize,
     has_reported: bool,
+    /// Somebody wrote that it failed: its agent has nothing more to say of it.
+    has_failed: bool,
     /// The request to pull images ahead that its node cannot serve.
     refuses: Option<String>,
 }
@@ -98,6 +103,8 @@ struct Fleet {
     /// A new pod begins beside the old one.
     surges: bool,
     runs: BTreeMap<String, Run>,
+    /// Under a surge: the nodes where a pod of the current revision starts beside one that serves.
+    surging: BTreeSet<String>,
     images: usize,
     /// Until this step somebody changes the template each time.
     edited_until: usize,
@@ -164,6 +171,7 @@ impl Fleet {
             pulled: BTreeSet::new(),
             surges,
             runs: BTreeMap::new(),
+            surging: BTreeSet::new(),
             images: 0,
             edited_until: 0,
             everywhere: BTreeSet::new(),
@@ -246,6 +254,7 @@ impl Fleet {
                 self.saw("flapping links");
             }
             15 => self.replace_node(),
+            17 => self.call_failed(),
             16 => {
                 self.edited_until = self.step + EDITS;
                 self.saw("edit wars");
@@ -295,6 +304,27 @@ impl Fleet {
         self.saw("nodes made anew");
     }
 
+    /// Somebody writes that a pod failed, as upstream's conformance test does.
+    fn call_failed(&mut self) {
+        let uids: Vec<String> = self.runs.keys().cloned().collect();
+        if uids.is_empty() {
+            return;
+        }
+        let uid = self.random.pick(&uids).clone();
+        let pods = self.pods_on(&self.runs[&uid].node);
+        let Some(pod) = pods.iter().find(|pod| *pod.uid == *uid && !pod.terminating) else { return };
+        self.hub.edit(&POD, "n", &pod.name, |pod| {
+            pod["status"] = json!({"phase": "Failed", "qosClass": "BestEffort"});
+        });
+        let run = self.runs.get_mut(&uid).unwrap();
+        (run.is_ready, run.has_failed) = (false, true);
+        self.saw("called failed");
+    }
+
+    fn pods_on(&self, node: &str) -> Vec<Arc<Object>> {
+        World::select(&self.hub.index, &POD, &Selection::by_field(&POD, "n", NODE_NAME_FIELD, node))
+    }
+
     /// The containers of nodes that are back after a power cut are down, and their agents say so first.
     fn restart_pods(&mut self) {
         let step = self.step;
@@ -305,7 +335,7 @@ impl Fleet {
             if !nodes.contains(pod.field(NODE_NAME_FIELD)) || pod.terminating {
                 continue;
             }
-            let Some(run) = self.runs.get_mut(&*pod.uid) else { continue };
+            let Some(run) = self.runs.get_mut(&*pod.uid).filter(|run| !run.has_failed) else { continue };
             (run.is_ready, run.has_reported) = (false, false);
             self.report(
                 &pod.name,
@@ -354,9 +384,11 @@ impl Fleet {
             let status = json!({"conditions": [{"type": "Ready", "status": ready}], "nodeInfo": {"kubeletVersion": version}});
             self.hub.edit(&NODE, "", &name, |node| node["status"] = status.clone());
             self.places.get_mut(&name).unwrap().is_marked = is_away;
-            for pod in World::list(&self.hub.index, &POD, "n") {
-                if pod.field(NODE_NAME_FIELD) == name && !pod.terminating {
-                    let Some(run) = self.runs.get_mut(&*pod.uid) else { continue };
+            for pod in self.pods_on(&name) {
+                if !pod.terminating {
+                    let Some(run) = self.runs.get_mut(&*pod.uid).filter(|run| !run.has_failed) else {
+                        continue;
+                    };
                     // it goes on, and its agent reports it anew when it is back
                     run.has_reported = false;
                     self.hub.edit(&POD, "n", &pod.name, |pod| {
@@ -449,6 +481,7 @@ impl Fleet {
                     since: 0,
                     restarts: 0,
                     has_reported: false,
+                    has_failed: false,
                     refuses: None,
                 };
                 self.runs.insert(uid.clone(), run);
@@ -464,7 +497,12 @@ impl Fleet {
                 self.runs.remove(&uid);
                 continue;
             }
-            self.pull_ahead(&name, &uid, &pod.value());
+            if run.has_failed {
+                continue;
+            }
+            if is_asked(&pod) {
+                self.pull_ahead(&name, &uid, &pod.value());
+            }
             let is_there =
                 run.has_reported && run.is_ready || self.pulls(&run.node, &run.image) == Some(true);
             if !is_there && !run.image.ends_with("-nopull") {
@@ -544,12 +582,19 @@ impl Fleet {
             usize::MAX
         };
         let mut tasks: VecDeque<Task<_>> = decision.tasks.into();
+        if self.surges {
+            let nodes: Vec<String> = self.places.keys().cloned().collect();
+            nodes.iter().for_each(|node| self.note_surge(node, &before.image));
+        }
         let mut took = 0;
         for _ in 0..most {
             let Some(task) = tasks.pop_front() else { break };
-            self.look_at(&task.action, &before, &mut took);
+            let node = self.look_at(&task.action, &before, &mut took);
             let following = self.hub.act(&mut self.controller, task, now);
             tasks.extend(following);
+            if let Some(node) = node.filter(|_| self.surges) {
+                self.note_surge(&node, &before.image);
+            }
         }
         if most < usize::MAX {
             self.controller = DaemonSets::default();
@@ -558,15 +603,16 @@ impl Fleet {
         self.check(&before, took);
     }
 
-    /// What an action may not do.
-    fn look_at(&mut self, action: &Action, before: &Standing, took: &mut usize) {
+    /// What an action may not do. Returns the node whose pods it changes.
+    fn look_at(&mut self, action: &Action, before: &Standing, took: &mut usize) -> Option<String> {
         match action {
             Action::Delete { kind, options, name, .. } if kind.kind == POD.kind => {
-                let Some(run) = options.uid.as_ref().and_then(|uid| self.runs.get(uid)) else { return };
+                let run = options.uid.as_ref().and_then(|uid| self.runs.get(uid))?;
+                let node = Some(run.node.clone());
                 let is_away = self.places[&run.node].is_marked;
                 self.require("no pod of a node that is away is ended", !is_away, || name.clone());
                 if !run.is_ready {
-                    return;
+                    return node;
                 }
                 *took += 1;
                 let pod = self.hub.value(&POD, "n", name);
@@ -586,20 +632,20 @@ impl Fleet {
                 // of two that a surge left one may go
                 let is_spared = !before.is_stopped || self.surges && serves;
                 self.require("a stopped update takes no pod that serves", is_spared, || name.clone());
+                node
             }
-            Action::Create { kind, value } if kind.kind == POD.kind => {
+            Action::Create { kind, value, .. } if kind.kind == POD.kind => {
                 let image = of_template(value);
+                let node = value["spec"]["nodeName"].as_str().unwrap();
                 if image != before.image {
                     self.saw("restored");
-                    return;
+                    return Some(node.to_owned());
                 }
-                let node = value["spec"]["nodeName"].as_str().unwrap();
-                let surging = self.surging(&before.image);
                 if self.surges && self.serves_another(node, &before.image) {
                     self.saw("surged");
-                    let is_within = surging.iter().filter(|other| *other != node).count() < self.budget;
-                    self.require("the budget bounds a surge", is_within, || {
-                        format!("{node} and {surging:?}")
+                    let others = self.surging.len() - usize::from(self.surging.contains(node));
+                    self.require("the budget bounds a surge", others < self.budget, || {
+                        format!("{node} and {:?}", self.surging)
                     });
                 }
                 self.require("a stopped revision spreads no further", !before.is_stopped, || node.to_owned());
@@ -609,8 +655,9 @@ impl Fleet {
                         !self.standing().waits_for_canaries && self.canaries_are_well(&before.image);
                     self.require("canaries come first", is_over, || node.to_owned());
                 }
+                Some(node.to_owned())
             }
-            _ => {}
+            _ => None,
         }
     }
 
@@ -619,21 +666,26 @@ impl Fleet {
         self.runs.values().any(|run| run.node == node && run.is_ready && run.image != image)
     }
 
-    /// The nodes where a pod of this revision starts beside one that serves.
-    fn surging(&self, image: &str) -> BTreeSet<String> {
-        let pods = World::list(&self.hub.index, &POD, "n");
-        let starts = |pod: &&std::sync::Arc<crate::object::Object>| {
+    /// Whether a pod of this revision starts there beside one that serves.
+    fn note_surge(&mut self, node: &str, image: &str) {
+        let pods = self.pods_on(node);
+        let is_of = |pod: &Object| match self.runs.get(&*pod.uid) {
+            Some(run) => run.image == image,
+            None => of_template(&pod.value()) == image,
+        };
+        let starts = |pod: &Object| {
             let is_ready = self.runs.get(&*pod.uid).is_some_and(|run| run.is_ready && run.has_reported);
-            !pod.terminating && !is_ready && of_template(&pod.value()) == image
+            !pod.terminating && !is_ready && is_of(pod)
         };
-        let nodes = pods.iter().filter(starts).map(|pod| pod.field(NODE_NAME_FIELD).to_owned());
         // where the old one was asked to end, the surge is over: the new one was available, though its node may be lost since
-        let stays = |node: &String| {
-            pods.iter().any(|pod| {
-                pod.field(NODE_NAME_FIELD) == node && !pod.terminating && of_template(&pod.value()) != image
-            })
-        };
-        nodes.filter(|node| stays(node) && self.serves_another(node, image)).collect()
+        let is_surging = pods.len() > 1
+            && pods.iter().any(|pod| starts(pod))
+            && pods.iter().any(|pod| !pod.terminating && !is_of(pod))
+            && self.serves_another(node, image);
+        match is_surging {
+            true => _ = self.surging.insert(node.to_owned()),
+            false => _ = self.surging.remove(node),
+        }
     }
 
     fn is_closed(&self, node: &str) -> bool {
@@ -654,7 +706,7 @@ impl Fleet {
 
     fn check(&mut self, before: &Standing, took: usize) {
         let pods = World::list(&self.hub.index, &POD, "n");
-        let mut on: BTreeMap<&str, Vec<&crate::object::Object>> = BTreeMap::new();
+        let mut on: BTreeMap<&str, Vec<&Object>> = BTreeMap::new();
         for pod in &pods {
             on.entry(pod.field(NODE_NAME_FIELD)).or_default().push(pod);
         }
@@ -751,7 +803,13 @@ impl Fleet {
                 return;
             }
         }
-        let view = crate::controllers::daemon_sets::view(&self.hub.index, "n", "d", self.hub.wall).unwrap();
+        let view = crate::controllers::daemon_sets::view(
+            &self.hub.index,
+            Defaults::default(),
+            ("n", "d"),
+            self.hub.wall,
+        )
+        .unwrap();
         panic!("the last revision comes everywhere: seed {}: {view:#}", self.seed);
     }
 
@@ -770,6 +828,12 @@ impl Fleet {
         self.settle();
         self.seen
     }
+}
+
+/// To pull images ahead, or its agent has answered such a request.
+fn is_asked(pod: &Object) -> bool {
+    let key = PULL_AHEAD_ANNOTATION.as_bytes();
+    pod.json.windows(key.len()).any(|found| found == key)
 }
 
 /// Some minutes, and all the time after the faults, which end before half past twelve.
@@ -818,6 +882,7 @@ fn promises_hold_in_a_fleet_with_faults() {
         "flapping links",
         "nodes made anew",
         "edit wars",
+        "called failed",
     ] {
         assert!(seen.contains_key(what), "no {what}: the simulation proves little: {seen:?}");
     }
