@@ -47,6 +47,7 @@ mod tests {
 
     mod daemon_sets;
     mod design_document;
+    mod hostile;
     mod maintenance;
     mod pull_ahead;
     mod rollouts;

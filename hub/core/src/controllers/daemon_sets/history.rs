@@ -105,7 +105,8 @@ pub(super) fn step(template: &Value, revisions: &[Revision], limit: i64, live: &
     };
     Step::Keep {
         current: (*current).into(),
-        renumber: (current.number <= highest).then(|| highest.saturating_add(1)),
+        // somebody may have written the highest number that there is
+        renumber: (current.number <= highest && current.number < i64::MAX).then(|| highest.saturating_add(1)),
         doubles: doubles.iter().map(|double| double.name.clone()).collect(),
         surplus,
     }
