@@ -425,7 +425,14 @@ impl Bench {
         for place in places.filter(|place| place.starts_with(self.setup.scratch.path())) {
             unmount(place).map_err(RigError::io("unmount", place))?;
         }
-        self.cgroups.remove(&self.group).map_err(RigError::io("remove the group", group))?;
+        // what was killed takes a moment to be gone, on a busy machine a longer one
+        let begun = Instant::now();
+        while let Err(error) = self.cgroups.remove(&self.group) {
+            if begun.elapsed() > LIMIT {
+                return Err(RigError::io("remove the group", group)(error));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
         stopped
     }
 }
