@@ -4,11 +4,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::RigError;
 
 /// The kernel's unit of processor time for programs: `USER_HZ`, 100 on every Linux architecture we build for.
 const TICKS_PER_SEC: f64 = 100.0;
+
+/// A little more than an agent takes between two times that it gives its code back.
+const AGENT_TURN: Duration = Duration::from_secs(35);
 
 /// One process.
 pub struct Process {
@@ -58,6 +62,20 @@ impl Process {
         };
         let dirty: f64 = field("Private_Dirty")?;
         Ok(Memory { pss: field("Pss")?, rss: field("Rss")?, private: field("Private_Clean")? + dirty, dirty })
+    }
+
+    /// The most of [`AGENT_TURN`]: one look shows an agent just after it gave its code back, or just before.
+    pub fn most_memory(&self) -> Result<Memory, RigError> {
+        let end = Instant::now() + AGENT_TURN;
+        let mut most = self.memory()?;
+        while Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(500));
+            let memory = self.memory()?;
+            if memory.pss > most.pss {
+                most = memory;
+            }
+        }
+        Ok(most)
     }
 
     /// How many of its entries a directory of the process has: `task`, `fd`.

@@ -45,12 +45,12 @@ pub(crate) fn measure(setup: &Setup) -> Result<Vec<Figure>, RigError> {
     follow(&mut hub, node, "edge-memory")?;
     wait_active(&nodes, node, &version(&made))?;
     std::thread::sleep(SETTLE);
-    let small = Process::new(pid(&agent)?).memory()?;
+    let small = Process::new(pid(&agent)?).most_memory()?;
     let path = format!("{CONFIG_MAPS}/edge-memory");
     let large = hub.accepted("PATCH", &path, MERGE, &json!({"data": payload(PAYLOAD_BYTES)}));
     wait_active(&nodes, node, &version(&large.map_err(io("patch the ConfigMap"))?))?;
     std::thread::sleep(SETTLE);
-    let large = Process::new(pid(&agent)?).memory()?;
+    let large = Process::new(pid(&agent)?).most_memory()?;
     agent.stop()?;
     let of_small = format!("{build}, assigned, of 200 bytes; its watch is open");
     Ok(vec![
