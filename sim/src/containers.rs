@@ -11,8 +11,8 @@ use kedge_core::images::collect::Collected;
 use kedge_core::images::room::Disk;
 use kedge_core::pods::{
     Command, ContainerKey, ContainerOrder, ContainerState, DesiredFile, DesiredFound, Exit, Failure,
-    FailureReason, Health, Image, ImageConfig, ImageOrder, Inventory, Observation, PodAction, PodEvent,
-    PodFound, PodNetwork, PodUid, ProbeOutcome,
+    FailureReason, Health, HookNote, Image, ImageConfig, ImageOrder, Inventory, Observation, PodAction,
+    PodEvent, PodFound, PodNetwork, PodUid, ProbeOutcome,
 };
 use kedge_platform::fake::Random;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -60,6 +60,7 @@ pub struct Containers {
     pods: BTreeMap<PodUid, PodFound>,
     runs: BTreeMap<ContainerKey, Run>,
     health: BTreeMap<ContainerKey, Health>,
+    hooks: BTreeMap<ContainerKey, HookNote>,
     /// Processes of runs that were removed: by a lie only.
     ghosts: Vec<((String, String), String)>,
     // on the disk
@@ -95,6 +96,7 @@ impl Containers {
             pods: BTreeMap::new(),
             runs: BTreeMap::new(),
             health: BTreeMap::new(),
+            hooks: BTreeMap::new(),
             ghosts: Vec::new(),
             logs: BTreeMap::new(),
             desired: BTreeMap::new(),
@@ -218,7 +220,7 @@ impl Containers {
                 self.save(file, content);
             }
         }
-        (self.pods, self.runs, self.health) = Default::default();
+        (self.pods, self.runs, self.health, self.hooks) = Default::default();
         self.ghosts.clear();
         self.layers.retain(|_, is_synced| *is_synced);
         self.is_stuck = false;
@@ -302,6 +304,7 @@ impl Containers {
             containers: self.runs.values().map(|run| run.shown.clone()).collect(),
             logs: self.logs.clone(),
             health: self.health.clone(),
+            hooks: self.hooks.clone(),
         }
     }
 
@@ -359,6 +362,10 @@ impl Containers {
             }
             PodAction::NoteHealth { container, health } => {
                 self.health.insert(container, health);
+                None
+            }
+            PodAction::NoteHook { container, note } => {
+                self.hooks.insert(container, note);
                 None
             }
             PodAction::SaveDesired { file, .. } if fails => {
@@ -462,6 +469,7 @@ impl Containers {
             self.ghosts.push((run.pod, key.container.clone()));
         }
         self.health.remove(&key);
+        self.hooks.remove(&key);
         PodEvent::ContainerRemoved(key)
     }
 }

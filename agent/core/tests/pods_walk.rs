@@ -84,6 +84,7 @@ struct Runtime {
     images: BTreeSet<String>,
     logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
     health: BTreeMap<ContainerKey, Health>,
+    hook_notes: BTreeMap<ContainerKey, HookNote>,
     /// The files of volumes, by pod and name.
     files: BTreeMap<(PodUid, String), Vec<VolumeFile>>,
     /// What was run of each run.
@@ -498,6 +499,7 @@ impl World {
             PodAction::RemoveContainer(key) if fails => failure(Command::RemoveContainer(key)),
             PodAction::RemoveContainer(key) => {
                 self.runtime.health.remove(&key);
+                self.runtime.hook_notes.remove(&key);
                 let run = self.runtime.containers.remove(&key);
                 let state = run.map(|run| run.state);
                 self.must(
@@ -547,6 +549,12 @@ impl World {
                 let pods: Vec<PodUid> = pods.into_iter().filter(|_| !fails).collect();
                 let usages = pods.into_iter().map(|pod| self.usage(pod)).collect();
                 PodEvent::PodsMeasured { measure, usages, took: Duration::from_millis(10) }
+            }
+            PodAction::NoteHook { container, note } => {
+                if self.runtime.containers.contains_key(&container) {
+                    self.runtime.hook_notes.insert(container, note);
+                }
+                return;
             }
             PodAction::NoteHealth { container, health } => {
                 if self.runtime.containers.contains_key(&container) {
@@ -612,6 +620,7 @@ impl World {
             containers: self.runtime.containers.values().cloned().collect(),
             logs: self.runtime.logs.clone(),
             health: self.runtime.health.clone(),
+            hooks: self.runtime.hook_notes.clone(),
         }
     }
 
@@ -731,6 +740,7 @@ impl World {
         self.runtime.queue.clear();
         self.runtime.containers.clear();
         self.runtime.health.clear();
+        self.runtime.hook_notes.clear();
         self.runtime.pods.clear();
         self.runtime.files.clear();
         self.lose_writes();

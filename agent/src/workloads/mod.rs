@@ -14,7 +14,7 @@ pub mod volumes;
 
 use kedge_api::{Timestamp, names};
 use kedge_core::pods::{
-    self, Command, ContainerKey, Failure, FailureReason, Health, Inventory, PodAction, PodEvent, PodNetwork,
+    self, Command, ContainerKey, Failure, FailureReason, Inventory, PodAction, PodEvent, PodNetwork,
     PodSandbox, PodUid, Seccomp,
 };
 use kedge_core::workloads::cni::{Attachment, Verb};
@@ -27,6 +27,8 @@ use kedge_platform::workloads::{
 };
 use network::{Networks, Plugins};
 pub use probes::{grpc_answered, http_answered};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +51,8 @@ const MESSAGE_POLICY: &str = "terminationMessagePolicy";
 const FALLS_BACK_TO_LOGS: &str = "FallbackToLogsOnError";
 /// A `Health`.
 const HEALTH: &str = "health";
+/// A `HookNote`.
+const HOOK: &str = "hook";
 
 /// Most directories of logs that an inventory looks at.
 const LOG_ENTRIES: usize = 10_000;
@@ -193,29 +197,37 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             });
         }
         let observed = self.workloads.observe(Duration::ZERO);
-        inventory.health = observed.iter().filter_map(|it| self.health_of(&it.id)).collect();
+        inventory.health = observed.iter().filter_map(|it| self.noted(&it.id, HEALTH)).collect();
+        inventory.hooks = observed.iter().filter_map(|it| self.noted(&it.id, HOOK)).collect();
         inventory.containers = observed.into_iter().filter_map(|it| self.found(it)).collect();
         PodEvent::Inventory(inventory)
     }
 
-    /// What an earlier agent knew of a run.
-    fn health_of(&self, id: &ContainerId) -> Option<(ContainerKey, Health)> {
-        let health = serde_json::from_str(self.workloads.notes(id).get(HEALTH)?).ok()?;
-        Some((key_of(id)?, health))
+    /// What an earlier agent noted of a run.
+    fn noted<T: DeserializeOwned>(&self, id: &ContainerId, name: &str) -> Option<(ContainerKey, T)> {
+        let noted = serde_json::from_str(self.workloads.notes(id).get(name)?).ok()?;
+        Some((key_of(id)?, noted))
     }
 
-    fn note_health(&mut self, key: &ContainerKey, health: Health) {
-        let text = serde_json::to_string(&health).unwrap_or_default();
-        if let Err(error) = self.workloads.note(&id_of(key), HEALTH, &text) {
-            log::warn!("the next agent will probe container {key} anew: {error}");
+    fn note(&mut self, key: &ContainerKey, name: &str, value: &impl Serialize) {
+        let text = serde_json::to_string(value).unwrap_or_default();
+        if let Err(error) = self.workloads.note(&id_of(key), name, &text) {
+            log::warn!("the next agent will not know the {name} of container {key}: {error}");
         }
     }
 
     /// Performs an order of the runtime; None: it is another performer's. Most answers are observed later.
     pub fn perform(&mut self, action: &PodAction) -> Option<Vec<PodEvent>> {
-        if let PodAction::NoteHealth { container, health } = action {
-            self.note_health(container, *health);
-            return Some(Vec::new());
+        match action {
+            PodAction::NoteHealth { container, health } => {
+                self.note(container, HEALTH, health);
+                return Some(Vec::new());
+            }
+            PodAction::NoteHook { container, note } => {
+                self.note(container, HOOK, note);
+                return Some(Vec::new());
+            }
+            _ => {}
         }
         let (command, done) = match action {
             PodAction::PreparePod(sandbox) => {

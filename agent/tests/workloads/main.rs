@@ -11,6 +11,7 @@ mod ends;
 mod escapes;
 mod far_away;
 mod faults;
+mod hooks;
 mod identity;
 mod image_volumes;
 mod killed_agents;

@@ -16,7 +16,7 @@ pub use crate::event::PodNetworks;
 pub use crate::images::ImageConfig;
 use crate::images::collect::{Collected, Thresholds};
 use crate::kubelet::Signal;
-use crate::pods::hooks::{HookKind, HookOrder};
+use crate::pods::hooks::{HookKind, HookNote, HookOrder};
 use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -193,6 +193,8 @@ pub enum PodAction {
     /// Remember this of a run for the next agent, until the run is removed or the machine boots; it comes back by
     /// `Inventory::health`. No answer.
     NoteHealth { container: ContainerKey, health: Health },
+    /// The same of its hooks; it comes back by `Inventory::hooks`. Performed before what is ordered of the run after it.
+    NoteHook { container: ContainerKey, note: HookNote },
     /// Write this durably, mode 0600, or remove it durably (None). Writes of one file are performed in order. Answered by
     /// `DesiredSaved`.
     SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
@@ -328,6 +330,8 @@ pub struct Inventory {
     pub logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
     /// What `NoteHealth` noted of runs that are not removed.
     pub health: BTreeMap<ContainerKey, Health>,
+    /// The same of `NoteHook`.
+    pub hooks: BTreeMap<ContainerKey, HookNote>,
 }
 
 /// A pod that the runtime has, as `PodSandbox` described it.

@@ -1,8 +1,9 @@
 //! Hooks of containers: what runs after a start and before a stop, and what waits for it.
 //!
-//! Always holds: postStart runs once for each run that this agent started, and until it has ended the container has not started and
-//! those behind it wait; preStop runs once for each stop, within the grace, and the signal follows when it has ended or the grace
-//! is over. A hook that was under way when the agent was killed counts as ended. Leaves to others: running them (`HookOrder`).
+//! Always holds: postStart runs for each run that starts, and until it has ended the container has not started and those behind it
+//! wait; preStop runs for each stop, within the grace, and the signal follows when it has ended or the grace is over. Each runs once,
+//! but again, with an Event, when no agent saw its end: never is worse than twice, and upstream promises no more. Leaves to others:
+//! running them (`HookOrder`), ending what a killed agent had begun.
 
 use crate::event::Level;
 use crate::pods::event::{ContainerKey, ContainerState, NodeFacts, PodAction};
@@ -10,7 +11,8 @@ use crate::pods::life::{ContainerLife, Context, Doing, Life};
 use crate::pods::probes::Check;
 use crate::pods::probes::spec::{Exec, HttpGet};
 use crate::pods::spec::{Container, Pod};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a postStart hook may take. Upstream waits for ever; one that hangs would keep its place from other pods' hooks.
@@ -97,6 +99,16 @@ impl Hook {
     }
 }
 
+/// Reason and message of an Event.
+fn repetition(kind: HookKind) -> (&'static str, String) {
+    let reason = match kind {
+        HookKind::PostStart => "PostStartHookRepeated",
+        HookKind::PreStop => "PreStopHookRepeated",
+    };
+    let word = kind.word();
+    (reason, format!("the end of the {word} hook was not seen by the agent before: it is run again"))
+}
+
 impl Container {
     fn hook(&self, kind: HookKind) -> Option<&Hook> {
         match kind {
@@ -118,6 +130,20 @@ impl Container {
     }
 }
 
+/// How far the hooks of a run are, as the next agent has to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HookNote {
+    /// postStart is due, or under way; or it has failed, for which the container is to be stopped.
+    PostStart,
+    /// postStart has ended well.
+    Started,
+    /// preStop is under way.
+    PreStop,
+    /// preStop has ended; the run is to end within this time of the machine's monotonic clock.
+    PreStopped { until: Duration },
+}
+
 /// How far the postStart hook of a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PostStart {
@@ -133,13 +159,21 @@ pub(crate) struct Hooks {
     post_start: Option<(u32, PostStart)>,
     /// The run whose preStop hook has ended, and when its grace is over.
     pre_stopped: Option<(u32, Duration)>,
+    /// What an earlier agent noted of a run.
+    found: Option<(u32, HookNote)>,
+    /// A hook that is run again, until the API server can be told.
+    repeated: Option<HookKind>,
 }
 
 impl ContainerLife {
     /// This agent has started a run.
     pub(crate) fn started(&mut self, attempt: u32, has_hook: bool) {
         let post_start = has_hook.then_some((attempt, PostStart::Wanted));
-        self.hooks = Hooks { post_start, pre_stopped: None };
+        self.hooks = Hooks { post_start, ..Hooks::default() };
+    }
+
+    fn found_hook(&self, attempt: u32) -> Option<HookNote> {
+        self.hooks.found.filter(|(found, _)| *found == attempt).map(|(_, note)| note)
     }
 
     fn post_start(&self) -> Option<PostStart> {
@@ -185,9 +219,19 @@ impl Life {
         let is_ending = self.end.is_some();
         for spec in pod.spec.all_containers() {
             let Some(container) = self.containers.get_mut(&spec.name) else { continue };
-            if let Some(Doing::PreStop { until, .. }) = container.command {
+            if let (true, Some(kind)) = (self.api.is_some(), container.hooks.repeated.take()) {
+                let (reason, message) = repetition(kind);
+                self.announce_of(&spec.name, true, reason, message, ctx.actions);
+            }
+            let Some(container) = self.containers.get_mut(&spec.name) else { continue };
+            if let Some(Doing::PreStop { attempt, until }) = container.command {
                 if until <= ctx.now.mono {
-                    container.end_pre_stop();
+                    let key = self.key(&spec.name, attempt);
+                    let note = HookNote::PreStopped { until };
+                    ctx.actions.push(PodAction::NoteHook { container: key, note });
+                    if let Some(container) = self.containers.get_mut(&spec.name) {
+                        container.end_pre_stop();
+                    }
                 } else {
                     self.wake_at(until);
                 }
@@ -202,7 +246,11 @@ impl Life {
                 continue;
             };
             container.hooks.post_start = Some((attempt, PostStart::UnderWay));
+            let is_again = container.found_hook(attempt) == Some(HookNote::PostStart);
             let key = self.key(&spec.name, attempt);
+            if is_again {
+                self.announce_repetition(&spec.name, HookKind::PostStart, ctx.actions);
+            }
             let act = hook.act(spec, &self.address(&pod, ctx.node));
             let (kind, timeout) = (HookKind::PostStart, POST_START_LIMIT);
             match act {
@@ -234,6 +282,7 @@ impl Life {
         let (attempt, until) = (run.attempt, ctx.now.mono + grace);
         let is_running = matches!(run.state, ContainerState::Running { .. });
         let has_run = container.grace_after_hook(attempt, ctx.now.mono).is_some();
+        let found = container.found_hook(attempt);
         if !is_running || has_run || container.command.is_some() {
             return false;
         }
@@ -243,8 +292,12 @@ impl Life {
             container.command = Some(Doing::PreStop { attempt, until });
         }
         self.announce_of(name, false, "Killing", message.to_owned(), ctx.actions);
+        if found == Some(HookNote::PreStop) {
+            self.announce_repetition(name, HookKind::PreStop, ctx.actions);
+        }
         match act {
             Ok(act) => {
+                ctx.actions.push(PodAction::NoteHook { container: key.clone(), note: HookNote::PreStop });
                 let order = HookOrder { container: key, kind: HookKind::PreStop, act, timeout: grace };
                 ctx.actions.push(PodAction::RunHook(Box::new(order)));
                 self.wake_at(until);
@@ -273,6 +326,13 @@ impl Life {
             return;
         }
         self.is_dirty = true;
+        let note = match (kind, container.command) {
+            // a failed one is run again by an agent that does not know of it
+            (HookKind::PostStart, _) => done.is_ok().then_some(HookNote::Started),
+            (_, Some(Doing::PreStop { until, .. })) => Some(HookNote::PreStopped { until }),
+            _ => None,
+        };
+        actions.extend(note.map(|note| PodAction::NoteHook { container: key.clone(), note }));
         match kind {
             HookKind::PostStart => {
                 let failed = done.is_err().then_some((key.attempt, PostStart::Failed));
@@ -293,6 +353,37 @@ impl Life {
         actions.push(PodAction::Log(Level::Warn, text));
     }
 
+    /// The agent found this run at its start, with what the last one noted of its hooks.
+    pub(crate) fn adopt_hooks(
+        &mut self,
+        now: Duration,
+        key: &ContainerKey,
+        noted: &BTreeMap<ContainerKey, HookNote>,
+    ) {
+        let (Some(container), Some(note)) = (self.containers.get_mut(&key.container), noted.get(key)) else {
+            return;
+        };
+        let hooks = &mut container.hooks;
+        match *note {
+            HookNote::PostStart => hooks.post_start = Some((key.attempt, PostStart::Wanted)),
+            // it was to be stopped, and was not: another stop is another matter
+            HookNote::PreStopped { until } if until > now => hooks.pre_stopped = Some((key.attempt, until)),
+            HookNote::PreStopped { .. } | HookNote::Started | HookNote::PreStop => {}
+        }
+        hooks.found = Some((key.attempt, *note));
+    }
+
+    fn announce_repetition(&mut self, name: &str, kind: HookKind, actions: &mut Vec<PodAction>) {
+        let (reason, message) = repetition(kind);
+        let text = format!("pod {}/{}, container {name}: {message}", self.namespace, self.name);
+        actions.push(PodAction::Log(Level::Warn, text));
+        if self.api.is_some() {
+            self.announce_of(name, true, reason, message, actions);
+        } else if let Some(container) = self.containers.get_mut(name) {
+            container.hooks.repeated = Some(kind);
+        }
+    }
+
     /// Where probes and hooks reach the pod: as upstream, on the machine's network at the node's address.
     pub(crate) fn address(&self, pod: &Pod, node: Option<&NodeFacts>) -> String {
         let of_node = || node.and_then(|node| node.addresses.first());
@@ -305,7 +396,7 @@ impl Life {
 mod tests {
     use super::*;
     use crate::pods::probes::tests::{Node, news, orders};
-    use crate::pods::{PodEvent, StaticFile};
+    use crate::pods::{Inventory, PodEvent, StaticFile};
 
     const POST_START: &str = "lifecycle: {postStart: {exec: {command: [/warm]}}}";
     const PRE_STOP: &str = "lifecycle: {preStop: {httpGet: {port: 80, path: /bye}}}";
@@ -385,6 +476,80 @@ mod tests {
             assert_eq!(stops(&actions), [Duration::from_secs(left)], "after {takes} s");
             assert!(hooks(&actions).is_empty(), "once");
         }
+    }
+
+    /// The hooks of a run that a new agent finds, ten seconds later, with what the last one noted.
+    fn after_a_kill(fields: &str, note: HookNote) -> Node {
+        let mut node =
+            Node::found(fields, 11, |key| Inventory { hooks: [(key, note)].into(), ..Inventory::default() });
+        node.mirror();
+        node
+    }
+
+    fn notes(actions: &[PodAction]) -> Vec<HookNote> {
+        let note = |action: &PodAction| match action {
+            PodAction::NoteHook { note, .. } => Some(*note),
+            _ => None,
+        };
+        actions.iter().filter_map(note).collect()
+    }
+
+    #[test]
+    fn hook_whose_end_nobody_saw_is_run_again() {
+        let mut node = after_a_kill(POST_START, HookNote::PostStart);
+        let seen = std::mem::take(&mut node.seen);
+        assert_eq!(hooks(&seen).len(), 1, "{seen:?}");
+        let said = "pod default/p-edge, container a: the end of the postStart hook was not seen by the agent before: it is run again";
+        assert!(seen.contains(&PodAction::Log(Level::Warn, said.into())), "{seen:?}");
+        assert_eq!(node.pods.report()[0].containers[0].state, "Running");
+        assert_eq!(notes(&ended(&mut node, HookKind::PostStart, Ok(()))), [HookNote::Started]);
+
+        let mut node = after_a_kill(PRE_STOP, HookNote::PreStop);
+        assert!(hooks(&node.seen).is_empty(), "it is not to stop yet");
+        let actions = end(&mut node);
+        assert_eq!((hooks(&actions).len(), stops(&actions).len()), (1, 0));
+        assert!(
+            news(&actions).iter().any(|news| news.starts_with("PreStopHookRepeated ")),
+            "{:?}",
+            news(&actions)
+        );
+    }
+
+    #[test]
+    fn hook_that_has_ended_is_not_run_by_the_next_agent() {
+        let mut node = after_a_kill(POST_START, HookNote::Started);
+        assert!(hooks(&node.seen).is_empty(), "{:?}", node.seen);
+        assert!(hooks(&end(&mut node)).is_empty());
+
+        let mut node = after_a_kill(PRE_STOP, HookNote::PreStopped { until: Duration::from_secs(20) });
+        let actions = end(&mut node);
+        assert_eq!(
+            (hooks(&actions).len(), stops(&actions)),
+            (0, vec![Duration::from_secs(9)]),
+            "what is left"
+        );
+        // it was not stopped then: this is another stop
+        let mut node = after_a_kill(PRE_STOP, HookNote::PreStopped { until: Duration::from_secs(5) });
+        let actions = end(&mut node);
+        assert_eq!((hooks(&actions).len(), stops(&actions).len()), (1, 0));
+        assert!(!news(&actions).iter().any(|news| news.contains("Repeated")), "{:?}", news(&actions));
+    }
+
+    #[test]
+    fn hook_is_noted_before_it_can_begin() {
+        let node = Node::new(POST_START);
+        let order = node
+            .seen
+            .iter()
+            .filter(|action| matches!(action, PodAction::NoteHook { .. } | PodAction::RunHook(_)));
+        let order: Vec<_> = order.map(|action| matches!(action, PodAction::NoteHook { .. })).collect();
+        assert_eq!((notes(&node.seen), order), (vec![HookNote::PostStart], vec![true, false]));
+        let mut node = Node::new(PRE_STOP);
+        let actions = end(&mut node);
+        assert_eq!(notes(&actions), [HookNote::PreStop]);
+        node.secs += 3;
+        let actions = ended(&mut node, HookKind::PreStop, Ok(()));
+        assert_eq!(notes(&actions), [HookNote::PreStopped { until: Duration::from_secs(31) }]);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub use event::{
 
 pub(crate) use resources::DEVICE;
 
-pub use hooks::{HookAct, HookKind, HookOrder};
+pub use hooks::{HookAct, HookKind, HookNote, HookOrder};
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 
 use crate::config::digest::Digest;
@@ -514,6 +514,7 @@ impl Pods {
             let life = self.life_of(&observation.container.pod);
             life.observed(now, observation, &mut silent);
             life.adopt_health(&observation.container, &inventory.health);
+            life.adopt_hooks(now.mono, &observation.container, &inventory.hooks);
         }
         let prepared: BTreeSet<&PodUid> = inventory.pods.iter().map(|found| &found.uid).collect();
         for life in self.lives.values_mut() {

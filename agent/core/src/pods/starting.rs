@@ -11,6 +11,7 @@ use crate::pods::event::{
     ApiServer, Console, ContainerOrder, Dns, Image, ImageOrder, ObjectKind, ObjectName, PodAction,
     PodNetwork, PodNetworks, PodSandbox, Volume,
 };
+use crate::pods::hooks::HookNote;
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict, changed};
 use crate::pods::objects::{self, Found};
 use crate::pods::spec::{Container, Pod, RestartPolicy};
@@ -380,8 +381,15 @@ impl Life {
 
     fn start(&mut self, name: &str, attempt: u32, ctx: &mut Context<'_>) {
         let key = self.key(name, attempt);
+        let mut specs = self.pod.iter().flat_map(|pod| pod.spec.all_containers());
+        let has_hook = specs.any(|spec| spec.name == name && spec.lifecycle.post_start.is_some());
         if let Some(container) = self.containers.get_mut(name) {
             container.command = Some(Doing::Start(attempt));
+            if has_hook {
+                // an agent may be killed before it hears that the container runs
+                let container = key.clone();
+                ctx.actions.push(PodAction::NoteHook { container, note: HookNote::PostStart });
+            }
             ctx.actions.push(PodAction::StartContainer(key));
         }
     }

@@ -6,7 +6,6 @@ use crate::pods::{
 };
 use kedge_api::Timestamp;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 /// The probes of one container, of the run 0, which runs from second 0 on.
 struct Bench {
@@ -183,6 +182,26 @@ impl Node {
             node.perform(actions);
         }
         assert!(node.report().1.is_empty() || node.report().1 == "Running", "{:?}", node.report());
+        node
+    }
+
+    /// The same container runs since second 1, and a new agent finds it then, with this noted of it.
+    pub(crate) fn found(fields: &str, secs: u64, noted: impl Fn(ContainerKey) -> Inventory) -> Self {
+        let uid = Self::new(fields).uid();
+        let mut node = Self { pods: Pods::new("edge"), secs, seen: vec![] };
+        let container = ContainerKey { pod: uid.clone(), container: KEY.into(), attempt: 0 };
+        let (image_name, image_reference) = ("x:1".into(), "x:1".into());
+        let run =
+            Observation { container: container.clone(), state: running(1), image_name, image_reference };
+        let found = PodFound {
+            uid,
+            namespace: "default".into(),
+            name: "p-edge".into(),
+            node_uid: String::new(),
+            network: Some(PodNetwork { addresses: vec!["10.1.0.2".into()] }),
+        };
+        let inventory = Inventory { pods: vec![found], containers: vec![run], ..noted(container) };
+        node.begin(fields, inventory);
         node
     }
 
@@ -408,23 +427,8 @@ fn status_shows_ready_when_the_probe_passed() {
 fn new_agent_believes_what_the_last_one_knew() {
     for (known, is_ready) in [(Health { is_started: true, is_ready: true }, true), (Health::default(), false)]
     {
-        let uid = Node::new(READINESS).uid();
-        let mut node = Node { pods: Pods::new("edge"), secs: 100, seen: vec![] };
-        let container = ContainerKey { pod: uid.clone(), container: KEY.into(), attempt: 0 };
-        let (image_name, image_reference) = ("x:1".into(), "x:1".into());
-        let run =
-            Observation { container: container.clone(), state: running(1), image_name, image_reference };
-        let found = PodFound {
-            uid,
-            namespace: "default".into(),
-            name: "p-edge".into(),
-            node_uid: String::new(),
-            network: Some(PodNetwork { addresses: vec!["10.1.0.2".into()] }),
-        };
-        let health = BTreeMap::from([(container, known)]);
-        let inventory =
-            Inventory { pods: vec![found], containers: vec![run], health, ..Inventory::default() };
-        node.begin(READINESS, inventory);
+        let noted = |key| Inventory { health: [(key, known)].into(), ..Inventory::default() };
+        let mut node = Node::found(READINESS, 100, noted);
         let life = node.pods.lives.values().next().expect("the pod");
         let spec = life.pod.as_ref().expect("its file").spec.containers[0].clone();
         assert_eq!(life.containers[KEY].health(&spec).is_ready, is_ready);
