@@ -35,6 +35,23 @@ async fn unknown_path_and_method_are_refused() {
     check(&asked("PUT /healthz HTTP/1.1\r\n\r\n").await, "HTTP/1.1 405 ", "PUT is not served here");
 }
 
+#[tokio::test]
+async fn port_of_a_pod_is_refused_off_its_network() {
+    let upgrade = "HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: kedge-pod-port\r\n\r\n";
+    let port = async |of: &str| asked(&format!("GET /podPort/{of} {upgrade}")).await;
+    check(&asked("GET /podPort/u/10.0.0.2/80 HTTP/1.1\r\n\r\n").await, "HTTP/1.1 400 ", "kedge-pod-port");
+    check(&port("u/127.0.0.1/80").await, "HTTP/1.1 400 ", "address not allowed: 127.0.0.1");
+    check(&port("u/%3A%3A1/80").await, "HTTP/1.1 400 ", "address not allowed: ::1");
+    check(&port("u/169.254.169.254/80").await, "HTTP/1.1 400 ", "address not allowed: 169.254.169.254");
+    for wrong in ["u/10.0.0.2/0", "u/10.0.0.2/65536", "u/name/80"] {
+        check(&port(wrong).await, "HTTP/1.1 400 ", "is no address with a port");
+    }
+    // a pod that is not here, also by a name that leads elsewhere
+    for absent in ["u/10.0.0.2/80", "..%2F..%2Fetc/10.0.0.2/80"] {
+        check(&port(absent).await, "HTTP/1.1 503 ", "");
+    }
+}
+
 /// Where kubectl would read it as one, its user would see no reason.
 #[tokio::test]
 async fn refused_upgrade_has_a_text_that_is_no_yaml_mapping() {
