@@ -15,6 +15,7 @@ mod hooks;
 mod identity;
 mod image_volumes;
 mod killed_agents;
+mod logs;
 mod messages;
 mod network;
 mod pod_proxy;

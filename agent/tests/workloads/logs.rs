@@ -1,0 +1,100 @@
+//! Logs of a real container through kubectl, over what interrupts them: rotation, agents that are killed, a reboot.
+
+use crate::pods::{NODE, Setup};
+use crate::setup::{LIMIT, isolated_network, kill, processes};
+use kedge_rig::scratch::wait_until;
+use serde_json::json;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// Lines that are followed: three files at least.
+const LINES: u64 = 4000;
+
+/// A process that ends with its value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Ends all that runs on the node, and what is volatile there.
+fn reboot(setup: &mut Setup) {
+    setup.cluster.agent_mut(NODE).stop().unwrap();
+    let is_of_the_node = |line: &str| line.contains("\0shim\0") || line.starts_with("sh\0-c\0");
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if is_of_the_node(&String::from_utf8_lossy(&line)) {
+            kill(pid);
+        }
+    }
+    wait_until("the end of the shims", LIMIT, || processes("shim").is_empty());
+    let run_dir = setup.cluster.agent(NODE).run_dir();
+    let root_dir = setup.cluster.agent(NODE).root_dir();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    let is_below =
+        |place: &&str| [&run_dir, &root_dir].iter().any(|dir| place.starts_with(dir.to_str().unwrap()));
+    for place in mounts.filter(is_below).collect::<Vec<_>>().into_iter().rev() {
+        assert!(Command::new("umount").args(["--lazy", place]).status().unwrap().success(), "{place}");
+    }
+    fs::remove_dir_all(&run_dir).unwrap();
+    setup.cluster.agent_mut(NODE).start().unwrap();
+}
+
+#[test]
+fn log_goes_on_over_rotation_kills_and_a_reboot() {
+    isolated_network("logs::log_goes_on_over_rotation_kills_and_a_reboot", || {
+        let mut setup = Setup::before_the_agent();
+        let fields = format!("{}containerLogMaxSize: 64Ki\n", kedge_rig::cluster::HEADER);
+        setup.cluster.agent(NODE).write_drop_in("20-logs.conf", &fields).unwrap();
+        setup.await_pods();
+        let script =
+            "i=0; while :; do echo line $i; i=$((i+1)); [ $((i % 20)) = 0 ] && busybox usleep 10000; done";
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [{
+                "name": "main", "image": "web:1", "command": ["sh", "-c", script]}]}});
+        setup.cluster.kubectl().feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+        setup.shows("a pod that runs", || setup.runs_with(0));
+
+        // from the last line on, none is missing and none comes twice
+        let kubectl = setup.cluster.kubectl();
+        let mut command = Command::new(kubectl.program());
+        command.arg("--kubeconfig").arg(kubectl.kubeconfig()).args(["logs", "-f", "web", "--tail=1"]);
+        let mut follower = Running(command.stdout(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(follower.0.stdout.take().unwrap()).lines();
+        let mut number = || -> u64 {
+            let line = lines.next().expect("it goes on").unwrap();
+            line.strip_prefix("line ")
+                .and_then(|number| number.parse().ok())
+                .unwrap_or_else(|| panic!("{line:?}"))
+        };
+        let first = number();
+        for expect in first + 1..first + LINES {
+            assert_eq!(number(), expect);
+            if expect == first + LINES / 4 || expect == first + LINES / 2 {
+                setup.replace_the_agent();
+            }
+        }
+        drop(follower);
+        let uid =
+            setup.cluster.kubectl().run(&["get", "pod", "web", "-o", "jsonpath={.metadata.uid}"]).unwrap();
+        let files = fs::read_dir(format!("/var/log/pods/default_web_{uid}/main")).unwrap().count();
+        assert!(files >= 3, "{files} files: it was rotated");
+
+        reboot(&mut setup);
+        setup.shows("the pod again", || setup.runs_with(1));
+        let kubectl = setup.cluster.kubectl();
+        let previous = kubectl.run(&["logs", "web", "--previous", "--tail=100"]).unwrap();
+        let numbers: Vec<u64> =
+            previous.lines().filter_map(|line| line.strip_prefix("line ")?.parse().ok()).collect();
+        assert!(numbers.len() >= 99 && numbers[0] > first + LINES / 2, "{previous}");
+        assert!(numbers.is_sorted(), "{previous}");
+        let beginning = kubectl.run(&["logs", "web", "--limit-bytes=7"]).unwrap();
+        assert!(beginning.starts_with("line "), "{beginning}");
+    });
+}
