@@ -59,7 +59,8 @@ pub(crate) fn accept(key: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(digest)
 }
 
-/// The size of a terminal, as JSON.
+/// The size of a terminal, as JSON; `None`: none that it can have. A client whose own terminal has none says 0, as on a serial line, and as
+/// with the kubelet that means nothing: a program that sees 0 takes it for an error.
 pub(crate) fn size(json: &[u8]) -> Option<WindowSize> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -67,7 +68,8 @@ pub(crate) fn size(json: &[u8]) -> Option<WindowSize> {
         width: u16,
         height: u16,
     }
-    let size: Size = serde_json::from_slice(json).ok()?;
+    let size: Size =
+        serde_json::from_slice(json).ok().filter(|size: &Size| size.width > 0 && size.height > 0)?;
     Some(WindowSize { rows: size.height, columns: size.width })
 }
 
@@ -324,7 +326,9 @@ mod tests {
         check(b"", true, Some(None));
         let size = WindowSize { rows: 24, columns: 80 };
         check(b"\x04{\"Width\":80,\"Height\":24}", false, Some(Some(Said::Resize(size))));
-        check(b"\x04{\"Width\":-1}", false, Some(None));
+        for none in [&br#"{"Width":-1}"#[..], br#"{"Width":80,"Height":0}"#, br#"{"Width":0,"Height":24}"#] {
+            check(&[b"\x04", none].concat(), false, Some(None));
+        }
         check(b"\xff\0", true, Some(Some(Said::EndOfInput)));
         check(b"\xff\x01", true, Some(None));
     }

@@ -495,6 +495,28 @@ fn check_terminal(setup: &Setup, version: &str) {
     assert_eq!(status.code(), Some(5), "{version}: {}", fs::read_to_string(&log).unwrap());
 }
 
+/// A terminal that has no size: the program's has the usual one.
+fn check_terminal_without_size(setup: &Setup, version: &str) {
+    // at once it may see none: see `with_terminal` in platform
+    let script = "busybox usleep 300000; busybox stty size";
+    let Some(command) = kubectl_of(setup, version, &["exec", "-it", "web", "--", "/bin/sh", "-c", script])
+    else {
+        return;
+    };
+    let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_str().unwrap());
+    let words: Vec<String> =
+        [command.get_program()].into_iter().chain(command.get_args()).map(quoted).collect();
+    let mut command = Command::new("script");
+    command.args(["-qfec", &format!("stty rows 0 cols 0; {}", words.join(" ")), "/dev/null"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // its end would be typed
+    let _open = child.stdin.take();
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    child.wait().unwrap();
+    assert_eq!(said, "24 80\r\n", "{version}");
+}
+
 #[test]
 fn kubectls_copy_resize_and_know_codes() {
     isolated_network("sessions::kubectls_copy_resize_and_know_codes", || {
@@ -517,6 +539,7 @@ fn kubectls_copy_resize_and_know_codes() {
             }
             check_copies(&setup, version);
             check_terminal(&setup, version);
+            check_terminal_without_size(&setup, version);
         }
     });
 }

@@ -145,12 +145,13 @@ pub struct WindowSize {
     pub columns: u16,
 }
 
-/// The size of a terminal; `None`: it is no terminal.
+/// The size of a terminal; `None`: it is no terminal, or has no size, as one at the end of a serial line.
 pub fn window_size(terminal: impl AsFd) -> Option<WindowSize> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: `size` is a valid place for a winsize for the time of the call.
     let done = unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
-    (done == 0).then_some(WindowSize { rows: size.ws_row, columns: size.ws_col })
+    let is_known = done == 0 && size.ws_row > 0 && size.ws_col > 0;
+    is_known.then_some(WindowSize { rows: size.ws_row, columns: size.ws_col })
 }
 
 /// Gives a terminal another size; what runs in it is told by the kernel.
