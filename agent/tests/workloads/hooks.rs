@@ -87,7 +87,7 @@ impl Hooked {
         self.setup.cluster.assign(NODE, &Source::Following { name }).unwrap();
         self.setup.shows("the node by its new configuration", || {
             let node = self.setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
-            node["status"]["allocatable"]["pods"] == (50 + round).to_string()
+            node["status"]["allocatable"]["pods"] == json!((50 + round).to_string())
         });
         assert_eq!(agent.babysitter().state().pid, before.pid, "it replaced itself in place");
     }

@@ -17,7 +17,7 @@ pub(crate) struct Rejection {
 }
 
 /// The reason for what this agent does not serve. Upstream has no word for it.
-const NOT_SERVED: &str = "PodFeatureUnsupported";
+pub(crate) const NOT_SERVED: &str = "PodFeatureUnsupported";
 /// The reason for what upstream's API server would have refused.
 const INVALID: &str = "UnexpectedAdmissionError";
 

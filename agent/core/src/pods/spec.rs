@@ -143,6 +143,7 @@ struct Owner {
 pub(crate) struct PodSpec {
     pub(crate) init_containers: Vec<Container>,
     pub(crate) containers: Vec<Container>,
+    pub(crate) ephemeral_containers: Vec<Ephemeral>,
     pub(crate) volumes: Vec<VolumeSpec>,
     pub(crate) restart_policy: RestartPolicy,
     pub(crate) termination_grace_period_seconds: Option<u64>,
@@ -165,6 +166,14 @@ pub(crate) struct PodSpec {
     pub(crate) node_selector: BTreeMap<String, String>,
     pub(crate) readiness_gates: Vec<ReadinessGate>,
     pub(crate) security_context: PodSecurity,
+}
+
+/// What the status of an ephemeral container names, which is not served.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Ephemeral {
+    pub(crate) name: String,
+    pub(crate) image: String,
 }
 
 impl PodSpec {

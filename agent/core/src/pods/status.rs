@@ -4,9 +4,11 @@
 //! Always holds: a condition keeps its `lastTransitionTime` while its status stays; conditions of others are left alone; a patch
 //! has only what changed. Leaves to others: what containers do (`life`), when it is sent.
 
+use crate::pods::admission::NOT_SERVED;
 use crate::pods::event::{Exit, PodRef};
 use crate::pods::probes::Health;
-use crate::pods::spec::{Container, PodSpec, ReadinessGate, RestartPolicy};
+use crate::pods::spec::{Container, Ephemeral, PodSpec, ReadinessGate, RestartPolicy};
+use crate::pods::table::EPHEMERAL;
 use kedge_api::Timestamp;
 use serde_json::{Map, Value, json};
 
@@ -152,6 +154,10 @@ impl ContainerView {
     }
 }
 
+/// The exit code of what could not be started, as containerd reports it.
+const NEVER_BEGAN: i32 = 128;
+/// Ephemeral containers that a status names: anybody who may debug a pod may add one after another.
+const MOST_EPHEMERAL: usize = 32;
 /// Longest message of a waiting container: every watcher of pods gets it.
 const MESSAGE_CHARS: usize = 1024;
 /// What the messages of all containers' ends may take, for the same reason; upstream's. Each has an equal part.
@@ -298,7 +304,19 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
         set("initContainerStatuses", statuses(&situation.init, &situation.spec.init_containers, true));
     }
     set("containerStatuses", statuses(&situation.main, &situation.spec.containers, false));
+    if !situation.spec.ephemeral_containers.is_empty() {
+        set("ephemeralContainerStatuses", refused(&situation.spec.ephemeral_containers));
+    }
     Value::Object(status)
+}
+
+/// The statuses of ephemeral containers, which end before they begin: `kubectl debug` waits for one to run or to end.
+fn refused(containers: &[Ephemeral]) -> Value {
+    let one = |container: &Ephemeral| {
+        json!({"name": container.name, "image": container.image, "imageID": "", "ready": false, "restartCount": 0, "lastState": {},
+            "state": {"terminated": {"exitCode": NEVER_BEGAN, "reason": NOT_SERVED, "message": EPHEMERAL}}})
+    };
+    containers.iter().take(MOST_EPHEMERAL).map(one).collect()
 }
 
 /// Status, reason and message of a condition.
@@ -569,6 +587,36 @@ mod tests {
             qos: "BestEffort",
             ahead: None,
         })
+    }
+
+    #[test]
+    fn ephemeral_container_ends_before_it_begins() {
+        with("Always", "run", false, |running| {
+            let ephemeral =
+                json!({"ephemeralContainers": [{"name": "debugger", "image": "tools:1", "command": ["sh"]}]});
+            let ephemeral_containers = PodSpec::deserialize(ephemeral).unwrap().ephemeral_containers;
+            let spec = PodSpec { ephemeral_containers, ..running.spec.clone() };
+            let (main, init) = (running.main.clone(), vec![]);
+            let status = compose(
+                &Situation { spec: &spec, main, init, failed: None, ahead: None, ..*running },
+                &json!({}),
+                at(1),
+            );
+            assert_eq!(
+                (&status["phase"], status["containerStatuses"].as_array().unwrap().len()),
+                (&json!("Running"), 1)
+            );
+            let told = &status["ephemeralContainerStatuses"][0];
+            assert_eq!((&told["name"], &told["image"]), (&json!("debugger"), &json!("tools:1")));
+            let end = &told["state"]["terminated"];
+            assert_eq!((&end["exitCode"], &end["reason"]), (&json!(128), &json!("PodFeatureUnsupported")));
+            assert!(
+                end["message"].as_str().unwrap().starts_with("ephemeral containers are not served"),
+                "{end}"
+            );
+            let without = compose(running, &json!({}), at(1));
+            assert!(without.get("ephemeralContainerStatuses").is_none());
+        });
     }
 
     #[test]

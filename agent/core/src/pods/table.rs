@@ -15,13 +15,15 @@ pub(crate) enum Treatment {
     Only(&'static [&'static str], &'static str),
     /// A pod with it is not run.
     Refused(&'static str),
+    /// It is refused by its own status; the pod, which may have run for long when it is added, goes on.
+    RefusedAlone(&'static str),
     /// It has no effect on a node, or none yet that a pod relies on.
     Ignored(&'static str),
     /// The rows below it decide.
     Below,
 }
 
-use Treatment::{Below, Ignored, Only, Refused, Served};
+use Treatment::{Below, Ignored, Only, Refused, RefusedAlone, Served};
 
 const NO_HOOK: &str = "upstream fails such a hook, too";
 const SELINUX: &str =
@@ -32,6 +34,7 @@ const KINDS: &[&str] = &["RuntimeDefault", "Localhost", "Unconfined"];
 const SCHEDULER: &str = "the scheduler's: the pod is bound already";
 const STORAGE: &str = "no storage drivers: use emptyDir, hostPath, configMap or secret";
 const GROUPS: &str = "pods are scheduled one by one";
+pub(crate) const EPHEMERAL: &str = "ephemeral containers are not served; use `kubectl exec`, or debug a copy of the pod (`kubectl debug --copy-to`)";
 const CLAIMS: &str = "no dynamic resource allocation";
 
 /// Path in the spec, treatment. `initContainers[]` is looked up as `containers[]` where it has no row of its own.
@@ -125,7 +128,7 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
         "enableServiceLinks",
         Ignored("the API server is told in any case, and there are no other Services on a node"),
     ),
-    ("ephemeralContainers", Ignored("they are not started; a pod without them runs")),
+    ("ephemeralContainers", RefusedAlone(EPHEMERAL)),
     ("hostAliases", Served),
     ("hostIPC", Served),
     ("hostNetwork", Served),
@@ -269,7 +272,7 @@ fn walk(value: &Value, row: &str, shown: &str, found: &mut Vec<String>) {
 
 fn judge(value: &Value, row: &str, shown: &str, found: &mut Vec<String>) {
     let why = match treatment(row) {
-        Some(Served | Ignored(_)) => None,
+        Some(Served | Ignored(_) | RefusedAlone(_)) => None,
         Some(Below) => {
             walk(value, row, shown, found);
             None
@@ -450,7 +453,8 @@ mod tests {
                 Some((1, format!("served as `{}`, else refused", values.join("`, `")), *why))
             }
             Refused(why) => Some((2, "refused".to_owned(), *why)),
-            Ignored(why) => Some((3, "ignored".to_owned(), *why)),
+            RefusedAlone(why) => Some((3, "refused by its own status; the pod goes on".to_owned(), *why)),
+            Ignored(why) => Some((4, "ignored".to_owned(), *why)),
             Below => None,
         };
         let mut rows: BTreeMap<_, Vec<String>> = BTreeMap::new();
@@ -510,6 +514,7 @@ mod tests {
             ],
         );
         check(json!({"hostUsers": false}), &["spec.hostUsers: no user"]);
+        check(json!({"ephemeralContainers": [{"name": "debugger", "image": "x"}]}), &[]);
         check(json!({"hostUsers": true, "hostNetwork": true}), &[]);
         check(
             json!({"initContainers": [{"restartPolicy": "Always"}, {"restartPolicy": "Never", "volumeDevices": [{}]}]}),
