@@ -392,6 +392,7 @@ fn event(node: &str, uid: &str, reason: &'static str, message: String) -> Action
 #[cfg(test)]
 mod tests {
     use super::super::taints;
+    use super::super::zones::Mutant;
     use super::*;
 
     /// A store with a clock, and the monitor under test. Time is in whole seconds.
@@ -922,9 +923,9 @@ mod tests {
         }
     }
 
-    /// Zones are cut off and come back at random, nodes one by one as well.
-    #[test]
-    fn eviction_rates_hold_in_partitions() {
+    /// Zones are cut off and come back at random, nodes one by one as well. What came about: taints granted, those of them in zones most of
+    /// whose nodes are not ready, and looks at which all zones were lost; or which promise was broken.
+    fn partitions(mutant: Option<Mutant>) -> Result<(usize, usize, usize), String> {
         let (mut granted, mut partial, mut all_lost) = (0, 0, 0);
         for seed in 0..4 {
             let mut random = kedge_rig::Random::new(seed);
@@ -934,6 +935,7 @@ mod tests {
             }
             let names: Vec<&str> = nodes.iter().map(|(name, _)| &**name).collect();
             let mut scenario = Scenario::with(&names);
+            scenario.monitor.zones.mutant = mutant;
             for (name, zone) in &nodes {
                 scenario.move_to(name, &format!("zone-{zone}"));
             }
@@ -976,30 +978,55 @@ mod tests {
                     let most = ready > 0 && all - ready > 2 && (all - ready) * 100 >= all * 55;
                     let least = if most { 100 } else { 10 };
                     let at = scenario.second;
-                    assert!(new <= 1, "seed {seed} second {at}: {new} at once");
+                    let broken = |what: &str| {
+                        Err(format!(
+                            "{what}: seed {seed} second {at}, {ready} of {all} ready, {new} new taints"
+                        ))
+                    };
+                    if members().any(|((name, _), _)| scenario.evicts(name) && (nobody || is_ready(name))) {
+                        return broken("invariant_a_ready_node_or_a_lost_world_is_not_evicted");
+                    }
+                    if new > 0 && most && all <= 50 {
+                        return broken("invariant_a_small_zone_mostly_lost_is_not_evicted");
+                    }
+                    if new > 1 || new == 1 && last.is_some_and(|last| at - last < least) {
+                        return broken(if most {
+                            "invariant_a_large_zone_mostly_lost_is_evicted_slowly"
+                        } else {
+                            "invariant_a_zone_is_evicted_at_its_rate"
+                        });
+                    }
                     if new == 1 {
-                        assert!(
-                            !nobody && (!most || all > 50),
-                            "seed {seed} second {at}: {ready} of {all} ready"
-                        );
-                        assert!(last.is_none_or(|last| at - last >= least), "seed {seed} second {at}");
                         *last = Some(at);
                         granted += 1;
                         partial += usize::from(most);
                     }
-                    for ((name, _), _) in members() {
-                        assert!(
-                            !(scenario.evicts(name) && (nobody || is_ready(name))),
-                            "seed {seed} second {at}"
-                        );
-                    }
                 }
             }
         }
+        Ok((granted, partial, all_lost))
+    }
+
+    #[test]
+    fn eviction_rates_hold_in_partitions() {
+        let (granted, partial, all_lost) = partitions(None).unwrap();
         assert!(
             granted > 50 && partial > 3 && all_lost > 10,
             "it shows nothing: {granted} {partial} {all_lost}"
         );
+    }
+
+    #[test]
+    fn each_broken_rate_is_noticed() {
+        for (mutant, invariant) in [
+            (Mutant::Forgetful, "invariant_a_zone_is_evicted_at_its_rate"),
+            (Mutant::NoSecondRate, "invariant_a_large_zone_mostly_lost_is_evicted_slowly"),
+            (Mutant::SmallIsLarge, "invariant_a_small_zone_mostly_lost_is_not_evicted"),
+            (Mutant::LossIgnored, "invariant_a_ready_node_or_a_lost_world_is_not_evicted"),
+        ] {
+            let broken = partitions(Some(mutant)).unwrap_err();
+            assert!(broken.starts_with(invariant), "{mutant:?}: {broken}");
+        }
     }
 
     /// A number of nodes, and their names.

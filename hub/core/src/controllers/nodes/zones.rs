@@ -89,6 +89,22 @@ pub(super) struct Zones {
     zones: BTreeMap<Box<str>, Zone>,
     /// No zone has a ready node.
     pub(super) all_lost: bool,
+    #[cfg(test)]
+    pub(super) mutant: Option<Mutant>,
+}
+
+/// A broken promise, which a test of the rates must notice.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mutant {
+    /// When the last taint was granted is forgotten.
+    Forgetful,
+    /// A large zone, most of whose nodes are not ready, is as any other.
+    NoSecondRate,
+    /// So is a small one.
+    SmallIsLarge,
+    /// That all zones are lost changes nothing.
+    LossIgnored,
 }
 
 #[derive(Debug, Default)]
@@ -107,6 +123,8 @@ impl Zones {
         }
         let counted = || self.zones.values().map(|zone| zone.census).filter(|of| of.ready + of.not_ready > 0);
         let all_lost = counted().next().is_some() && counted().all(|of| of.state() == State::NoneReady);
+        #[cfg(test)]
+        let all_lost = all_lost && self.mutant != Some(Mutant::LossIgnored);
         let was_lost = std::mem::replace(&mut self.all_lost, all_lost);
         was_lost && !all_lost
     }
@@ -119,12 +137,26 @@ impl Zones {
     /// Whether a node of this zone may get a new taint now; if so, it counts.
     pub(super) fn grants(&mut self, zone: &str, now: Duration) -> bool {
         let Some(zone) = self.zones.get_mut(zone).filter(|_| !self.all_lost) else { return false };
-        let Some(period) = zone.census.period() else { return false };
+        let period = zone.census.period();
+        #[cfg(test)]
+        let period = Mutant::period(self.mutant, period);
+        let Some(period) = period else { return false };
         let is_granted = zone.last.is_none_or(|last| last + period <= now);
         if is_granted {
             zone.last = Some(now);
         }
         is_granted
+    }
+}
+
+#[cfg(test)]
+impl Mutant {
+    fn period(mutant: Option<Self>, period: Option<Duration>) -> Option<Duration> {
+        match (mutant, period) {
+            (Some(Self::Forgetful), Some(_)) => Some(Duration::ZERO),
+            (Some(Self::NoSecondRate), Some(_)) | (Some(Self::SmallIsLarge), None) => Some(PERIOD),
+            _ => period,
+        }
     }
 }
 

@@ -1,8 +1,12 @@
 //! The scheduler on the state alone.
 
+use std::collections::BTreeMap;
+
+use kedge_rig::Random;
 use serde_json::{Value, json};
 
 use super::Hub;
+use crate::controllers::Controller as _;
 use crate::controllers::scheduler::Scheduler;
 use crate::kinds::{EVENT, NODE, POD};
 
@@ -181,4 +185,165 @@ fn higher_priority_comes_first_and_ends_nobody() {
         (hub.bound("third"), hub.bound("first"), hub.names(&POD).len()),
         ("a".to_owned(), String::new(), 3)
     );
+}
+
+/// The node has the last word, by its own admission: the pod has failed, with the node's reason, and is not tried again; its part is free.
+#[test]
+fn pod_that_its_node_rejects_ends_and_leaves_its_part() {
+    for reason in
+        ["OutOfcpu", "OutOfmemory", "OutOfpods", "NodeAffinity", "NodePorts", "PodFeatureUnsupported"]
+    {
+        let mut hub = Hub::fleet(&[("a", "1"), ("b", "500m")]);
+        let mut scheduler = Scheduler::default();
+        hub.create(&POD, asking("p", "800m"));
+        hub.run(&mut scheduler);
+        assert_eq!(hub.bound("p"), "a");
+        hub.edit(&POD, "n", "p", |pod| {
+            pod["status"]["phase"] = "Failed".into();
+            pod["status"]["reason"] = reason.into();
+        });
+        let revision = hub.index.revision();
+        for second in [1, 60, 3_600] {
+            hub.run_at(&mut scheduler, second);
+        }
+        assert_eq!(hub.index.revision(), revision, "{reason}: nothing follows by itself");
+        let pod = hub.value(&POD, "n", "p");
+        assert_eq!((&pod["spec"]["nodeName"], &pod["status"]["reason"]), (&json!("a"), &json!(reason)));
+        // who puts another in its place finds the room that it had, and a node that says what it has is passed over
+        hub.edit(&NODE, "", "a", |node| node["status"]["allocatable"]["cpu"] = "100m".into());
+        hub.create(&POD, asking("q", "400m"));
+        hub.run_at(&mut scheduler, 3_700);
+        assert_eq!(hub.bound("q"), "b", "{reason}");
+    }
+}
+
+/// A node and its labels change between the decision and the binding: the pod is looked at again, not bound to what was.
+#[test]
+fn pod_is_not_bound_to_a_node_that_has_changed() {
+    let mut hub = Hub::fleet(&[("a", "2"), ("b", "1")]);
+    let mut scheduler = Scheduler::default();
+    hub.create(&POD, asking("p", "800m"));
+    scheduler.sweep(&hub.index);
+    let now = hub.now(1);
+    let mut tasks = scheduler.reconcile(&hub.index, now).tasks;
+    hub.edit(&NODE, "", "a", |node| node["status"]["allocatable"]["cpu"] = "100m".into());
+    while let Some(task) = tasks.pop() {
+        tasks.extend(hub.act(&mut scheduler, task, now));
+    }
+    assert_eq!(hub.bound("p"), "");
+    hub.run_at(&mut scheduler, 2);
+    assert_eq!(hub.bound("p"), "b");
+}
+
+/// How a run differs from what is promised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mutant {
+    /// A node takes whatever it is given.
+    NodeTakesAll,
+    /// That a node rejects a pod never reaches the hub.
+    RejectionIsLost,
+    /// Why a pod waits is not said.
+    ReasonIsLost,
+}
+
+/// Nodes whose room the hub learns of late: it binds by what it knows, they admit by what they have. Returns how many pods a node rejected,
+/// or which promise was broken.
+fn disagree(seed: u64, mutant: Option<Mutant>) -> Result<usize, String> {
+    let mut random = Random::new(seed);
+    let names = ["a", "b", "c"];
+    let mut hub = Hub::fleet(&names.map(|name| (name, "1000m")));
+    let mut scheduler = Scheduler::default();
+    let mut has = BTreeMap::from(names.map(|name| (name, 1_000)));
+    let (mut asks, mut rejected) = (BTreeMap::new(), 0);
+    let (mut admitted, mut writes): (BTreeMap<String, &str>, u64) = Default::default();
+    for second in 0..120 {
+        let name = format!("p{second}");
+        match random.index(4) {
+            0 | 1 => {
+                let milli = 50 + 50 * random.index(12);
+                hub.create(&POD, asking(&name, &format!("{milli}m")));
+                asks.insert(name, milli);
+            }
+            2 => {
+                // something else on the machine takes or gives: the hub hears of it now or later
+                let node = names[random.index(3)];
+                has.insert(node, 300 + 100 * random.index(8));
+            }
+            _ => {
+                let node = names[random.index(3)];
+                let cpu = format!("{}m", has[node]);
+                hub.edit(&NODE, "", node, |node| node["status"]["allocatable"]["cpu"] = cpu.clone().into());
+            }
+        }
+        let before = hub.index.revision();
+        hub.run_at(&mut scheduler, second);
+        writes += hub.index.revision() - before;
+        for (pod, milli) in &asks {
+            let value = hub.value(&POD, "n", pod);
+            let Some(node) = names.into_iter().find(|node| value["spec"]["nodeName"] == *node) else {
+                continue;
+            };
+            let is_done = value["status"]["phase"] == "Failed";
+            if is_done || admitted.contains_key(pod) {
+                continue;
+            }
+            let used: usize = admitted.iter().filter(|(_, on)| **on == node).map(|(pod, _)| asks[pod]).sum();
+            if used + milli <= has[node] || mutant == Some(Mutant::NodeTakesAll) {
+                admitted.insert(pod.clone(), node);
+                if used + milli > has[node] {
+                    return Err(format!("invariant_no_node_takes_more_than_it_has: {node} at {second}"));
+                }
+                continue;
+            }
+            rejected += 1;
+            hub.edit(&POD, "n", pod, |pod| {
+                pod["status"]["phase"] = "Failed".into();
+                pod["status"]["reason"] = "OutOfcpu".into();
+                if mutant == Some(Mutant::RejectionIsLost) {
+                    pod["status"]["phase"] = "Pending".into();
+                }
+            });
+        }
+    }
+    for pod in asks.keys() {
+        let value = hub.value(&POD, "n", pod);
+        let (bound, phase) = (&value["spec"]["nodeName"], &value["status"]["phase"]);
+        let mut why = value["status"]["conditions"][0]["message"].as_str().unwrap_or_default();
+        if mutant == Some(Mutant::ReasonIsLost) {
+            why = "";
+        }
+        let is_clear = match (bound.is_string(), phase == "Failed") {
+            (true, true) => value["status"]["reason"] == "OutOfcpu",
+            (true, false) => admitted.contains_key(pod),
+            (false, _) => why.starts_with("0/3 nodes are available"),
+        };
+        if !is_clear {
+            return Err(format!("invariant_a_disagreement_ends_in_a_clear_state: {pod}: {value}"));
+        }
+    }
+    // a binding and a change of the reason with its Event, at most each half minute
+    if writes > 12 * asks.len() as u64 {
+        return Err(format!(
+            "invariant_a_disagreement_is_no_hot_loop: {writes} writes for {} pods",
+            asks.len()
+        ));
+    }
+    Ok(rejected)
+}
+
+#[test]
+fn scheduler_and_node_that_disagree_end_in_a_clear_state() {
+    let rejected: usize =
+        (0..20).map(|seed| disagree(seed, None).unwrap_or_else(|why| panic!("seed {seed}: {why}"))).sum();
+    assert!(rejected > 20, "it shows nothing: {rejected}");
+    for (mutant, invariant) in [
+        (Mutant::NodeTakesAll, "invariant_no_node_takes_more_than_it_has"),
+        (Mutant::RejectionIsLost, "invariant_a_disagreement_ends_in_a_clear_state"),
+        (Mutant::ReasonIsLost, "invariant_a_disagreement_ends_in_a_clear_state"),
+    ] {
+        let noticed = (0..20)
+            .filter_map(|seed| disagree(seed, Some(mutant)).err())
+            .any(|why| why.starts_with(invariant));
+        assert!(noticed, "{mutant:?}");
+    }
 }
