@@ -86,6 +86,14 @@ async fn answer(
                 Route::Bindings(namespace) if parts.method == Method::POST => {
                     audit(&context, "create", &unnamed_binding(namespace), &outcome);
                 }
+                Route::NodeProxy { node, .. } => {
+                    let target = proxied(&kinds::NODE, String::new(), node.clone());
+                    audit(&context, verb_of_proxy(&parts.method), &target, &outcome);
+                }
+                Route::PodProxy { namespace, name, .. } => {
+                    let target = proxied(&kinds::POD, namespace.clone(), name.clone());
+                    audit(&context, verb_of_proxy(&parts.method), &target, &outcome);
+                }
                 _ => {}
             }
             return outcome;
@@ -117,12 +125,7 @@ async fn answer(
         }
         Route::Bindings(namespace) => bindings(&context, &namespace, body).await,
         Route::NodeProxy { node, path } => {
-            let target = Target {
-                kind: &kinds::NODE,
-                namespace: String::new(),
-                name: node,
-                subresource: "proxy".to_owned(),
-            };
+            let target = proxied(&kinds::NODE, String::new(), node);
             let verb = verb_of_proxy(&parts.method);
             let outcome = match may_ask_node(&context, verb, &target, &path) {
                 Ok(()) => node_streams::proxy(&context, &target.name, &path).await,
@@ -132,7 +135,7 @@ async fn answer(
             outcome
         }
         Route::PodProxy { namespace, name, below } => {
-            let target = Target { kind: &kinds::POD, namespace, name, subresource: "proxy".to_owned() };
+            let target = proxied(&kinds::POD, namespace, name);
             let verb = verb_of_proxy(&parts.method);
             let outcome = match authorize_target(&context, verb, &target, None) {
                 Ok(()) => pod_proxy::answer(&context, &target, below.as_deref(), body).await,
@@ -240,6 +243,11 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
         ("DELETE", false) => "deletecollection",
         _ => return Err(ApiError::method_not_allowed()),
     })
+}
+
+/// What such a request is for.
+fn proxied(kind: &'static Kind, namespace: String, name: String) -> Target {
+    Target { kind, namespace, name, subresource: "proxy".to_owned() }
 }
 
 /// The verb of a request that is passed on.

@@ -183,6 +183,22 @@ fn pod_proxy_refuses_before_it_calls_a_node() {
     assert!(message.contains("cannot get resource \"pods/proxy\""), "{message}");
     assert_eq!(hub.anonymous().get(&path).code, 401);
     assert_eq!(node.another().post(&path, &json!({})).code, 403);
+    let acting = [("impersonate-user", "admin"), ("impersonate-group", "system:masters")];
+    for path in [&path, &format!("{NODES}/edge-1/proxy/configz")] {
+        assert_eq!(node.another().send("GET", path, &acting, b"").code, 403);
+    }
+    let refused = std::fs::read_to_string(hub.data_dir.join("audit-refused.log")).unwrap();
+    let lines = refused.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let of = |resource: &str, name: &str| {
+        let is = |line: &serde_json::Value| {
+            line["objectRef"]["resource"] == resource
+                && line["objectRef"]["name"] == name
+                && line["objectRef"]["subresource"] == "proxy"
+                && line["impersonatedUser"]["username"] == "admin"
+        };
+        lines.clone().any(|line| is(&line))
+    };
+    assert!(of("pods", "p:8080") && of("nodes", "edge-1"), "{refused}");
     // a pod without an address, and one without a node
     let status = json!({"status": {"podIP": null, "podIPs": null}});
     hub.admin().patch("merge", &format!("{PODS}/p/status"), &status).expect(200);
