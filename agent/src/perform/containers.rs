@@ -191,6 +191,7 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
     Node {
         pods_group: parts.settings.pods_group.clone(),
         has_unified_groups: false,
+        least_oom_score: -1000,
         memory_bytes,
         allocatable_memory_bytes: kedge_core::allocatable_memory(memory_bytes, config).max(LEAST_MEMORY),
         processes: None,
@@ -349,6 +350,7 @@ impl RuntimeLoop {
         board.problems.iter().for_each(|problem| log::info!("containers: {problem}"));
         let node = Node {
             has_unified_groups: matches!(board.cgroups, Cgroups::V2(_)),
+            least_oom_score: board.least_oom_score,
             processes: board.processes,
             ..self.node.clone()
         };

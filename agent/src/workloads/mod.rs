@@ -82,6 +82,8 @@ pub struct Node {
     /// The control group above all pods'.
     pub pods_group: String,
     pub has_unified_groups: bool,
+    /// The lowest OOM score that a container can be given.
+    pub least_oom_score: i32,
     pub memory_bytes: u64,
     /// What all pods together may use; never 0.
     pub allocatable_memory_bytes: u64,
@@ -479,6 +481,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let machine = spec::Machine {
             pods_group: self.node.pods_group.clone(),
             has_unified_groups: self.node.has_unified_groups,
+            least_oom_score: self.node.least_oom_score,
             memory_bytes: self.node.memory_bytes,
         };
         let notes = [

@@ -33,6 +33,7 @@ pub(super) fn performer_with(
     let node = Node {
         pods_group: "/kedgepods".into(),
         has_unified_groups: true,
+        least_oom_score: -1000,
         memory_bytes: 1 << 30,
         allocatable_memory_bytes: 1 << 29,
         processes: Some(10_000),

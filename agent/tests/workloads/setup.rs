@@ -376,6 +376,7 @@ impl Runtime<'_> {
         let machine = spec::Machine {
             pods_group: self.machine.settings.pods_group.clone(),
             has_unified_groups: matches!(self.workloads.board().cgroups, Cgroups::V2(_)),
+            least_oom_score: self.workloads.board().least_oom_score,
             memory_bytes: 1 << 30,
         };
         let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());

@@ -48,11 +48,18 @@ pub struct Board {
     pub has_overlay: bool,
     /// Processes and threads that all pods together may have, so that some are left for the machine; `None`: it does not say.
     pub processes: Option<u64>,
+    /// The lowest OOM score that a container can be given: without CAP_SYS_RESOURCE this process's own.
+    pub least_oom_score: i32,
     /// crun's version; `None`: it does not run.
     pub crun: Option<String>,
     /// What is missing, and what that costs.
     pub problems: Vec<String>,
 }
+
+/// The kernel's lowest.
+const LOWEST_OOM_SCORE: i32 = -1000;
+/// Its bit: only who has it may lower an OOM score.
+const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
 /// In each problem without whose mending no container runs.
 const NOTHING_RUNS: &str = "no container can start";
@@ -90,7 +97,14 @@ pub fn probe(roots: &Roots, crun: &Crun) -> Board {
     }
     let version = version(crun).inspect_err(|problem| problems.push(problem.clone())).ok();
     let processes = processes(&|name| text(&roots.proc.join("sys/kernel").join(name)));
-    Board { cgroups, has_overlay, processes, crun: version, problems }
+    let own = |name: &str| text(&roots.proc.join("self").join(name));
+    let least_oom_score = least_oom_score(&own("status"), &own("oom_score_adj"));
+    if least_oom_score > LOWEST_OOM_SCORE {
+        problems.push(format!(
+            "without CAP_SYS_RESOURCE no OOM score below {least_oom_score} can be given: pods that are guaranteed their memory get that one"
+        ));
+    }
+    Board { cgroups, has_overlay, processes, least_oom_score, crun: version, problems }
 }
 
 /// The kernel has two limits for the whole machine; the smaller one counts.
@@ -98,6 +112,14 @@ fn processes(limit: &dyn Fn(&str) -> String) -> Option<u64> {
     let limits = ["pid_max", "threads-max"].map(|name| limit(name).trim().parse::<u64>().ok());
     let least = limits.into_iter().flatten().min()?;
     Some(least / 100 * PODS_PROCESSES_PERCENT)
+}
+
+/// Of a process with this status and this OOM score. What cannot be read is no obstacle: crun says what it could not do.
+fn least_oom_score(status: &str, own: &str) -> i32 {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    let may_lower = bits.is_none_or(|bits| bits & CAP_SYS_RESOURCE != 0);
+    if may_lower { LOWEST_OOM_SCORE } else { own.trim().parse().unwrap_or(LOWEST_OOM_SCORE) }
 }
 
 /// The beginning of a file; one that cannot be read is empty.
@@ -210,6 +232,16 @@ mod tests {
         let (_, problems) = check(&format!("{V1}{V2}"), "hugetlb\n");
         assert!(problems[1].contains("\"hugetlb\"") && problems[1].contains(NOTHING_RUNS), "{problems:?}");
         assert_eq!(check("proc /proc proc rw 0 0\n", "").0, Cgroups::Absent);
+    }
+
+    #[test]
+    fn oom_score_is_lowered_by_who_may() {
+        let check =
+            |status: &str, own: &str, expect| assert_eq!(least_oom_score(status, own), expect, "{status}");
+        check("CapEff:\t000001ffffffffff\n", "0\n", -1000);
+        check("CapEff:\t000001fffeffffff\n", "0\n", 0);
+        check("CapEff:\t000001fffeffffff\n", "-999\n", -999);
+        check("", "0\n", -1000);
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub struct Machine {
     /// One tree for all controllers.
     pub has_unified_groups: bool,
     pub memory_bytes: u64,
+    /// The lowest OOM score that it lets us give.
+    pub least_oom_score: i32,
 }
 
 /// What an order names and only the machine knows.
@@ -132,7 +134,7 @@ pub fn config(
             "cwd": cwd,
             "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
             "noNewPrivileges": security.no_new_privileges,
-            "oomScoreAdj": groups::oom_score(container.qos, request, machine.memory_bytes),
+            "oomScoreAdj": groups::oom_score(container.qos, request, machine.memory_bytes).max(machine.least_oom_score),
         },
         "root": {"path": "rootfs", "readonly": security.read_only_root},
         "mounts": mounts,
@@ -303,8 +305,12 @@ mod tests {
     }
 
     fn made_with(container: &ContainerOrder, shared: &Shared, unified: bool, granted: &Granted) -> Value {
-        let machine =
-            Machine { pods_group: "/kedgepods".into(), has_unified_groups: unified, memory_bytes: 1 << 30 };
+        let machine = Machine {
+            pods_group: "/kedgepods".into(),
+            has_unified_groups: unified,
+            memory_bytes: 1 << 30,
+            least_oom_score: -500,
+        };
         let place = |mount: &Mount| (mount.volume == "data").then(|| "/var/data".to_owned());
         let bytes = config(container, &User::default(), shared, &machine, granted, &place).unwrap();
         serde_json::from_slice(&bytes).unwrap()
@@ -334,6 +340,17 @@ mod tests {
             namespace["type"].as_str().unwrap().to_owned() + joined
         };
         namespaces.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn oom_score_is_the_lowest_that_the_machine_allows() {
+        let guaranteed = ContainerOrder { qos: QosClass::Guaranteed, ..container() };
+        assert_eq!(
+            made(&guaranteed, &shared(), true)["process"]["oomScoreAdj"],
+            -500,
+            "-997 is what it asks for"
+        );
+        assert!(made(&container(), &shared(), true)["process"]["oomScoreAdj"].as_i64() > Some(0));
     }
 
     #[test]
