@@ -121,6 +121,15 @@ impl Pod {
         matches!(self.phase.as_str(), "Succeeded" | "Failed")
     }
 
+    /// Which of two stays: what is ready, then what was when its node was last heard, for only the hub says that it is not.
+    fn rank(&self) -> u8 {
+        match self.ready_since {
+            Some(_) => 0,
+            None if self.has_served => 1,
+            None => 2,
+        }
+    }
+
     fn is_live(&self) -> bool {
         !(self.is_terminating || self.has_ended())
     }
@@ -254,7 +263,7 @@ impl<'a> Here<'a> {
         let live = all.iter().copied().filter(|pod| pod.is_live());
         let (mut new, mut old): (Vec<_>, Vec<_>) = live.partition(|pod| wanted.is_current(pod));
         for pods in [&mut new, &mut old] {
-            pods.sort_by_key(|pod: &&Pod| pod.ready_since.is_none());
+            pods.sort_by_key(|pod: &&Pod| pod.rank());
         }
         let is_set_aside = placed.runs && node.is_lost && new.is_empty();
         Here { node, placed, maintained: node.maintained(wall), all, old, new, is_set_aside }
@@ -736,6 +745,8 @@ mod tests {
         check(&rolling, &two, &["a:new:ok", "a:new:ok", "b:new:ok"], &[], &["a-new-1"]);
         // as after a second update under a surge: upstream would end the one that serves
         check(&rolling, &two, &["a:old:no", "a:old:ok", "b:new:no"], &[], &["a-old-0"]);
+        // as after a partition in the middle of a surge: the younger one serves, though its node has not said so yet
+        check(&rolling, &two, &["a:old:no", "a:old:unheard", "b:new:no"], &[], &["a-old-0"]);
         // not before the last one is gone
         check(&rolling, &two, &["a:new:ok", "b:old:ending"], &[], &[]);
         check(&rolling, &two, &["a:new:ok", "b:new:failed"], &[], &[]);
