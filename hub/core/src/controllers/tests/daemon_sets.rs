@@ -776,6 +776,16 @@ fn many_failed_pods_are_told_in_few_events() {
     for pod in hub.pods() {
         hub.report(pod["metadata"]["name"].as_str().unwrap(), "Failed", false);
     }
+    {
+        use crate::controllers::Controller as _;
+        let now = hub.now(100);
+        let mut other = DaemonSets::default();
+        other.sweep(&hub.index);
+        let tasks = other.reconcile(&hub.index, now).tasks;
+        let is_end = |action: &Action| matches!(action, Action::Delete { kind, .. } if kind.kind == POD.kind);
+        let ended = tasks.iter().filter(|task| is_end(&task.action)).count();
+        assert!((1..NODES).contains(&ended), "one step is bounded: {ended} of {NODES}");
+    }
     hub.run_at(&mut controller, 100);
     hub.run_at(&mut controller, 101);
     assert_eq!(hub.running().len(), NODES, "each was made again");
