@@ -228,6 +228,74 @@ fn drain_needs_flags_for_daemon_sets_and_bare_pods() {
     });
 }
 
+#[test]
+fn drain_and_update_do_not_wait_for_each_other() {
+    with_every_kubectl(|hub, kubectl| {
+        let mut node = registered(hub, kubectl, "edge-1").client(hub);
+        registered(hub, kubectl, "edge-2");
+        kubectl.ok_with("create -f -", SET);
+        rolled_out(hub);
+        hub.admin().post(PODS, &pod("bare", json!({}))).expect(201);
+        let is_ending = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
+        kubectl.ok("set image ds/agent main=registry.example.com/agent:2");
+        until(|| pods_of_the_set(hub).iter().any(is_ending));
+        let mut draining = kubectl.start("drain edge-1 --ignore-daemonsets --force");
+        until(|| is_ending(&hub.stored(&format!("{PODS}/bare"))));
+        // the update passes over both nodes, though one is cordoned and its drain waits
+        rolled_out(hub);
+        let images = |hub: &Hub| -> Vec<Value> {
+            pods_of_the_set(hub).iter().map(|pod| pod["spec"]["containers"][0]["image"].clone()).collect()
+        };
+        assert_eq!(images(hub), ["registry.example.com/agent:2", "registry.example.com/agent:2"]);
+        let pods = pods_of_the_set(hub);
+        confirm(&mut node, &["bare"]);
+        let mut lines = Vec::new();
+        while lines.last().map(String::as_str) != Some(drained(kubectl)) {
+            lines.push(draining.line());
+        }
+        assert_eq!(draining.wait(), Some(0), "{lines:?}");
+        let uids = |pods: &[Value]| -> Vec<Value> {
+            pods.iter().map(|pod| pod["metadata"]["uid"].clone()).collect()
+        };
+        assert_eq!(uids(&pods), uids(&pods_of_the_set(hub)), "a drain ends no daemon pod");
+        contains(&kubectl.ok("rollout status ds/agent"), &["successfully rolled out"]);
+        contains(&kubectl.ok("get node edge-1"), &["SchedulingDisabled"]);
+        kubectl.ok("uncordon edge-1");
+    });
+}
+
+#[test]
+fn diff_shows_what_an_update_would_change() {
+    with_every_kubectl(|hub, kubectl| {
+        kubectl.file("ds.yaml", SET);
+        kubectl.ok("apply -f ds.yaml");
+        assert_eq!(kubectl.ok("diff -f ds.yaml"), "");
+        kubectl.file("ds.yaml", SET.replace("agent:1", "agent:2"));
+        let differs = kubectl.run("diff -f ds.yaml");
+        assert_eq!(differs.code, Some(1), "{}", differs.err);
+        let changes: Vec<String> = differs
+            .out
+            .lines()
+            .filter(|line| {
+                line.starts_with(['-', '+']) && !line.starts_with("---") && !line.starts_with("+++")
+            })
+            .map(|line| line.replace(' ', ""))
+            .collect();
+        let expected = [
+            "-deprecated.daemonset.template.generation:\"1\"",
+            "+deprecated.daemonset.template.generation:\"2\"",
+            "-generation:1",
+            "+generation:2",
+            "--image:registry.example.com/agent:1",
+            "+-image:registry.example.com/agent:2",
+        ];
+        assert_eq!(changes, expected, "{}", differs.out);
+        assert_eq!(image(hub), "registry.example.com/agent:1", "a diff stores nothing");
+        kubectl.ok("apply -f ds.yaml");
+        assert_eq!(image(hub), "registry.example.com/agent:2");
+    });
+}
+
 fn drained(kubectl: &Kubectl) -> &'static str {
     if kubectl.version == "1.20" { "node/edge-1 evicted" } else { "node/edge-1 drained" }
 }
