@@ -1,6 +1,6 @@
 //! Updates of a DaemonSet on three nodes, with a real hub, real agents, crun, and images from a registry: good ones, one that is not
-//! there, ones that crash; stops, undos, roll backs, canaries, surges, a hub that is killed, a node that is away before and after it got
-//! the update.
+//! there, ones that crash; stops, undos, roll backs, canaries, surges, a pod that is called failed, a hub that is killed, a node that is
+//! away before and after it got the update.
 //!
 //! Always holds, in every step: no more containers run than there are nodes (but for a surge), and while an update whose budget is one
 //! node goes on, two nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times and waits until nodes are lost.
@@ -210,6 +210,7 @@ fn updates_of_real_agents_stop_before_they_hurt() {
         canary_comes_first(&site);
         rollover_ends_with_the_last_template(&site);
         surge_leaves_no_node_without_a_container(&site);
+        pod_that_is_called_failed_is_replaced(&site);
         hub_that_is_killed_goes_on(&mut site);
         if is_full() {
             node_that_is_lost_is_updated_on_return(&mut site);
@@ -301,6 +302,19 @@ fn surge_leaves_no_node_without_a_container(site: &Site) {
     site.until_with_more("the update by a surge", 0, MORE, || site.all_run("v9"));
     site.until_with_more("the end of the old ones", 0, MORE, || processes() == NODES.len());
     allow(0, 1);
+}
+
+/// Its containers run, whatever somebody writes: as upstream's conformance test does, which then waits until its name is gone.
+fn pod_that_is_called_failed_is_replaced(site: &Site) {
+    let names = || -> Vec<String> {
+        let text = site.kubectl(&["get", "pods", "-l", "app=clock", "-o", "name"]);
+        text.lines().map(str::to_owned).collect()
+    };
+    let called = names().remove(0);
+    let patch = json!({"status": {"phase": "Failed"}}).to_string();
+    site.kubectl(&["patch", &called, "--subresource=status", "-p", &patch]);
+    site.until("another pod in its place", 1, || !names().contains(&called) && site.all_run("v9"));
+    assert_eq!(processes(), NODES.len());
 }
 
 /// At moments that differ from run to run.
