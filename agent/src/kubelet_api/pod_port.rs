@@ -64,17 +64,21 @@ async fn refuse(exchange: Exchange, status: u16, why: &str) -> io::Result<()> {
 async fn connect(settings: Arc<Settings>, uid: String, address: IpAddr, port: u16) -> io::Result<TcpStream> {
     let socket = spawn_blocking(move || pod_socket(&settings, &uid, address)).await??;
     let socket = TcpSocket::from_std_stream(socket);
-    // only from an address of that network itself, and so only to one: whoever reported it has no right to others
-    socket.bind((address, 0).into()).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrNotAvailable => io::Error::other("it is not an address of the pod"),
-        _ => error,
-    })?;
+    stay_inside(&socket, address)?;
     let stream = timeout(CONNECT, socket.connect((address, port).into()))
         .await
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
     // the hub writes whole requests, and waits for answers
     let _ = stream.set_nodelay(true);
     Ok(stream)
+}
+
+/// Connects only from an address of its network itself, and so only to one: whoever reported it has no right to others.
+fn stay_inside(socket: &TcpSocket, address: IpAddr) -> io::Result<()> {
+    socket.bind((address, 0).into()).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrNotAvailable => io::Error::other("it is not an address of the pod"),
+        _ => error,
+    })
 }
 
 fn shown(address: IpAddr, port: u16) -> String {
@@ -94,6 +98,13 @@ fn is_of_a_machine(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn address_of_another_machine_is_not_reached() {
+        let bound = |address: &str| stay_inside(&TcpSocket::new_v4().unwrap(), address.parse().unwrap());
+        assert_eq!(bound("203.0.113.1").unwrap_err().to_string(), "it is not an address of the pod");
+        bound("127.0.0.1").unwrap();
+    }
 
     #[test]
     fn only_addresses_of_machines_are_reached() {
