@@ -138,6 +138,8 @@ impl fmt::Display for Why {
 pub(super) struct Watch {
     /// A pod that is ready now and then, but never for long enough to be available, is not ready all the while.
     unready: Option<Duration>,
+    /// Since when it has not been ready for [`RECOVERS`] on end: one that is ready now and then is not starting for ever.
+    restless: Option<Duration>,
     stuck: Option<Duration>,
     /// The revision that its node was asked to pull images of, and since when.
     asked: Option<(Box<str>, Duration)>,
@@ -146,22 +148,34 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn next(self, pod: &Pod, was_available: bool, now: Duration) -> Watch {
+    /// `was_ready`: for how long, until now. It has been available if that is `min_ready`.
+    pub(super) fn next(
+        self,
+        pod: &Pod,
+        was_ready: Option<Duration>,
+        min_ready: Duration,
+        now: Duration,
+    ) -> Watch {
         let asked = Some(pod.ahead.asked.as_str()).filter(|asked| !asked.is_empty());
         let known = self.asked.filter(|(known, _)| asked == Some(known));
         let asked = known.or_else(|| Some((asked?.into(), now)));
         let cannot = self.cannot.or(Some(now)).filter(|_| pod.ahead.is_failing());
-        let unready = self.unready.filter(|_| !was_available);
+        let unready = self.unready.filter(|_| was_ready.is_none_or(|time| time < min_ready));
+        let restless = self.restless.filter(|_| was_ready.is_none_or(|time| time < RECOVERS));
         if pod.ready_since.is_some() {
-            return Watch { unready, stuck: None, asked, cannot };
+            return Watch { unready, restless, stuck: None, asked, cannot };
         }
         let is_stuck = matches!(pod.trouble, Some(Trouble::Pull | Trouble::Start));
         let stuck = self.stuck.or_else(|| is_stuck.then_some(now));
-        Watch { unready: unready.or(Some(now)), stuck, asked, cannot }
+        Watch { unready: unready.or(Some(now)), restless: restless.or(Some(now)), stuck, asked, cannot }
     }
 
     pub(super) fn unready(&self) -> Option<Duration> {
         self.unready
+    }
+
+    pub(super) fn restless(&self) -> Option<Duration> {
+        self.restless
     }
 
     /// Since when its node is asked to pull images ahead.
@@ -172,7 +186,8 @@ impl Watch {
     /// The hub stood still meanwhile, and heard nothing.
     pub(super) fn shift(&mut self, by: Duration, now: Duration) {
         let asked = self.asked.as_mut().map(|(_, since)| since);
-        let all = [self.unready.as_mut(), self.stuck.as_mut(), self.cannot.as_mut(), asked];
+        let all =
+            [self.unready.as_mut(), self.restless.as_mut(), self.stuck.as_mut(), self.cannot.as_mut(), asked];
         for since in all.into_iter().flatten() {
             *since = (*since + by).min(now);
         }
@@ -496,7 +511,7 @@ impl Judge<'_> {
     fn note_starting(&self, verdict: &mut Verdict) {
         let held = |here: &&Here<'_>| !here.is_set_aside && verdict.hold.holds(&here.node.name);
         for here in self.heres.iter().filter(held) {
-            let Some(since) = here.old.first().and_then(|pod| pod.unready()) else { continue };
+            let Some(since) = here.old.first().and_then(|pod| pod.restless()) else { continue };
             let over = since + self.settings.deadline;
             if over > self.now {
                 verdict.starting.insert(here.node.name.clone());

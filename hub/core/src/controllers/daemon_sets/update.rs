@@ -95,12 +95,17 @@ impl Pod {
             before.map_or_else(Default::default, |pod| (pod.ready_since, pod.ready_at, pod.watch));
         self.ready_at =
             self.ready_since.as_ref().map(|_| at.filter(|_| since == self.ready_since).unwrap_or(now));
-        self.watch = watch.next(self, at.is_some_and(|at| at + min_ready <= now), now);
+        self.watch = watch.next(self, at.map(|at| now.saturating_sub(at)), min_ready, now);
     }
 
     /// Since when it is not ready, and was never available between.
     pub(super) fn unready(&self) -> Option<Duration> {
         self.watch.unready().filter(|_| self.ready_since.is_none())
+    }
+
+    /// Since when it is not ready, or only now and then.
+    pub(super) fn restless(&self) -> Option<Duration> {
+        self.watch.restless().filter(|_| self.ready_since.is_none())
     }
 
     /// Until when a pod that is not ready may become so by itself: its node may just be starting, perhaps with all the others of a site.
@@ -691,7 +696,8 @@ mod tests {
             let mut pods = pods(&["a:old:no", "b:old:no", "c:old:no"]);
             for pod in &mut pods {
                 (pod.ready_since, pod.trouble) = (None, trouble);
-                pod.watch = Watch::default().next(pod, false, now - Duration::from_secs(unready));
+                pod.watch =
+                    Watch::default().next(pod, None, Duration::ZERO, now - Duration::from_secs(unready));
             }
             let heres =
                 gather(wanted, &three.iter().collect::<Vec<_>>(), &pods.iter().collect::<Vec<_>>(), WALL);

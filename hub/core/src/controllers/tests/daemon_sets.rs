@@ -1058,6 +1058,33 @@ fn canary_that_fails_keeps_the_rest_as_it_was() {
 }
 
 #[test]
+fn held_pods_that_come_and_go_keep_canaries_from_nothing() {
+    let (mut hub, mut controller) = with_canaries(&[CANARY]);
+    let held: Vec<String> = hub
+        .pods()
+        .iter()
+        .filter(|pod| ["node-0", "node-1", "node-2"].contains(&pod["spec"]["nodeName"].as_str().unwrap()))
+        .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    let mut halves = |hub: &mut Hub, halves: std::ops::Range<usize>| {
+        for half in halves {
+            // two of the three are away at each look, as many as may be
+            for (index, pod) in held.iter().enumerate() {
+                hub.report(pod, "Running", index == half % 3);
+            }
+            hub.turns(&mut controller, [30 * half as u64], |_, _| Fate::Runs);
+            if half == 0 {
+                hub.change_image("i:2");
+            }
+        }
+        hub.nodes_with("i:2")
+    };
+    // they may be starting
+    assert!(halves(&mut hub, 0..20).is_empty());
+    assert_eq!(halves(&mut hub, 20..30), ["node-3", "node-4"]);
+}
+
+#[test]
 fn bad_canary_annotation_updates_nothing_beyond() {
     let check = |annotations: &[(&'static str, &'static str)], reason: &str, expect: &[&str]| {
         let (mut hub, mut controller) = with_canaries(annotations);
