@@ -20,8 +20,9 @@ done
 printf 'HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nSet-Cookie: a\r\n\r\n%s|' "${line%?}"
 [ -z "$length" ] || head -c "${length%?}"
 "#;
-/// Never ends.
+/// Never ends. One that does not wait for the request is refused.
 const FLOOD: &str = r#"#!/bin/sh
+while read -r field && [ "${#field}" -gt 1 ]; do :; done
 printf 'HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n'
 exec cat /dev/zero
 "#;
