@@ -188,6 +188,18 @@ const PROOFS: &[(&str, &str)] = &[
     ("audit log on disk", "tests/api/audit.rs: full_log_pushes_out_its_oldest_file"),
     ("audit log on disk", "src/audit/rotating.rs: log_is_rotated_and_bounded"),
     (
+        "answer of a program in a pod (`pods/proxy`)",
+        "src/server/calls/program.rs: program_that_answers_nonsense_is_refused",
+    ),
+    (
+        "answer of a program in a pod (`pods/proxy`)",
+        "src/server/calls/program.rs: program_that_says_too_little_in_time_is_late",
+    ),
+    (
+        "answer of a program in a pod (`pods/proxy`)",
+        "src/server/calls/program.rs: body_that_nobody_reads_stays_with_its_program",
+    ),
+    (
         "nodes that a request for `metrics.k8s.io` has asked, and that are asked at a time",
         "src/server/usage.rs: request_asks_so_many_nodes_and_those_it_knows_once",
     ),
