@@ -1,7 +1,7 @@
 //! `/podPort/UID/ADDRESS/PORT`: one connection to a program in a pod, for a hub that speaks HTTP with it (`pods/proxy`).
 //!
 //! Always holds: what is reached is an address of the pod's own network, and none that the machine beside it has: not its loopback, where
-//! programs listen that are to be reached by port-forward alone; the connection ends with the pod. Leaves to others: what is said on it.
+//! programs listen that are to be reached by port-forward alone; the connection ends with the pod. Leaves to others: what passes over it.
 
 use std::io;
 use std::net::IpAddr;

@@ -14,7 +14,7 @@ use nix::libc;
 use super::stack::page_bytes;
 
 /// Takes the program's code and constants out of this process's memory; what runs next is mapped again, which costs a minor fault for each
-/// 64 KiB. Nothing happens if the kernel or the C library refuses.
+/// 64 KiB. Nothing happens if the kernel or the C library refuses. Breakpoints that a debugger wrote into the code are lost.
 pub fn give_back_code() {
     let Some(page) = page_bytes() else { return };
     for (begin, end) in read_only_segments(page) {

@@ -193,7 +193,8 @@ pub enum PodAction {
     /// Remember this of a run for the next agent, until the run is removed or the machine boots; it comes back by
     /// `Inventory::health`. No answer.
     NoteHealth { container: ContainerKey, health: Health },
-    /// The same of its hooks; it comes back by `Inventory::hooks`. Performed before what is ordered of the run after it.
+    /// Remember how far the hooks of a run are, as long; it comes back by `Inventory::hooks`. Performed before later actions about that
+    /// run. No answer.
     NoteHook { container: ContainerKey, note: HookNote },
     /// Write this durably, mode 0600, or remove it durably (None). Writes of one file are performed in order. Answered by
     /// `DesiredSaved`.

@@ -161,7 +161,7 @@ pub(crate) struct Hooks {
     pre_stopped: Option<(u32, Duration)>,
     /// What an earlier agent noted of a run.
     found: Option<(u32, HookNote)>,
-    /// A hook that is run again, until the API server can be told.
+    /// A hook that is run again, and whose Event waits for the pod's object.
     repeated: Option<HookKind>,
 }
 

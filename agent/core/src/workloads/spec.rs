@@ -178,7 +178,7 @@ fn node(device: &Device) -> Value {
     json!({"path": path, "type": device.kind(), "major": major, "minor": minor, "fileMode": mode, "uid": uid, "gid": gid})
 }
 
-/// crun's `rw` takes off what the file system was mounted with, so it is said again.
+/// crun's `rw` takes off the flags that the file system was mounted with, so all of them stand here.
 const SMALL: [&str; 6] = ["rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"];
 
 fn own_mounts(shared: &Shared, is_privileged: bool) -> Vec<Value> {
