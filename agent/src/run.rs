@@ -262,7 +262,7 @@ impl Agent {
 
         let is_image = crate::slot::is_image(&roots);
         let session = crate::calls::words(&options, &node_name);
-        let node_labels = crate::slot::labelled(options.node_labels, &roots);
+        let slot = crate::slot::of_image(&roots);
         let marks = RunDirectory::new(&options.places.run_dir);
         let previous =
             linux::previous_exit(linux::files(&options.places.root_dir), roots).beside(marks.clone());
@@ -273,7 +273,8 @@ impl Agent {
                 version: env!("CARGO_PKG_VERSION").into(),
                 local: layers,
                 dynamic_config: options.dynamic_config,
-                node_labels,
+                node_labels: options.node_labels,
+                slot,
                 boot_id: clocks.boot_id().to_owned(),
                 previous_run: previous_run(&previous, marks.next_run()),
                 seed,

@@ -101,13 +101,10 @@ pub(crate) fn is_image(roots: &Roots) -> bool {
     roots.usr_lib.join("kedge-image/release").exists()
 }
 
-/// The node's labels with that of the slot, on an image; the operator's own flag goes before.
-pub(crate) fn labelled(mut labels: BTreeMap<String, String>, roots: &Roots) -> BTreeMap<String, String> {
+/// The slot that runs, on an image.
+pub(crate) fn of_image(roots: &Roots) -> Option<String> {
     let line = CommandLine::parse(&read(&roots.proc.join("cmdline")));
-    if let Some(slot) = line.slot.filter(|_| is_image(roots)) {
-        labels.entry(kedge_api::SLOT_LABEL.to_owned()).or_insert_with(|| slot.to_owned());
-    }
-    labels
+    line.slot.filter(|_| is_image(roots)).map(|slot| slot.to_owned())
 }
 
 fn read(path: &Path) -> String {
@@ -229,20 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn node_on_an_image_has_its_slot_for_a_label() {
+    fn slot_is_that_of_an_image_only() {
         let scratch = kedge_rig::Scratch::new("slot").unwrap();
         scratch.write("cmdline", "root=PARTLABEL=root-b quiet\n");
         let roots = Roots { proc: scratch.path().into(), usr_lib: scratch.path().into(), ..Roots::default() };
-        let of = |labels: &[(&str, &str)]| {
-            let labels =
-                labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            labelled(labels, &roots).into_iter().collect::<Vec<_>>()
-        };
-        assert_eq!(of(&[]), []);
+        assert_eq!(of_image(&roots), None);
         scratch.write("kedge-image/release", "BOARD=toaster\n");
-        let label = |value: &str| (kedge_api::SLOT_LABEL.to_owned(), value.to_owned());
-        assert_eq!(of(&[]), [label("b")]);
-        assert_eq!(of(&[("kedge.dev/slot", "mine")]), [label("mine")]);
+        assert_eq!(of_image(&roots).as_deref(), Some("b"));
+        scratch.write("cmdline", "root=/dev/vda1 quiet\n");
+        assert_eq!(of_image(&roots), None);
     }
 
     #[test]

@@ -294,6 +294,7 @@ fn node_whose_disk_stands_still() -> Core {
         local: Default::default(),
         dynamic_config: true,
         node_labels: Default::default(),
+        slot: None,
         boot_id: "this-boot".into(),
         previous_run: Default::default(),
         seed: 1,

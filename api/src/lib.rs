@@ -56,8 +56,9 @@ pub const WATCHDOG_MISSING: &str = "WatchdogMissing";
 pub const IMAGE_OK: &str = "ImageOK";
 /// The label with the hardware watchdog of a disk image's board, as its driver calls it, or `none`.
 pub const WATCHDOG_LABEL: &str = "kedge.dev/watchdog";
-/// The label with the slot of a disk image that a node runs: `a` or `b`.
-pub const SLOT_LABEL: &str = "kedge.dev/slot";
+/// The label, and the annotation, with the slot of a disk image that a node runs: `a` or `b`. A label is what nodes are selected by, and
+/// an operator may set it by a flag; the annotation is the node's own word.
+pub const SLOT: &str = "kedge.dev/slot";
 /// Where node Leases live (`v1.NamespaceNodeLease`).
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Where events about cluster-scoped objects are kept, as upstream's clients do.

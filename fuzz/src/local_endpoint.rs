@@ -109,6 +109,7 @@ fn node() -> Core {
         local: LocalLayers::default(),
         dynamic_config: true,
         node_labels: BTreeMap::new(),
+        slot: None,
         boot_id: "boot".into(),
         previous_run: PreviousRun::default(),
         seed: 1,

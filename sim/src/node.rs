@@ -114,6 +114,8 @@ pub struct Node {
     pub facts: HostFacts,
     /// `--node-labels`.
     pub labels: BTreeMap<String, String>,
+    /// The slot of the disk image that runs.
+    pub slot: Option<String>,
     pub process: Option<Process>,
     /// None: it runs no pods.
     pub containers: Option<Containers>,
@@ -144,6 +146,7 @@ impl Node {
             dynamic: true,
             facts: host_facts(name),
             labels: BTreeMap::new(),
+            slot: None,
             process: None,
             containers: None,
             seen: Vec::new(),
@@ -166,6 +169,7 @@ impl Node {
             version: self.version.clone(),
             local: self.local.clone(),
             labels: self.labels.clone(),
+            slot: self.slot.clone(),
             facts: self.facts.clone(),
             process: self.process.as_ref().map(Process::fork),
             containers: self.containers.clone(),
@@ -229,6 +233,7 @@ impl Node {
             local: self.local.clone(),
             dynamic_config: self.dynamic,
             node_labels: self.labels.clone(),
+            slot: self.slot.clone(),
             boot_id: self.boot_id(),
             previous_run: self.board.previous_run(),
             seed: self.seed.wrapping_add(self.starts),

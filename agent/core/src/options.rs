@@ -19,6 +19,8 @@ pub struct Options {
     pub dynamic_config: bool,
     /// `--node-labels`.
     pub node_labels: BTreeMap<String, String>,
+    /// The slot of the disk image that runs, `a` or `b`; None: this node runs none.
+    pub slot: Option<String>,
     /// Boot id of this boot.
     pub boot_id: String,
     /// Evidence of how the previous run ended.

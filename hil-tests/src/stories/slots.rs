@@ -46,9 +46,10 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.renews()?;
     stage.runs(&uid)?;
     super::ends::counts(stage, "orderly reboot", 0, 0)?;
-    stage.wait("the Node's label kedge.dev/slot=b", patience(), |stage| {
-        let labels = stage.node()?["metadata"]["labels"].clone();
-        Ok(if labels["kedge.dev/slot"] == "b" { Ok(()) } else { Err(labels.to_string()) })
+    stage.wait("the Node's label and annotation kedge.dev/slot=b", patience(), |stage| {
+        let meta = &stage.node()?["metadata"];
+        let shown = ["labels", "annotations"].map(|kind| meta[kind]["kedge.dev/slot"].clone());
+        Ok(if shown.iter().all(|slot| slot == "b") { Ok(()) } else { Err(format!("{shown:?}")) })
     })?;
     let version = stage.guest("sed -n 's/^VERSION=//p' /usr/lib/kedge-image/release")?;
     let shown = stage.node()?["status"]["nodeInfo"]["osImage"].as_str().unwrap_or_default().to_owned();

@@ -4,7 +4,7 @@
 //! Always holds, for the world asserts it: one request of a kind at a time.
 
 use crate::{A, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
-use kedge_api::{CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION};
+use kedge_api::{CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SLOT};
 use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKey};
 use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World, node_event};
@@ -333,6 +333,38 @@ fn maintenance_windows_are_written_to_the_node() {
         .edit_node(|node| node["metadata"]["annotations"][MAINTENANCE_ANNOTATION] = json!("02:00-04:00"));
     world.run_for(HOUR);
     assert_eq!(annotation(&world), Value::Null, "those of an earlier configuration go");
+}
+
+#[test]
+fn slot_is_a_label_and_an_annotation() {
+    let shown = |world: &World| {
+        let meta = world.hub.node_named(NODE).expect("the Node")["metadata"].clone();
+        [meta["labels"][SLOT].clone(), meta["annotations"][SLOT].clone()]
+    };
+    let restarted = |world: &mut World, slot: Option<&str>| {
+        world.crash();
+        world.slot = slot.map(str::to_owned);
+        world.start();
+        world.run_for(HOUR);
+    };
+    for flavour in [Flavour::Kedge, Flavour::Kubernetes] {
+        let mut world = World::with(flavour);
+        world.slot = Some("a".to_owned());
+        world.start();
+        world.run_for(HOUR);
+        assert_eq!(shown(&world), ["a", "a"]);
+        assert_eq!(asked(&world, RequestKey::PatchLabels), 2, "the labels once, the annotation once");
+        restarted(&mut world, Some("b"));
+        assert_eq!(shown(&world), ["b", "b"]);
+        assert_eq!(asked(&world, RequestKey::PatchLabels), 4, "the same after an update");
+        // an operator may select by other words, and cannot change what is so
+        world.labels.insert(SLOT.into(), "canary".into());
+        restarted(&mut world, Some("b"));
+        assert_eq!(shown(&world), [json!("canary"), json!("b")]);
+        world.labels.clear();
+        restarted(&mut world, None);
+        assert_eq!(shown(&world), [json!("canary"), Value::Null], "a node without slots");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@
 use crate::event::HostFacts;
 use crate::event::{Action, Answer, LONGEST_PATIENCE, Level, Request, RequestKey};
 use crate::kubelet::Config;
-use crate::node::registration::{missing_labels, registration};
+use crate::node::registration::{missing_labels, registration, wrong_annotations};
 use crate::outbox::{LONGEST_WAIT, Terms};
 use crate::reflector::{Reflector, Shown};
 use crate::turn::{Order, Turn};
@@ -276,7 +276,7 @@ impl NodeObject {
         });
     }
 
-    /// Labels first: a server that refuses the annotation has them all the same.
+    /// Labels first: a server that refuses the annotations has them all the same.
     pub(crate) fn offer_labels(&self, config: &Config, facts: Option<&HostFacts>, turn: &mut Turn) {
         let options = turn.options;
         turn.offer(RequestKey::PatchLabels, |_| {
@@ -285,10 +285,9 @@ impl NodeObject {
             if !labels.is_empty() {
                 return Some(Request::PatchLabels(json!({"metadata": {"labels": labels}})));
             }
-            let windows = Some(config.maintenance_windows.join(", ")).filter(|windows| !windows.is_empty());
-            let is_there = node.metadata.annotations.get(api::MAINTENANCE_ANNOTATION) == windows.as_ref();
-            let body = || json!({"metadata": {"annotations": {api::MAINTENANCE_ANNOTATION: windows}}});
-            (!is_there).then(|| Request::PatchLabels(body()))
+            let annotations = wrong_annotations(node, options, config);
+            let body = || json!({"metadata": {"annotations": annotations}});
+            (!annotations.is_empty()).then(|| Request::PatchLabels(body()))
         });
     }
 

@@ -46,6 +46,7 @@ pub(crate) fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<S
         labels.insert("kubernetes.io/hostname".to_owned(), options.node_name.clone());
     }
     labels.extend(facts.and_then(|facts| watchdog_label(&facts.watchdog)));
+    labels.extend(options.slot.iter().map(|slot| (api::SLOT.to_owned(), slot.clone())));
     labels.extend(options.node_labels.clone());
     labels
 }
@@ -84,6 +85,20 @@ pub(crate) fn missing_labels(
     labels(options, facts)
         .into_iter()
         .filter(|(name, value)| node.metadata.labels.get(name) != Some(value))
+        .collect()
+}
+
+/// The annotations a node owns and that the Node has not as they should be, with their values; null: it should have none.
+pub(crate) fn wrong_annotations(
+    node: &api::Node,
+    options: &Options,
+    config: &Config,
+) -> serde_json::Map<String, Value> {
+    let windows = Some(config.maintenance_windows.join(", ")).filter(|windows| !windows.is_empty());
+    [(api::MAINTENANCE_ANNOTATION, windows), (api::SLOT, options.slot.clone())]
+        .into_iter()
+        .filter(|(name, value)| node.metadata.annotations.get(*name) != value.as_ref())
+        .map(|(name, value)| (name.to_owned(), json!(value)))
         .collect()
 }
 

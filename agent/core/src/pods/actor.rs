@@ -664,6 +664,7 @@ mod tests {
             local: LocalLayers::default(),
             dynamic_config: false,
             node_labels: Default::default(),
+            slot: None,
             boot_id: String::new(),
             previous_run: PreviousRun::default(),
             seed: 1,

@@ -17,14 +17,14 @@ use crate::kinds::schema;
 use kedge_api::labels::may_node_set;
 use kedge_api::{
     CLUSTER_EVENT_NAMESPACE, CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, NODE_LEASE_NAMESPACE,
-    NODE_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER,
+    NODE_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER, SLOT,
 };
 
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
 const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
 
 /// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep their own state in them.
-const OWN_ANNOTATIONS: [&str; 3] = [CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, "kedge.dev/slot"];
+const OWN_ANNOTATIONS: [&str; 3] = [CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SLOT];
 /// End of the domains whose annotations are a node's own.
 const OWN_ANNOTATION_DOMAIN: &str = ".node.kedge.dev";
 
