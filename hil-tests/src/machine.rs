@@ -145,6 +145,11 @@ impl Machine {
         self.board.keeps_panics
     }
 
+    /// Whether a boot loader starts the kernel, from firmware.
+    pub(crate) fn has_loader(&self) -> bool {
+        self.board.firmware.is_some()
+    }
+
     /// Whether the board has a hardware watchdog.
     pub(crate) fn has_watchdog(&self) -> bool {
         self.board.watchdog.is_some()
