@@ -56,7 +56,7 @@ const WORDS: &[&str] = &[
 fn seeds() -> Vec<Vec<u8>> {
     [
         joined(&[
-            "MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:    8192 kB\n",
+            "MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:    8192 kB\nCached: 99 kB\nInactive(file): 9 kB\nAnonPages: 9 kB\n",
             "0.00 0.01 0.05 1/234 567\n",
             "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\n",
             "00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000001 00000000 00450003     eth0\n",

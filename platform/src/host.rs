@@ -58,7 +58,7 @@ pub struct Capacity {
 /// How much of it is left or used; `None`: it could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What new programs could get without swapping (`MemAvailable`).
+    /// The capacity without the working set, as the kubelet counts it; less where the kernel says that programs could get less.
     pub memory_available_bytes: Option<u64>,
     /// What an ordinary user may still write to the root directory's file system.
     pub root_available_bytes: Option<u64>,

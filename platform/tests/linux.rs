@@ -464,7 +464,10 @@ fn watchdogs_are_read_from_the_roots() {
 #[test]
 fn capacity_and_usage_are_read_from_the_roots() {
     let (scratch, roots) = machine(&[
-        ("proc/meminfo", "MemTotal: 2048 kB\nMemAvailable: 1024 kB\n"),
+        (
+            "proc/meminfo",
+            "MemTotal: 2048 kB\nMemAvailable: 1536 kB\nCached: 512 kB\nInactive(file): 256 kB\nAnonPages: 768 kB\n",
+        ),
         ("proc/loadavg", "0.00 0.01 0.05 1/234 5678\n"),
         ("proc/sys/kernel/pid_max", "4194304\n"),
         ("proc/sys/kernel/threads-max", "15000\n"),

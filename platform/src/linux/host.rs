@@ -15,6 +15,7 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::statvfs::{Statvfs, statvfs};
 use sha2::{Digest, Sha256};
 
+use super::usage::memory_available;
 use super::{Roots, clocks, open_fact, read_text};
 use crate::host::{
     Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, WATCHDOG_LIMIT, WatchdogDevice,
@@ -230,7 +231,7 @@ impl HostFacts for LinuxHost {
     fn usage(&self) -> Usage {
         let disk = self.root_file_system();
         Usage {
-            memory_available_bytes: memory_available(&self.proc("meminfo")),
+            memory_available_bytes: memory_available(&self.roots),
             root_available_bytes: disk.as_ref().map(|disk| bytes_of(disk, disk.blocks_available())),
             root_available_inodes: disk.as_ref().map(|disk| wide(disk.files_available())),
             pids_in_use: pids_in_use(&self.proc("loadavg")),
@@ -272,14 +273,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 /// A field that the kernel prints in KiB.
 fn field_bytes(text: &str, name: &str) -> Option<u64> {
     field(text, name)?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// `MemAvailable`; on kernels before 3.14, free memory and caches.
-fn memory_available(meminfo: &str) -> Option<u64> {
-    field_bytes(meminfo, "MemAvailable:").or_else(|| {
-        let parts = ["MemFree:", "Buffers:", "Cached:"].map(|name| field_bytes(meminfo, name).unwrap_or(0));
-        Some(parts.iter().sum()).filter(|sum| *sum > 0)
-    })
 }
 
 /// The fourth field of loadavg is `runnable/existing`.
@@ -446,11 +439,9 @@ mod tests {
 
     #[test]
     fn memory_and_pids_are_read_and_invalid_values_are_not() {
-        let meminfo = "MemTotal:        1024 kB\nMemFree: 1 kB\nMemAvailable:     512 kB\n";
+        let meminfo = "MemTotal:        1024 kB\nMemFree: 1 kB\n";
         assert_eq!(field_bytes(meminfo, "MemTotal:"), Some(1024 * 1024));
-        assert_eq!(memory_available(meminfo), Some(512 * 1024));
-        assert_eq!(memory_available("MemFree: 1 kB\nBuffers: 2 kB\nCached: 3 kB"), Some(6 * 1024));
-        assert_eq!(memory_available("MemAvailable: 99999999999999999999 kB"), None);
+        assert_eq!(field_bytes("MemTotal: 99999999999999999999 kB", "MemTotal:"), None);
         assert_eq!(pids_in_use("0.1 0.2 0.3 2/345 6789"), Some(345));
         assert_eq!(pids_in_use("0.1 0.2 0.3 2 6789"), None);
     }

@@ -98,17 +98,29 @@ pub fn memory_use(roots: &Roots) -> Option<MemoryUse> {
     memory_of(&text(&roots.proc.join("meminfo")), &text(&roots.proc.join("vmstat")))
 }
 
+/// What is available of the machine's memory; `None`: it cannot be told.
+pub(super) fn memory_available(roots: &Roots) -> Option<u64> {
+    memory_of(&text(&roots.proc.join("meminfo")), "")?.available
+}
+
+/// As the kubelet counts a whole machine, under both versions of control groups: what is used are anonymous memory and all that the
+/// kernel keeps of files and of file systems in memory (cAdvisor's `anon` and `file` of the root group, which are these fields).
+/// That leaves out the kernel's own memory, zram's and drivers'. Where the kernel says by `MemAvailable` that programs could get
+/// less than follows from it, that counts: nobody is told of memory that is not there.
 fn memory_of(meminfo: &str, vmstat: &str) -> Option<MemoryUse> {
     let kib = |name| Some(word_after(meminfo, name)?.saturating_mul(1024));
-    let (all, free) = (kib("MemTotal:")?, kib("MemFree:")?);
-    let used = all.saturating_sub(free);
-    let working_set = used.saturating_sub(kib("Inactive(file):").unwrap_or(0));
+    let all = kib("MemTotal:")?;
+    let files = ["Cached:", "Buffers:", "SwapCached:"].map(|name| kib(name).unwrap_or(0));
+    let anonymous = kib("AnonPages:")?;
+    let used = files.into_iter().fold(anonymous, u64::saturating_add).min(all);
+    let working_set = used.saturating_sub(kib("Inactive(file):")?);
+    let left = all.saturating_sub(working_set);
     let (swap, swap_free) = (kib("SwapTotal:"), kib("SwapFree:"));
     Some(MemoryUse {
         used,
         working_set,
-        available: Some(all.saturating_sub(working_set)),
-        anonymous: kib("AnonPages:"),
+        available: Some(kib("MemAvailable:").map_or(left, |available| available.min(left))),
+        anonymous: Some(anonymous),
         faults: word_after(vmstat, "pgfault"),
         major_faults: word_after(vmstat, "pgmajfault"),
         swapped: swap.zip(swap_free).map(|(all, free)| all.saturating_sub(free)),
@@ -186,14 +198,34 @@ mod tests {
 
     #[test]
     fn memory_is_what_the_kubelet_counts() {
-        let meminfo = "MemTotal: 1000 kB\nMemFree: 300 kB\nMemAvailable: 500 kB\nInactive: 9 kB\nInactive(file): 100 kB\n\
-                       AnonPages: 50 kB\nSwapTotal: 20 kB\nSwapFree: 5 kB\n";
+        let meminfo = "MemTotal: 1000 kB\nMemFree: 300 kB\nMemAvailable: 500 kB\nBuffers: 30 kB\nCached: 460 kB\nSwapCached: 10 kB\n\
+                       Inactive: 9 kB\nInactive(file): 100 kB\nAnonPages: 150 kB\nSwapTotal: 20 kB\nSwapFree: 5 kB\n";
         let found = memory_of(meminfo, "pgfault 7\npgmajfault 2\n").unwrap();
         let kib = |count: u64| count * 1024;
-        assert_eq!((found.used, found.working_set, found.available), (kib(700), kib(600), Some(kib(400))));
-        assert_eq!((found.anonymous, found.faults, found.major_faults), (Some(kib(50)), Some(7), Some(2)));
+        assert_eq!((found.used, found.working_set, found.available), (kib(650), kib(550), Some(kib(450))));
+        assert_eq!((found.anonymous, found.faults, found.major_faults), (Some(kib(150)), Some(7), Some(2)));
         assert_eq!((found.swapped, found.swap_available), (Some(kib(15)), Some(kib(5))));
-        assert_eq!(memory_of("MemTotal: 1 kB\n", ""), None, "unknown is not zero");
+        // the kernel's own memory cannot be got by programs: it knows
+        let available = |text: &str| memory_of(text, "").unwrap().available;
+        assert_eq!(available(&meminfo.replace("500 kB", "440 kB")), Some(kib(440)));
+        assert_eq!(
+            available(&meminfo.replace("MemAvailable", "Other")),
+            Some(kib(450)),
+            "a kernel before 3.14"
+        );
+        let huge = meminfo.replace("460 kB", "18446744073709551615 kB");
+        assert_eq!(
+            memory_of(&huge, "").unwrap().working_set,
+            kib(900),
+            "what makes no sense overflows nothing"
+        );
+        for gone in ["MemTotal", "AnonPages", "Inactive(file)"] {
+            assert_eq!(
+                memory_of(&meminfo.replace(gone, "Other"), ""),
+                None,
+                "without {gone}: unknown is not zero"
+            );
+        }
     }
 
     #[test]
