@@ -5,10 +5,10 @@
 //! process ends. Left to others: what is served (`kubelet_api`), which calls are taken (core), where the process lives
 //! (`kedge_platform::workloads`).
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -40,9 +40,9 @@ const PROBES: u32 = 5;
 /// Stack of a thread that reads files or waits for a program.
 const STACK_BYTES: usize = 256 * 1024;
 /// Sessions that may be in their start at once: it takes a millisecond, unless the program's disk hangs.
-const MOST_STARTING: u32 = 8;
-/// How many are.
-static STARTING: AtomicU32 = AtomicU32::new(0);
+const MOST_STARTING: usize = 8;
+/// Sessions that may wait for that: more calls than these wait for no node.
+const MOST_WAITING: usize = 64;
 
 /// What `kedge session` was asked for.
 #[derive(Debug)]
@@ -76,25 +76,70 @@ pub(crate) fn start(words: Option<&[OsString]>, call: &str) {
     let Some(words) = words else { return };
     let mut words = words.to_vec();
     words.insert(1, call.into());
-    if STARTING.fetch_add(1, Ordering::Relaxed) >= MOST_STARTING {
-        STARTING.fetch_sub(1, Ordering::Relaxed);
-        log::warn!(
-            "the hub calls, and {MOST_STARTING} processes are still being started for calls before: the disk hangs?"
-        );
-        return;
+    static STARTER: Starter = Starter::new(workloads::start_session);
+    STARTER.start(words);
+}
+
+/// Starts processes on threads of its own, because a disk that hangs holds up who starts a program from it.
+struct Starter {
+    run: fn(&[OsString]) -> io::Result<()>,
+    state: Mutex<Starting>,
+}
+
+#[derive(Debug)]
+struct Starting {
+    threads: usize,
+    /// The words of those that wait for a thread.
+    waiting: VecDeque<Vec<OsString>>,
+}
+
+impl Starter {
+    const fn new(run: fn(&[OsString]) -> io::Result<()>) -> Self {
+        Self { run, state: Mutex::new(Starting { threads: 0, waiting: VecDeque::new() }) }
     }
-    // a disk that hangs holds up who starts a program from it
-    let start = move || {
-        match workloads::start_session(&words) {
-            Ok(()) => log::info!("the hub calls: a session takes the call"),
-            Err(error) => log::warn!("the hub calls, and no process can be started for it: {error}"),
+
+    fn state(&self) -> MutexGuard<'_, Starting> {
+        // nothing in it can panic half way
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start(&'static self, words: Vec<OsString>) {
+        let mut state = self.state();
+        if state.waiting.len() >= MOST_WAITING {
+            log::warn!(
+                "the hub calls, and {MOST_STARTING} processes are being started for calls before, while {MOST_WAITING} wait: the \
+                 disk hangs?"
+            );
+            return;
         }
-        STARTING.fetch_sub(1, Ordering::Relaxed);
-    };
-    let thread = thread::Builder::new().name("call".into()).stack_size(STACK_BYTES);
-    if let Err(error) = thread.spawn(start) {
-        STARTING.fetch_sub(1, Ordering::Relaxed);
-        log::warn!("the hub calls, and no thread can be started for it: {error}");
+        state.waiting.push_back(words);
+        if state.threads >= MOST_STARTING {
+            return;
+        }
+        state.threads += 1;
+        let thread = thread::Builder::new().name("call".into()).stack_size(STACK_BYTES);
+        if let Err(error) = thread.spawn(|| self.run()) {
+            state.threads -= 1;
+            state.waiting.pop_back();
+            log::warn!("the hub calls, and no thread can be started for it: {error}");
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let words = {
+                let mut state = self.state();
+                let Some(words) = state.waiting.pop_front() else {
+                    state.threads -= 1;
+                    return;
+                };
+                words
+            };
+            match (self.run)(&words) {
+                Ok(()) => log::info!("the hub calls: a session takes the call"),
+                Err(error) => log::warn!("the hub calls, and no process can be started for it: {error}"),
+            }
+        }
     }
 }
 
@@ -202,5 +247,45 @@ async fn upgraded(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> io::Resul
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             amount => bytes.extend_from_slice(&piece[..amount]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Condvar;
+
+    /// Processes that are being started, those that were, and whether a start comes to its end.
+    struct Disk(Mutex<(usize, usize, bool)>, Condvar);
+
+    static DISK: Disk = Disk(Mutex::new((0, 0, false)), Condvar::new());
+
+    fn slow(_: &[OsString]) -> io::Result<()> {
+        let mut state = DISK.0.lock().unwrap();
+        state.0 += 1;
+        DISK.1.notify_all();
+        let mut state = DISK.1.wait_while(state, |(_, _, works)| !*works).unwrap();
+        state.1 += 1;
+        DISK.1.notify_all();
+        Ok(())
+    }
+
+    #[test]
+    fn calls_beyond_those_that_start_wait_and_are_all_started() {
+        static STARTER: Starter = Starter::new(slow);
+        (0..100).for_each(|_| STARTER.start(Vec::new()));
+        let state = DISK.1.wait_while(DISK.0.lock().unwrap(), |(begun, ..)| *begun < MOST_STARTING).unwrap();
+        drop(state);
+        assert_eq!(STARTER.state().threads, MOST_STARTING);
+        DISK.0.lock().unwrap().2 = true;
+        DISK.1.notify_all();
+        let most = MOST_STARTING + MOST_WAITING;
+        let state = DISK.1.wait_while(DISK.0.lock().unwrap(), |(_, done, _)| *done < MOST_WAITING).unwrap();
+        // those that were taken before the rest came may be more
+        assert!(state.0 <= most, "{} of {most}", state.0);
+        drop(state);
+        STARTER.start(Vec::new());
+        let state = DISK.1.wait_while(DISK.0.lock().unwrap(), |(_, done, _)| *done <= MOST_WAITING).unwrap();
+        assert!(state.1 > MOST_WAITING, "one that comes later is started, too");
     }
 }

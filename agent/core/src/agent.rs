@@ -617,6 +617,7 @@ impl Actors {
         }
         self.events.offer(self.node.node().is_some(), turn);
         self.heartbeat.offer_renewal(turn);
+        self.calls.begin(turn);
     }
 
     fn next_deadline(&self, now: Now, outbox: &Outbox<RequestKey, Order>) -> Option<Duration> {
@@ -627,6 +628,7 @@ impl Actors {
             self.node.next_deadline(),
             self.pods.as_ref().and_then(|pods| pods.next_deadline()),
             self.heartbeat.next_deadline(now, is_there, outbox),
+            self.calls.next_deadline(),
             outbox.next_deadline(now),
         ]
         .into_iter()

@@ -17,59 +17,72 @@ const BURST: u32 = 20;
 /// One more may begin after this time: each costs a process and a handshake.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// How long a call is waited for at most, with room: the hub gives a node ten seconds and a period of renewals of forty at most.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
 /// The calls that were heard of.
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
     known: VecDeque<String>,
+    /// Those of them whose turn has not come, and when they were heard of.
+    waiting: VecDeque<(String, Duration)>,
     /// Sessions that may begin now.
     free: u32,
-    /// When they were counted.
+    /// When one was last added to them.
     counted: Duration,
 }
 
 impl Calls {
     pub(crate) fn new(now: Duration) -> Self {
-        Self { known: VecDeque::new(), free: BURST, counted: now }
+        Self { known: VecDeque::new(), waiting: VecDeque::new(), free: BURST, counted: now }
     }
 
     /// The hub says that these wait.
     pub(crate) fn heard(&mut self, ids: &[String], turn: &mut Turn) {
-        let (taken, left) = self.take(ids, turn.now.mono);
-        taken.into_iter().for_each(|id| turn.act(Action::TakeCall(id)));
-        if left > 0 {
-            turn.log(
-                Level::Warn,
-                format!("too many calls of the hub in a short time, leaving {left} unanswered"),
-            );
+        self.note(ids, turn.now.mono);
+        self.begin(turn);
+        if !self.waiting.is_empty() {
+            let line =
+                format!("many calls of the hub in a short time: {} wait for their turn", self.waiting.len());
+            turn.log(Level::Warn, line);
         }
     }
 
-    /// Those that are new, and how many are left because there are too many.
-    fn take(&mut self, ids: &[String], now: Duration) -> (Vec<String>, usize) {
-        let periods = now.saturating_sub(self.counted).as_millis() / PERIOD.as_millis();
-        if periods > 0 {
-            self.free = self.free.saturating_add(u32::try_from(periods).unwrap_or(BURST)).min(BURST);
-            self.counted = now;
-        }
-        let (mut taken, mut left) = (Vec::new(), 0);
+    /// Begins those whose turn has come.
+    pub(crate) fn begin(&mut self, turn: &mut Turn) {
+        self.due(turn.now.mono).into_iter().for_each(|id| turn.act(Action::TakeCall(id)));
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        (!self.waiting.is_empty()).then(|| self.counted + PERIOD)
+    }
+
+    fn note(&mut self, ids: &[String], now: Duration) {
         for id in ids.iter().take(KNOWN) {
             let is_id =
                 (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
-            if !is_id || self.known.contains(id) {
+            if !is_id || self.known.contains(id) || self.waiting.len() == KNOWN {
                 continue;
             }
-            if self.free == 0 {
-                left += 1;
-                continue;
-            }
-            self.free -= 1;
             if self.known.len() == KNOWN {
                 self.known.pop_front();
             }
             self.known.push_back(id.clone());
-            taken.push(id.clone());
+            self.waiting.push_back((id.clone(), now));
         }
-        (taken, left)
+    }
+
+    fn due(&mut self, now: Duration) -> Vec<String> {
+        let periods = now.saturating_sub(self.counted).as_millis() / PERIOD.as_millis();
+        let periods = u32::try_from(periods).unwrap_or(u32::MAX);
+        self.free = self.free.saturating_add(periods).min(BURST);
+        // what is left of a period counts for the next one
+        self.counted = if self.free == BURST { now } else { self.counted + PERIOD * periods };
+        // whoever called those has been answered
+        self.waiting.retain(|(_, heard)| now < *heard + LONGEST_WAIT);
+        let count = self.waiting.len().min(self.free as usize);
+        self.free -= u32::try_from(count).unwrap_or(self.free);
+        self.waiting.drain(..count).map(|(id, _)| id).collect()
     }
 }
 
@@ -81,28 +94,55 @@ mod tests {
         ids.iter().map(|id| (*id).to_owned()).collect()
     }
 
+    fn take(calls: &mut Calls, ids: &[String], now: Duration) -> (Vec<String>, usize) {
+        calls.note(ids, now);
+        (calls.due(now), calls.waiting.len())
+    }
+
     #[test]
     fn call_heard_twice_is_taken_once() {
         let mut calls = Calls::new(Duration::ZERO);
-        assert_eq!(calls.take(&ids(&["a", "b", "a"]), Duration::ZERO).0, ["a", "b"]);
-        assert_eq!(calls.take(&ids(&["b", "c"]), Duration::from_secs(9)).0, ["c"]);
+        assert_eq!(take(&mut calls, &ids(&["a", "b", "a"]), Duration::ZERO).0, ["a", "b"]);
+        assert_eq!(take(&mut calls, &ids(&["b", "c"]), Duration::from_secs(9)).0, ["c"]);
         let hostile = ["", "../x", "a b", &"x".repeat(65)];
-        assert_eq!(calls.take(&ids(&hostile), Duration::from_secs(9)), (Vec::new(), 0));
+        assert_eq!(take(&mut calls, &ids(&hostile), Duration::from_secs(9)), (Vec::new(), 0));
     }
 
     #[test]
     fn sessions_begin_at_a_bounded_rate() {
         let mut calls = Calls::new(Duration::ZERO);
         let many = |from: usize| (from..from + 40).map(|n| format!("c{n}")).collect::<Vec<_>>();
-        let (taken, left) = calls.take(&many(0), Duration::ZERO);
+        let at = Duration::from_millis;
+        let (taken, left) = take(&mut calls, &many(0), at(0));
         assert_eq!((taken.len(), left), (20, 20));
-        // what was left is named again while it waits
-        let (taken, left) = calls.take(&many(0), Duration::from_millis(1999));
-        assert_eq!((taken.len(), left), (3, 17));
-        assert_eq!(calls.take(&many(100), Duration::from_secs(3600)).0.len(), 20);
-        assert_eq!(calls.known.len(), 43);
-        calls.take(&many(200), Duration::from_secs(7200));
-        calls.take(&many(300), Duration::from_secs(9000));
-        assert_eq!(calls.known.len(), KNOWN);
+        // what is left is named again while it waits, and begins in its turn whether or not it is
+        let (taken, left) = take(&mut calls, &many(0), at(1999));
+        assert_eq!((taken, left), (ids(&["c20", "c21", "c22"]), 17));
+        assert_eq!(calls.next_deadline(), Some(at(2000)));
+        assert_eq!((calls.due(at(2000)), calls.next_deadline()), (ids(&["c23"]), Some(at(2500))));
+        assert_eq!(calls.due(at(59_999)).len(), 16);
+        assert_eq!((calls.next_deadline(), calls.known.len()), (None, 40));
+        for from in [200, 300, 400] {
+            take(&mut calls, &many(from), at(60_000));
+        }
+        assert_eq!((calls.known.len(), calls.waiting.len()), (KNOWN, KNOWN));
+        assert_eq!(calls.due(at(120_000)), ids(&[]), "nobody waits for them any more");
+    }
+
+    #[test]
+    fn series_of_calls_waits_for_its_turn_alone() {
+        // one after the other, as a script calls, somewhat faster than sessions may begin for long
+        let mut calls = Calls::new(Duration::ZERO);
+        let (mut now, mut longest) = (Duration::ZERO, Duration::ZERO);
+        for call in 0..140 {
+            let heard = now;
+            calls.note(&ids(&[&format!("c{call}")]), now);
+            while calls.due(now).is_empty() {
+                now = calls.next_deadline().expect("it waits");
+            }
+            longest = longest.max(now - heard);
+            now += Duration::from_millis(450);
+        }
+        assert!(longest < PERIOD, "{longest:?}");
     }
 }
