@@ -2,7 +2,8 @@
 //!
 //! What always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names and no depth of
 //! stack, because the directories of a directory are moved up before it is removed. No link is followed, and nothing that is
-//! mounted within the tree is entered. Removal that was cut short is taken up by calling it again.
+//! mounted within the tree is entered. Removal that was cut short is taken up by calling it again. Files that are marked as immutable,
+//! or to be appended to only, go as well: no container keeps its files by that.
 //!
 //! Leaves to others: when something may go.
 
@@ -21,6 +22,8 @@ use nix::fcntl::{AtFlags, OFlag, renameat};
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+use crate::linux::kept;
+
 /// Names that are listed at once.
 const BATCH: usize = 1024;
 /// What a tree that waits for its removal is called, and a number.
@@ -34,13 +37,38 @@ const LEFT: usize = 10_000;
 /// Something is left: the first cause. All else is removed.
 pub fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => empty(path).and_then(|()| fs::remove_dir(path)),
-        Ok(_) => fs::remove_file(path),
+        Ok(found) if found.is_dir() => empty(path).and_then(|()| unmarked(path, || fs::remove_dir(path))),
+        Ok(_) => unmarked(path, || fs::remove_file(path)),
         Err(error) => Err(error),
     };
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Does it again without the marks of the file and its directory if they forbid it.
+fn unmarked(path: &Path, act: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    let is_unmarked = || {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return false };
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let Ok(name) = CString::new(name.as_encoded_bytes()) else { return false };
+        Dir::open(parent, flags(), Mode::empty()).is_ok_and(|parent| kept::unmark_in(parent.as_fd(), &name))
+    };
+    match act() {
+        Err(error) if error.raw_os_error() == Some(Errno::EPERM as i32) && is_unmarked() => act(),
+        done => done,
+    }
+}
+
+/// The same within a tree, where the directory may be marked, too.
+fn freed(directory: &Dir, name: &CStr, act: impl Fn() -> nix::Result<()>) -> nix::Result<()> {
+    match act() {
+        // both, for either may forbid it
+        Err(Errno::EPERM) if kept::unmark(directory.as_fd()) | kept::unmark_in(directory.as_fd(), name) => {
+            act()
+        }
+        done => done,
     }
 }
 
@@ -75,14 +103,14 @@ struct Tree {
 impl Tree {
     fn remove_entry(&mut self, top: &Dir, name: &CStr, kind: Option<Type>) -> nix::Result<()> {
         if kind != Some(Type::Directory) {
-            match unlinkat(top, name, UnlinkatFlags::NoRemoveDir) {
+            match freed(top, name, || unlinkat(top, name, UnlinkatFlags::NoRemoveDir)) {
                 Err(Errno::EISDIR) => {}
                 Err(Errno::ENOENT) => return Ok(()),
                 done => return done,
             }
         }
         self.flatten(top, name)?;
-        unlinkat(top, name, UnlinkatFlags::RemoveDir)
+        freed(top, name, || unlinkat(top, name, UnlinkatFlags::RemoveDir))
     }
 
     /// Empties a directory of the top one: its files go, its directories become neighbours.
@@ -100,7 +128,8 @@ impl Tree {
             }
             for (name, kind) in names {
                 if kind != Some(Type::Directory) {
-                    match unlinkat(&directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
+                    let unlink = || unlinkat(&directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir);
+                    match freed(&directory, &name, unlink) {
                         Err(Errno::EISDIR) => {}
                         Err(Errno::ENOENT) => continue,
                         done => {
@@ -118,7 +147,10 @@ impl Tree {
     fn move_up(&mut self, from: &Dir, name: &CStr, top: &Dir) -> nix::Result<()> {
         loop {
             self.next += 1;
-            match renameat(from, name, top, format!("{GONE}{}", self.next).as_str()) {
+            let gone = format!("{GONE}{}", self.next);
+            match freed(from, name, || renameat(from, name, top, gone.as_str())) {
+                // what is moved to may be marked as well
+                Err(Errno::EPERM) if kept::unmark(top.as_fd()) => {}
                 Err(Errno::EEXIST | Errno::ENOTEMPTY | Errno::ENOTDIR) => {}
                 done => return done,
             }
@@ -265,7 +297,7 @@ impl Removal {
         loop {
             self.next += 1;
             let gone = self.directory.join(format!("{GONE}{}", self.next));
-            match fs::rename(path, &gone) {
+            match unmarked(path, || fs::rename(path, &gone)) {
                 Ok(()) => return self.enqueue(gone),
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
                 // elsewhere, or a directory of an overlay's lower layer

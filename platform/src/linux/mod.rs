@@ -12,6 +12,7 @@ mod code;
 mod disk;
 mod evidence;
 mod host;
+pub(crate) mod kept;
 pub mod logind;
 mod memory;
 mod place;
