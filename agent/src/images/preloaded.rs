@@ -1,9 +1,11 @@
 //! Images that came with the system: OCI layouts in a directory of the flashed root.
 //!
 //! Always holds: they are a source that is asked before any registry, and nothing is done with them before a pod needs one; the
-//! directory is only read. A layout that cannot be read is reported and passed over, because another one, or a registry, may serve.
+//! directory is only read. A layout that cannot be read is reported once and passed over, because another one, or a registry, may serve.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, io};
 
 use kedge_core::images::{BlobDigest, Reference};
@@ -16,22 +18,35 @@ use super::layout::{Layout, Named};
 pub const DEFAULT_DIRECTORY: &str = "/usr/share/kedge/images";
 /// Most layouts that are looked at: each is a file that a pull reads.
 const MAX_LAYOUTS: usize = 256;
+/// Most lines that are logged: one for each of them, and what is said of all.
+const MAX_LINES: usize = MAX_LAYOUTS + 16;
 
 /// The directory: a layout itself, or one with layouts in it, which are asked in the order of their names.
 #[derive(Clone, Debug)]
 pub(super) struct Preloaded {
     directory: PathBuf,
+    /// What was logged: the directory belongs to the flashed root, so nothing of it changes while the agent runs.
+    logged: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Preloaded {
     pub(super) fn new(directory: &Path) -> Self {
-        Self { directory: directory.to_path_buf() }
+        Self { directory: directory.to_path_buf(), logged: Arc::default() }
+    }
+
+    /// Logs a line unless it was logged before.
+    fn warn_once(&self, line: String) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.len() < MAX_LINES && !logged.contains(&line) {
+            warn!("{line}");
+            logged.insert(line);
+        }
     }
 
     /// The first layout that has this image, and the digest of what the image is called there.
     pub(super) fn find(&self, reference: &Reference) -> Option<(Layout, BlobDigest)> {
         self.layouts().find_map(|layout| {
-            let images = listed(&layout)?;
+            let images = self.listed(&layout)?;
             let image = images.into_iter().find(|image| is_meant(reference, image))?;
             Some((layout, image.digest))
         })
@@ -39,7 +54,7 @@ impl Preloaded {
 
     /// All of them, by the names that they have there.
     pub(super) fn names(&self) -> Vec<Named> {
-        self.layouts().filter_map(|layout| listed(&layout)).flatten().collect()
+        self.layouts().filter_map(|layout| self.listed(&layout)).flatten().collect()
     }
 
     fn layouts(&self) -> impl Iterator<Item = Layout> {
@@ -52,9 +67,9 @@ impl Preloaded {
         paths.sort();
         if paths.len() > MAX_LAYOUTS {
             let (directory, found) = (self.directory.display(), paths.len());
-            warn!(
+            self.warn_once(format!(
                 "{directory} has {found} preloaded layouts, expected at most {MAX_LAYOUTS}: the last by name are ignored"
-            );
+            ));
             paths.truncate(MAX_LAYOUTS);
         }
         paths.into_iter().map(|path| Layout::new(&path, &path))
@@ -66,19 +81,19 @@ impl Preloaded {
             .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect());
         read.unwrap_or_else(|error: io::Error| {
             if error.kind() != io::ErrorKind::NotFound {
-                warn!(
+                self.warn_once(format!(
                     "preloaded images of {} cannot be read, registries are asked: {error}",
                     self.directory.display()
-                );
+                ));
             }
             Vec::new()
         })
     }
-}
 
-fn listed(layout: &Layout) -> Option<Vec<Named>> {
-    let ignored = |error: PullError| warn!("preloaded images of {error} are ignored");
-    layout.images(None).map_err(ignored).ok()
+    fn listed(&self, layout: &Layout) -> Option<Vec<Named>> {
+        let ignored = |error: PullError| self.warn_once(format!("preloaded images of {error} are ignored"));
+        layout.images(None).map_err(ignored).ok()
+    }
 }
 
 /// A digest decides when a pod gives both.
@@ -90,4 +105,28 @@ fn is_meant(wanted: &Reference, image: &Named) -> bool {
             Some(digest) => digest == image.digest,
             None => wanted.tag == there.tag,
         }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_layout_is_logged_once_by_all_copies() {
+        let scratch = std::env::temp_dir().join(format!("kedge-preloaded-{}", std::process::id()));
+        fs::create_dir_all(scratch.join("broken")).unwrap();
+        fs::write(scratch.join("broken/index.json"), "{").unwrap();
+        let preloaded = Preloaded::new(&scratch);
+        let wanted = Reference::parse("registry.lan/app:v1").unwrap();
+        for copy in [preloaded.clone(), preloaded.clone(), preloaded.clone()] {
+            assert!(copy.find(&wanted).is_none());
+            assert_eq!(preloaded.logged.lock().unwrap().len(), 1);
+        }
+        fs::create_dir_all(scratch.join("other")).unwrap();
+        fs::write(scratch.join("other/index.json"), "{").unwrap();
+        assert!(preloaded.find(&wanted).is_none());
+        let logged = preloaded.logged.lock().unwrap().clone();
+        assert!(logged.len() == 2 && logged.iter().all(|line| line.contains("are ignored")), "{logged:?}");
+        fs::remove_dir_all(scratch).unwrap();
+    }
 }
