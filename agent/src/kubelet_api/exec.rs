@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::{Exchange, Node, Peer, Request};
 use crate::sessions::place::Place;
 use crate::sessions::relay::Client;
-use crate::sessions::relay::{End, Output, relay};
+use crate::sessions::relay::{End, Output, first_size, relay};
 use crate::sessions::{USUAL_SIZE, longest_silence};
 use crate::sessions::{spdy_remote, websocket};
 
@@ -23,6 +23,10 @@ use crate::sessions::{spdy_remote, websocket};
 const PIECE_BYTES: usize = 8 * 1024;
 /// How long the rest may take once a client has ended its half, or left. A test does not wait for it.
 const LINGER: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
+
+/// How long a program with a terminal waits for its client to tell the terminal's size, so that the program has that from its start.
+/// kubectl tells it first of all, so a round trip after the 101 it is here; a client that says something else tells none.
+const SIZE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Which program the client wants to talk to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,16 +285,18 @@ fn talk(
     settings: &Settings,
 ) -> io::Result<()> {
     let mut client = upgrade.client(stream, wanted)?;
+    let (size, mut begun) =
+        first_size(client.client(), if wanted.tty { SIZE_WITHIN } else { Duration::ZERO });
     let order = SessionOrder {
         id: &place.id,
         command: &wanted.command,
         stdin: wanted.stdin,
         stdout: wanted.stdout,
         stderr: wanted.stderr,
-        terminal: wanted.tty.then_some(USUAL_SIZE),
+        terminal: wanted.tty.then(|| size.unwrap_or(USUAL_SIZE)),
     };
     let end = match Session::start(&order, settings) {
-        Ok(mut session) => relay(&mut session, client.client(), Some(silence)),
+        Ok(mut session) => relay(&mut session, &mut begun, Some(silence)),
         Err(error) => Err(error.to_string()),
     };
     client.finish(&end, "executing command in");

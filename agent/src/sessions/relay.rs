@@ -76,6 +76,55 @@ pub(crate) trait Client {
 #[derive(Debug)]
 pub(crate) struct Lost;
 
+/// A client that has said something already.
+pub(crate) struct Begun<'a> {
+    client: &'a mut dyn Client,
+    first: Option<Said>,
+}
+
+/// The size of a client's terminal, if that is the first that it says, and it does so within `limit`; and the client.
+pub(crate) fn first_size(client: &mut dyn Client, limit: Duration) -> (Option<WindowSize>, Begun<'_>) {
+    let until = Instant::now() + limit;
+    let first = loop {
+        if let Some(said) = client.said(true) {
+            break Some(said);
+        }
+        // what waits to be sent to it
+        let is_there = client.has_room().is_ok();
+        let left = until.saturating_duration_since(Instant::now());
+        if !is_there || left.is_zero() || wait(&mut client.awaited(true), Some(left)).is_err() {
+            break None;
+        }
+    };
+    match first {
+        Some(Said::Resize(size)) => (Some(size), Begun { client, first: None }),
+        first => (None, Begun { client, first }),
+    }
+}
+
+impl Client for Begun<'_> {
+    fn said(&mut self, takes_input: bool) -> Option<Said> {
+        let first = if takes_input { self.first.take() } else { None };
+        first.or_else(|| self.client.said(takes_input))
+    }
+
+    fn has_room(&mut self) -> Result<bool, Lost> {
+        self.client.has_room()
+    }
+
+    fn take(&mut self, from: Output, bytes: &[u8]) -> Result<(), Lost> {
+        self.client.take(from, bytes)
+    }
+
+    fn probe(&mut self) -> Result<(), Lost> {
+        self.client.probe()
+    }
+
+    fn awaited(&self, takes_input: bool) -> Vec<Awaited<'_>> {
+        self.client.awaited(takes_input)
+    }
+}
+
 /// What runs, and its streams.
 pub(crate) trait Running {
     fn streams(&mut self) -> &mut Streams;

@@ -11,6 +11,7 @@ use kedge_platform::workloads::{
 use kedge_rig::programs;
 use kedge_rig::scratch::wait_until;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
@@ -177,16 +178,94 @@ fn container_that_ends_takes_its_sessions_along() {
     });
 }
 
+/// More programs at once than the machine has processors, for a time.
+struct Busy(Vec<std::process::Child>);
+
+impl Busy {
+    fn new() -> Self {
+        let count = 2 * std::thread::available_parallelism().unwrap().get();
+        let spin = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        Self((0..count).map(|_| spin()).collect())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn terminal_has_its_size_before_the_program_looks() {
+    isolated("sessions::terminal_has_its_size_before_the_program_looks", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        let _busy = Busy::new();
+        let command = ["busybox", "stty", "size"].map(String::from);
+        let mut sizes: BTreeMap<String, u32> = BTreeMap::new();
+        for _ in 0..40 {
+            let order = SessionOrder {
+                id: &id("a", 0),
+                command: &command,
+                stdin: false,
+                stdout: true,
+                stderr: false,
+                terminal: Some(WindowSize { rows: 33, columns: 99 }),
+            };
+            let mut session = Session::start(&order, &machine.settings).unwrap();
+            wait_until("its end", LIMIT, || session.ended().unwrap().is_some());
+            let mut seen = [0; 100];
+            let count = session.streams.stdout.as_mut().unwrap().read(&mut seen).unwrap_or(0);
+            *sizes.entry(String::from_utf8_lossy(&seen[..count]).into_owned()).or_default() += 1;
+        }
+        assert_eq!(sizes, BTreeMap::from([("33 99\r\n".to_owned(), 40)]));
+    });
+}
+
+#[test]
+fn program_runs_in_its_turn_and_so_does_crun() {
+    isolated("sessions::program_runs_in_its_turn_and_so_does_crun", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        runtime.run(&wanted("a", "exec sleep 1000"));
+        let command = ["/bin/sh", "-c", "exec sleep 77409"].map(String::from);
+        let order = SessionOrder {
+            id: &id("a", 0),
+            command: &command,
+            stdin: false,
+            stdout: true,
+            stderr: false,
+            terminal: Some(WindowSize { rows: 33, columns: 99 }),
+        };
+        let session = Session::start(&order, &machine.settings).unwrap();
+        wait_until("the program", LIMIT, || is_running("77409"));
+        // the policy is field 41, the 39th behind the name; 0: in its turn, 1: before others
+        let policy =
+            |stat: &str| stat.rsplit_once(')').unwrap().1.split_whitespace().nth(38).unwrap().to_owned();
+        for name in ["sleep", "busybox", "crun"] {
+            for entry in fs::read_dir("/proc").unwrap().flatten() {
+                let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+                if stat.contains(&format!("({name})")) {
+                    assert_eq!(policy(&stat), "0", "{stat}");
+                }
+            }
+        }
+        drop(session);
+    });
+}
+
 #[test]
 fn terminal_has_size_and_one_stream() {
     isolated("sessions::terminal_has_size_and_one_stream", || {
         let machine = Machine::new();
         let mut runtime = machine.open();
         runtime.run(&wanted("a", "exec sleep 1000"));
-        // the size comes at some time after the program has begun
-        let sized = "i=0; until s=$(busybox stty size 2>/dev/null) && [ \"$s\" = '24 80' ] || [ $((i+=1)) = 1000 ]; do :; done";
-        let script = format!("-t prod/web-0 -- tty; {sized}; echo $s; echo $TERM; echo e >&2; exit 5");
-        let (code, output, errors) = exec(&machine, &script, "");
+        let script = "-t prod/web-0 -- tty; busybox stty size; echo $TERM; echo e >&2; exit 5";
+        let (code, output, errors) = exec(&machine, script, "");
         assert_eq!(
             (code, output.as_str(), errors.as_str()),
             (5, "/dev/pts/0\r\n24 80\r\nxterm\r\ne\r\n", "")
@@ -497,8 +576,7 @@ fn check_terminal(setup: &Setup, version: &str) {
 
 /// A terminal that has no size: the program's has the usual one.
 fn check_terminal_without_size(setup: &Setup, version: &str) {
-    // at once it may see none: see `with_terminal` in platform
-    let script = "busybox usleep 300000; busybox stty size";
+    let script = "busybox stty size";
     let Some(command) = kubectl_of(setup, version, &["exec", "-it", "web", "--", "/bin/sh", "-c", script])
     else {
         return;

@@ -6,7 +6,7 @@
 //! Leaves to others: what the processes are.
 #![allow(
     unsafe_code,
-    reason = "five system calls that nix has no safe form of, descriptors that others send, and what runs between fork and exec"
+    reason = "system calls that nix has no safe form of, descriptors that others send, and what runs between fork and exec"
 )]
 
 use std::fs;
@@ -248,6 +248,28 @@ pub(super) fn close_all_descriptors() {
         // SAFETY: as above.
         let _ = unsafe { libc::close(fd) };
     }
+}
+
+/// Lets a program, but nothing that it starts, run before all others of the machine that have no deadlines, until [`in_turn`]: what it
+/// starts cannot overtake it, however busy the machine is. Where the kernel refuses that, it runs in its turn.
+pub(super) fn before_others(command: &mut Command) -> &mut Command {
+    let prepare = || {
+        let priority = libc::sched_param { sched_priority: 1 };
+        // SAFETY: it reads `priority`, which lives as long as the call, and concerns the calling process alone.
+        let _ = unsafe {
+            libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const priority)
+        };
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.
+    unsafe { command.pre_exec(prepare) }
+}
+
+/// Ends [`before_others`] for a child that has not been waited for.
+pub(super) fn in_turn(child: i32) {
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: it reads `priority`, which lives as long as the call; the ID is that of a child of ours.
+    let _ = unsafe { libc::sched_setscheduler(child, libc::SCHED_OTHER, &raw const priority) };
 }
 
 /// Lets a program, and all that it starts, keep this descriptor: what is locked by it stays so until the last of them has ended.

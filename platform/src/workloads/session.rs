@@ -105,7 +105,7 @@ impl Session {
         let files = Files::in_bundle(&bundle);
         let begun = match order.terminal {
             None => with_pipes(order, settings, &bundle, &process, &files),
-            Some(size) => with_terminal(order, settings, &bundle, &process, &files, size),
+            Some(_) => with_terminal(order, settings, &bundle, &process, &files),
         };
         let Begun { mut crun, streams, terminal } = begun.map_err(failed)?;
         let process = ProcessFd::open(crun.id().cast_signed());
@@ -268,6 +268,9 @@ fn process_of(bundle: &Path, order: &SessionOrder<'_>) -> io::Result<File> {
     let mut process = config["process"].clone();
     process["args"] = json!(order.command);
     process["terminal"] = json!(order.terminal.is_some());
+    if let Some(WindowSize { rows, columns }) = order.terminal {
+        process["consoleSize"] = json!({"height": rows, "width": columns});
+    }
     if order.terminal.is_some()
         && let Some(variables) = process["env"].as_array_mut()
         && !variables.iter().any(|it| it.as_str().is_some_and(|text| text.starts_with("TERM=")))
@@ -330,18 +333,24 @@ fn with_pipes(
 }
 
 /// crun makes the terminal in the container, and sends its master to a socket.
+///
+/// It gives the terminal its size (`consoleSize`) right after it has let its child go, which becomes the program, and only then sends it:
+/// whoever sets a size after that is too late for a program that looks at once. So crun must not be overtaken by its child in between;
+/// on a busy machine it is in every second run, because a process that is woken goes first, and shims have a small share.
 fn with_terminal(
     order: &SessionOrder<'_>,
     settings: &Settings,
     bundle: &Path,
     process: &File,
     files: &Files,
-    size: WindowSize,
 ) -> io::Result<Begun> {
     let (socket, name) = listen(&files.console)?;
-    let command = command_of(order, settings, bundle, process, files, Some(&name));
+    let mut command = command_of(order, settings, bundle, process, files, Some(&name));
+    process::before_others(&mut command);
     let mut crun = start(command, process)?;
-    let terminal = match master_of(&socket, &mut crun, settings.crun.limit) {
+    let master = master_of(&socket, &mut crun, settings.crun.limit);
+    process::in_turn(crun.id().cast_signed());
+    let terminal = match master {
         Ok(terminal) => terminal,
         Err(error) => {
             process::kill_group(crun.id().cast_signed());
@@ -350,9 +359,6 @@ fn with_terminal(
             return Err(io::Error::new(error.kind(), format!("{error}: {said}")));
         }
     };
-    // crun has started the program before it hands over the terminal, so one that looks at once may see none. `consoleSize` comes as late:
-    // crun 1.8 sets it just before it hands over, and of 80 programs that looked at once on a busy machine 44 saw none without it, 54 with
-    let _ = process::set_window_size(&terminal, size);
     let streams = Streams {
         stdin: if order.stdin { Some(terminal.try_clone()?) } else { None },
         stdout: if order.stdout { Some(terminal.try_clone()?) } else { None },
