@@ -22,8 +22,8 @@ use kedge_core::workloads::groups::{self, Limits};
 use kedge_core::workloads::{files, seccomp, spec, users};
 use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{
-    Console, ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, GroupLimits, LogOrder,
-    Observation, PodOrder, PodPlaces, WorkloadError, Workloads, all_devices, device,
+    Console, ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, FoundPlace, GroupLimits,
+    LogOrder, Observation, PodOrder, PodPlaces, WorkloadError, Workloads, all_devices, device,
 };
 use network::{Networks, Plugins};
 pub use probes::{grpc_answered, http_answered};
@@ -518,9 +518,12 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             let place = parts.get(&index).or_else(|| prepared.volumes.get(&mount.volume));
             place.map(|path| path.display().to_string())
         };
-        let config = |image: &kedge_platform::workloads::UserFiles| {
+        let config = |image: &kedge_platform::workloads::UserFiles, found: &[FoundPlace]| {
             let user =
                 users::user_of(&order.security, &order.image.config.user, &image.passwd, &image.group)?;
+            let shown =
+                |(path, source): &FoundPlace| (path.display().to_string(), source.display().to_string());
+            let granted = spec::Granted { volumes: found.iter().map(shown).collect(), ..granted.clone() };
             spec::config(order, &user, &prepared.shared, &machine, &granted, &place)
         };
         self.workloads.create_container(&container, &config).map_err(|error| match error {
@@ -541,7 +544,12 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         } else {
             devices_of(&order.security.devices).map_err(other)?
         };
-        Ok(spec::Granted { devices: devices.into_iter().map(device_told).collect(), profile, message: None })
+        Ok(spec::Granted {
+            devices: devices.into_iter().map(device_told).collect(),
+            profile,
+            message: None,
+            volumes: Vec::new(),
+        })
     }
 
     /// A profile below the directory for them; a link there leads wherever the machine's owner wants it to.

@@ -403,9 +403,14 @@ impl Runtime<'_> {
             console: wanted.console,
             notes: Notes::from([("image".to_owned(), "busybox".to_owned())]),
         };
-        self.workloads.create_container(&order, &|image| {
+        self.workloads.create_container(&order, &|image, places| {
             let user = users::resolve(wanted.user, &image.passwd, &image.group)?;
-            let granted = spec::Granted { devices: wanted.devices.clone(), profile: None, message: None };
+            let shown = |path: &Path| path.display().to_string();
+            let granted = spec::Granted {
+                devices: wanted.devices.clone(),
+                volumes: places.iter().map(|(path, found)| (shown(path), shown(found))).collect(),
+                ..spec::Granted::default()
+            };
             spec::config(&container, &user, &shared, &machine, &granted, &|_| None)
         })
     }

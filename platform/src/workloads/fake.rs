@@ -220,7 +220,7 @@ impl Workloads for FakeWorkloads {
             return Err(cut("create a container"));
         }
         if !machine.containers.contains_key(&order.id) {
-            config(&UserFiles::default()).map_err(WorkloadError::Refused)?;
+            config(&UserFiles::default(), &[]).map_err(WorkloadError::Refused)?;
             machine.half_made.remove(&order.id);
             let state = ContainerState::Created;
             let made =
@@ -380,7 +380,7 @@ mod tests {
     fn started() -> FakeWorkloads {
         let mut fake = FakeWorkloads::default();
         fake.prepare_pod(&PodOrder { uid: "p".into(), ..PodOrder::default() }).unwrap();
-        fake.create_container(&order(), &|_| Ok(Vec::new())).unwrap();
+        fake.create_container(&order(), &|_, _| Ok(Vec::new())).unwrap();
         fake.start_container(&id()).unwrap();
         fake
     }
@@ -423,10 +423,10 @@ mod tests {
         assert_eq!(fake.pods()[0].order, None);
         fake.prepare_pod(&pod).unwrap();
         fake.fail_next(FakeFault::CreateCut);
-        assert!(fake.create_container(&order(), &|_| Ok(Vec::new())).is_err());
+        assert!(fake.create_container(&order(), &|_, _| Ok(Vec::new())).is_err());
         assert!(fake.remove_pod("p").is_err(), "it is half made");
         let mut fake = fake.after_restart();
-        fake.create_container(&order(), &|_| Ok(Vec::new())).unwrap();
+        fake.create_container(&order(), &|_, _| Ok(Vec::new())).unwrap();
         fake.fail_next(FakeFault::Begin);
         fake.start_container(&id()).unwrap();
         assert!(matches!(&observed(&mut fake)[..], [ContainerState::Exited(exit)] if exit.error.is_some()));

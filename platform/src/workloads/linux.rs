@@ -411,8 +411,9 @@ impl LinuxWorkloads {
         }
         let root = places::rootfs(&bundle);
         rootfs::make(&order.layers, &data, &root, self.board.has_overlay)?;
-        rootfs::make_places(&root, &order.places).map_err(on("make the volumes of the image in", &root))?;
-        let config = config(&rootfs::user_files(&root)?).map_err(WorkloadError::Refused)?;
+        let places = rootfs::make_places(&root, &order.places);
+        let places = places.map_err(on("make the volumes of the image in", &root))?;
+        let config = config(&rootfs::user_files(&root)?, &places).map_err(WorkloadError::Refused)?;
         fs::write(bundle.join("config.json"), config).map_err(on("write config.json in", &bundle))?;
         let order_record = self.order(order);
         Records::of(&bundle).write(ORDER, &order_record)?;

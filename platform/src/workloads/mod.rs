@@ -53,7 +53,9 @@ pub use probe::{Board, control_groups, has_apparmor, has_selinux, probe};
 pub(crate) use process::receive;
 pub use process::{WindowSize, window_size};
 pub use records::{Console, ContainerExit, LogOrder};
-pub use rootfs::{UserFiles, bind_below, make_open_directory, mount_image, mount_memory, unmount};
+pub use rootfs::{
+    FoundPlace, UserFiles, bind_below, make_open_directory, mount_image, mount_memory, unmount,
+};
 pub use running::{RunningPod, running_pods, started_at};
 pub use session::{Session, SessionOrder, Streams};
 pub use shim::shim;
@@ -186,7 +188,7 @@ pub struct ContainerOrder {
 }
 
 /// Makes `config.json` once the image's own user files can be read. An error is the container's, and final.
-pub type MakeConfig<'a> = &'a dyn Fn(&UserFiles) -> Result<Vec<u8>, String>;
+pub type MakeConfig<'a> = &'a dyn Fn(&UserFiles, &[FoundPlace]) -> Result<Vec<u8>, String>;
 
 /// How a container is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -43,6 +43,9 @@ pub struct UserFiles {
     pub group: String,
 }
 
+/// A directory that an image calls a volume, as the container has it and as the machine has it.
+pub type FoundPlace = (PathBuf, PathBuf);
+
 /// Mounts or copies the layers, the topmost first, to `target`; `data` takes what is written.
 pub(super) fn make(
     layers: &[PathBuf],
@@ -339,21 +342,29 @@ pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> 
 }
 
 /// Makes the directories that an image calls its volumes, where it lacks them: their places are looked for in it, whatever links it
-/// has. What a container writes there goes with it, as with everything else that it writes.
+/// has. What a container writes there goes with it, as with everything else that it writes. Returns each with where it lies on the
+/// machine: no link is left on the way there, and nothing changes it before the container runs. One that is all of the image is left out.
 ///
 /// # Errors
 /// Something on the way is no directory, or the disk failed.
-pub(super) fn make_places(root: &Path, places: &[PathBuf]) -> io::Result<()> {
+pub(super) fn make_places(root: &Path, places: &[PathBuf]) -> io::Result<Vec<FoundPlace>> {
     let in_root = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     let directory = File::open(root)?;
-    places.iter().try_for_each(|place| {
-        let place = place.strip_prefix("/").unwrap_or(place);
-        let made = match open_below(&directory, place, in_root) {
-            Err(Errno::ENOENT) => make_below(&directory, place, in_root, 0o755).map(drop),
-            found => found.map(drop).map_err(io::Error::from),
+    let whole = |file: &File| fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let all = whole(&directory)?;
+    let make = |place: &PathBuf| {
+        let below = place.strip_prefix("/").unwrap_or(place);
+        let made = match open_below(&directory, below, in_root) {
+            Err(Errno::ENOENT) => make_below(&directory, below, in_root, 0o755),
+            found => found.map_err(io::Error::from),
         };
-        made.map_err(|error| io::Error::new(error.kind(), format!("/{}: {error}", place.display())))
-    })
+        match made.and_then(|made| whole(&made)) {
+            Ok(found) => Ok((place.clone(), found)),
+            Err(error) => Err(io::Error::new(error.kind(), format!("/{}: {error}", below.display()))),
+        }
+    };
+    let found = places.iter().map(make).collect::<io::Result<Vec<FoundPlace>>>();
+    found.map(|found| found.into_iter().filter(|(_, found)| *found != all).collect())
 }
 
 /// No link leads out of the volume.

@@ -49,6 +49,8 @@ pub struct Granted {
     pub profile: Option<Value>,
     /// The file that the container finds at the path of its termination message; None: it finds no file there.
     pub message: Option<String>,
+    /// Directories that the image calls its volumes: where the container has each, and where it lies on the machine.
+    pub volumes: Vec<(String, String)>,
 }
 
 /// A device that a container may have.
@@ -103,7 +105,16 @@ pub fn config(
     place: &dyn Fn(&Mount) -> Option<String>,
 ) -> Result<Vec<u8>, String> {
     let security = &container.security;
-    let mut mounts = own_mounts(shared, security.is_privileged);
+    let mut mounts = Vec::new();
+    if security.read_only_root {
+        // before all others: what is mounted at the same place, or below it, covers them. Elsewhere the root is writable anyway
+        let mounted = granted.volumes.iter().map(|(path, source)| {
+            let options = json!(["bind", "rprivate", "rw"]);
+            json!({"destination": path, "type": "bind", "source": source, "options": options})
+        });
+        mounts.extend(mounted);
+    }
+    mounts.extend(own_mounts(shared, security.is_privileged));
     for mount in &container.mounts {
         let source = place(mount).ok_or_else(|| {
             format!("container {}: the pod has no volume {:?}", container.key.container, mount.volume)
@@ -330,6 +341,7 @@ mod tests {
             }],
             profile: Some(json!({"defaultAction": "SCMP_ACT_LOG"})),
             message: None,
+            volumes: Vec::new(),
         }
     }
 
@@ -340,6 +352,23 @@ mod tests {
             namespace["type"].as_str().unwrap().to_owned() + joined
         };
         namespaces.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn volumes_of_the_image_are_writable_on_a_root_that_is_not() {
+        let volumes = vec![("/data".to_owned(), "/run/c/rootfs/data".to_owned())];
+        let granted = Granted { volumes, ..Granted::default() };
+        let mut container = container();
+        container.mounts.clear();
+        let mounted = |container: &ContainerOrder| {
+            let config = made_with(container, &shared(), true, &granted);
+            config["mounts"].as_array().unwrap().clone()
+        };
+        assert!(mounted(&container).iter().all(|mount| mount["destination"] != "/data"));
+        container.security.read_only_root = true;
+        let expect = json!({"destination": "/data", "type": "bind", "source": "/run/c/rootfs/data",
+            "options": ["bind", "rprivate", "rw"]});
+        assert_eq!(mounted(&container)[0], expect, "below all else that is mounted");
     }
 
     #[test]
