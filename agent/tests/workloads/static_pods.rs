@@ -10,7 +10,8 @@ use std::path::PathBuf;
 
 const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nfileCheckFrequency: 1s\npodPidsLimit: 77\ncontainerLogMaxSize: 64Ki\ncontainerLogMaxFiles: 2\n";
 const LOG_BYTES: u64 = 64 << 10;
-const MANIFEST: &str = "apiVersion: v1
+/// Of a pod with one process that goes on.
+pub(crate) const MANIFEST: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: web}
 spec:

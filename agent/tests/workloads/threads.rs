@@ -2,6 +2,7 @@
 
 use crate::pods::{NODE, Setup, pids};
 use crate::setup::{INSIDE, LIMIT, isolated, kill};
+use crate::static_pods::MANIFEST;
 use kedge_rig::Scratch;
 use kedge_rig::babysitter::State;
 use serde_json::json;
@@ -10,16 +11,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nfileCheckFrequency: 1s\nshutdownGracePeriod: 20s\n";
-const MANIFEST: &str = "apiVersion: v1
-kind: Pod
-metadata: {name: web}
-spec:
-  hostNetwork: true
-  terminationGracePeriodSeconds: 1
-  containers:
-  - {name: main, image: 'web:1', command: [/bin/sh, -c, exec sleep 86321]}
-";
-
 /// A control group that an agent is started in, alone.
 struct Group(PathBuf);
 
