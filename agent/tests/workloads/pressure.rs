@@ -1,5 +1,6 @@
-//! A node whose disk, a file system of its own on a loop device, runs full under a real agent: which images and pods go, which stay, and
-//! that the pressure ends.
+//! A node whose disk, a file system of its own on a loop device, runs full under a real agent, and one that comes to a machine's limit of
+//! processes: which images and pods go, which stay, and that the pressure ends. Memory runs short in the story `pods-pressure` of
+//! hil-tests, on a machine of its own.
 
 use crate::pods::{NODE, Setup, layout_with};
 use crate::setup::{isolated_network, kill};
@@ -51,11 +52,25 @@ fn status(setup: &Setup, name: &str) -> Value {
         .take()
 }
 
-fn condition(setup: &Setup) -> Value {
-    let node = setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
+fn node(setup: &Setup) -> Value {
+    setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default()
+}
+
+fn condition_of(setup: &Setup, name: &str) -> Value {
+    let node = node(setup);
     let mut conditions = node["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.find(|condition| condition["type"] == "DiskPressure").cloned().unwrap_or_default()["status"]
-        .take()
+    conditions.find(|condition| condition["type"] == name).cloned().unwrap_or_default()
+}
+
+fn condition(setup: &Setup) -> Value {
+    condition_of(setup, "DiskPressure")["status"].take()
+}
+
+fn has_taint(setup: &Setup, key: &str) -> bool {
+    let node = node(setup);
+    node["spec"]["taints"].as_array().is_some_and(|taints| {
+        taints.iter().any(|taint| taint["key"] == key && taint["effect"] == "NoSchedule")
+    })
 }
 
 fn available_mib(root: &Path) -> u64 {
@@ -162,5 +177,118 @@ fn full_disk_ends_the_greedy_pod_alone() {
         }
         assert_eq!(status(&setup, "within")["phase"], "Running");
         assert_eq!(condition(&setup), "False");
+    });
+}
+
+/// Processes that the pod of the test below begins, and how many of them the threshold leaves room for: what else runs on the machine
+/// comes and goes by less.
+const FORKED: u64 = 1200;
+const ROOM: u64 = 600;
+/// How long processes must not be short before the condition goes.
+const HOLD: Duration = Duration::from_secs(15);
+
+/// What the machine allows at most, and what there are.
+fn machine_processes() -> (u64, u64) {
+    let read = |path: &str| fs::read_to_string(path).unwrap();
+    let most = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
+    let most = most.map(|path| read(path).trim().parse::<u64>().unwrap()).into_iter().min().unwrap();
+    let load = read("/proc/loadavg");
+    let (_, present) = load.split(' ').nth(3).unwrap().split_once('/').unwrap();
+    (most, present.parse().unwrap())
+}
+
+fn seconds(time: &Value) -> i64 {
+    let found = Command::new("date").args(["+%s", "-d", time.as_str().unwrap_or_default()]).output().unwrap();
+    String::from_utf8(found.stdout).unwrap().trim().parse().unwrap_or_else(|_| panic!("{time} is no time"))
+}
+
+#[test]
+fn short_of_processes_ends_the_pod_that_has_most() {
+    isolated_network("pressure::short_of_processes_ends_the_pod_that_has_most", || {
+        let (most, present) = machine_processes();
+        if most - present < 2 * FORKED {
+            assert!(std::env::var_os("CI").is_none(), "{present} of {most} processes");
+            eprintln!("skipped: the machine has {present} of {most} processes");
+            return;
+        }
+        // an odd number has one way to be written
+        let threshold = (most - present - ROOM) | 1;
+        let mut setup = Setup::before_the_agent();
+        let drop_in = format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeStatusUpdateFrequency: 1s\n\
+             evictionHard: {{pid.available: \"{threshold}\", nodefs.available: 0%, imagefs.available: 0%}}\n\
+             evictionPressureTransitionPeriod: {}s\npodPidsLimit: {}\n",
+            HOLD.as_secs(),
+            2 * FORKED
+        );
+        setup.cluster.agent(NODE).write_drop_in("20-pressure.conf", &drop_in).unwrap();
+        setup.await_pods();
+        fs::create_dir("/etc/go").unwrap();
+        let kubectl = setup.cluster.kubectl();
+        let forks = |name: &str, count: u64, more: Value| {
+            let script = format!(
+                "echo begun; while ! cat /go/go >/dev/null 2>&1; do sleep 0.2; done; \
+                 for i in $(seq {count}); do sleep 86321 & done; echo forked; wait"
+            );
+            let mut pod = pod(name, 0, 0, &more);
+            pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", script]);
+            kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+        };
+        // neither the lower priority nor the later start decides, but how many processes a pod has
+        let critical = json!({"priorityClassName": "system-node-critical"});
+        forks("critical", FORKED / 8, critical);
+        forks("greedy", FORKED, json!({}));
+        forks("modest", 10, json!({}));
+        let log = |name: &str, word: &str| {
+            kubectl.run(&["-n", "kube-system", "logs", name]).is_ok_and(|text| text.contains(word))
+        };
+        for name in ["modest", "greedy", "critical"] {
+            setup.shows(&format!("{name} begun"), || log(name, "begun"));
+        }
+        assert_eq!(condition_of(&setup, "PIDPressure")["status"], "False", "{:?}", machine_processes());
+        assert!(!has_taint(&setup, "node.kubernetes.io/pid-pressure"));
+
+        fs::write("/etc/go/go", "").unwrap();
+        setup.shows("the eviction", || status(&setup, "greedy")["phase"] == "Failed");
+        let greedy = status(&setup, "greedy");
+        assert_eq!(greedy["reason"], "Evicted", "{greedy}");
+        let message = greedy["message"].as_str().unwrap_or_default();
+        let words =
+            format!("The node was low on resource: pids. Threshold quantity: {threshold}, available: ");
+        assert!(message.starts_with(&words), "{message}");
+        let pressed = condition_of(&setup, "PIDPressure");
+        assert_eq!(
+            (&pressed["status"], &pressed["reason"]),
+            (&json!("True"), &json!("KubeletHasInsufficientPID"))
+        );
+        setup.shows("the hub's taint", || has_taint(&setup, "node.kubernetes.io/pid-pressure"));
+        // while the condition holds the node takes no pod
+        forks("late", 1, json!({}));
+        setup.shows("a pod that is refused", || status(&setup, "late")["reason"] == "Evicted");
+
+        setup.shows("no pressure", || condition_of(&setup, "PIDPressure")["status"] == "False");
+        let over = condition_of(&setup, "PIDPressure");
+        setup.shows("no taint", || !has_taint(&setup, "node.kubernetes.io/pid-pressure"));
+        // the last look that saw too many was at most a second before its processes had ended
+        let held = seconds(&over["lastTransitionTime"])
+            - seconds(&greedy["containerStatuses"][0]["state"]["terminated"]["finishedAt"]);
+        assert!(
+            held >= i64::try_from(HOLD.as_secs()).unwrap() - 2,
+            "the condition held for {held} s: {over} {greedy}"
+        );
+        for name in ["modest", "critical"] {
+            setup.shows(&format!("{name} whole"), || log(name, "forked"));
+            let status = status(&setup, name);
+            let container = &status["containerStatuses"][0];
+            assert_eq!(
+                (&status["phase"], &container["restartCount"]),
+                (&json!("Running"), &json!(0)),
+                "{status}"
+            );
+        }
+        let events = kubectl.run(&["get", "events", "-A"]).unwrap();
+        for reason in ["EvictionThresholdMet", "NodeHasInsufficientPID", "NodeHasSufficientPID"] {
+            assert!(events.contains(reason), "{reason}: {events}");
+        }
     });
 }
