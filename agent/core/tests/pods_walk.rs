@@ -1700,6 +1700,105 @@ fn record_that_the_disk_keeps_is_removed_later() {
     assert!(!saved(4000, Ok(())), "until it is gone");
 }
 
+impl World {
+    /// Everything works, and one pod has a token.
+    fn with_a_token(seed: u64) -> (Self, PodUid) {
+        let mut world = Self::new(seed, None);
+        world.is_rough = false;
+        let token =
+            json!({"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_LIFE.as_secs()}});
+        let object = json!({
+            "metadata": {"name": "a", "namespace": "default", "uid": "pod-1", "generation": 1},
+            "spec": {"containers": [{"name": "main", "image": "x:1"}], "serviceAccountName": "runs",
+                "volumes": [{"name": TOKENS, "projected": {"sources": [token]}}]},
+            "status": {"phase": "Pending"},
+        });
+        let key = ("default".to_owned(), "a".to_owned());
+        world.api.objects.insert(key.clone(), object);
+        world.changed(key);
+        (world, PodUid::new("pod-1").unwrap())
+    }
+
+    /// One thing happens: what is under way, before time passes.
+    fn turn(&mut self) {
+        if !self.runtime.queue.is_empty() {
+            self.perform_command();
+        } else if self.disk.is_read_again || !self.disk.queue.is_empty() {
+            self.perform_write();
+        } else if !self.api.requests.is_empty() {
+            self.perform_request();
+        } else if self.api.watch.as_ref().is_none_or(|watch| !watch.is_empty()) {
+            self.hear();
+        } else {
+            let later = self.now + Duration::from_secs(10);
+            let deadline = self.core.next_deadline().unwrap_or(later);
+            self.now = deadline.clamp(self.now + Duration::from_millis(1), later);
+            self.tell(PodEvent::Tick);
+        }
+    }
+
+    /// When the token in the pod's volume ends.
+    fn token_ends(&self, pod: &PodUid) -> Option<Duration> {
+        let files = self.runtime.files.get(&(pod.clone(), TOKENS.to_owned()))?;
+        let token = files.iter().find(|file| file.path == "token")?;
+        Some(Duration::from_secs(std::str::from_utf8(&token.content).ok()?.parse().ok()?))
+    }
+
+    /// Deals one blow in each of a few rotations, so many turns after the token was asked for; how many were dealt.
+    #[track_caller]
+    fn rotate_under(&mut self, pod: &PodUid, at: usize, blow: fn(&mut Self)) -> usize {
+        const ROTATIONS: usize = 3;
+        let (mut known, mut rotations, mut dealt) = (None, 0, 0);
+        let mut since_asked: Option<usize> = None;
+        let mut is_struck = false;
+        for _ in 0..20_000 {
+            let asks = |request: &PodAction| matches!(request, PodAction::RequestToken(_));
+            if since_asked.is_none() && self.api.requests.iter().any(asks) {
+                since_asked = Some(0);
+            }
+            if !is_struck && known.is_some() && since_asked == Some(at) {
+                (is_struck, dealt) = (true, dealt + 1);
+                blow(self);
+            } else {
+                self.turn();
+                since_asked = since_asked.map(|turns| turns + 1);
+            }
+            let ends = self.token_ends(pod);
+            if self.is_running(pod) {
+                let is_good = ends.is_some_and(|ends| self.now < ends);
+                self.must(
+                    is_good,
+                    &format!("a running pod's token is good, {at} turns after it was asked for: {ends:?}"),
+                );
+            }
+            // the turns after it are the end of its rotation: a blow falls there, too
+            let is_over = since_asked.is_some_and(|turns| turns > at.max(6));
+            if ends.is_some() && ends != known && is_over {
+                rotations += usize::from(known.is_some());
+                (known, since_asked, is_struck) = (ends, None, false);
+                if rotations == ROTATIONS {
+                    return dealt;
+                }
+            }
+        }
+        panic!("only {rotations} rotations, {dealt} blows, {at} turns after it was asked for");
+    }
+}
+
+#[test]
+fn token_is_good_through_a_blow_at_each_turn_of_its_rotation() {
+    let blows: [fn(&mut World); 2] = [World::crash_agent, World::cut_power];
+    for seed in 1..=4 {
+        for blow in blows {
+            for at in 0..12 {
+                let (mut world, pod) = World::with_a_token(seed);
+                let dealt = world.rotate_under(&pod, at, blow);
+                assert!(dealt >= 2, "{dealt} blows, {at} turns after the token was asked for");
+            }
+        }
+    }
+}
+
 #[allow(clippy::disallowed_methods, reason = "a failed walk is repeated by its seed")]
 #[test]
 fn random_walks_keep_every_promise() {

@@ -2,10 +2,15 @@
 //! client-go does.
 
 use crate::network::SHIPPED;
-use crate::pods::{NODE, Setup, layout_with};
-use crate::setup::isolated_network;
+use crate::pods::{NODE, Setup, layout_with, pids};
+use crate::setup::{LIMIT, isolated_network, kill};
+use kedge_rig::scratch::wait_until;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Where clients look.
 const PLACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -60,6 +65,87 @@ fn pod_asks_the_api_as_its_service_account() {
             let events = kubectl.run(&["get", "events", "-o", "wide"]).unwrap_or_default();
             events.contains("APIServerOnLoopback") && events.contains("at 127.0.0.1:")
         });
+        kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+    });
+}
+
+/// A token's end, by its own text; `None`: it is not whole.
+fn end_of(token: &str) -> Option<u64> {
+    use base64::Engine as _;
+    let parts: Vec<&str> = token.split('.').collect();
+    let [_, claims, signature] = parts[..] else { return None };
+    // of a key on P-256
+    if signature.len() != 86 {
+        return None;
+    }
+    let claims = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(claims).ok()?;
+    serde_json::from_slice::<serde_json::Value>(&claims).ok()?["exp"].as_u64()
+}
+
+#[test]
+fn token_is_whole_while_agents_are_killed_as_they_renew_it() {
+    isolated_network("identity::token_is_whole_while_agents_are_killed_as_they_renew_it", || {
+        const KILLS: usize = 12;
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        // each agent that starts asks for the token anew, and puts it in place of the one that is there
+        kubectl.feed(&["apply", "-f", "-"], &manifest(true).replace("tools:1", "web:1")).unwrap();
+        setup.shows("the pod", || setup.runs_with(0));
+        let [pid] = pids()[..] else { panic!("one process: {:?}", pids()) };
+        let place = format!("/proc/{pid}/root{PLACE}");
+        let names = || {
+            let entries = fs::read_dir(&place).unwrap().flatten();
+            entries.map(|entry| entry.file_name()).collect::<BTreeSet<_>>()
+        };
+        let ends = AtomicBool::new(false);
+        let mut seen = BTreeSet::new();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut seen = BTreeSet::new();
+                while !ends.load(Ordering::Relaxed) {
+                    // one who is on the way through `..data` when it is replaced may find the old set gone, as with upstream's
+                    // layout, and has only to look again
+                    let read = || fs::read_to_string(format!("{place}/token"));
+                    let token = (0..20).find_map(|_| read().ok());
+                    let token = token.unwrap_or_else(|| panic!("a pod without a token: {:?}", read()));
+                    let end = end_of(&token).unwrap_or_else(|| panic!("no whole token: {token:?}"));
+                    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+                    assert!(now < end, "it ended {} s ago", now - end);
+                    seen.insert(token);
+                }
+                seen
+            });
+            let agent = setup.cluster.agent(NODE);
+            for kill_number in 0..KILLS {
+                let has_agent = || {
+                    agent
+                        .babysitter()
+                        .state()
+                        .pid
+                        .is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists())
+                };
+                wait_until("an agent", LIMIT, has_agent);
+                kill(agent.babysitter().state().pid.unwrap().into());
+                let (known, begin) = (names(), Instant::now());
+                // at the first thing that the next one changes there; now and then some later
+                while names() == known && begin.elapsed() < LIMIT && !reader.is_finished() {}
+                std::thread::sleep(Duration::from_micros(200) * u32::try_from(kill_number % 4).unwrap());
+                assert!(
+                    names() != known || kill_number % 4 > 0 || reader.is_finished(),
+                    "a set that is being made"
+                );
+            }
+            setup.shows("an agent", || agent.babysitter().state().is_ready());
+            setup.shows("one set of files", || {
+                let sets =
+                    names().into_iter().filter(|name| name.to_string_lossy().starts_with("..2")).count();
+                sets == 1 && !names().contains(std::ffi::OsStr::new("..data_tmp"))
+            });
+            ends.store(true, Ordering::Relaxed);
+            seen = reader.join().unwrap();
+        });
+        assert!(seen.len() > KILLS / 3, "{} tokens", seen.len());
+        assert_eq!(pids(), [pid], "the pod went on");
         kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
     });
 }
