@@ -12,6 +12,7 @@ mod escapes;
 mod far_away;
 mod faults;
 mod hooks;
+mod hostile_pods;
 mod identity;
 mod image_volumes;
 mod killed_agents;

@@ -147,10 +147,15 @@ fn layout(at: &Path) -> std::path::PathBuf {
 
 /// With these programs of the machine, too.
 pub(crate) fn layout_with(at: &Path, programs: &[&str]) -> std::path::PathBuf {
+    layout_of(at, &json!({}), |image| programs.iter().for_each(|program| add_program(image, program)))
+}
+
+/// With what `add` adds to the image's files, and this in its config.
+pub(crate) fn layout_of(at: &Path, config: &Value, add: impl FnOnce(&Path)) -> std::path::PathBuf {
     let blobs = at.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     make_image(&at.join("image"));
-    programs.iter().for_each(|program| add_program(&at.join("image"), program));
+    add(&at.join("image"));
     let archived = Command::new("tar")
         .args(["--mode=a+rX", "-C"])
         .arg(at.join("image"))
@@ -169,7 +174,7 @@ pub(crate) fn layout_with(at: &Path, programs: &[&str]) -> std::path::PathBuf {
         "aarch64" => "arm64",
         other => other,
     };
-    let config = json!({"architecture": architecture, "os": "linux", "config": {},
+    let config = json!({"architecture": architecture, "os": "linux", "config": config,
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}});
     let config = blob(config.to_string().as_bytes(), "config.v1+json");
     let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});

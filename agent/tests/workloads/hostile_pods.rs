@@ -1,0 +1,409 @@
+//! Pods and images that try to get out of their containers, on a real agent: by links in what the agent or crun resolves for them, by
+//! programs of the machine that run inside, by what others do with what they leave behind; and a pod that forks without end beside
+//! one that must go on. What a container's own system calls may do is tried in `escapes`.
+
+use crate::pods::{NODE, Setup, layout_of};
+use crate::setup::{LIMIT, add_program, isolated_network};
+use kedge_rig::scratch::poll;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// What nobody inside may see or change: the mount namespace of a test has an `/etc` of its own.
+const OUTSIDE: &str = "/etc/outside";
+const SECRET: &str = "what the machine keeps to itself";
+/// From the deepest place to above the root.
+const UP: &str = "../../../../../../../../../../../..";
+
+struct Outside;
+
+impl Outside {
+    fn new() -> Self {
+        fs::create_dir_all(OUTSIDE).unwrap();
+        fs::write(Path::new(OUTSIDE).join("secret"), SECRET).unwrap();
+        Self
+    }
+
+    #[track_caller]
+    fn assert_untouched(&self) {
+        let names: Vec<_> = fs::read_dir(OUTSIDE).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["secret"], "something was made outside");
+        assert_eq!(fs::read_to_string(Path::new(OUTSIDE).join("secret")).unwrap(), SECRET);
+    }
+}
+
+/// An image with ways out in its files and its config.
+fn hostile_image(setup: &mut Setup) {
+    let at = setup.cluster.scratch().join("hostile");
+    let volumes = json!({"Volumes": {"/straight": {}, "/link/volume": {}, "/up/volume": {}, "/all": {}}});
+    let layout = layout_of(&at, &volumes, |image| {
+        // what the links lead to where they are looked up inside
+        fs::create_dir_all(image.join(OUTSIDE.trim_start_matches('/'))).unwrap();
+        symlink(OUTSIDE, image.join("link")).unwrap();
+        symlink(format!("{UP}{OUTSIDE}"), image.join("up")).unwrap();
+        symlink(format!("{OUTSIDE}/secret"), image.join("leak")).unwrap();
+        symlink("/", image.join("all")).unwrap();
+        symlink("/proc/self/exe", image.join("bin/itself")).unwrap();
+        fs::copy("/bin/busybox", image.join("bin/raised")).unwrap();
+        add_program(image, "/usr/bin/perl");
+        let made = Command::new("sh")
+            .args(["-c", "mknod $0/kmsg c 1 11 && chmod 666 $0/kmsg && chmod 4755 $0/bin/raised"])
+            .arg(image)
+            .status()
+            .unwrap();
+        assert!(made.success());
+    });
+    let agent = setup.cluster.agent(NODE);
+    let (code, _, why) =
+        agent.kedge(&["images", "import", layout.to_str().unwrap(), "--name", "hostile:1"]).unwrap();
+    assert_eq!(code, 0, "{why}");
+}
+
+fn pod(name: &str, container: &Value, spec: &Value) -> Value {
+    let mut main = json!({"name": "main", "image": "hostile:1"});
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "nodeName": NODE, "hostNetwork": true, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": false}});
+    for (key, value) in container.as_object().unwrap() {
+        main[key] = value.clone();
+    }
+    pod["spec"]["containers"] = json!([main]);
+    for (key, value) in spec.as_object().unwrap() {
+        pod["spec"][key] = value.clone();
+    }
+    pod
+}
+
+/// What became of the container: it ended, or waits with an error.
+fn state(setup: &Setup, name: &str) -> Option<Value> {
+    let pod = setup.cluster.kubectl().json(&["get", "pod", name]).ok()?;
+    if pod["status"]["reason"].is_string() {
+        return Some(pod["status"].clone());
+    }
+    let all = pod["status"]["containerStatuses"].as_array()?.iter();
+    let init = pod["status"]["initContainerStatuses"].as_array().into_iter().flatten();
+    let mut states = all.chain(init).map(|container| &container["state"]);
+    let is_over = |state: &&Value| {
+        state["terminated"].is_object()
+            || ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"]
+                .iter()
+                .any(|reason| state["waiting"]["reason"] == *reason)
+    };
+    states.find(is_over).cloned()
+}
+
+/// Waits for it, and says what became of the pod if it does not come.
+#[track_caller]
+fn shows(setup: &Setup, awaited: &str, pod: &str, is_so: impl Fn() -> bool) {
+    let reached = poll(LIMIT, || is_so().then_some(()));
+    let kubectl = setup.cluster.kubectl();
+    let read = |line: &[&str]| kubectl.run(line).unwrap_or_else(|error| error.to_string());
+    let status = || read(&["get", "pod", pod, "-o", "jsonpath={.status}"]);
+    assert!(
+        reached.is_some(),
+        "waited in vain for {awaited}: {} {}",
+        status(),
+        read(&["logs", "--tail=20", pod])
+    );
+}
+
+fn outcome(setup: &Setup, pod: &Value) -> (Value, String) {
+    let kubectl = setup.cluster.kubectl();
+    kubectl.feed(&["create", "-f", "-"], &pod.to_string()).unwrap();
+    let name = pod["metadata"]["name"].as_str().unwrap();
+    shows(setup, &format!("the end of {name}"), name, || state(setup, name).is_some());
+    let state = state(setup, name).unwrap();
+    let log = kubectl.run(&["logs", name]).unwrap_or_default();
+    assert!(!log.contains(SECRET), "{name}: {log}");
+    kubectl.run(&["delete", "pod", name, "--wait=false"]).unwrap();
+    (state, log)
+}
+
+fn node(make: impl FnOnce(&mut Setup)) -> Setup {
+    let mut setup = Setup::before_the_agent();
+    hostile_image(&mut setup);
+    make(&mut setup);
+    setup.await_pods();
+    setup
+}
+
+#[test]
+fn links_of_an_image_lead_nowhere_outside() {
+    isolated_network("hostile_pods::links_of_an_image_lead_nowhere_outside", || {
+        let outside = Outside::new();
+        let setup = node(|_| ());
+        let shell = |script: &str| json!(["/bin/sh", "-c", script]);
+        let ended = |state: &Value, code: i64| state["terminated"]["exitCode"] == code;
+
+        // a working directory through a link is the container's own
+        for (name, directory) in [("work-link", "/link/work"), ("work-up", "/up/work")] {
+            let container =
+                json!({"workingDir": directory, "command": shell("pwd; cat secret ../secret; true")});
+            let (state, log) = outcome(&setup, &pod(name, &container, &json!({})));
+            assert!(ended(&state, 0) && log.starts_with("/"), "{state} {log}");
+            outside.assert_untouched();
+        }
+        // what crun or a shim has open is no way out, nor is what the machine's /proc shows
+        let out = format!("cat {UP}{OUTSIDE}/secret; ls {UP}; readlink /proc/self/cwd; true");
+        let open = (3..20)
+            .map(|fd| format!("/proc/self/fd/{fd}"))
+            .chain(["/proc/1/root".into(), "/proc/self/cwd".into()]);
+        for (at, directory) in open.enumerate() {
+            let container = json!({"workingDir": directory, "command": shell(&out)});
+            let (state, log) = outcome(&setup, &pod(&format!("work-open-{at}"), &container, &json!({})));
+            let is_inside = !log.contains("var\n") || log.contains("kmsg");
+            assert!(is_inside, "{directory}: {state} {log}");
+            outside.assert_untouched();
+        }
+
+        // what is mounted onto a link is mounted inside
+        let volumes = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
+        for (name, place) in
+            [("mount-link", "/link/data"), ("mount-up", "/up/data"), ("mount-itself", "/link")]
+        {
+            let script = format!("echo inside >{place}/made; cat {place}/made /leak");
+            let container =
+                json!({"command": shell(&script), "volumeMounts": [{"name": "data", "mountPath": place}]});
+            let (state, log) = outcome(&setup, &pod(name, &container, &volumes));
+            assert!(log.starts_with("inside\n") || state["waiting"].is_object(), "{name}: {state} {log}");
+            outside.assert_untouched();
+        }
+        // so are termination messages, and what is read of them
+        for (name, path) in
+            [("message-link", "/link/message"), ("message-up", "/up/message"), ("message-leak", "/leak")]
+        {
+            let script = format!("rm {path}; ln -s {OUTSIDE}/secret {path}; echo own >{path}; true");
+            let container = json!({"terminationMessagePath": path, "command": shell(&script)});
+            let (state, _) = outcome(&setup, &pod(name, &container, &json!({})));
+            assert!(!state.to_string().contains(SECRET), "{state}");
+            outside.assert_untouched();
+        }
+        // and the image's own volumes, which are mounted where the root is read-only
+        let container = json!({"securityContext": {"readOnlyRootFilesystem": true}, "command": shell(
+            "for at in /straight /link/volume /up/volume; do echo own >$at/made && cat $at/made; done; echo x >/made; echo x >/all/made; cat /leak; true")});
+        let (state, log) = outcome(&setup, &pod("volumes", &container, &json!({})));
+        assert!(ended(&state, 0), "{state} {log}");
+        assert_eq!(log.matches("own\n").count(), 3, "its volumes are writable: {log}");
+        assert_eq!(log.matches("Read-only file system").count(), 2, "all else is not: {log}");
+        outside.assert_untouched();
+    });
+}
+
+#[test]
+fn paths_of_volumes_lead_nowhere_outside() {
+    isolated_network("hostile_pods::paths_of_volumes_lead_nowhere_outside", || {
+        let outside = Outside::new();
+        let mut setup = node(|_| ());
+        let kubectl = setup.cluster.kubectl();
+        let shell = |script: &str| json!(["/bin/sh", "-c", script]);
+        let look = format!("ls -a /v; cat /v/secret /v{OUTSIDE}/secret /v/{UP}{OUTSIDE}/secret; true");
+
+        // a part of a volume that a variable names
+        let volumes = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
+        let beyond = ["/", "..", "../..", "a/../..", "/etc", &format!("{UP}{OUTSIDE}")[..]];
+        for (at, value) in beyond.iter().enumerate() {
+            let container = json!({"command": shell(&look), "env": [{"name": "X", "value": value}],
+                "volumeMounts": [{"name": "data", "mountPath": "/v", "subPathExpr": "$(X)"}]});
+            let (state, log) = outcome(&setup, &pod(&format!("expr-{at}"), &container, &volumes));
+            assert!(state["waiting"].is_object(), "{value:?} is refused: {state} {log}");
+            outside.assert_untouched();
+        }
+        // a part that an earlier container made a link
+        for (at, target) in [OUTSIDE, &format!("{UP}{OUTSIDE}")[..], "/proc/1/root/etc"].iter().enumerate() {
+            let make = json!({"name": "make", "image": "hostile:1", "command": shell(&format!("busybox ln -s {target} /v/part")),
+                "volumeMounts": [{"name": "data", "mountPath": "/v"}]});
+            let container = json!({"command": shell(&look),
+                "volumeMounts": [{"name": "data", "mountPath": "/v", "subPath": "part"}]});
+            let mut spec = volumes.clone();
+            spec["initContainers"] = json!([make]);
+            let name = format!("part-{at}");
+            kubectl.feed(&["create", "-f", "-"], &pod(&name, &container, &spec).to_string()).unwrap();
+            setup.shows("a part that is refused", || {
+                let pod = kubectl.json(&["get", "pod", &name]).unwrap_or_default();
+                pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"]
+                    == "CreateContainerConfigError"
+            });
+            kubectl.run(&["delete", "pod", &name, "--wait=false"]).unwrap();
+            outside.assert_untouched();
+        }
+
+        // an image as a volume: its links are looked up inside, its devices and set-user-ID programs are none
+        let volumes = json!({"volumes": [{"name": "data", "image": {"reference": "hostile:1"}}]});
+        let script = "cat /v/leak; cat /v/up/secret; cat /v/link/secret; busybox dd if=/v/kmsg bs=1 count=1; /v/bin/raised id; \
+            /v/bin/busybox id; echo x >/v/made; /bin/busybox stat -c %a /v/bin/raised; true";
+        let container = json!({"command": shell(script), "volumeMounts": [{"name": "data", "mountPath": "/v"}],
+            "securityContext": {"capabilities": {"add": ["SYSLOG", "MKNOD"]}}});
+        let (state, log) = outcome(&setup, &pod("image", &container, &volumes));
+        assert_eq!(state["terminated"]["exitCode"], 0, "{state} {log}");
+        assert_eq!(log.matches("Permission denied").count(), 3, "device and programs: {log}");
+        assert!(
+            log.contains("4755") && log.contains("Read-only file system") && !log.contains("uid="),
+            "{log}"
+        );
+        for (at, part) in ["link", "up", "leak"].iter().enumerate() {
+            let container = json!({"command": shell(&look),
+                "volumeMounts": [{"name": "data", "mountPath": "/v", "subPath": part}]});
+            let (state, log) = outcome(&setup, &pod(&format!("image-{at}"), &container, &volumes));
+            assert!(state["waiting"].is_object(), "{part} is refused: {state} {log}");
+        }
+        outside.assert_untouched();
+
+        // a path of the machine with steps back: the API refuses it, and so does a node whose file has it
+        let volumes = json!({"volumes": [{"name": "data", "hostPath": {"path": "/tmp/../etc/outside"}}]});
+        let container =
+            json!({"command": shell(&look), "volumeMounts": [{"name": "data", "mountPath": "/v"}]});
+        let steps_back = pod("steps-back", &container, &volumes);
+        let refused = kubectl.feed(&["create", "-f", "-"], &steps_back.to_string()).unwrap_err().to_string();
+        assert!(refused.contains("must not contain '..'"), "{refused}");
+        let directory = setup.cluster.scratch().join("manifests");
+        fs::create_dir_all(&directory).unwrap();
+        let config = format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nfileCheckFrequency: 1s\nstaticPodPath: {}\n",
+            directory.display()
+        );
+        let agent = setup.cluster.agent_mut(NODE);
+        agent.write_drop_in("10-static.conf", &config).unwrap();
+        fs::write(directory.join("pod.json"), steps_back.to_string()).unwrap();
+        agent.stop().unwrap();
+        agent.start().unwrap();
+        setup.shows("a file that is refused", || {
+            let log = setup.cluster.agent(NODE).log_text();
+            log.contains("is rejected") && log.contains("hostPath.path is not absolute, or has ..")
+        });
+        outside.assert_untouched();
+    });
+}
+
+#[test]
+fn crun_is_not_changed_by_what_it_runs() {
+    isolated_network("hostile_pods::crun_is_not_changed_by_what_it_runs", || {
+        let mut before = Vec::new();
+        let setup = node(|setup| {
+            // if it is changed, then not the machine's
+            let copy = setup.cluster.scratch().join("crun");
+            fs::copy("/usr/bin/crun", &copy).unwrap();
+            let bound = Command::new("mount").arg("--bind").arg(&copy).arg("/usr/bin/crun").status().unwrap();
+            assert!(bound.success());
+            before = fs::read("/usr/bin/crun").unwrap();
+        });
+        // crun is run inside by each probe, and by a program that is a link to itself
+        let script = r#"$| = 1; while (1) { opendir(my $all, "/proc"); for (grep { /^\d+$/ } readdir $all) {
+            my $exe = "/proc/$_/exe"; my $name = readlink($exe) // "nothing: $!"; print "saw $name\n" unless $known{$name}++;
+            next if $name =~ /perl|busybox|nothing/; print "tries $name\n";
+            if (open(my $file, "+<", $exe)) { print "opened\n"; print "wrote\n" if syswrite($file, "changed") }
+            open(my $read, "<", $exe) or next; my $again = "/proc/self/fd/" . fileno($read);
+            if (open(my $file, "+<", $again)) { print "opened again\n"; print "wrote\n" if syswrite($file, "changed") } } }"#;
+        let mut watching = pod(
+            "watching",
+            &json!({"command": ["/usr/bin/perl", "-e", script], "livenessProbe": {"exec": {"command": ["/bin/itself"]},
+                "periodSeconds": 1, "failureThreshold": 1000}}),
+            &json!({}),
+        );
+        watching["spec"]["containers"][0]["securityContext"] =
+            json!({"capabilities": {"add": ["SYS_PTRACE"]}});
+        let kubectl = setup.cluster.kubectl();
+        kubectl.feed(&["create", "-f", "-"], &watching.to_string()).unwrap();
+        let log = || kubectl.run(&["logs", "watching"]).unwrap_or_default();
+        shows(&setup, "tries at crun", "watching", || log().matches("tries ").count() >= 3);
+        let itself = pod("itself", &json!({"command": ["/bin/itself", "--version"]}), &json!({}));
+        let (state, _) = outcome(&setup, &itself);
+        assert!(state["terminated"]["exitCode"] != 0 || state["waiting"].is_object(), "{state}");
+        assert!(fs::read("/usr/bin/crun").unwrap() == before && !log().contains("wrote"), "{}", log());
+        let another = json!({"command": ["/bin/sh", "-c", "echo whole"]});
+        assert_eq!(outcome(&setup, &pod("another", &another, &json!({}))).1, "whole\n");
+    });
+}
+
+#[test]
+fn link_in_place_of_a_log_is_not_read() {
+    isolated_network("hostile_pods::link_in_place_of_a_log_is_not_read", || {
+        let outside = Outside::new();
+        let setup = node(|_| ());
+        let kubectl = setup.cluster.kubectl();
+        // the known way from writing the machine's logs to reading all its files
+        let script = format!(
+            "echo begun; cd /logs/default_links_*/main; until [ -s 0.log ]; do sleep 0.1; done; rm 0.log; \
+             busybox ln -s {OUTSIDE}/secret 0.log; busybox ln -s {OUTSIDE}/secret 0.log.1; busybox ln -s {OUTSIDE} /logs/out; \
+             cd ..; busybox ln -s {OUTSIDE} other; echo x >/done/done; exec sleep 86321"
+        );
+        let mounts = json!([{"name": "logs", "mountPath": "/logs"}, {"name": "done", "mountPath": "/done"}]);
+        let container = json!({"command": ["/bin/sh", "-c", script], "volumeMounts": mounts});
+        let volumes = json!({"volumes": [{"name": "logs", "hostPath": {"path": "/var/log/pods"}},
+            {"name": "done", "hostPath": {"path": "/etc/done", "type": "DirectoryOrCreate"}}]});
+        kubectl.feed(&["create", "-f", "-"], &pod("links", &container, &volumes).to_string()).unwrap();
+        shows(&setup, "the links", "links", || Path::new("/etc/done/done").exists());
+        let node = format!("/api/v1/nodes/{NODE}/proxy/logs/pods/out/secret");
+        for line in [
+            &["logs", "links"][..],
+            &["logs", "links", "--tail=10"],
+            &["logs", "-p", "links"],
+            &["get", "--raw", &node],
+        ] {
+            let read = match kubectl.run(line) {
+                Ok(text) => text,
+                Err(error) => error.to_string(),
+            };
+            assert!(!read.contains(SECRET), "{line:?}: {read}");
+        }
+        let (_, text, why) = setup.cluster.agent(NODE).kedge(&["logs", "links"]).unwrap();
+        assert!(!format!("{text}{why}").contains(SECRET), "{text}{why}");
+        kubectl.run(&["delete", "pod", "links", "--timeout=60s"]).unwrap();
+        outside.assert_untouched();
+    });
+}
+
+#[test]
+fn fork_bomb_ends_at_its_limit_and_harms_no_other() {
+    isolated_network("hostile_pods::fork_bomb_ends_at_its_limit_and_harms_no_other", || {
+        const MOST: usize = 200;
+        let setup = node(|setup| {
+            let config = format!(
+                "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodPidsLimit: {MOST}\n"
+            );
+            setup.cluster.agent(NODE).write_drop_in("20-pids.conf", &config).unwrap();
+        });
+        let kubectl = setup.cluster.kubectl();
+        let probe = json!({"exec": {"command": ["/bin/true-here"]}, "periodSeconds": 1, "timeoutSeconds": 20, "failureThreshold": 1});
+        let witness = json!({"command": ["/bin/sh", "-c", "busybox cp /bin/busybox /bin/true-here; busybox ln -sf busybox /bin/true; \
+            busybox printf '#!/bin/sh\nbusybox date +%%s >>/tmp/probed\n' >/bin/true-here; exec sleep 86321"], "livenessProbe": probe});
+        let mut witness = pod("witness", &witness, &json!({"restartPolicy": "Always"}));
+        witness["spec"]["containers"][0]["livenessProbe"]["initialDelaySeconds"] = json!(2);
+        kubectl.feed(&["create", "-f", "-"], &witness.to_string()).unwrap();
+        let probes = || {
+            kubectl.run(&["exec", "witness", "--", "busybox", "wc", "-l", "/tmp/probed"]).unwrap_or_default()
+        };
+        let count =
+            || probes().split_whitespace().next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
+        shows(&setup, "a probe", "witness", || count() > 0);
+        let lease = || {
+            let path = ["-n", "kube-node-lease", "get", "lease", NODE, "-o", "jsonpath={.spec.renewTime}"];
+            kubectl.run(&path).unwrap_or_default()
+        };
+        let agent = || setup.cluster.agent(NODE).babysitter().state();
+        let before = (agent().pid, lease());
+        // each process goes on to begin others, also when it could not
+        let bomb = json!({"command": ["/usr/bin/perl", "-e", "while (1) { fork }"],
+            "resources": {"limits": {"cpu": "500m"}}});
+        kubectl.feed(&["create", "-f", "-"], &pod("bomb", &bomb, &json!({})).to_string()).unwrap();
+        let processes = || {
+            let entries = fs::read_dir("/proc").unwrap().flatten();
+            let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+            lines.filter(|line| line.ends_with(b"while (1) { fork }\0")).count()
+        };
+        shows(&setup, "a bomb at its limit", "bomb", || processes() >= MOST - 1);
+        let (probed, renewed) = (count(), lease());
+        std::thread::sleep(Duration::from_secs(5));
+        assert!(processes() <= MOST, "{}", processes());
+        setup.shows("another probe of the witness", || count() > probed);
+        setup.shows("another renewal", || lease() != renewed);
+        let status = kubectl.json(&["get", "pod", "witness"]).unwrap()["status"].take();
+        let container = &status["containerStatuses"][0];
+        assert_eq!((&container["restartCount"], &container["ready"]), (&json!(0), &json!(true)), "{status}");
+        assert_eq!(agent().pid, before.0, "the agent goes on");
+        kubectl.run(&["delete", "pod", "bomb", "--timeout=120s"]).unwrap();
+        assert_eq!(processes(), 0);
+    });
+}
