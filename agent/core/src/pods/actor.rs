@@ -42,7 +42,8 @@ const WRITES_AT_ONCE: usize = 4;
 /// What pods refer to is read no more often than this, however often renewals name changes: a rollout is many, and each reading costs
 /// all objects.
 const REREAD_AT_MOST: Duration = Duration::from_secs(20);
-/// And this often under `Get`: the time after which a copy is old for the kubelet.
+/// And this often under `Get`: the time after which a copy is old for the kubelet. As long after a start, when the copies on disk may be
+/// of any age: agents that are restarted more often than the other periods would never read again what running pods refer to.
 const REREAD_UNDER_GET: Duration = Duration::from_secs(60);
 /// And this often where renewals name no changes: ten objects of 2 kB are some 4 MB a day.
 const REREAD_EVERY: Duration = Duration::from_secs(10 * 60);
@@ -177,7 +178,7 @@ impl PodsActor {
             collects_next: None,
             looks: 0,
             wants_look: false,
-            rereading: Rereading::new(settings.rereads_each_minute, turn.now.mono),
+            rereading: Rereading::new(settings.rereads_each_minute, turn),
             notices: Vec::new(),
             refusal: None,
         };
@@ -306,7 +307,7 @@ impl PodsActor {
     }
 
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
-        self.rereading = Rereading::new(self.rereading.is_each_minute, turn.now.mono);
+        self.rereading = Rereading::new(self.rereading.is_each_minute, turn);
         (self.node_uid, self.unconfirmed) = (None, None);
         self.reflector.stop();
         turn.act(Action::EndPodsWatch);
@@ -552,10 +553,10 @@ struct Rereading {
 }
 
 impl Rereading {
-    fn new(is_each_minute: bool, now: Duration) -> Self {
-        let mut rereading = Self { is_each_minute, due: now, last: now, named: None };
-        rereading.due += rereading.period();
-        rereading
+    fn new(is_each_minute: bool, turn: &mut Turn) -> Self {
+        let last = turn.now.mono;
+        let due = last + turn.jitter.stretch(REREAD_UNDER_GET, 0.25);
+        Self { is_each_minute, due, last, named: None }
     }
 
     fn period(&self) -> Duration {
@@ -799,23 +800,30 @@ mod tests {
             let (options, outbox) = (&options, &mut Outbox::new(LIMITS));
             rereading.is_due(&mut Turn { now, options, jitter: &mut jitter, outbox, actions: &mut actions })
         };
-        let mut without = Rereading::new(false, at(0));
-        assert!(!reads(&mut without, 599) && reads(&mut without, 600) && !reads(&mut without, 1199));
-        assert!((at(1200)..=at(1350)).contains(&without.due), "{:?}", without.due);
-        let mut named = Rereading::new(false, at(0));
-        named.named(7, at(100));
-        assert!(reads(&mut named, 100));
-        named.named(7, at(110));
-        assert!(!reads(&mut named, 3699), "nothing moved");
-        assert!((at(3700)..=at(4600)).contains(&named.due), "{:?}", named.due);
+        let started = |is_each_minute: bool| {
+            let now = Now { mono: at(0), wall: Timestamp::default() };
+            let (mut jitter, mut actions) = (Jitter::new(1), vec![]);
+            let (options, outbox) = (&options, &mut Outbox::new(LIMITS));
+            let turn = &mut Turn { now, options, jitter: &mut jitter, outbox, actions: &mut actions };
+            Rereading::new(is_each_minute, turn)
+        };
+        let mut without = started(false);
+        assert!(!reads(&mut without, 59) && reads(&mut without, 75), "what changed before the start");
+        assert!((at(675)..=at(825)).contains(&without.due), "{:?}", without.due);
+        let mut named = started(false);
+        named.named(7, at(10));
+        assert!(!reads(&mut named, 19) && reads(&mut named, 20));
+        named.named(7, at(30));
+        assert!(!reads(&mut named, 3619), "nothing moved");
+        assert!((at(3620)..=at(4520)).contains(&named.due), "{:?}", named.due);
         named.named(8, at(120));
         named.named(9, at(130));
         assert!(!reads(&mut named, 119) && reads(&mut named, 130), "once for both");
         named.named(10, at(131));
         assert!(!reads(&mut named, 149) && reads(&mut named, 150), "not too often");
-        let mut each = Rereading::new(true, at(0));
+        let mut each = started(true);
         assert!(
-            !reads(&mut each, 59) && reads(&mut each, 60) && !reads(&mut each, 119) && reads(&mut each, 135)
+            !reads(&mut each, 59) && reads(&mut each, 75) && !reads(&mut each, 134) && reads(&mut each, 150)
         );
     }
 
