@@ -68,6 +68,13 @@ pub fn parse(words: &str) -> Works {
     all.into_iter().filter(|work| words.split(',').any(|word| word == work.word())).collect()
 }
 
+/// What a trial demands, by what works in the slot before it: that, and in any case a `/var` on the disk. In memory it would lose the
+/// configuration with each boot, and an image that is at fault for it would be kept.
+pub fn demands(mut works: Works) -> Works {
+    works.insert(Work::State);
+    works
+}
+
 /// The words, in a fixed order.
 pub fn words(works: &Works, between: &str) -> String {
     works.iter().map(|work| work.word()).collect::<Vec<_>>().join(between)

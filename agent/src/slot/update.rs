@@ -10,7 +10,7 @@ use super::{LOCK, look, say, status, steps};
 use crate::cli::CommandError;
 use crate::flags::Places;
 use kedge_core::slot::admission::{self, Facts, MANIFEST_BYTES};
-use kedge_core::slot::{Works, words};
+use kedge_core::slot::{Works, demands, words};
 use kedge_platform::linux::slots::{EFI, LinuxSlots, lock};
 use kedge_platform::linux::{Roots, is_root};
 use kedge_platform::slots::Slots;
@@ -103,10 +103,11 @@ pub(super) fn write<S: Slots>(
     };
     steps::perform(slots, &plan.write(), update).map_err(failed)?;
     all.extend(works());
-    steps::perform(slots, &plan.try_it(&all), update).map_err(failed)?;
-    let demands = if all.is_empty() { "nothing but the agent".to_owned() } else { words(&all, ",") };
+    let demands = demands(all);
+    steps::perform(slots, &plan.try_it(&demands), update).map_err(failed)?;
     Ok(format!(
-        "slot {other} is complete and will be tried at the next boot, slot {running} is its fallback; its trial demands: {demands}"
+        "slot {other} is complete and will be tried at the next boot, slot {running} is its fallback; its trial demands: {}",
+        words(&demands, ",")
     ))
 }
 
@@ -363,6 +364,18 @@ pub(super) mod tests {
             slots.fill_firmware();
         };
         check_refused(stubborn, &bytes(), None, "the firmware does not forget it");
+    }
+
+    #[test]
+    fn state_is_demanded_even_if_it_was_in_memory() {
+        let disk = disk();
+        let slots = FakeSlots::new(&disk);
+        let (facts, update) = (facts_of(&slots), bytes());
+        let done =
+            write(&slots, &facts, &Keys::default(), &mut &update[..], None, false, Works::new).unwrap();
+        assert!(done.ends_with("its trial demands: state"), "{done}");
+        let entry = disk.content(entry("kedge-b+3.conf")).unwrap();
+        assert!(entry.ends_with(b" kedge.demands=state\n"), "{}", String::from_utf8_lossy(&entry));
     }
 
     #[test]

@@ -83,12 +83,12 @@ impl Plan {
         steps
     }
 
-    /// Has the boot loader try the slot that was written. What works must work in it.
-    pub fn try_it(&self, works: &Works) -> Vec<Step> {
+    /// Has the boot loader try the slot that was written, in a trial with these demands.
+    pub fn try_it(&self, demands: &Works) -> Vec<Step> {
         let Self { other, version, options, order, .. } = self;
-        let demands = match works.is_empty() {
+        let demands = match demands.is_empty() {
             true => String::new(),
-            false => format!(" kedge.demands={}", words(works, ",")),
+            false => format!(" kedge.demands={}", words(demands, ",")),
         };
         let text = format!(
             "title Kedge {version}, slot {other}\nsort-key kedge\nversion {order}\n\
