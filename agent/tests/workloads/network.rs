@@ -1,6 +1,6 @@
 //! Pods on a network of their own, by the configuration that packages bring and Debian's plugins.
 
-use crate::setup::{LIMIT, Machine, isolated_network};
+use crate::setup::{LIMIT, Machine, add_program, isolated_network};
 use kedge::workloads::network::Plugins;
 use kedge::workloads::{Layers, Node, Performer, volumes};
 use kedge_core::pods::{
@@ -12,7 +12,7 @@ use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Workloads};
 use kedge_rig::scratch::wait_until;
 use std::fs;
 use std::io::Read as _;
-use std::net::TcpStream;
+use std::net::{TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -263,6 +263,58 @@ fn pods_reach_each_other_and_a_host_port_leads_in() {
         next.end("uid-b");
         assert_no_network_is_left(&machine);
     });
+}
+
+/// A program that answers each datagram with its own words, and one that asks until it has an answer.
+const ANSWERS: &str = "perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(Proto => \"udp\", LocalPort => 81) or die $!; \
+    while ($s->recv($_, 99)) { $s->send(\"$_ answered\") }'";
+const ASKS: &str = "perl -MIO::Socket::INET -e '$| = 1; $s = IO::Socket::INET->new(Proto => \"udp\", PeerAddr => \"SERVER:81\") or die $!; \
+    $SIG{ALRM} = sub { $s->send(\"from a pod\"); alarm 1 }; $s->send(\"from a pod\"); alarm 1; \
+    until ($s->recv($_, 99)) {} alarm 0; print \"$_\\n\"; sleep 1000'";
+
+#[test]
+fn pods_and_their_node_reach_a_pod_by_udp() {
+    isolated_network("network::pods_and_their_node_reach_a_pod_by_udp", || {
+        let machine = Machine::new();
+        configure(&machine);
+        let image = machine.scratch.join("image");
+        add_program(&image, "/usr/bin/perl");
+        add_perl_modules(&image);
+        let mut agent = Agent::of(&machine);
+        let [server] = &agent.prepare("uid-a", None)[..] else { panic!("one address") };
+        agent.prepare("uid-b", None);
+        agent.run("uid-a", ANSWERS);
+        agent.run("uid-b", &ASKS.replace("SERVER", server));
+        let log = machine.scratch.join("logs/prod_pod-uid-b_uid-b/main/0.log");
+        wait_until("an answer to a pod", LIMIT, || {
+            fs::read_to_string(&log).is_ok_and(|text| text.contains("from a pod answered"))
+        });
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        wait_until("an answer to the node", LIMIT, || {
+            let mut text = [0; 99];
+            socket.send_to(b"from the node", format!("{server}:81")).unwrap();
+            socket.recv(&mut text).is_ok_and(|count| text[..count] == *b"from the node answered")
+        });
+        for pod in ["uid-a", "uid-b"] {
+            agent.end(pod);
+        }
+        assert_no_network_is_left(&machine);
+    });
+}
+
+/// Where this machine's perl looks for its own modules, as far as they are there.
+fn add_perl_modules(image: &Path) {
+    let listed = Command::new("perl").args(["-e", "print join qq(\\n), grep { -d } @INC"]).output().unwrap();
+    for directory in String::from_utf8(listed.stdout).unwrap().lines() {
+        // what comes with perl-base is some megabytes; that of packages is not needed
+        if directory.contains("perl-base") {
+            let to = image.join(directory.trim_start_matches('/'));
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            assert!(Command::new("cp").args(["-r", directory]).arg(&to).status().unwrap().success());
+        }
+    }
+    assert!(Command::new("chmod").args(["-R", "a+rX"]).arg(image).status().unwrap().success());
 }
 
 /// Not a test of its own: the process that is killed while a plugin runs.

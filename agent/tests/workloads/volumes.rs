@@ -160,3 +160,33 @@ fn pod_with_every_volume_sees_edits_whole() {
         assert_eq!(of_pods.count(), 0, "{left}");
     });
 }
+
+#[test]
+fn path_that_an_annotation_makes_fails_until_that_is_mended() {
+    isolated_network("volumes::path_that_an_annotation_makes_fails_until_that_is_mended", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "annotations": {"other": "logs"}}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false, "volumes": [{"name": "data", "emptyDir": {}}],
+            "containers": [{"name": "main", "image": "web:1",
+                "command": ["/bin/sh", "-c", "echo whole >/own/file; cat /data/*/*/file; exec sleep 86321"],
+                "env": [{"name": "PLACE", "valueFrom": field("metadata.annotations['place']")},
+                    {"name": "POD", "valueFrom": field("metadata.name")}],
+                "volumeMounts": [{"name": "data", "mountPath": "/own", "subPathExpr": "$(PLACE)/$(POD)"},
+                    {"name": "data", "mountPath": "/data"}]}]}});
+        kubectl.feed(&["create", "-f", "-"], &pod.to_string()).unwrap();
+        let state = || {
+            let pod = kubectl.json(&["get", "pod", "web"]).unwrap_or_default();
+            pod["status"]["containerStatuses"][0]["state"].clone()
+        };
+        // without the annotation it is an absolute path
+        setup.shows("the refusal", || state()["waiting"]["reason"] == "CreateContainerConfigError");
+        assert!(pids().is_empty());
+        kubectl.run(&["annotate", "pod", "web", "place=logs"]).unwrap();
+        setup.shows("the pod", || setup.runs_with(0));
+        setup.shows("its file", || setup.log(0).ends_with(" F whole\n"));
+    });
+}
