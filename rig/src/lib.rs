@@ -25,6 +25,7 @@ pub mod power_cut;
 mod preload;
 pub mod process;
 pub mod programs;
+pub mod real_registry;
 pub mod registry;
 pub mod scratch;
 pub mod signals;

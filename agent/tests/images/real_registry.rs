@@ -1,17 +1,12 @@
 //! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, and with a password.
 //!
-//! The image is put into its storage as files, so that nothing of ours pushes what ours pulls. Without the program this is printed
-//! and nothing is done; under CI=true it fails.
+//! Without the program this is printed and nothing is done; under CI=true it fails.
 
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use kedge_core::images::BlobDigest;
-use kedge_rig::scratch::wait_until;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use kedge_rig::real_registry::{self, RealRegistry};
 use serde_json::json;
 
 use super::archive::Image;
@@ -19,107 +14,18 @@ use super::pull::image;
 use super::setup::Node;
 use super::signatures::{self, Signer};
 
-/// `s3cret` by bcrypt, in the form of htpasswd.
-const HTPASSWD: &str = "edge:$2y$05$abcdefghijklmnopqrstuuLK7U1u6pVRmL7L1BBM2aS35PSZnDXlK\n";
-
-/// A registry that ends with the test.
-struct Registry(Child);
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// An authority, and a certificate for 127.0.0.1 from it with its key.
-fn certificates(directory: &Path) {
-    let authority_key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&authority_key).unwrap();
-    let issuer = Issuer::new(params, authority_key);
-    let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-    let leaf = params.signed_by(&key, &issuer).unwrap();
-    for (name, pem) in
-        [("ca.pem", authority.pem()), ("leaf.pem", leaf.pem()), ("leaf.key", key.serialize_pem())]
-    {
-        fs::write(directory.join(name), pem).unwrap();
-    }
-}
-
 /// The storage of the registry's own file driver, with one image.
 fn store(image: &Image, directory: &Path, repository: &str, tag: &str) {
     let blobs: Vec<&[u8]> = image.blobs().collect();
-    store_manifest(&image.manifest, &blobs, directory, repository, tag);
+    real_registry::store(directory, repository, Some(tag), &image.manifest, &blobs).unwrap();
 }
 
-/// The same with a manifest of any sort, and what it names.
-fn store_manifest(manifest: &[u8], blobs: &[&[u8]], directory: &Path, repository: &str, tag: &str) {
-    let root = directory.join("storage/docker/registry/v2");
-    let write = |path: String, bytes: &[u8]| {
-        let path = root.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
-    };
-    let blob = |bytes: &[u8]| {
-        let hex = BlobDigest::of(bytes).hex();
-        write(format!("blobs/sha256/{}/{hex}/data", &hex[..2]), bytes);
-        hex
-    };
-    for bytes in blobs {
-        let hex = blob(bytes);
-        write(
-            format!("repositories/{repository}/_layers/sha256/{hex}/link"),
-            format!("sha256:{hex}").as_bytes(),
-        );
-    }
-    let hex = blob(manifest);
-    let link = format!("sha256:{hex}");
-    let manifests = format!("repositories/{repository}/_manifests");
-    write(format!("{manifests}/revisions/sha256/{hex}/link"), link.as_bytes());
-    write(format!("{manifests}/tags/{tag}/current/link"), link.as_bytes());
-    write(format!("{manifests}/tags/{tag}/index/sha256/{hex}/link"), link.as_bytes());
-}
-
-fn start(directory: &Path, port: u16) -> Registry {
-    let shown = directory.display();
-    let config = json!({
-        "version": "0.1",
-        "log": {"level": "error"},
-        "storage": {"filesystem": {"rootdirectory": format!("{shown}/storage")}},
-        "auth": {"htpasswd": {"realm": "site", "path": format!("{shown}/htpasswd")}},
-        "http": {"addr": format!("127.0.0.1:{port}"),
-            "tls": {"certificate": format!("{shown}/leaf.pem"), "key": format!("{shown}/leaf.key")}},
-    });
-    fs::write(directory.join("htpasswd"), HTPASSWD).unwrap();
-    fs::write(directory.join("config.yml"), config.to_string()).unwrap();
-    let log = fs::File::create(directory.join("registry.log")).unwrap();
-    let child = Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "docker-registry", "serve"])
-        .arg(directory.join("config.yml"))
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .spawn()
-        .unwrap();
-    let mut registry = Registry(child);
-    wait_until("the registry listens", Duration::from_secs(60), || {
-        assert_eq!(
-            registry.0.try_wait().unwrap(),
-            None,
-            "{}",
-            fs::read_to_string(directory.join("registry.log")).unwrap()
-        );
-        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
-    });
-    registry
+fn start(directory: &Path, port: u16) -> RealRegistry {
+    RealRegistry::start(directory, port).unwrap()
 }
 
 fn is_installed() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = std::env::split_paths(&path).any(|directory| directory.join("docker-registry").exists());
+    let is_there = real_registry::is_installed();
     if !is_there {
         assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI installs docker-registry");
         eprintln!("skipped: docker-registry is not installed");
@@ -131,7 +37,7 @@ fn is_installed() -> bool {
 fn real_registry_serves_over_tls_with_a_password() {
     let Some(node) = Node::new("real-registry", &[]).filter(|_| is_installed()) else { return };
     let directory = node.scratch.path().to_path_buf();
-    certificates(&directory);
+    RealRegistry::certify(&directory, &["127.0.0.1"]).unwrap();
     store(image(), &directory, "team/app", "v1");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let registry = start(&directory, port);
@@ -172,7 +78,7 @@ fn real_registry_serves_over_tls_with_a_password() {
 fn real_registry_gives_signatures_to_a_policy() {
     let Some(node) = Node::new("real-registry-signed", &[]).filter(|_| is_installed()) else { return };
     let directory = node.scratch.path().to_path_buf();
-    certificates(&directory);
+    RealRegistry::certify(&directory, &["127.0.0.1"]).unwrap();
     for repository in ["team/app", "other/app"] {
         store(image(), &directory, repository, "v1");
     }
@@ -199,7 +105,8 @@ fn real_registry_gives_signatures_to_a_policy() {
         let manifest = signatures::artifact(&signed);
         // the config that every such manifest names
         let blobs = [signed[0].0.as_bytes(), b"{}"];
-        store_manifest(&manifest, &blobs, &directory, "team/app", &signatures::tag(&digest));
+        let tag = signatures::tag(&digest);
+        real_registry::store(&directory, "team/app", Some(&tag), &manifest, &blobs).unwrap();
     };
     sign(&theirs);
     pull(&of_team, "found 1 that none of them made");
