@@ -56,6 +56,16 @@ impl Revision {
         self.record.stopped_in(generation)
     }
 
+    /// Its rollout is complete, and no other template came since.
+    pub(super) fn is_done(&self) -> bool {
+        self.complete == Some(self.number)
+    }
+
+    /// Nothing that stopped or was rolled back is remembered of it.
+    pub(super) fn is_plain(&self) -> bool {
+        self.record.is_plain()
+    }
+
     /// Nodes that are not canaries do not get it yet.
     pub(super) fn waits_for_canaries(&self) -> bool {
         self.complete.is_none() && !self.record.has_soaked()

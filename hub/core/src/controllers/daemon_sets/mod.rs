@@ -378,6 +378,7 @@ impl DaemonSets {
         let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
         match history::step(&look.value["spec"]["template"], revisions, limit, &live) {
             Step::Make { number, surplus } => {
+                    ended: &set.ended,
                 let mut tasks = vec![look.make_revision(number)];
                 tasks.extend(look.forget(revisions, &surplus));
                 tasks
@@ -387,7 +388,8 @@ impl DaemonSets {
                 let Some(revision) = revisions.iter().find(|one| one.name == current.name).cloned() else {
                     return tasks;
                 };
-                let wanted = wanted(&look.value, current, proven, self.defaults);
+                let minds_failures = minds_failures(&revision, renumber.is_some(), proven.as_ref(), &live);
+                let wanted = wanted(&look.value, current, proven, minds_failures, self.defaults);
                 let settings = Settings::read(&look.value);
                 set.rows.pods_changed(set.known.take_touched());
                 let by = Basis {
@@ -957,6 +959,18 @@ fn about_event(set: &(String, String), uid: &str, revision: u64, value: Value) -
     Task { purpose, action: Action::create(&EVENT, value) }
 }
 
+/// Whether what fails under the current revision can stop it: not if it was complete, nor while no pod is of another one that could run
+/// instead, unless it is stopped already. `live`: the revisions that pods have, with the proven one.
+fn minds_failures(
+    current: &Revision,
+    is_renumbered: bool,
+    proven: Option<&Proven>,
+    live: &BTreeSet<String>,
+) -> bool {
+    let is_alone = proven.is_none() && live.iter().all(|hash| *hash == current.hash);
+    !(is_alone && current.is_plain() || current.is_done() && !is_renumbered)
+}
+
 /// Tells that pods of a set are refused: once for all of them, however often they are tried, as long as the Event is kept.
 fn forbidden(set: &(String, String), uid: &str, why: &str, now: Now) -> Task<Purpose> {
     let (namespace, name) = set;
@@ -999,7 +1013,14 @@ fn is_paused(set: &Value) -> bool {
 }
 
 /// What a set asks of its pods.
-fn wanted(set: &Value, current: Current, proven: Option<Proven>, defaults: Defaults) -> Wanted {
+fn wanted(
+    set: &Value,
+    current: Current,
+    proven: Option<Proven>,
+        minds_failures,
+    minds_failures: bool,
+    defaults: Defaults,
+) -> Wanted {
     let spec = &set["spec"];
     let mut pod_spec = spec["template"]["spec"].clone();
     placing::tolerate(&mut pod_spec);

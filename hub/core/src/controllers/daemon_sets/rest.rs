@@ -12,23 +12,28 @@ use std::time::Duration;
 use time::OffsetDateTime;
 
 use super::super::placing::{self, Node, Placed};
+use super::Ended;
 use super::known::Known;
 use super::rollout::{Failures, Settings};
-use super::update::{Here, Wanted};
+use super::update::{Here, Pod, Wanted};
 
 /// What a node at rest does. Each has one pod of the set at most that does not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
     /// An available pod of the current revision.
     Updated,
+    /// The same, but it crashed not long ago.
+    Unsteady,
     /// An available pod of another one.
     Outdated { is_proven: bool },
     /// The same, outside the node's maintenance windows.
     Closed,
-    /// A pod of the current revision that is not available yet.
+    /// A pod of the current revision that is not available: yet, or where nobody counts it as failed.
     Starting { is_ready: bool },
     /// Only pods that end.
     Ending,
+    /// A pod that ended by itself, and is replaced after a pause.
+    Ended { is_current: bool },
     /// The hub has lost it, and no pod there is of the current revision.
     Aside { has_pod: bool },
 }
@@ -37,11 +42,15 @@ enum Rest {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AtRest {
     pub(super) updated: usize,
+    pub(super) unsteady: usize,
     pub(super) outdated: usize,
     pub(super) starting: usize,
     /// Of those that start.
     pub(super) ready: usize,
     pub(super) ending: usize,
+    pub(super) ended: usize,
+    /// Of those that ended.
+    pub(super) ended_current: usize,
     pub(super) aside: usize,
     pub(super) aside_with_pod: usize,
 }
@@ -49,17 +58,18 @@ pub(super) struct AtRest {
 impl AtRest {
     /// Those that should run a pod, and are not set aside.
     pub(super) fn desired(&self) -> usize {
-        self.updated + self.outdated + self.starting + self.ending
+        self.updated + self.outdated + self.out()
     }
 
     /// Those that use up the budget of an update.
     pub(super) fn out(&self) -> usize {
-        self.starting + self.ending
+        self.unsteady + self.starting + self.ending + self.ended
     }
 
     fn count(&mut self, rest: Rest, change: impl Fn(&mut usize)) {
         match rest {
             Rest::Updated => change(&mut self.updated),
+            Rest::Unsteady => change(&mut self.unsteady),
             Rest::Outdated { .. } | Rest::Closed => change(&mut self.outdated),
             Rest::Starting { is_ready } => {
                 change(&mut self.starting);
@@ -68,6 +78,12 @@ impl AtRest {
                 }
             }
             Rest::Ending => change(&mut self.ending),
+            Rest::Ended { is_current } => {
+                change(&mut self.ended);
+                if is_current {
+                    change(&mut self.ended_current);
+                }
+            }
             Rest::Aside { has_pod } => {
                 change(&mut self.aside);
                 if has_pod {
@@ -110,9 +126,17 @@ pub(super) struct Basis<'a> {
     pub(super) wanted: &'a Wanted,
     pub(super) settings: &'a Settings,
     pub(super) failures: &'a Failures,
+    pub(super) ended: &'a BTreeMap<String, Ended>,
     pub(super) now: Duration,
     /// A step of it is seen with the next sweep.
     pub(super) wall: OffsetDateTime,
+}
+
+impl Basis<'_> {
+    /// Until when the pod of a node that ended by itself is not replaced.
+    pub(super) fn pauses_until(&self, node: &str) -> Option<Duration> {
+        self.ended.get(node).map(|ended| ended.allowed).filter(|at| *at > self.now)
+    }
 }
 
 impl Rows {
@@ -238,17 +262,38 @@ fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
         });
         return is_plain.then_some((Rest::Aside { has_pod: !here.old.is_empty() }, None));
     }
+    let is_settled = |pod: &Pod| wanted.is_current(pod) && pod.ahead.asked.is_empty();
     if here.node.is_lost {
-        return None;
+        let waits = |pod: &Pod| {
+            !(pod.is_terminating || pod.has_ended()) && pod.ready_since.is_none() && is_settled(pod)
+        };
+        let is_plain = !wanted.minds_failures && matches!(here.all[..], [pod] if waits(pod));
+        return is_plain.then_some((Rest::Starting { is_ready: false }, None));
     }
     let [pod] = here.all[..] else {
-        let ends = |pod: &&super::update::Pod| pod.is_terminating && pod.ready_since.is_none();
+        let ends = |pod: &&Pod| pod.is_terminating && pod.ready_since.is_none();
         return (!here.all.is_empty() && here.all.iter().all(ends)).then_some((Rest::Ending, None));
     };
     if pod.is_terminating {
         return wanted.available_at(pod).is_none_or(|at| at <= now).then_some((Rest::Ending, None));
     }
-    if pod.has_ended() || pod.is_troubled(now) || !pod.ahead.asked.is_empty() {
+    if pod.has_ended() {
+        let is_current = wanted.is_current(pod);
+        let is_plain = pod.ready_since.is_none() && pod.ahead.asked.is_empty();
+        let until = by.pauses_until(&here.node.name)?;
+        let rest = (Rest::Ended { is_current }, Some(until));
+        return (is_plain && !(is_current && wanted.minds_failures)).then_some(rest);
+    }
+    if !wanted.minds_failures && is_settled(pod) {
+        return match wanted.available_at(pod) {
+            Some(at) if at > now => Some((Rest::Starting { is_ready: true }, Some(at))),
+            Some(_) if pod.is_unsteady(now) => Some((Rest::Unsteady, pod.recovers_at())),
+            Some(_) if pod.is_troubled(now) => None,
+            Some(_) => Some((Rest::Updated, None)),
+            None => Some((Rest::Starting { is_ready: false }, None)),
+        };
+    }
+    if pod.is_troubled(now) || !pod.ahead.asked.is_empty() {
         return None;
     }
     let is_current = wanted.is_current(pod);

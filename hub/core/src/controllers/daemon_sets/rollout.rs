@@ -381,6 +381,10 @@ impl Record {
         self.stopped.as_deref().filter(|_| self.generation == generation)
     }
 
+    pub(super) fn is_plain(&self) -> bool {
+        self.stopped.is_none() && self.rolled_back.is_none()
+    }
+
     pub(super) fn has_soaked(&self) -> bool {
         self.soaked
     }
@@ -482,7 +486,7 @@ pub(super) struct Judge<'a> {
 impl Judge<'_> {
     pub(super) fn judge(&self, failures: &mut Failures) -> Verdict {
         let mut verdict = Verdict::default();
-        let done = self.current.complete == Some(self.current.number) && !self.is_renumbered;
+        let done = self.current.is_done() && !self.is_renumbered;
         let of = (self.wanted.hash.clone(), self.wanted.generation.clone());
         if failures.of != of || done {
             *failures = Failures { of, ..Failures::default() };
@@ -524,6 +528,9 @@ impl Judge<'_> {
     fn note(&self, failures: &mut Failures, verdict: &mut Verdict) {
         let mut known = BTreeSet::new();
         for here in self.heres.iter().filter(|here| here.placed.runs) {
+            if !self.wanted.minds_failures && !self.settings.is_canary(here.node) {
+                continue;
+            }
             known.insert(here.node.name.as_str());
             let newest = here.all.iter().rev().find(|pod| self.wanted.is_current(pod));
             let Some(pod) = newest else {
@@ -735,7 +742,8 @@ impl Judge<'_> {
             self.heres.iter().filter(|here| here.placed.runs && (with_lost || !here.is_set_aside)).peekable();
         let has = |here: &Here<'_>| {
             let new = here.new.first();
-            here.old.is_empty() && new.is_some_and(|pod| self.wanted.is_available(pod, self.now))
+            let is_well = |pod: &&Pod| self.wanted.is_available(pod, self.now) && !pod.is_unsteady(self.now);
+            here.old.is_empty() && new.is_some_and(is_well)
         };
         (at_rest.updated > 0 || expected.peek().is_some()) && expected.all(has)
     }

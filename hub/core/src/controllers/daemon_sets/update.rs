@@ -122,6 +122,11 @@ impl Pod {
         self.trouble.is_some() && self.recovers_at().is_none_or(|at| at > now)
     }
 
+    /// It runs, and crashed not long ago.
+    pub(super) fn is_unsteady(&self, now: Duration) -> bool {
+        self.trouble == Some(Trouble::Crashes) && self.is_troubled(now)
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         matches!(self.phase.as_str(), "Succeeded" | "Failed")
     }
@@ -168,6 +173,8 @@ pub(super) struct Wanted {
     /// The hub replaces pods, though it may be paused.
     pub(super) is_rolling: bool,
     pub(super) proven: Option<Proven>,
+    /// Whether an update can fail: not if its revision was complete already, nor while there is no other one.
+    pub(super) minds_failures: bool,
     /// Images that nodes pull before their pod is stopped; none if they need not.
     pub(super) ahead: Option<ahead::Request>,
 }
@@ -370,11 +377,12 @@ impl Planner<'_> {
 
     fn count_at_rest(&mut self) {
         let (at_rest, status) = (&self.at_rest, &mut self.plan.status);
+        let available = at_rest.updated + at_rest.unsteady;
         status.desired = at_rest.desired();
-        status.current = at_rest.updated + at_rest.outdated + at_rest.starting;
-        status.updated = at_rest.updated + at_rest.starting;
-        status.ready = at_rest.updated + at_rest.outdated + at_rest.ready;
-        status.available = at_rest.updated + at_rest.outdated;
+        status.current = available + at_rest.outdated + at_rest.starting + at_rest.ended;
+        status.updated = available + at_rest.starting + at_rest.ended_current;
+        status.ready = available + at_rest.outdated + at_rest.ready;
+        status.available = available + at_rest.outdated;
         if self.verdict.stopped.is_none() {
             status.set_aside = at_rest.aside;
         } else {
@@ -619,6 +627,7 @@ mod tests {
             strategy: Strategy::Rolling { unavailable, surge },
             is_rolling: true,
             proven: None,
+            minds_failures: true,
             ahead: None,
         }
     }

@@ -44,7 +44,7 @@ pub fn view(
     let newest = revisions.iter().filter(|one| one.is_of(template)).max_by_key(|one| one.number);
     let Some(current) = newest else { return Some(answer) };
     let live: BTreeSet<String> = pods.iter().map(|pod| pod.hash.clone()).collect();
-    let wanted = wanted(&set, current.into(), proven(&set, &revisions, &live), defaults);
+    let wanted = wanted(&set, current.into(), proven(&set, &revisions, &live), true, defaults);
     let settings = Settings::read(&set);
     let nodes: Vec<Node> = world.list(&NODE, "").iter().map(|object| Node::read(object)).collect();
     let (nodes, pods): (Vec<&Node>, Vec<&Pod>) = (nodes.iter().collect(), pods.iter().collect());

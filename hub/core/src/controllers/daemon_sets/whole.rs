@@ -72,5 +72,10 @@ pub(super) fn compare(world: &dyn World, uid: &str, by: &Basis<'_>, found: &Foun
     );
     assert_eq!(&failures, found.failures);
     assert_eq!(Verdict { next: found.verdict.next, ..verdict }, *found.verdict);
-    assert_eq!(Plan { next: found.plan.next, ..whole }, *found.plan);
+    // of pods that ended a look at all nodes has also those that are not replaced yet
+    let due = |plan: &Plan| -> Vec<Pod> {
+        plan.ended.iter().filter(|pod| by.pauses_until(&pod.node).is_none()).cloned().collect()
+    };
+    assert_eq!(due(&whole), due(found.plan));
+    assert_eq!(Plan { next: found.plan.next, ended: found.plan.ended.clone(), ..whole }, *found.plan);
 }

@@ -202,6 +202,101 @@ fn change_costs_the_same_however_many_nodes_there_are() {
     assert!(few.iter().all(|(reads, judged)| *reads <= 6 && *judged <= 3), "{few:?}");
 }
 
+/// What every pod of a set does in turns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Turns {
+    /// Crashes, and is started again: ready, or not.
+    Crashes,
+    /// Is never ready.
+    Hangs,
+    /// Its node is lost.
+    IsLost,
+    /// Ended by itself, and waits for its next one.
+    Fails,
+}
+
+impl Hub {
+    fn crash(&mut self, pod: &str, is_up: bool) {
+        let state = match is_up {
+            true => json!({"running": {}}),
+            false => json!({"waiting": {"reason": "CrashLoopBackOff"}}),
+        };
+        let container =
+            json!({"state": state, "restartCount": 4, "lastState": {"terminated": {"exitCode": 1}}});
+        self.report(pod, "Running", is_up);
+        self.edit(&POD, "n", pod, |pod| pod["status"]["containerStatuses"] = json!([container]));
+    }
+}
+
+/// Nodes judged after each of some changes in a set all of whose pods do this, where no update can fail by that: the first revision, or
+/// one whose rollout was complete.
+fn judged_in_trouble(nodes: usize, was_complete: bool, turns: Turns) -> Vec<usize> {
+    let (mut hub, mut controller) = match was_complete {
+        true => rolled_out(nodes, |_| {}),
+        false => {
+            let (mut hub, mut controller) = (Hub::with_nodes(nodes), DaemonSets::default());
+            hub.create(&DAEMON_SET, set("i:1"));
+            hub.run(&mut controller);
+            (hub, controller)
+        }
+    };
+    hub.changes = Some(Vec::new());
+    let names: Vec<String> =
+        hub.pods().iter().map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+    for (index, name) in names.iter().enumerate() {
+        match turns {
+            Turns::Crashes => hub.crash(name, index % 2 == 0),
+            Turns::Hangs => hub.report(name, "Running", false),
+            Turns::Fails => hub.report(name, "Failed", false),
+            Turns::IsLost => {
+                hub.report(name, "Running", false);
+                hub.mark(&format!("node-{index}"), "Unknown");
+            }
+        }
+    }
+    // beyond the progress deadline; the pods that failed were made again, and fail again
+    let mut second = 1000;
+    hub.run_at(&mut controller, second);
+    if turns == Turns::Fails {
+        hub.run_at(&mut controller, second);
+        let pods = hub.pods();
+        pods.iter().for_each(|pod| hub.report(pod["metadata"]["name"].as_str().unwrap(), "Failed", false));
+    }
+    hub.run_at(&mut controller, second);
+    hub.run_at(&mut controller, second);
+    let of_node_1 = |hub: &Hub| {
+        let pod = hub.pods().into_iter().find(|pod| pod["spec"]["nodeName"] == "node-1").unwrap();
+        pod["metadata"]["name"].as_str().unwrap().to_owned()
+    };
+    let mut judged = Vec::new();
+    for turn in 0..4 {
+        second += u64::from(turns != Turns::Fails);
+        let name = of_node_1(&hub);
+        match turns {
+            Turns::Crashes => hub.crash(&name, turn % 2 == 0),
+            _ => hub.edit(&POD, "n", &name, |pod| {
+                pod["metadata"]["annotations"] = json!({"turn": turn.to_string()});
+            }),
+        }
+        let before = controller.judged;
+        hub.run_at(&mut controller, second);
+        judged.push(controller.judged - before);
+    }
+    assert_eq!(hub.pods().len(), nodes);
+    judged
+}
+
+#[test]
+fn trouble_everywhere_costs_a_change_no_more() {
+    for was_complete in [false, true] {
+        for turns in [Turns::Crashes, Turns::Hangs, Turns::IsLost, Turns::Fails] {
+            let few = judged_in_trouble(5, was_complete, turns);
+            assert_eq!(few, judged_in_trouble(60, was_complete, turns), "{turns:?}, {was_complete}");
+            assert!(few.iter().all(|judged| *judged <= 3), "{turns:?}, {was_complete}: {few:?}");
+        }
+    }
+}
+
 /// How long the controller takes over one pod that changed, beside so many others: `cargo test --release -p kedge-hub-core cost_of --
 /// --ignored --nocapture`.
 #[test]
