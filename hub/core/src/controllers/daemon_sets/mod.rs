@@ -12,6 +12,7 @@ mod history;
 mod known;
 mod rest;
 mod rollout;
+mod telling;
 mod update;
 mod view;
 #[cfg(test)]
@@ -39,6 +40,7 @@ use kedge_api::PULL_AHEAD_ANNOTATION;
 use known::{Known, Owner, Sort};
 use rest::{Basis, Rows};
 use rollout::{Failures, Judge, Settings, Verdict};
+use telling::{Deed, Telling};
 use update::{Plan, Pod, Proven, Strategy, Wanted};
 pub use view::view;
 
@@ -62,8 +64,6 @@ const TOLD: usize = 64;
 const AT_ONCE: usize = 250;
 /// Most sets in one step.
 const SETS_PER_STEP: usize = 16;
-/// Names in the message of one Event.
-const NAMED: usize = 5;
 /// A longer stall means that no pod could report: it does not count as a wait for one.
 const STALL: Duration = Duration::from_secs(5);
 
@@ -116,7 +116,7 @@ struct Set {
     /// Pods and revisions without a controller may be its own: any, or at least these.
     looks_for_orphans: bool,
     strays: BTreeSet<(Sort, Box<str>)>,
-    tallies: BTreeMap<Deed, Tally>,
+    telling: Telling,
 }
 
 /// The last pod of a node that ended by itself.
@@ -126,20 +126,6 @@ struct Ended {
     /// When the next one that ends may be replaced, and the pause after that.
     allowed: Duration,
     pause: Duration,
-}
-
-/// What a step does to pods, and one Event tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Deed {
-    Made,
-    Ended,
-}
-
-/// The pods of one step to which the store has said yes: the Event follows the last answer.
-#[derive(Debug, Default)]
-struct Tally {
-    awaited: usize,
-    names: Vec<String>,
 }
 
 const MAKE_A_POD: &str = "make a pod";
@@ -278,18 +264,13 @@ impl DaemonSets {
     /// Notes an answer about a pod; the Event of all of them after the last one.
     fn count(&mut self, purpose: &Purpose, is_done: bool, now: Now) -> Option<Task<Purpose>> {
         let (deed, name) = purpose.deed.as_ref()?;
-        let tally = self.sets.get_mut(&purpose.set)?.tallies.get_mut(deed)?;
-        tally.awaited = tally.awaited.saturating_sub(1);
-        tally.names.extend(is_done.then(|| name.clone()));
-        if tally.awaited > 0 {
-            return None;
+        let telling = &mut self.sets.get_mut(&purpose.set)?.telling;
+        let told = telling.answered(*deed, name, is_done, now.running);
+        if let Some(next) = telling.next() {
+            self.look_again(purpose.set.clone(), next);
         }
-        let message = summary(*deed, &std::mem::take(&mut tally.names))?;
-        let reason = match deed {
-            Deed::Made => "SuccessfulCreate",
-            Deed::Ended => "SuccessfulDelete",
-        };
-        Some(event(&purpose.set, &purpose.uid, purpose.revision, ("Normal", reason, &message), now))
+        let (sort, reason, message) = told?;
+        Some(event(&purpose.set, &purpose.uid, purpose.revision, (sort, reason, &message), now))
     }
 
     fn look_again(&mut self, set: (String, String), at: Duration) {
@@ -378,7 +359,6 @@ impl DaemonSets {
         let limit = look.value["spec"]["revisionHistoryLimit"].as_i64().unwrap_or(10);
         match history::step(&look.value["spec"]["template"], revisions, limit, &live) {
             Step::Make { number, surplus } => {
-                    ended: &set.ended,
                 let mut tasks = vec![look.make_revision(number)];
                 tasks.extend(look.forget(revisions, &surplus));
                 tasks
@@ -398,6 +378,7 @@ impl DaemonSets {
                     wanted: &wanted,
                     settings: &settings,
                     failures: &set.failures,
+                    ended: &set.ended,
                     now: now.running,
                     wall: now.wall,
                 };
@@ -739,7 +720,7 @@ impl Look<'_> {
         tasks: &mut Vec<Task<Purpose>>,
     ) -> Option<Duration> {
         let mut next = plan.next;
-        let (mut ended, mut untold) = (0, 0);
+        let mut ended = 0;
         for pod in &plan.ended {
             let known = set.ended.get(&pod.node);
             let (allowed, pause) =
@@ -764,15 +745,12 @@ impl Look<'_> {
                 "Found {what} daemon pod {namespace}/{} on node {node}, will try to kill it",
                 pod.name
             );
-            match ended <= NAMED {
-                true => tasks.push(self.event(sort, reason, &message)),
-                false => untold += 1,
+            if let Some((sort, reason, message)) =
+                set.telling.found(ended, (sort, reason, message), self.now.running)
+            {
+                tasks.push(self.event(sort, reason, &message));
             }
             tasks.push(self.remove(&POD, &pod.name, &pod.uid));
-        }
-        if untold > 0 {
-            let message = format!("Found {untold} more daemon pods that ended, will try to kill them");
-            tasks.push(self.event("Warning", "FailedDaemonPod", &message));
         }
         // one that runs long enough to be available begins again with the shortest pause
         let known = &set.known;
@@ -792,7 +770,7 @@ impl Look<'_> {
             generation: "",
         });
         let restored = plan.restore.iter().filter_map(|of| Some((proven.as_ref()?, of)));
-        set.tallies.clear();
+        set.telling.begin();
         let made: Vec<_> = plan.make.iter().map(|of| (&current, of)).chain(restored).collect();
         for (source, (name, node)) in made.iter().take(AT_ONCE) {
             let (name, requires) = self.free_name(name, set.ended.get(node).map(|ended| ended.name.as_str()));
@@ -806,6 +784,10 @@ impl Look<'_> {
         for (name, uid, request) in plan.ask.iter().take(AT_ONCE) {
             tasks.push(self.ask(name, uid, request.clone()));
         }
+        for (sort, reason, message) in set.telling.overdue(self.now.running) {
+            tasks.push(self.event(sort, reason, &message));
+        }
+        next = [next, set.telling.next()].into_iter().flatten().min();
         tasks.extend(self.report(plan, verdict));
         if made.len().max(plan.end.len()).max(plan.ask.len()) > AT_ONCE {
             next = Some(self.now.running);
@@ -904,7 +886,7 @@ impl Look<'_> {
 
 /// Adds a task to those of which one Event tells.
 fn counted(set: &mut Set, mut task: Task<Purpose>, deed: Deed, name: &str) -> Task<Purpose> {
-    set.tallies.entry(deed).or_default().awaited += 1;
+    set.telling.expect(deed);
     task.purpose.deed = Some((deed, name.to_owned()));
     task
 }
@@ -920,21 +902,6 @@ fn written(action: &Action) -> Option<(Sort, String)> {
         }
         _ => None,
     }
-}
-
-/// One text for all pods of a step; None: there are none.
-fn summary(deed: Deed, names: &[String]) -> Option<String> {
-    let verb = match deed {
-        Deed::Made => "Created",
-        Deed::Ended => "Deleted",
-    };
-    let shown = names[..names.len().min(NAMED)].join(", ");
-    Some(match names.len() {
-        0 => return None,
-        1 => format!("{verb} pod: {shown}"),
-        count if count <= NAMED => format!("{verb} pods: {shown}"),
-        count => format!("{verb} pods: {shown} and {} more", count - NAMED),
-    })
 }
 
 /// An Event about a set; `what`: type, reason and message.
@@ -957,18 +924,6 @@ fn about_event(set: &(String, String), uid: &str, revision: u64, value: Value) -
     let purpose =
         Purpose { set: set.clone(), uid: uid.to_owned(), revision, tries: None, deed: None, writes: None };
     Task { purpose, action: Action::create(&EVENT, value) }
-}
-
-/// Whether what fails under the current revision can stop it: not if it was complete, nor while no pod is of another one that could run
-/// instead, unless it is stopped already. `live`: the revisions that pods have, with the proven one.
-fn minds_failures(
-    current: &Revision,
-    is_renumbered: bool,
-    proven: Option<&Proven>,
-    live: &BTreeSet<String>,
-) -> bool {
-    let is_alone = proven.is_none() && live.iter().all(|hash| *hash == current.hash);
-    !(is_alone && current.is_plain() || current.is_done() && !is_renumbered)
 }
 
 /// Tells that pods of a set are refused: once for all of them, however often they are tried, as long as the Event is kept.
@@ -1004,6 +959,18 @@ fn proven(set: &Value, revisions: &[Revision], live: &BTreeSet<String>) -> Optio
     Some(Proven { name, hash, template, spec, was_complete: found.complete.is_some() })
 }
 
+/// Whether what fails under the current revision can stop it: not if it was complete, nor while no pod is of another one that could run
+/// instead, unless it is stopped already. `live`: the revisions that pods have, with the proven one.
+fn minds_failures(
+    current: &Revision,
+    is_renumbered: bool,
+    proven: Option<&Proven>,
+    live: &BTreeSet<String>,
+) -> bool {
+    let is_alone = proven.is_none() && live.iter().all(|hash| *hash == current.hash);
+    !(is_alone && current.is_plain() || current.is_done() && !is_renumbered)
+}
+
 fn min_ready(spec: &Value) -> Duration {
     Duration::from_secs(spec["minReadySeconds"].as_u64().unwrap_or(0))
 }
@@ -1017,7 +984,6 @@ fn wanted(
     set: &Value,
     current: Current,
     proven: Option<Proven>,
-        minds_failures,
     minds_failures: bool,
     defaults: Defaults,
 ) -> Wanted {
@@ -1051,6 +1017,7 @@ fn wanted(
         },
         is_rolling,
         proven,
+        minds_failures,
         ahead,
     }
 }

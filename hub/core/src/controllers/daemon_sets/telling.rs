@@ -1,0 +1,186 @@
+//! The Events about pods of a set that are made, deleted, or found ended: one for those of a step, and few in a time.
+//!
+//! Always holds: a set may record [`AT_ONCE`] of them at once and one each [`EVERY`], however many pods come and go; those that are not
+//! told are told with the next, as a count. So an update of 10,000 nodes, or a fleet whose pods fail again and again, does not push other
+//! Events out of the store. Leaves to others: Events about the rollout itself, each of which is told once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Upstream's bound for one source and object.
+const AT_ONCE: u32 = 25;
+/// Upstream's is five minutes, and it drops what is more.
+const EVERY: Duration = Duration::from_secs(60);
+/// Names in the message of one Event.
+const NAMED: usize = 5;
+
+/// What happens to pods, and one Event tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Deed {
+    Made,
+    Ended,
+    /// A pod that ended by itself was found.
+    Found,
+}
+
+/// Type, reason and message.
+pub(super) type Told = (&'static str, &'static str, String);
+
+/// Of one set.
+#[derive(Debug)]
+pub(super) struct Telling {
+    tallies: BTreeMap<Deed, Tally>,
+    left: u32,
+    /// Since when the next Event is earned.
+    since: Duration,
+}
+
+/// Pods of which no Event tells yet.
+#[derive(Debug, Default)]
+struct Tally {
+    /// The store has not answered for so many.
+    awaited: usize,
+    count: usize,
+    names: Vec<String>,
+}
+
+impl Default for Telling {
+    fn default() -> Telling {
+        Telling { tallies: BTreeMap::new(), left: AT_ONCE, since: Duration::ZERO }
+    }
+}
+
+impl Telling {
+    /// A step begins: what the one before still awaited was not done.
+    pub(super) fn begin(&mut self) {
+        self.tallies.values_mut().for_each(|tally| tally.awaited = 0);
+    }
+
+    /// The Event of a deed follows the store's last answer.
+    pub(super) fn expect(&mut self, deed: Deed) {
+        self.tallies.entry(deed).or_default().awaited += 1;
+    }
+
+    /// The store has answered about a pod.
+    pub(super) fn answered(&mut self, deed: Deed, pod: &str, is_done: bool, now: Duration) -> Option<Told> {
+        let tally = self.tallies.get_mut(&deed)?;
+        tally.awaited = tally.awaited.saturating_sub(1);
+        if is_done {
+            tally.add(pod);
+        }
+        self.tell(deed, now)
+    }
+
+    /// A pod was found that ended by itself, the `number`th of a step.
+    pub(super) fn found(&mut self, number: usize, told: Told, now: Duration) -> Option<Told> {
+        if number <= NAMED && self.take(now) {
+            return Some(told);
+        }
+        self.tallies.entry(Deed::Found).or_default().count += 1;
+        None
+    }
+
+    /// The Events that are not told yet and may be.
+    pub(super) fn overdue(&mut self, now: Duration) -> Vec<Told> {
+        [Deed::Made, Deed::Ended, Deed::Found].into_iter().filter_map(|deed| self.tell(deed, now)).collect()
+    }
+
+    /// When there is an Event to tell, if nothing changes.
+    pub(super) fn next(&self) -> Option<Duration> {
+        let waits = self.tallies.values().any(|tally| tally.awaited == 0 && tally.count > 0);
+        waits.then_some(self.since + EVERY)
+    }
+
+    fn tell(&mut self, deed: Deed, now: Duration) -> Option<Told> {
+        let is_whole = self.tallies.get(&deed).is_some_and(|tally| tally.awaited == 0 && tally.count > 0);
+        if !(is_whole && self.take(now)) {
+            return None;
+        }
+        let tally = self.tallies.remove(&deed)?;
+        Some(match deed {
+            Deed::Made => ("Normal", "SuccessfulCreate", tally.text("Created")),
+            Deed::Ended => ("Normal", "SuccessfulDelete", tally.text("Deleted")),
+            Deed::Found => {
+                let message =
+                    format!("Found {} more daemon pods that ended, will try to kill them", tally.count);
+                ("Warning", "FailedDaemonPod", message)
+            }
+        })
+    }
+
+    /// Whether one more Event may be recorded; it is, then.
+    fn take(&mut self, now: Duration) -> bool {
+        while self.left < AT_ONCE && self.since + EVERY <= now {
+            self.left += 1;
+            self.since += EVERY;
+        }
+        if self.left == AT_ONCE {
+            self.since = now;
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
+impl Tally {
+    fn add(&mut self, pod: &str) {
+        self.count += 1;
+        if self.names.len() < NAMED {
+            self.names.push(pod.to_owned());
+        }
+    }
+
+    fn text(&self, verb: &str) -> String {
+        let shown = self.names.join(", ");
+        match self.count - self.names.len() {
+            0 if self.count == 1 => format!("{verb} pod: {shown}"),
+            0 => format!("{verb} pods: {shown}"),
+            more => format!("{verb} pods: {shown} and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_beyond_the_bound_are_told_with_the_next() {
+        let (mut telling, second) = (Telling::default(), Duration::from_secs);
+        let mut make = |pod: &str, at: u64| {
+            telling.begin();
+            telling.expect(Deed::Made);
+            let told = telling.answered(Deed::Made, pod, true, second(at));
+            (told.map(|(_, _, message)| message), telling.next())
+        };
+        for index in 0..AT_ONCE {
+            let name = format!("d-{index}");
+            assert_eq!(make(&name, 100), (Some(format!("Created pod: {name}")), None));
+        }
+        assert_eq!(make("x", 101), (None, Some(second(160))));
+        assert_eq!(make("y", 159), (None, Some(second(160))));
+        assert_eq!(make("z", 161), (Some("Created pods: x, y, z".to_owned()), None));
+        for pod in 0..7 {
+            assert_eq!(make(&format!("p-{pod}"), 170).1, Some(second(220)));
+        }
+        let expect =
+            ("Normal", "SuccessfulCreate", "Created pods: p-0, p-1, p-2, p-3, p-4 and 2 more".into());
+        assert_eq!(telling.overdue(second(220)), [expect]);
+        assert_eq!((telling.overdue(second(500)), telling.next()), (Vec::new(), None));
+    }
+
+    #[test]
+    fn bound_is_whole_again_after_a_quiet_time() {
+        let mut telling = Telling::default();
+        let told = |telling: &mut Telling, at: u64| {
+            let of = || ("Warning", "FailedDaemonPod", String::new());
+            (0..100).filter(|_| telling.found(1, of(), Duration::from_secs(at)).is_some()).count()
+        };
+        assert_eq!(told(&mut telling, 0), 25);
+        assert_eq!(told(&mut telling, 130), 2);
+        assert_eq!(told(&mut telling, 100_000), 25);
+        let left = telling.overdue(Duration::from_secs(100_060));
+        assert!(matches!(&left[..], [(_, _, text)] if text.starts_with("Found 248 more")), "{left:?}");
+    }
+}
