@@ -1,6 +1,6 @@
 //! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
 //! hang, are ready now and then, find no image, or are called failed by somebody, pulls that take long, full disks, drains, power cuts, links that flap, nodes that are made
-//! anew under their names, templates that change with every step, a hub that is killed between two writes; meanwhile configurations are
+//! anew under their names or get other ones, templates that change with every step, a hub that is killed between two writes; meanwhile configurations are
 //! pushed, and some nodes have maintenance windows; with `maxUnavailable` or `maxSurge`, and with agents of which some pull ahead. The
 //! controller is told of each change, or reads everything anew. One seed is one run.
 //!
@@ -27,7 +27,8 @@ use kedge_api::{
 };
 use kedge_rig::Random;
 
-/// Nodes of the usual run; `KEDGE_ROLLOUT_NODES` asks for others, `KEDGE_ROLLOUT_SEEDS` for so many runs.
+/// Nodes of the usual run; `KEDGE_ROLLOUT_NODES` asks for others, `KEDGE_ROLLOUT_SEEDS` for so many runs, `KEDGE_ROLLOUT_FIRST` for
+/// those from this seed on.
 const NODES: usize = 60;
 const SEEDS: u64 = 9;
 /// Steps with faults, and at most so many until everything is as it should be.
@@ -69,6 +70,7 @@ impl Place {
 #[derive(Debug, Clone)]
 struct Run {
     node: String,
+    hash: String,
     image: String,
     is_ready: bool,
     /// The step in which its readiness was last reported.
@@ -96,6 +98,8 @@ struct Fleet {
     seed: u64,
     step: usize,
     places: BTreeMap<String, Place>,
+    /// Names that a machine had before, and until when the hub keeps the pods of it.
+    former: BTreeMap<String, usize>,
     /// Nodes whose agent pulls ahead.
     capable: BTreeSet<String>,
     /// Node and image.
@@ -167,6 +171,7 @@ impl Fleet {
             seed,
             step: 0,
             places,
+            former: BTreeMap::new(),
             capable,
             pulled: BTreeSet::new(),
             surges,
@@ -255,6 +260,7 @@ impl Fleet {
             }
             15 => self.replace_node(),
             17 => self.call_failed(),
+            18 => self.rename_node(),
             16 => {
                 self.edited_until = self.step + EDITS;
                 self.saw("edit wars");
@@ -302,6 +308,35 @@ impl Fleet {
         self.places.get_mut(&name).unwrap().lost_power = true;
         self.pulled.retain(|(node, _)| *node != name);
         self.saw("nodes made anew");
+    }
+
+    /// A machine gets another name: its Node is gone, and so are its pods after a while.
+    fn rename_node(&mut self) {
+        // not a canary: they have the first names
+        let names: Vec<String> = self.places.keys().skip(3).cloned().collect();
+        let name = self.random.pick(&names).clone();
+        let new = format!("{}-{}", &name[..9], self.step);
+        if self.places.contains_key(&new) || self.former.contains_key(&new) {
+            return;
+        }
+        let node = self.hub.value(&NODE, "", &name);
+        let (labels, annotations, status) =
+            (&node["metadata"]["labels"], &node["metadata"]["annotations"], node["status"].clone());
+        self.hub.create(
+            &NODE,
+            json!({"metadata": {"name": new, "labels": labels, "annotations": annotations}, "status": status}),
+        );
+        self.hub.edit(&NODE, "", &new, |node| node["status"] = status.clone());
+        self.hub.delete(&NODE, "", &name, Propagation::Unset);
+        let place = self.places.remove(&name).unwrap();
+        self.places.insert(new.clone(), place);
+        if self.capable.remove(&name) {
+            self.capable.insert(new.clone());
+        }
+        let images: Vec<_> = self.pulled.extract_if(.., |(node, _)| *node == name).collect();
+        self.pulled.extend(images.into_iter().map(|(_, image)| (new.clone(), image)));
+        self.former.insert(name, self.step + 4);
+        self.saw("nodes renamed");
     }
 
     /// Somebody writes that a pod failed, as upstream's conformance test does.
@@ -466,6 +501,14 @@ impl Fleet {
         });
     }
 
+    /// A pod is gone.
+    fn remove(&mut self, name: &str, uid: &str) {
+        let options = DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() };
+        let (namespace, name, requires) = ("n".to_owned(), name.to_owned(), Vec::new());
+        self.hub.perform(Action::Delete { kind: &POD, namespace, name, options, requires }).unwrap();
+        self.runs.remove(uid);
+    }
+
     /// The agents in reach act, each with delays.
     fn agents_act(&mut self) {
         for pod in World::list(&self.hub.index, &POD, "n") {
@@ -474,8 +517,11 @@ impl Fleet {
                 let value = pod.value();
                 let image = value["spec"]["containers"][0]["image"].as_str().unwrap().to_owned();
                 let node = pod.field(NODE_NAME_FIELD).to_owned();
+                let hash =
+                    value["metadata"]["labels"]["controller-revision-hash"].as_str().unwrap().to_owned();
                 let run = Run {
                     node,
+                    hash,
                     image,
                     is_ready: false,
                     since: 0,
@@ -487,14 +533,17 @@ impl Fleet {
                 self.runs.insert(uid.clone(), run);
             }
             let run = self.runs[&uid].clone();
+            if let Some(until) = self.former.get(&run.node) {
+                if *until <= self.step {
+                    self.remove(&name, &uid);
+                }
+                continue;
+            }
             if self.places[&run.node].is_away(self.step) || !self.random.percent(60) {
                 continue;
             }
             if pod.terminating {
-                let options = DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() };
-                let (namespace, requires) = ("n".to_owned(), Vec::new());
-                self.hub.perform(Action::Delete { kind: &POD, namespace, name, options, requires }).unwrap();
-                self.runs.remove(&uid);
+                self.remove(&name, &uid);
                 continue;
             }
             if run.has_failed {
@@ -609,7 +658,8 @@ impl Fleet {
             Action::Delete { kind, options, name, .. } if kind.kind == POD.kind => {
                 let run = options.uid.as_ref().and_then(|uid| self.runs.get(uid))?;
                 let node = Some(run.node.clone());
-                let is_away = self.places[&run.node].is_marked;
+                // of a machine that has another name
+                let is_away = self.places.get(&run.node).is_none_or(|place| place.is_marked);
                 self.require("no pod of a node that is away is ended", !is_away, || name.clone());
                 if !run.is_ready {
                     return node;
@@ -762,17 +812,65 @@ impl Fleet {
             set["status"].to_string()
         });
         let revisions = World::list(&self.hub.index, &CONTROLLER_REVISION, "n");
+        let by_hash: BTreeMap<String, (i64, String)> = revisions
+            .iter()
+            .map(|revision| {
+                let value = revision.value();
+                let hash =
+                    value["metadata"]["labels"]["controller-revision-hash"].as_str().unwrap_or_default();
+                let image = of_template(&value["data"]["spec"]["template"]);
+                (hash.to_owned(), (value["revision"].as_i64().unwrap_or(0), image))
+            })
+            .collect();
+        let numbers: BTreeSet<i64> = by_hash.values().map(|(number, _)| *number).collect();
+        self.require("each revision has a number of its own", numbers.len() == revisions.len(), || {
+            format!("{by_hash:?}")
+        });
+        for pod in pods.iter().filter(|pod| !pod.terminating) {
+            let (hash, image) = match self.runs.get(&*pod.uid) {
+                // what it was made from does not change
+                Some(run) => (run.hash.clone(), run.image.clone()),
+                None => {
+                    let value = pod.value();
+                    let hash = &value["metadata"]["labels"]["controller-revision-hash"];
+                    (hash.as_str().unwrap_or_default().to_owned(), of_template(&value))
+                }
+            };
+            let is_known = by_hash.get(&hash).is_some_and(|(_, made)| *made == image);
+            self.require("the history has what each pod was made from", is_known, || {
+                format!("{} of {image} by {hash}, of {by_hash:?}", pod.name)
+            });
+        }
         let live: BTreeSet<&str> = self.runs.values().map(|run| run.image.as_str()).collect();
         self.require("the history is bounded", revisions.len() <= 12 + live.len(), || {
             revisions.len().to_string()
         });
     }
 
-    /// The faults stop, and the last revision is a good one.
+    /// The faults stop, and the last revision is a good one. Then somebody undoes it: to the oldest good one that is remembered.
     fn settle(&mut self) {
         self.images += 1;
-        let image = format!("v{}-good", self.images);
-        self.set_image(&image);
+        self.settle_at(&format!("v{}-good", self.images));
+        let mut known: Vec<(i64, String)> = World::list(&self.hub.index, &CONTROLLER_REVISION, "n")
+            .iter()
+            .map(|revision| {
+                let value = revision.value();
+                (value["revision"].as_i64().unwrap_or(0), of_template(&value["data"]["spec"]["template"]))
+            })
+            .collect();
+        known.sort();
+        let newest = known.last().map(|(_, image)| image.clone());
+        let is_last = newest == Some(format!("v{}-good", self.images));
+        self.require("the last template has the highest number", is_last, || format!("{known:?}"));
+        if let Some((_, image)) = known.into_iter().find(|(_, image)| image.ends_with("-good")) {
+            self.settle_at(&image);
+            self.saw("undone in the end");
+        }
+    }
+
+    /// This template comes everywhere.
+    fn settle_at(&mut self, image: &str) {
+        self.set_image(image);
         for settled in 0..STEPS_TO_SETTLE {
             self.step += 1;
             for place in self.places.values_mut() {
@@ -788,7 +886,7 @@ impl Fleet {
                     set["metadata"]["annotations"]["kedge.dev/resume"] = value.as_str().into();
                 });
                 if self.standing().image != image {
-                    self.set_image(&image);
+                    self.set_image(image);
                 }
             }
             self.hub.tell(&mut self.controller);
@@ -857,7 +955,8 @@ fn promises_hold_in_a_fleet_with_faults() {
     let count = from_environment("KEDGE_ROLLOUT_NODES").map_or(NODES, |count| count as usize);
     let seeds = from_environment("KEDGE_ROLLOUT_SEEDS").unwrap_or(SEEDS);
     let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
-    for seed in 1..=seeds {
+    let first = from_environment("KEDGE_ROLLOUT_FIRST").unwrap_or(1);
+    for seed in first..first + seeds {
         for (what, times) in Fleet::new(seed, count).run() {
             *seen.entry(what).or_default() += times;
         }
@@ -881,6 +980,8 @@ fn promises_hold_in_a_fleet_with_faults() {
         "power cuts",
         "flapping links",
         "nodes made anew",
+        "nodes renamed",
+        "undone in the end",
         "edit wars",
         "called failed",
     ] {
