@@ -114,6 +114,11 @@ impl Agent {
         &self.name
     }
 
+    /// Its machine gets another name, from the next start on; its state stays. The credentials are those of the old one.
+    pub fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.name);
+    }
+
     /// Its credentials.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")

@@ -1,12 +1,13 @@
 //! Updates of a DaemonSet on three nodes, with a real hub, real agents, crun, and images from a registry: good ones, one that is not
 //! there, ones that crash; stops, undos, roll backs, canaries, surges, a pod that is called failed, a hub that is killed, a node that is
-//! away before and after it got the update.
+//! away before and after it got the update, a machine whose node gets another name.
 //!
 //! Always holds, in every step: no more containers run than there are nodes (but for a surge), and while an update whose budget is one
-//! node goes on, two nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times and waits until nodes are lost.
+//! node goes on, two nodes serve. `KEDGE_ROLLOUT_FULL=1` kills the hub a hundred times, and waits until nodes are lost or forgotten.
 
 use crate::setup::{INSIDE, isolated, make_image};
 use kedge_core::images::BlobDigest;
+use kedge_rig::Random;
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::cluster::{Cluster, HEADER};
 use kedge_rig::registry::FakeRegistry;
@@ -21,8 +22,10 @@ const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
 const SET: &str = "clock";
 /// An update of three nodes takes 10 to 20 s; under the load of other tests more.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How often the hub is killed.
+/// How often the hub is killed; in one update so often at most, after so long at most each.
 const KILLS: usize = 3;
+const KILLS_OF_ONE: usize = 8;
+const KILLED_WITHIN_MILLIS: usize = 4000;
 
 fn is_full() -> bool {
     std::env::var_os("KEDGE_ROLLOUT_FULL").is_some()
@@ -152,13 +155,7 @@ impl Site {
     fn until_with_more(&self, awaited: &str, out: usize, more: usize, is_so: impl Fn() -> bool) {
         let begin = Instant::now();
         let reached = poll(PATIENCE, || {
-            let running = processes();
-            assert!(
-                running <= NODES.len() + more,
-                "{awaited}: {running} containers on {} nodes",
-                NODES.len()
-            );
-            assert!(running + out >= NODES.len(), "{awaited}: only {running} containers run");
+            count(awaited, out, more);
             is_so().then_some(())
         });
         eprintln!("{awaited}: {} ms", begin.elapsed().as_millis());
@@ -168,7 +165,7 @@ impl Site {
     fn state(&self) -> String {
         let pods = self.cluster.kubectl().run(&["get", "pods", "-o", "wide"]).unwrap_or_default();
         let logs: Vec<String> =
-            NODES.iter().map(|node| tail(&self.cluster.agent(node).log_text(), 30)).collect();
+            self.cluster.agents().iter().map(|agent| tail(&agent.log_text(), 30)).collect();
         let log = fs::read_to_string(self.cluster.hub().log()).unwrap_or_default();
         format!("{:#}\n{pods}\n{}\n{}", self.set()["status"], tail(&log, 30), logs.join("\n"))
     }
@@ -184,6 +181,14 @@ fn processes() -> usize {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let command_lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
     command_lines.filter(|line| line.starts_with(b"/bin/sleep\x0086")).count()
+}
+
+/// No more containers run than nodes are there and `more`, and on at most `out` nodes none.
+#[track_caller]
+fn count(when: &str, out: usize, more: usize) {
+    let running = processes();
+    assert!(running <= NODES.len() + more, "{when}: {running} containers on {} nodes", NODES.len());
+    assert!(running + out >= NODES.len(), "{when}: only {running} containers run");
 }
 
 fn manifest(image: &str) -> String {
@@ -215,6 +220,7 @@ fn updates_of_real_agents_stop_before_they_hurt() {
         if is_full() {
             node_that_is_lost_is_updated_on_return(&mut site);
             node_lost_under_the_update_stops_it(&mut site);
+            machine_that_is_renamed_runs_one_container(&mut site);
         }
         site.kubectl(&["delete", "daemonset", SET]);
         site.until("the end", NODES.len(), || processes() == 0);
@@ -317,18 +323,30 @@ fn pod_that_is_called_failed_is_replaced(site: &Site) {
     assert_eq!(processes(), NODES.len());
 }
 
-/// At moments that differ from run to run.
+/// At moments that differ from run to run, again and again in one update.
 fn hub_that_is_killed_goes_on(site: &mut Site) {
     let kills = if is_full() { 100 } else { KILLS };
-    for round in 0..kills {
+    let begin = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = begin.as_nanos() as u64;
+    let mut random = Random::new(seed);
+    eprintln!("moments of seed {seed}");
+    let (mut killed, mut round) = (0, 0);
+    while killed < kills {
         let tag = if round % 2 == 0 { "v6" } else { "v7" };
         site.set_image(tag);
-        let nanos =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
-        std::thread::sleep(Duration::from_millis(u64::from(nanos) % 4000));
-        site.cluster.hub_mut().kill();
-        site.cluster.hub_mut().start_again().unwrap();
-        site.until(&format!("the update after kill {round}"), 1, || site.all_run(tag));
+        let times = (1 + random.index(KILLS_OF_ONE)).min(kills - killed);
+        for _ in 0..times {
+            let end = Instant::now() + Duration::from_millis(random.index(KILLED_WITHIN_MILLIS) as u64);
+            while Instant::now() < end {
+                count("before a kill", 1, 0);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            site.cluster.hub_mut().kill();
+            count("after a kill", 1, 0);
+            site.cluster.hub_mut().start_again().unwrap();
+        }
+        (killed, round) = (killed + times, round + 1);
+        site.until(&format!("update {round} after {times} kills, {killed} in all"), 1, || site.all_run(tag));
     }
 }
 
@@ -372,4 +390,24 @@ fn node_lost_under_the_update_stops_it(site: &mut Site) {
     site.annotate("kedge.dev/canary-selector=");
     site.annotate("kedge.dev/resume=2");
     site.until("the update after it returned", 1, || site.all_run("v10"));
+}
+
+/// Somebody deletes its Node and starts it under another name, with the containers of the old one still running.
+fn machine_that_is_renamed_runs_one_container(site: &mut Site) {
+    site.cluster.agent_mut("edge-2").stop().unwrap();
+    site.kubectl(&["delete", "node", "edge-2"]);
+    let kubeconfig = site.cluster.hub().node_kubeconfig("edge-4").unwrap();
+    let agent = site.cluster.agent_mut("edge-2");
+    agent.rename("edge-4");
+    agent.replace_kubeconfig(&kubeconfig).unwrap();
+    agent.start().unwrap();
+    let run = |tag: &str| {
+        let ready = site.ready();
+        let nodes: Vec<&str> = ready.keys().map(String::as_str).collect();
+        nodes == ["edge-1", "edge-3", "edge-4"] && ready.values().all(|found| found.0 == tag)
+    };
+    site.until("the pod under the new name, and none of the old one", 1, || run("v10"));
+    site.push_good("v11", 86_411);
+    site.set_image("v11");
+    site.until("an update after that", 1, || run("v11"));
 }
