@@ -13,4 +13,4 @@ sim: ; @.ci/sim ## simulation runs of a node, as many as fit into 45 seconds (SE
 soak: ; @.ci/soak ## an hour of operation under bad links and hub outages: what grew, which node fell silent (SOAK_MINUTES=25)
 dist: ; @cross/dist ## static programs and Debian packages for x86_64, aarch64 and armv7, in target/dist
 images: ; @.ci/images ## flashable disk images of every board in images/boards (BOARDS=x86_64-uefi for one), in target/images
-hil: ; @KEDGE_MEASURE=1 .ci/hil ## boots the x86_64 image in QEMU and runs the core stories (FULL=1 all, BOARDS=arm64-uefi another board)
+hil: ; @KEDGE_MEASURE=1 .ci/hil $(STORIES) ## boots the x86_64 image in QEMU and runs the core stories (FULL=1 all, STORIES=update these, BOARDS=arm64-uefi another board)

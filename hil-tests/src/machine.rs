@@ -1,7 +1,7 @@
 //! One machine in QEMU: power, disks, network, monitor, shell, serial log.
 //!
 //! Owns the QEMU process and the files of one run directory. Always holds: QEMU dies with this program (also by SIGKILL); the guest
-//! reaches one address, the hub's, through a relay, and nothing else; the serial log grows over all starts. The emulated clock of a
+//! reaches two addresses, the hub's and that of a registry, each through a relay, and nothing else; the serial log grows over all starts. The emulated clock of a
 //! machine started from a snapshot continues from the snapshot's time. Cutting the power loses a random part of what the guest wrote and
 //! did not flush: while the machine is on, its disk stays as it was at the start, and a log has all that was written since.
 
@@ -27,6 +27,8 @@ use crate::shell::Shell;
 pub(crate) const HUB_IN_GUEST: &str = "10.0.2.100:6443";
 /// Where the guest finds the hub after it has moved.
 pub(crate) const MOVED_HUB_IN_GUEST: &str = "10.0.2.101:6443";
+/// Where the guest finds the registry of a story that has one.
+pub(crate) const REGISTRY_IN_GUEST: &str = "10.0.2.102:5000";
 /// How much larger than the image the disk is, as most are; stories fill the state partition, so it is little.
 const LARGER_BYTES: u64 = 64 << 20;
 /// The disk, the firmware's variables, and what [`Machine::save`] keeps beside them: memory and devices.
@@ -67,6 +69,7 @@ pub(crate) struct Machine {
     identity: Vec<(&'static str, PathBuf)>,
     files: Vec<PathBuf>,
     hub_address: String,
+    registry_port: u16,
     /// What [`Machine::save`] left, of this machine or another one.
     saved: Option<PathBuf>,
     /// How it was last started.
@@ -86,6 +89,7 @@ impl Machine {
         dir: &Path,
         image: &Path,
         hub_address: &str,
+        registry_port: u16,
     ) -> Result<Machine, HilError> {
         std::fs::create_dir_all(dir).map_err(HilError::io("create directory", dir))?;
         Ok(Machine {
@@ -95,6 +99,7 @@ impl Machine {
             identity: Vec::new(),
             files: Vec::new(),
             hub_address: hub_address.to_owned(),
+            registry_port,
             saved: None,
             started: Start::default(),
             is_plugged: true,
@@ -185,6 +190,11 @@ impl Machine {
         copy_existing(from, &self.dir, &[DISK, VARIABLES])?;
         self.saved = Some(from.join(SAVED));
         Ok(())
+    }
+
+    /// The port of loopback where the guest's connections to a registry arrive.
+    pub(crate) fn registry_port(&self) -> u16 {
+        self.registry_port
     }
 
     /// Where everything of this machine is.
@@ -321,11 +331,12 @@ impl Machine {
         add("-device virtio-net-pci,netdev=net,romfile= -netdev");
         let hub = if start.hub_moved { MOVED_HUB_IN_GUEST } else { HUB_IN_GUEST };
         let address = start.address.map(|address| format!(",dhcpstart={address}")).unwrap_or_default();
-        words.push(format!(
-            "user,id=net,restrict=on{address},guestfwd=tcp:{hub}-cmd:{} relay {}",
-            plain(&relay)?,
-            self.hub_address
-        ));
+        let forward = |from: &str, to: &str| -> Result<String, HilError> {
+            Ok(format!(",guestfwd=tcp:{from}-cmd:{} relay {to}", plain(&relay)?))
+        };
+        let hub = forward(hub, &self.hub_address)?;
+        let registry = forward(REGISTRY_IN_GUEST, &format!("127.0.0.1:{}", self.registry_port))?;
+        words.push(format!("user,id=net,restrict=on{address}{hub}{registry}"));
         let mut add = |text: &str| words.extend(text.split(' ').map(str::to_owned));
         match self.board.watchdog.as_deref() {
             None => {}

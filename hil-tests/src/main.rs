@@ -17,6 +17,7 @@ mod stories;
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::Receiver;
@@ -37,8 +38,9 @@ use crate::stage::{NODE, Stage};
 use crate::stories::{Needs, STORIES, Story};
 
 const HELP: &str = "\
-kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--logs DIR]
-          [--sabotage FILE] [--taken DIR] [--outcomes FILE] [--story-limit BOOTS] [--limit BOOTS] [STORY...]
+kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--programs DIR]
+          [--logs DIR] [--sabotage FILE] [--taken DIR] [--outcomes FILE] [--story-limit BOOTS]
+          [--limit BOOTS] [STORY...]
 kedge-hil --list
 
 Boots the image of a board in QEMU and runs the stories named, or the core ones, or all (--full).
@@ -47,6 +49,7 @@ Boots the image of a board in QEMU and runs the stories named, or the core ones,
   --board NAME          a file of hil-tests/boards [x86_64-uefi]
   --faults FILE         an agent with fault injection that runs on the board
   --broken-update FILE  an update for the board whose agent does not start
+  --programs DIR        hil-tests/platform.c, built for x86_64, aarch64 and armv7
   --sabotage FILE       commands that break the node, see hil-tests/sabotage: a story passes if it then fails for the reason
                         in the file
   --logs DIR            where a failing story leaves its logs [target/hil]
@@ -63,6 +66,7 @@ struct Options {
     is_full: bool,
     faults: Option<PathBuf>,
     broken_update: Option<PathBuf>,
+    programs: Option<PathBuf>,
     logs: PathBuf,
     sabotage: Option<PathBuf>,
     taken: Option<PathBuf>,
@@ -118,6 +122,7 @@ fn parse() -> Result<Options, lexopt::Error> {
         is_full: false,
         faults: None,
         broken_update: None,
+        programs: None,
         logs: root.join("target/hil"),
         sabotage: None,
         taken: None,
@@ -134,6 +139,7 @@ fn parse() -> Result<Options, lexopt::Error> {
             Long("full") => options.is_full = true,
             Long("faults") => options.faults = Some(parser.value()?.into()),
             Long("broken-update") => options.broken_update = Some(parser.value()?.into()),
+            Long("programs") => options.programs = Some(parser.value()?.into()),
             Long("sabotage") => options.sabotage = Some(parser.value()?.into()),
             Long("taken") => options.taken = Some(parser.value()?.into()),
             Long("outcomes") => options.outcomes = Some(parser.value()?.into()),
@@ -161,6 +167,8 @@ struct Run<'a> {
     board: Board,
     image: PathBuf,
     hub: Hub,
+    /// A port of loopback for the registry of a story.
+    registry_port: u16,
     /// What the stories go on from; None until it is made.
     first: Option<First>,
     scratch: Scratch,
@@ -197,12 +205,18 @@ impl<'a> Run<'a> {
         let names = ["127.0.0.1", host(HUB_IN_GUEST), host(MOVED_HUB_IN_GUEST)];
         let flags = names.map(|name| ["--advertise", name]);
         let hub = Hub::start(&scratch.path().join("hub"), flags.as_flattened())?;
+        // free until somebody else takes it: then the story with a registry says so
+        let registry_port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .and_then(|listener| listener.local_addr())
+            .map_err(|source| HilError::Io { tried: "find a free port".into(), source })?
+            .port();
         let teller = Console::new();
         Ok(Run {
             options,
             board,
             image,
             hub,
+            registry_port,
             first,
             scratch,
             teller,
@@ -323,6 +337,9 @@ impl<'a> Run<'a> {
             Needs::Slots | Needs::BrokenUpdate if !is_slotted => {
                 Some("the board has no boot loader that counts tries")
             }
+            Needs::Programs if self.options.programs.is_none() => {
+                Some("needs programs for each processor (--programs)")
+            }
             Needs::BrokenUpdate if self.options.broken_update.is_none() => {
                 Some("needs a broken update (--broken-update)")
             }
@@ -333,7 +350,8 @@ impl<'a> Run<'a> {
     /// A machine with its credentials and the disks with updates, without a disk of its own.
     fn machine(&mut self, name: &str) -> Result<Machine, HilError> {
         let dir = self.scratch.path().join(name);
-        let mut machine = Machine::new(&self.board, &dir, &self.image, self.hub.address())?;
+        let mut machine =
+            Machine::new(&self.board, &dir, &self.image, self.hub.address(), self.registry_port)?;
         let kubeconfig = self.hub.node_kubeconfig(NODE)?.replace(self.hub.address(), HUB_IN_GUEST);
         machine.hand("kedge.kubeconfig", &kubeconfig)?;
         machine.hand("kedge.node-name", NODE)?;
@@ -354,8 +372,13 @@ impl<'a> Run<'a> {
         machine.start(&Start::default())?;
         let start = Instant::now();
         // a stage owns its machine, and returns it; meanwhile the caller's variable needs one
-        let placeholder =
-            Machine::new(&self.board, &self.scratch.path().join("none"), &self.image, self.hub.address())?;
+        let placeholder = Machine::new(
+            &self.board,
+            &self.scratch.path().join("none"),
+            &self.image,
+            self.hub.address(),
+            self.registry_port,
+        )?;
         let machine_now = std::mem::replace(machine, placeholder);
         let mut stage = Stage::new(&mut self.hub, machine_now, &mut self.teller);
         let result = measure_first_boot(&mut stage, start);
@@ -383,6 +406,7 @@ impl<'a> Run<'a> {
         let end = limits.story.map(|limit| start + limit).into_iter().chain(limits.end).min();
         stage::end_by(end);
         let mut stage = Stage::new(&mut self.hub, machine, &mut self.teller);
+        stage.programs.clone_from(&self.options.programs);
         let sabotage = self.sabotage.as_ref().and_then(|sabotage| sabotage.get(story.name));
         let begun = stage.machine.start(&Start { from_snapshot: true, ..Start::default() });
         let result = begun.and_then(|()| stage.wakes()).and_then(|()| match sabotage {
@@ -458,6 +482,10 @@ fn run_sabotaged(stage: &mut Stage<'_>, story: &Story, sabotage: &Sabotage) -> R
     stage.after_each_boot.clone_from(&sabotage.after_each_boot);
     if let Some(command) = &sabotage.after_each_boot {
         stage.say(&format!("sabotage after each boot: {command}"));
+    }
+    stage.in_folder.clone_from(&sabotage.in_folder);
+    if let Some(command) = &sabotage.in_folder {
+        stage.say(&format!("sabotage in its folder: {command}"));
     }
     if let Some(command) = &sabotage.before {
         stage.say(&format!("sabotage: {command}"));

@@ -1,7 +1,8 @@
 //! Commands that make a story fail on purpose, from `hil-tests/sabotage`: proof that it notices a broken node.
 //!
 //! Always holds: each entry has at least one command and the text that the story must then fail with; a failure for another reason
-//! proves nothing. [`crate::stage`] runs the commands, as root on the node.
+//! proves nothing. [`crate::stage`] runs the commands, as root on the node, or on this
+//! machine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,6 +17,8 @@ pub(crate) struct Sabotage {
     pub(crate) before: Option<String>,
     /// Runs after each boot in the story, before the story looks at the agent.
     pub(crate) after_each_boot: Option<String>,
+    /// Runs on this machine, in the story's folder, once the story has made there what it serves to the node.
+    pub(crate) in_folder: Option<String>,
     /// Part of the story's error.
     pub(crate) fails_with: String,
 }
@@ -39,6 +42,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Sabotage>, String> {
         let one = all.entry(name.to_owned()).or_default();
         let is_first = match kind {
             "" => one.before.replace(value.to_owned()).is_none(),
+            "in its folder" => one.in_folder.replace(value.to_owned()).is_none(),
             "after each boot" => one.after_each_boot.replace(value.to_owned()).is_none(),
             "fails with" => std::mem::replace(&mut one.fails_with, value.to_owned()).is_empty(),
             _ => return Err(not_one()),
@@ -48,7 +52,8 @@ fn parse(text: &str) -> Result<BTreeMap<String, Sabotage>, String> {
         }
     }
     for (name, one) in &all {
-        if one.fails_with.is_empty() || (one.before.is_none() && one.after_each_boot.is_none()) {
+        let commands = [&one.before, &one.after_each_boot, &one.in_folder];
+        if one.fails_with.is_empty() || commands.iter().all(|command| command.is_none()) {
             return Err(format!("{name} needs a command and a text to fail with"));
         }
     }
@@ -83,11 +88,12 @@ mod tests {
     }
 
     #[test]
-    fn entry_has_two_commands_and_a_reason() {
-        let text = "# why\nconfig: a: b\n\nconfig after each boot: c\nconfig fails with: never came: d\n";
+    fn entry_has_commands_and_a_reason() {
+        let text = "# why\nconfig: a: b\n\nconfig after each boot: c\nconfig in its folder: e\nconfig fails with: never came: d\n";
         let expect = Sabotage {
             before: Some("a: b".into()),
             after_each_boot: Some("c".into()),
+            in_folder: Some("e".into()),
             fails_with: "never came: d".into(),
         };
         assert_eq!(parse(text).unwrap()["config"], expect);

@@ -3,6 +3,8 @@
 //! Always holds: changes go through kubectl; a story waits for what the API shows, unless it is about what the node does without it;
 //! every wait has a limit that a busy machine does not reach.
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,8 +48,16 @@ pub(crate) struct Stage<'a> {
     pub(crate) machine: Machine,
     /// Prints the story.
     pub(crate) teller: &'a mut Console,
+    /// A folder of this story on this machine.
+    pub(crate) folder: PathBuf,
+    /// A program for each processor, see `hil-tests/platform.c`.
+    pub(crate) programs: Option<PathBuf>,
+    /// Where the node's connections to [`crate::machine::REGISTRY_IN_GUEST`] arrive on loopback; nobody listens before the story does.
+    pub(crate) registry_port: u16,
     /// A command that is run on the node after each boot; only to make a story fail, see [`crate::sabotage`].
     pub(crate) after_each_boot: Option<String>,
+    /// A command that is run in [`Stage::folder`]; likewise.
+    pub(crate) in_folder: Option<String>,
 }
 
 /// When the story that runs must have ended: one runs at a time in this process.
@@ -72,9 +82,19 @@ pub(crate) fn payload(trial: &str, threshold: u32, fields: &str) -> String {
 }
 
 impl<'a> Stage<'a> {
-    /// With this machine, on which nothing is sabotaged.
+    /// With this machine, on which nothing is sabotaged, and nothing of the story's own.
     pub(crate) fn new(hub: &'a mut Hub, machine: Machine, teller: &'a mut Console) -> Stage<'a> {
-        Stage { hub, machine, teller, after_each_boot: None }
+        let (folder, registry_port) = (machine.dir().to_owned(), machine.registry_port());
+        Stage {
+            hub,
+            machine,
+            teller,
+            folder,
+            programs: None,
+            registry_port,
+            after_each_boot: None,
+            in_folder: None,
+        }
     }
 }
 
@@ -82,6 +102,17 @@ impl Stage<'_> {
     /// One line of the story.
     pub(crate) fn say(&mut self, text: &str) {
         self.teller.say(Tone::Plain, text);
+    }
+
+    /// Runs the sabotage of what the story has made in its folder, if there is one.
+    pub(crate) fn sabotage_folder(&self) -> Result<(), HilError> {
+        let Some(command) = &self.in_folder else { return Ok(()) };
+        let status = Command::new("sh").args(["-c", command]).current_dir(&self.folder).status();
+        let status = status.map_err(HilError::io("run the sabotage in", &self.folder))?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(HilError::Garbled(format!("sabotage {command:?}: {status}"))),
+        }
     }
 
     /// Repeats `look` until it finds something.

@@ -6,6 +6,7 @@
 mod chance;
 mod config;
 mod ends;
+mod platforms;
 mod pods;
 mod power;
 mod slot_cuts;
@@ -28,7 +29,9 @@ pub(crate) enum Needs {
     NoWatchdog,
     /// A boot loader that counts tries, and so two slots.
     Slots,
-    /// The same, and an update whose agent does not start.
+    /// A program for each processor.
+    Programs,
+    /// Two slots, and an update whose agent does not start.
     BrokenUpdate,
 }
 
@@ -198,6 +201,13 @@ pub(crate) const STORIES: &[Story] = &[
         false,
         Needs::Slots,
         pods::updated,
+    ),
+    story(
+        "platforms",
+        "one image for amd64, arm64 and armv7 from a registry: a DaemonSet is rolled out and updated, the board runs its own programs",
+        false,
+        Needs::Programs,
+        platforms::one_image,
     ),
     story(
         "power-cuts",
