@@ -34,9 +34,13 @@ const SEEDS: u64 = 9;
 /// Steps with faults, and at most so many until everything is as it should be.
 const STEPS: usize = 160;
 const STEPS_TO_SETTLE: usize = 400;
+/// Of these, at most so many before the first fault.
+const STEPS_TO_BEGIN: usize = 50;
 /// Seconds between two steps.
 const STEP: u64 = 10;
 const BEGIN: OffsetDateTime = datetime!(2026-11-21 12:00:00 UTC);
+/// Of a revision whose rollout was complete.
+const COMPLETE: &str = "kedge.dev/complete";
 const FATES: [&str; 10] = ["good", "good", "good", "slow", "crash", "shaky", "flap", "hang", "nopull", "cut"];
 /// Steps in which the template changes each time.
 const EDITS: usize = 5;
@@ -335,6 +339,8 @@ impl Fleet {
         }
         let images: Vec<_> = self.pulled.extract_if(.., |(node, _)| *node == name).collect();
         self.pulled.extend(images.into_iter().map(|(_, image)| (new.clone(), image)));
+        // what ends there is no surge
+        self.surging.remove(&name);
         self.former.insert(name, self.step + 4);
         self.saw("nodes renamed");
     }
@@ -911,8 +917,28 @@ impl Fleet {
         panic!("the last revision comes everywhere: seed {}: {view:#}", self.seed);
     }
 
+    /// Nothing goes wrong yet: of some sets the first revision is complete before anything does, so that there is one to roll back to.
+    fn begin(&mut self) {
+        if self.seed % 5 > 2 {
+            return;
+        }
+        while self.step < STEPS_TO_BEGIN {
+            self.mark_nodes();
+            self.agents_act();
+            self.hub.tell(&mut self.controller);
+            (0..3).for_each(|_| self.control(false));
+            self.step += 1;
+            let revisions = World::list(&self.hub.index, &CONTROLLER_REVISION, "n");
+            if revisions.iter().any(|one| one.value()["metadata"]["annotations"][COMPLETE].is_string()) {
+                self.saw("complete at first");
+                return;
+            }
+        }
+    }
+
     fn run(mut self) -> BTreeMap<&'static str, usize> {
-        for _ in 0..STEPS {
+        self.begin();
+        for _ in self.step..STEPS {
             self.disturb();
             self.mark_nodes();
             self.restart_pods();
@@ -981,6 +1007,7 @@ fn promises_hold_in_a_fleet_with_faults() {
         "flapping links",
         "nodes made anew",
         "nodes renamed",
+        "complete at first",
         "undone in the end",
         "edit wars",
         "called failed",
