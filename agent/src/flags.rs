@@ -14,6 +14,7 @@ use crate::sessions::{AttachOptions, ExecOptions};
 use crate::slot::update::UpdateOptions;
 use kedge_api::{Timestamp, labels, names};
 use kedge_core::kubelet::duration;
+use kedge_core::sorted::SortedMap;
 use kedge_platform::images::UnpackArguments;
 use kedge_platform::workloads::{Crun, Settings};
 use lexopt::prelude::*;
@@ -273,7 +274,7 @@ fn parse_raw(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
 
 #[derive(Default)]
 struct Raw {
-    texts: BTreeMap<&'static str, String>,
+    texts: SortedMap<&'static str, String>,
     dynamic_config: Option<bool>,
     reboots: bool,
     allows_older: bool,

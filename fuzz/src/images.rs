@@ -9,8 +9,8 @@ use kedge_core::images::manifest::{self, Config, Document, MAX_LAYERS, MAX_OFFER
 use kedge_core::images::settings::Registries;
 use kedge_core::images::signature::{self, Attached, MAX_SIGNATURES};
 use kedge_core::images::{BlobDigest, Platform, Record, Reference};
+use kedge_core::sorted::SortedSet;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 
 pub(crate) const TARGET: Target =
     Target { name: "images", run, seeds, words: WORDS, longest_bytes: 2048, mutations: 2000 };
@@ -174,9 +174,9 @@ fn judge(image: &Reference, settings: &Registries, signed: &[u8]) {
     let manifest = read.manifest().expect("it was read before");
     let rules = json!({"signaturePolicy": {"*": [KEY]}});
     let strict = Registries::read(rules.as_object(), &mut |_, why| panic!("{why}"));
-    let signatures = BTreeSet::from([read]);
+    let signatures = SortedSet::from([read]);
     let of = |settings: &Registries, manifest, holds: bool| {
-        settings.signatures.judge(image, &BTreeSet::from([manifest]), &signatures, &|_, _, _| holds)
+        settings.signatures.judge(image, &SortedSet::from([manifest]), &signatures, &|_, _, _| holds)
     };
     assert_eq!(of(&strict, manifest, true), Ok(()));
     let other = BlobDigest::of(manifest.to_string().as_bytes());

@@ -14,6 +14,7 @@ use kedge_core::pods::{
     FailureReason, Health, HookNote, Image, ImageConfig, ImageOrder, Inventory, Observation, PodAction,
     PodEvent, PodFound, PodNetwork, PodUid, ProbeOutcome,
 };
+use kedge_core::sorted::SortedMap;
 use kedge_platform::fake::Random;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -59,12 +60,12 @@ pub struct Containers {
     // in /run
     pods: BTreeMap<PodUid, PodFound>,
     runs: BTreeMap<ContainerKey, Run>,
-    health: BTreeMap<ContainerKey, Health>,
-    hooks: BTreeMap<ContainerKey, HookNote>,
+    health: SortedMap<ContainerKey, Health>,
+    hooks: SortedMap<ContainerKey, HookNote>,
     /// Processes of runs that were removed: by a lie only.
     ghosts: Vec<((String, String), String)>,
     // on the disk
-    logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    logs: SortedMap<PodUid, SortedMap<String, u32>>,
     desired: BTreeMap<DesiredFile, Vec<u8>>,
     /// Images whose record says that they are there.
     vouched: BTreeSet<String>,
@@ -95,10 +96,10 @@ impl Containers {
         Self {
             pods: BTreeMap::new(),
             runs: BTreeMap::new(),
-            health: BTreeMap::new(),
-            hooks: BTreeMap::new(),
+            health: SortedMap::new(),
+            hooks: SortedMap::new(),
             ghosts: Vec::new(),
-            logs: BTreeMap::new(),
+            logs: SortedMap::new(),
             desired: BTreeMap::new(),
             vouched: BTreeSet::new(),
             layers: BTreeMap::new(),

@@ -6,8 +6,8 @@
 //! answered (`agent`).
 
 use crate::event::{Level, Now};
+use crate::sorted::SortedMap;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// From the second failure in a row on it is more than a lost packet.
@@ -47,7 +47,7 @@ struct Silence {
 #[derive(Debug, Clone)]
 pub(crate) struct Contact {
     state: State,
-    silent: BTreeMap<String, Silence>,
+    silent: SortedMap<String, Silence>,
 }
 
 /// The contact's part of a report.
@@ -66,7 +66,7 @@ impl Contact {
     pub(crate) fn new(now: Now) -> Self {
         Self {
             state: State::NotYet { since: now.mono, problem: None, logged: None },
-            silent: BTreeMap::new(),
+            silent: SortedMap::new(),
         }
     }
 

@@ -19,6 +19,7 @@ pub mod provision;
 mod reflector;
 mod report;
 pub mod slot;
+pub mod sorted;
 pub mod state_partition;
 mod turn;
 mod watching;

@@ -9,8 +9,8 @@
 
 use crate::event::{Answer, LONGEST_PATIENCE, Now};
 use crate::pace::{Backoff, Jitter};
+use crate::sorted::SortedMap;
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
@@ -203,14 +203,14 @@ impl Silence {
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox<K, R> {
     limits: Limits,
-    entries: BTreeMap<K, Entry<R>>,
+    entries: SortedMap<K, Entry<R>>,
     silence: Silence,
     tickets: u64,
 }
 
 impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, entries: BTreeMap::new(), silence: Silence::default(), tickets: 0 }
+        Self { limits, entries: SortedMap::new(), silence: Silence::default(), tickets: 0 }
     }
 
     /// Instead of the default terms, from the start on.
@@ -598,7 +598,7 @@ mod tests {
         /// Of each key what is wanted, and what was accepted.
         wanted: [u32; 9],
         accepted: [u32; 9],
-        in_flight: BTreeMap<u8, (u32, bool)>,
+        in_flight: SortedMap<u8, (u32, bool)>,
         /// Of each key, when it last failed, and its failures since a success.
         failed: [Duration; 9],
         failures: [u32; 9],
@@ -616,7 +616,7 @@ mod tests {
                 limits,
                 wanted: [0; 9],
                 accepted: [0; 9],
-                in_flight: BTreeMap::new(),
+                in_flight: SortedMap::new(),
                 failed: [Duration::ZERO; 9],
                 failures: [0; 9],
                 random: Jitter::new(seed.wrapping_mul(31)),

@@ -11,9 +11,9 @@
 use crate::config::records::CHECKPOINT_BYTES;
 use crate::event::Listing;
 use crate::outbox::json_bytes;
+use crate::sorted::SortedMap;
 use crate::watching::{ObjectVersion, WatchOrder, Watched, Watching};
 use serde_json::Value;
-use std::collections::BTreeMap;
 
 /// Bounds of what one collection may have.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +60,7 @@ pub(crate) struct Reflector {
     asked: Option<String>,
     bounds: Bounds,
     /// None: no list was read yet.
-    known: Option<BTreeMap<Name, Known>>,
+    known: Option<SortedMap<Name, Known>>,
     is_too_much: bool,
 }
 
@@ -110,11 +110,11 @@ impl Reflector {
             Listing::Objects(objects) => self.of_asked(objects),
             Listing::Unchanged(version) => {
                 let known = Known { version: version.clone(), bytes: 0 };
-                self.known = Some(BTreeMap::from([(Name::default(), known)]));
+                self.known = Some(SortedMap::from([(Name::default(), known)]));
                 return Shown::Unchanged(version);
             }
         };
-        let known: BTreeMap<Name, Known> =
+        let known: SortedMap<Name, Known> =
             objects.iter().map(|object| (self.name_of(object), known_as(object))).collect();
         if let Some(too_much) = self.too_much(objects.len(), bytes_of(&known)) {
             return too_much;
@@ -191,7 +191,7 @@ impl Reflector {
     }
 }
 
-fn bytes_of(known: &BTreeMap<Name, Known>) -> usize {
+fn bytes_of(known: &SortedMap<Name, Known>) -> usize {
     known.values().map(|known| known.bytes).sum()
 }
 
@@ -218,7 +218,7 @@ mod tests {
     struct Bench {
         reflector: Reflector,
         /// By name, UID and version; None: nothing is known.
-        seen: Option<BTreeMap<String, (String, u64)>>,
+        seen: Option<SortedMap<String, (String, u64)>>,
         refused: usize,
     }
 
@@ -238,7 +238,7 @@ mod tests {
             for shown in shown {
                 match shown {
                     Shown::All(objects) => {
-                        self.seen = Some(BTreeMap::new());
+                        self.seen = Some(SortedMap::new());
                         objects.iter().for_each(|object| self.note(object));
                     }
                     Shown::One(object) => self.note(&object),
@@ -358,7 +358,7 @@ mod tests {
             let shown = bench.reflector.listed(Listing::Objects(three.to_vec()));
             assert!(matches!(shown, Shown::TooMuch { is_first: found, .. } if found == is_first));
         }
-        assert_eq!(bench.reflector.known.as_ref().map(BTreeMap::len), Some(1), "what was known stays");
+        assert_eq!(bench.reflector.known.as_ref().map(SortedMap::len), Some(1), "what was known stays");
         bench.change(&object("b", 1, 2), false);
         bench.change(&object("c", 1, 3), false);
         assert_eq!((bench.names(), bench.refused), (Some(vec!["a", "b"]), 1));
@@ -380,7 +380,7 @@ mod tests {
                 random.within(std::time::Duration::from_secs(limit.into())).as_secs() as usize
             };
             let mut bench = Bench::of(9, 99_999);
-            let mut server: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+            let mut server: SortedMap<String, (u64, u64)> = SortedMap::new();
             let (mut version, mut is_heard) = (0, false);
             for _ in 0..300 {
                 version += 1;

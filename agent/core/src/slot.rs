@@ -9,7 +9,8 @@ pub mod admission;
 pub mod list;
 mod version;
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::sorted::SortedSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long an agent may take to stay up: its unit's own limits (start 90 s, watchdog 30 s) lie well below.
@@ -60,7 +61,7 @@ impl Work {
 }
 
 /// What works.
-pub type Works = BTreeSet<Work>;
+pub type Works = SortedSet<Work>;
 
 /// As `kedge.demands=` has it: words with commas between them. Others are left out.
 pub fn parse(words: &str) -> Works {

@@ -9,6 +9,7 @@
 use kedge_api::Timestamp;
 use kedge_core::kubelet::Signal;
 use kedge_core::pods::*;
+use kedge_core::sorted::SortedMap;
 use kedge_core::{Answer, Now};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -82,9 +83,9 @@ struct Runtime {
     pods: BTreeMap<PodUid, PodFound>,
     containers: BTreeMap<ContainerKey, Observation>,
     images: BTreeSet<String>,
-    logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
-    health: BTreeMap<ContainerKey, Health>,
-    hook_notes: BTreeMap<ContainerKey, HookNote>,
+    logs: SortedMap<PodUid, SortedMap<String, u32>>,
+    health: SortedMap<ContainerKey, Health>,
+    hook_notes: SortedMap<ContainerKey, HookNote>,
     /// The files of volumes, by pod and name.
     files: BTreeMap<(PodUid, String), Vec<VolumeFile>>,
     /// What was run of each run.
@@ -394,8 +395,8 @@ impl World {
             pod,
             memory_bytes: Some(amount),
             processes: Some(amount),
-            containers: BTreeMap::from([("main".to_owned(), main)]),
-            volumes: BTreeMap::new(),
+            containers: SortedMap::from([("main".to_owned(), main)]),
+            volumes: SortedMap::new(),
         }
     }
 

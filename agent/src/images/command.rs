@@ -14,6 +14,7 @@ use kedge_core::images::record::Record;
 use kedge_core::images::settings::Registries;
 use kedge_core::images::{BlobDigest, PullPolicy, Reference};
 use kedge_core::kubelet;
+use kedge_core::sorted::SortedMap;
 use kedge_platform::images::{UnpackArguments, unpack_child};
 use kedge_platform::linux::read_named_file;
 use serde_json::{Value, json};
@@ -73,7 +74,7 @@ pub fn run(options: &ImagesOptions, output: Output) -> Result<(), CommandError> 
     }
 }
 
-fn shown(record: &Record, store: &Store, sizes: &BTreeMap<BlobDigest, u64>) -> Value {
+fn shown(record: &Record, store: &Store, sizes: &SortedMap<BlobDigest, u64>) -> Value {
     let bytes: u64 = record.all_directories().iter().filter_map(|directory| sizes.get(directory)).sum();
     json!({
         "id": record.id,

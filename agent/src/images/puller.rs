@@ -5,7 +5,6 @@
 //! device each byte is kept once. What a pull uses it has claimed before: removals go on beside it.
 //! Left to others: which pods wait, and when a failed pull is tried again.
 
-use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +20,7 @@ use kedge_core::images::record::{API_VERSION, Layer, Record};
 use kedge_core::images::settings::Registries;
 use kedge_core::images::signature::Signature;
 use kedge_core::images::{BlobDigest, Platform, PullPolicy, Reference};
+use kedge_core::sorted::SortedSet;
 use kedge_platform::images::{
     BlobError, BlobName, Cancelled, Claim, IMPORT, Limits, Part, Step, Unpack, UnpackError,
 };
@@ -108,7 +108,7 @@ struct Pull<'a> {
     progress: &'a dyn Fn(Progress),
     fetched_bytes: u64,
     /// What its source says about its manifest.
-    signatures: BTreeSet<Signature>,
+    signatures: SortedSet<Signature>,
 }
 
 impl Puller {
@@ -358,7 +358,7 @@ impl Puller {
 
 impl<'a> Pull<'a> {
     fn new(puller: &'a Puller, reference: &'a Reference, progress: &'a dyn Fn(Progress)) -> Self {
-        Self { puller, reference, progress, fetched_bytes: 0, signatures: BTreeSet::new() }
+        Self { puller, reference, progress, fetched_bytes: 0, signatures: SortedSet::new() }
     }
 
     /// `name` is the tag or digest by which the source is asked.
@@ -387,15 +387,15 @@ impl<'a> Pull<'a> {
         source: &mut dyn Source,
         digest: BlobDigest,
         manifest: &Manifest,
-    ) -> Result<BTreeSet<Signature>, PullError> {
+    ) -> Result<SortedSet<Signature>, PullError> {
         let policy = &self.puller.registries.signatures;
         let is_covered = policy.covers(self.reference);
         if is_covered && self.is_known_as_signed(manifest)? || !is_covered && !source.is_at_hand() {
-            return Ok(BTreeSet::new());
+            return Ok(SortedSet::new());
         }
         let found = signatures::of(source, &digest)?;
         let judged =
-            policy.judge(self.reference, &BTreeSet::from([digest]), &found.signatures, &signatures::is_by);
+            policy.judge(self.reference, &SortedSet::from([digest]), &found.signatures, &signatures::is_by);
         judged.map(|()| found.signatures).map_err(|why| {
             let problem = found.problem.map_or_else(String::new, |problem| format!(" ({problem})"));
             PullError::new(Sort::Unsigned, format!("{}: manifest {digest}: {why}{problem}", source.shown()))
@@ -451,7 +451,7 @@ impl<'a> Pull<'a> {
             size_bytes: manifest.size_bytes(),
             sequence: 0,
             pulled_unix_secs: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            signatures: BTreeSet::new(),
+            signatures: SortedSet::new(),
         };
         {
             let _hold = self.puller.hold()?;

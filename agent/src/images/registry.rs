@@ -5,7 +5,6 @@
 //! are tried in kubelet's order, anonymously only where there are none.
 //! Left to others: what bytes mean, where they go, when to try again.
 
-use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,6 +16,7 @@ use kedge_core::images::credentials::Credential;
 use kedge_core::images::manifest::{ACCEPT, Blob, MAX_MANIFEST_BYTES};
 use kedge_core::images::settings::{Endpoint, Registries};
 use kedge_core::images::{BlobDigest, Reference, signature};
+use kedge_core::sorted::SortedMap;
 use rustls::RootCertStore;
 use ureq::Agent;
 use ureq::config::AutoHeaderValue;
@@ -79,7 +79,7 @@ pub(super) struct Registry<'a> {
     /// Whether the present authorization has served: then a 401 means that it has expired.
     has_served: bool,
     /// At most [`MAX_AGENTS`], whatever names the registry redirects to.
-    agents: BTreeMap<Site, Agent>,
+    agents: SortedMap<Site, Agent>,
     /// The authorities of the system, read once for a pull.
     system_roots: Option<Arc<RootCertStore>>,
 }
@@ -102,7 +102,7 @@ impl<'a> Registry<'a> {
             refused: 0,
             authorization: None,
             has_served: false,
-            agents: BTreeMap::new(),
+            agents: SortedMap::new(),
             system_roots: None,
         }
     }

@@ -4,12 +4,12 @@
 //! passed over and named, because another may do; a source that does not answer is no source without signatures.
 //! Left to others: what a signature says and whom it convinces (`kedge_core::images::signature`).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
 use kedge_core::images::BlobDigest;
 use kedge_core::images::manifest::Blob;
 use kedge_core::images::signature::{self, Algorithm, MAX_SIGNATURES, PublicKey, Signature};
+use kedge_core::sorted::{SortedMap, SortedSet};
 use ring::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm};
 
 use super::error::{PullError, Sort};
@@ -28,7 +28,7 @@ pub(super) fn is_by(key: &PublicKey, text: &[u8], signature: &[u8]) -> bool {
 /// What a source has for one manifest.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    pub(super) signatures: BTreeSet<Signature>,
+    pub(super) signatures: SortedSet<Signature>,
     /// Why there are none, or what was passed over: the first such thing.
     pub(super) problem: Option<String>,
 }
@@ -65,7 +65,7 @@ pub(super) fn of(source: &mut dyn Source, manifest: &BlobDigest) -> Result<Found
         }
     }
     // who signs again signs the same text
-    let mut texts: BTreeMap<BlobDigest, Vec<u8>> = BTreeMap::new();
+    let mut texts: SortedMap<BlobDigest, Vec<u8>> = SortedMap::new();
     let beyond = listed.len().saturating_sub(MAX_SIGNATURES);
     for one in listed.into_iter().skip(beyond) {
         let text = match texts.get(&one.payload.digest) {

@@ -5,7 +5,7 @@
 //! pull, only for the moments in which one claims what it uses. What pods need stands in `needed.json`, so that a command knows it
 //! without a running agent; while that file cannot be read, everything counts as needed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use kedge_core::images::manifest::{Config, ImageConfig, MAX_CONFIG_BYTES};
 use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records};
 use kedge_core::images::room::{Disk, Room};
 use kedge_core::images::{BlobDigest, Reference};
+use kedge_core::sorted::{SortedMap, SortedSet};
 use kedge_platform::images::{BlobName, Claim, Hold, ImageFiles, Layers, mounted_layers};
 use kedge_platform::{Files, ReadError, linux};
 
@@ -181,7 +182,7 @@ impl Store {
         let (size, name) = claimed.iter().find_map(|line| line.strip_prefix(PULL))?.split_once(' ')?;
         let size_bytes = size.parse().ok()?;
         // a layer may be there twice, and names of what is made of it are no blobs
-        let blobs: BTreeSet<&String> = claimed.iter().collect();
+        let blobs: SortedSet<&String> = claimed.iter().collect();
         let have = blobs.into_iter().filter_map(|name| Some(self.files.blobs.bytes(&BlobName::new(name)?)));
         Some(UnderWay { name: name.to_owned(), size_bytes, have_bytes: have.sum::<u64>().min(size_bytes) })
     }
@@ -235,11 +236,11 @@ impl Store {
     }
 
     /// The images that a pod needs or a container mounts.
-    fn needed(&self, records: &Records) -> Result<BTreeSet<BlobDigest>, String> {
+    fn needed(&self, records: &Records) -> Result<SortedSet<BlobDigest>, String> {
         let mounted = mounted_layers().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
         let references = self.needed_references()?;
         let references = references.iter().filter_map(|text| Reference::parse(text).ok());
-        let mut needed: BTreeSet<BlobDigest> =
+        let mut needed: SortedSet<BlobDigest> =
             references.filter_map(|reference| records.find(&reference)).map(|record| record.id).collect();
         // by its topmost layer, whose name says what is below: those below may be those of many images
         let is_mounted = |record: &&Record| {
@@ -344,7 +345,7 @@ impl Store {
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub fn layer_sizes(&self) -> Result<BTreeMap<BlobDigest, u64>, PullError> {
+    pub fn layer_sizes(&self) -> Result<SortedMap<BlobDigest, u64>, PullError> {
         let layers = self.files.layers.list().map_err(|error| PullError::disk(&error))?;
         let digest = |chain: &str| BlobDigest::parse(&format!("sha256:{chain}")).ok();
         Ok(layers.iter().filter_map(|layer| Some((digest(&layer.chain)?, layer.bytes))).collect())
@@ -379,7 +380,7 @@ impl Store {
 
     fn remove_if(
         &self,
-        choose: impl FnOnce(&Records, &BTreeSet<BlobDigest>) -> Result<(Vec<BlobDigest>, Leftovers), PullError>,
+        choose: impl FnOnce(&Records, &SortedSet<BlobDigest>) -> Result<(Vec<BlobDigest>, Leftovers), PullError>,
     ) -> Result<Removed, PullError> {
         let (_alone, claimed) = self.hold_alone()?;
         let records = self.records()?;

@@ -5,7 +5,6 @@
 //! requests, so a node that nobody asks pays nothing: a rate is that of the time in which the request waits. Left to others: the
 //! measuring itself (`workloads::measure`, `kedge_platform`).
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kedge_api::{Timestamp, USAGE_WINDOW};
 use kedge_core::pods::{DiskUsage, PodUid};
+use kedge_core::sorted::SortedMap;
 use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{
     FileSystemUse, InterfaceUse, LinuxHost, MemoryUse, Roots, booted_at, interfaces, memory_use,
@@ -320,7 +320,7 @@ fn disks_of_pod(
     [roots, logs, volumes]: &[Option<FileSystemUse>; 3],
     wall: Timestamp,
 ) {
-    let part = |found: &Option<FileSystemUse>, sizes: &BTreeMap<String, DiskUsage>, name: &str| {
+    let part = |found: &Option<FileSystemUse>, sizes: &SortedMap<String, DiskUsage>, name: &str| {
         Some(file_system(found.as_ref()?, Some(*sizes.get(name)?), wall))
     };
     for (at, container) in pod.containers.iter().enumerate() {
@@ -546,8 +546,8 @@ mod tests {
         let disk = FileSystemUse { capacity_bytes: 100, available_bytes: 50, used_bytes: 40, inodes: None };
         let size = |bytes| DiskUsage { bytes, inodes: 1 };
         let parts = PartsOnDisk {
-            roots: BTreeMap::from([("app".into(), size(5))]),
-            volumes: BTreeMap::from([("data".into(), size(6))]),
+            roots: SortedMap::from([("app".into(), size(5))]),
+            volumes: SortedMap::from([("data".into(), size(6))]),
             ..PartsOnDisk::default()
         };
         disks_of_pod(&mut value, &now.each[0], &parts, &[Some(disk), Some(disk), Some(disk)], now.wall);

@@ -5,8 +5,9 @@
 
 use super::client::NetError;
 use super::transport::locked;
+use kedge_core::sorted::SortedMap;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -39,7 +40,7 @@ struct State {
     last_answer: Option<Instant>,
     /// The warnings that were logged, as many as are.
     warnings: BTreeSet<String>,
-    kinds: BTreeMap<Key, Kind>,
+    kinds: SortedMap<Key, Kind>,
 }
 
 #[derive(Debug)]

@@ -10,7 +10,7 @@
 //! would cost a DNS query; its proxy would wrap TLS in a second pair of buffers; and it offers no clock.
 //! Left to others: requests and what errors mean (`client`), when to dial again (the caller).
 
-use std::collections::BTreeMap;
+use kedge_core::sorted::SortedMap;
 use std::error;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -282,7 +282,7 @@ pub type LookupFn = Arc<dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send 
 /// A name whose lookup hangs has one thread, however often it is asked for: later askers wait for the same answer.
 pub(crate) struct Lookup {
     resolve: LookupFn,
-    running: Mutex<BTreeMap<(String, u16), Arc<Pending>>>,
+    running: Mutex<SortedMap<(String, u16), Arc<Pending>>>,
 }
 
 #[derive(Default)]
@@ -297,7 +297,7 @@ impl Lookup {
     }
 
     pub(crate) fn with(resolve: LookupFn) -> Self {
-        Self { resolve, running: Mutex::new(BTreeMap::new()) }
+        Self { resolve, running: Mutex::new(SortedMap::new()) }
     }
 
     /// The addresses of a host, at most [`MAX_ADDRESSES`].

@@ -4,7 +4,7 @@
 //! Always holds: what is on disk is counted by its last write, and a write that would pass a limit is refused before it begins; the file
 //! it would have replaced stays. Leaves to others: the size of one file (`disk`), and what a refusal means for a pod (core).
 
-use std::collections::BTreeMap;
+use kedge_core::sorted::SortedMap;
 
 /// Most files of it. A listing reads 10,000 names of each directory, and one that goes on behind that is unknown for ever.
 const MOST_FILES: usize = 4_000;
@@ -14,7 +14,7 @@ const MOST_BYTES: usize = 64 << 20;
 
 /// The bytes of each file.
 #[derive(Default)]
-pub(crate) struct Quota(BTreeMap<String, usize>);
+pub(crate) struct Quota(SortedMap<String, usize>);
 
 impl Quota {
     /// These files, and no others, are on disk.

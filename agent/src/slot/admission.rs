@@ -7,10 +7,10 @@ use super::{COUNTING, read};
 use crate::cli;
 use kedge_core::ImageState;
 use kedge_core::slot::admission::{FILES, Facts};
+use kedge_core::sorted::SortedMap;
 use kedge_platform::linux::Roots;
 use kedge_platform::linux::slots::{self, EFI, LinuxSlots};
 use kedge_platform::slots::Slots;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -65,7 +65,7 @@ pub(super) fn facts(roots: &Roots, efi: &Path, root: &Path) -> Facts {
     }
 }
 
-fn files(folder: &Path) -> BTreeMap<String, u64> {
+fn files(folder: &Path) -> SortedMap<String, u64> {
     let names = ["a", "b"].into_iter().flat_map(|slot| FILES.map(|name| format!("{slot}/{name}")));
     names.filter_map(|name| Some((name.clone(), fs::metadata(folder.join(name)).ok()?.len()))).collect()
 }

@@ -6,11 +6,11 @@
 
 use super::messages;
 use kedge_core::pods::{ContainerUsage, DiskUsage, Measure, PodEvent, PodUid, PodUsage, QosClass};
+use kedge_core::sorted::SortedMap;
 use kedge_core::workloads::groups;
 use kedge_platform::linux::{FileSystemUse, MemoryUse, file_system_use};
 use kedge_platform::trees;
 use kedge_platform::workloads::Cgroups;
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -44,9 +44,9 @@ pub(crate) struct GroupUsage {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartsOnDisk {
     /// By container, of all its runs.
-    pub(crate) roots: BTreeMap<String, DiskUsage>,
-    pub(crate) logs: BTreeMap<String, DiskUsage>,
-    pub(crate) volumes: BTreeMap<String, DiskUsage>,
+    pub(crate) roots: SortedMap<String, DiskUsage>,
+    pub(crate) logs: SortedMap<String, DiskUsage>,
+    pub(crate) volumes: SortedMap<String, DiskUsage>,
     /// All of it; None: some of it is left out.
     pub(crate) sum: Option<DiskUsage>,
 }
@@ -74,7 +74,7 @@ impl Places {
             size
         };
         let roots = self.roots.join(pod.as_str());
-        let mut runs: BTreeMap<String, Option<DiskUsage>> = BTreeMap::new();
+        let mut runs: SortedMap<String, Option<DiskUsage>> = SortedMap::new();
         let found = directories(&roots);
         let mut is_whole = found.is_some();
         for name in found.unwrap_or_default() {
@@ -89,7 +89,7 @@ impl Places {
         let is_its = |name: &&String| name.rsplit_once('_').is_some_and(|(_, uid)| uid == pod.as_str());
         let logs = found.iter().flatten().find(is_its).map(|name| self.logs.join(name)).unwrap_or_default();
         let volumes = self.volumes.join(pod.as_str());
-        let mut each = |path: &Path| -> BTreeMap<String, DiskUsage> {
+        let mut each = |path: &Path| -> SortedMap<String, DiskUsage> {
             let found = directories(path);
             is_whole &= found.is_some();
             let names = found.unwrap_or_default().into_iter();
@@ -114,8 +114,8 @@ impl Places {
                 pod: pod.clone(),
                 memory_bytes: None,
                 processes: None,
-                containers: BTreeMap::new(),
-                volumes: BTreeMap::new(),
+                containers: SortedMap::new(),
+                volumes: SortedMap::new(),
             };
             match measure {
                 Measure::Memory => self.memory(pod, &mut usage)?,
@@ -176,7 +176,7 @@ impl Places {
     }
 }
 
-fn add(containers: &mut BTreeMap<String, ContainerUsage>, name: &str, path: &Path) -> Option<()> {
+fn add(containers: &mut SortedMap<String, ContainerUsage>, name: &str, path: &Path) -> Option<()> {
     let size = size_of(path)?;
     let own = containers.entry(name.to_owned()).or_default();
     own.disk = Some(own.disk.unwrap_or_default().plus(size));
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(usages[1].containers.len() + usages[1].volumes.len(), 0, "a pod may have nothing");
         let mut most = 1000;
         let parts = places.parts_on_disk(&pods[0], &mut most);
-        let about = |usage: &BTreeMap<String, DiskUsage>, name: &str, mi| is_about(usage[name].bytes, mi);
+        let about = |usage: &SortedMap<String, DiskUsage>, name: &str, mi| is_about(usage[name].bytes, mi);
         assert!(about(&parts.roots, "web", 2) && about(&parts.logs, "web", 1), "{parts:?}");
         assert_eq!(parts.volumes.len(), 1);
         assert!(about(&parts.volumes, "v", 2) && parts.sum.is_some_and(|sum| is_about(sum.bytes, 7)));

@@ -17,6 +17,7 @@ use kedge_core::pods::{
     self, Command, ContainerKey, Failure, FailureReason, Inventory, PodAction, PodEvent, PodNetwork,
     PodSandbox, PodUid, Seccomp,
 };
+use kedge_core::sorted::{SortedMap, SortedSet};
 use kedge_core::workloads::cni::{Attachment, Verb};
 use kedge_core::workloads::groups::{self, Limits};
 use kedge_core::workloads::{files, seccomp, spec, users};
@@ -29,7 +30,7 @@ use network::{Networks, Plugins};
 pub use probes::{grpc_answered, http_answered};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +116,7 @@ pub struct Node {
 #[derive(Debug, Clone)]
 struct Prepared {
     shared: spec::Shared,
-    volumes: BTreeMap<String, PathBuf>,
+    volumes: SortedMap<String, PathBuf>,
     logs: PathBuf,
 }
 
@@ -145,15 +146,15 @@ pub struct Performer<W, L> {
     images: L,
     networks: Networks,
     /// Pods whose network is being made or undone.
-    awaited: BTreeMap<PodUid, Awaited>,
+    awaited: SortedMap<PodUid, Awaited>,
     node: Node,
     /// Of volumes on the disk.
     removal: Removal,
-    prepared: BTreeMap<PodUid, Prepared>,
+    prepared: SortedMap<PodUid, Prepared>,
     /// Starts that have not been answered.
-    starting: BTreeSet<ContainerId>,
+    starting: SortedSet<ContainerId>,
     /// Stops that have not been answered.
-    stopping: BTreeSet<ContainerId>,
+    stopping: SortedSet<ContainerId>,
 }
 
 /// A command's failure.
@@ -168,10 +169,10 @@ fn other(error: impl ToString) -> Failed {
 impl<W: Workloads, L: Layers> Performer<W, L> {
     /// `wake` ends a wait of the board's `observe`.
     pub fn new(workloads: W, images: L, node: Node, wake: Arc<dyn Fn() + Send + Sync>) -> Self {
-        let (starting, stopping) = (BTreeSet::new(), BTreeSet::new());
+        let (starting, stopping) = (SortedSet::new(), SortedSet::new());
         let removal = Removal::open(&node.volumes.disk);
         let networks = Networks::new(node.plugins.clone(), node.plugins_lock.clone(), wake);
-        let (awaited, prepared) = (BTreeMap::new(), BTreeMap::new());
+        let (awaited, prepared) = (SortedMap::new(), SortedMap::new());
         Self { workloads, images, networks, awaited, node, removal, prepared, starting, stopping }
     }
 
@@ -384,7 +385,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     fn order(
         &self,
         sandbox: &PodSandbox,
-        volumes: &BTreeMap<String, PathBuf>,
+        volumes: &SortedMap<String, PathBuf>,
         attachment: Option<&Attachment>,
     ) -> PodOrder {
         let root = &self.node.pods_group;
@@ -684,8 +685,8 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     }
 
     /// The highest attempt with a log, by pod and container.
-    fn logs_found(&self) -> BTreeMap<PodUid, BTreeMap<String, u32>> {
-        let mut found: BTreeMap<PodUid, BTreeMap<String, u32>> = BTreeMap::new();
+    fn logs_found(&self) -> SortedMap<PodUid, SortedMap<String, u32>> {
+        let mut found: SortedMap<PodUid, SortedMap<String, u32>> = SortedMap::new();
         for pod in names_in(&self.node.logs) {
             let Some(uid) = pod_of_logs(&pod) else { continue };
             let directory = self.node.logs.join(&pod);
@@ -764,7 +765,7 @@ fn shared(order: &PodOrder, places: &PodPlaces, host_pid: bool) -> spec::Shared 
 }
 
 /// What the names stand for now; a container without one of its devices would run, and not work.
-fn devices_of(named: &BTreeMap<String, Vec<String>>) -> Result<Vec<Device>, String> {
+fn devices_of(named: &SortedMap<String, Vec<String>>) -> Result<Vec<Device>, String> {
     let mut found: Vec<Device> = Vec::new();
     for (name, paths) in named {
         if paths.is_empty() {
@@ -832,7 +833,7 @@ fn attempt_of(name: &str) -> Option<u32> {
 
 fn keep_latest_logs(directory: &Path) {
     let files = names_in(directory);
-    let attempts: BTreeSet<u32> = files.iter().filter_map(|name| attempt_of(name)).collect();
+    let attempts: SortedSet<u32> = files.iter().filter_map(|name| attempt_of(name)).collect();
     let Some(oldest) = attempts.iter().rev().nth(LOGS_KEPT - 1) else { return };
     for name in files.iter().filter(|name| attempt_of(name).is_some_and(|attempt| attempt < *oldest)) {
         let path = directory.join(name);

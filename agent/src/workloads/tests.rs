@@ -315,7 +315,7 @@ fn logs_of_the_two_latest_runs_stay() {
 fn device_is_given_by_name_or_the_container_waits() {
     let named = |paths: &[&str]| {
         let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
-        devices_of(&BTreeMap::from([("gps".to_owned(), paths)]))
+        devices_of(&SortedMap::from([("gps".to_owned(), paths)]))
     };
     let found = named(&["/dev/null", "/dev/null", "/dev/zero"]).unwrap();
     assert_eq!(found.iter().map(|device| device.numbers).collect::<Vec<_>>(), [(1, 3), (1, 5)]);

@@ -7,9 +7,9 @@
 mod projection;
 
 use kedge_core::pods::{ContainerKey, Mount, PodUid, Volume, VolumeSource};
+use kedge_core::sorted::SortedMap;
 use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{bind_below, make_open_directory, mount_image, mount_memory, unmount};
-use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
@@ -45,8 +45,8 @@ impl Places {
         volumes: &[Volume],
         most_memory: u64,
         layers: LayersOf<'_>,
-    ) -> Result<BTreeMap<String, PathBuf>, String> {
-        let mut made = BTreeMap::new();
+    ) -> Result<SortedMap<String, PathBuf>, String> {
+        let mut made = SortedMap::new();
         for volume in volumes {
             let path = self
                 .make_one(pod, volume, most_memory, layers)
@@ -103,9 +103,9 @@ impl Places {
         &self,
         key: &ContainerKey,
         mounts: &[Mount],
-        volumes: &BTreeMap<String, PathBuf>,
-    ) -> Result<BTreeMap<usize, PathBuf>, String> {
-        let mut bound = BTreeMap::new();
+        volumes: &SortedMap<String, PathBuf>,
+    ) -> Result<SortedMap<usize, PathBuf>, String> {
+        let mut bound = SortedMap::new();
         let parts = self.parts_of(key);
         for (index, mount) in mounts.iter().enumerate().filter(|(_, mount)| !mount.sub_path.is_empty()) {
             let Some(volume) = volumes.get(&mount.volume) else { continue };

@@ -6,6 +6,7 @@
 
 use crate::config::digest::{ConfigId, Digest, Identity};
 use crate::config::source::{Source, is_file_name};
+use crate::sorted::SortedMap;
 use kedge_api::{Timestamp, excerpt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -244,7 +245,7 @@ pub struct Startups {
     /// How often they were held without a whole trial of running between.
     pub held: u8,
     /// At most [`COUNTED_CONFIGS`].
-    pub records: BTreeMap<RanAs, Counts>,
+    pub records: SortedMap<RanAs, Counts>,
     /// As earlier releases wrote it: counts of the one config that ran, by its content id. A start finds out whose they are; they
     /// are not written again.
     pub older: Option<Counts>,
@@ -447,20 +448,25 @@ struct BadConfigMap {
     time: Timestamp,
     reason: String,
     /// None: every content of the UID is bad (the proposal's form, written by hand).
-    contents: Option<BTreeMap<ConfigId, Verdict>>,
+    contents: Option<SortedMap<ConfigId, Verdict>>,
 }
 
 impl BadConfigMap {
     /// The order of its newest verdict; 0 of an entry without contents.
     fn newest(&self) -> u64 {
-        self.contents.iter().flat_map(BTreeMap::values).map(|verdict| verdict.order).max().unwrap_or_default()
+        self.contents
+            .iter()
+            .flat_map(SortedMap::values)
+            .map(|verdict| verdict.order)
+            .max()
+            .unwrap_or_default()
     }
 }
 
 /// `bad-configs.json`: what is not tried again until its entry is removed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BadConfigs {
-    by_uid: BTreeMap<String, BadConfigMap>,
+    by_uid: SortedMap<String, BadConfigMap>,
     /// An earlier list could not be read while this payload was assigned: it may have been in it.
     pub doubted: Option<Digest>,
     /// What the Node asks to forgive, once it is noted: it is obeyed at most once, however long the Node goes on asking.
@@ -513,7 +519,7 @@ impl BadConfigs {
         let entry = self.by_uid.entry(uid.to_owned()).or_insert_with(|| BadConfigMap {
             time: verdict.time,
             reason: String::new(),
-            contents: Some(BTreeMap::new()),
+            contents: Some(SortedMap::new()),
         });
         entry.time = verdict.time;
         entry.reason.clone_from(&verdict.reason);
@@ -582,7 +588,7 @@ impl BadConfigs {
     /// The payloads that verdicts on this UID are about, as far as they say so.
     pub fn payloads(&self, uid: &str) -> Vec<Digest> {
         let contents = self.by_uid.get(uid).and_then(|entry| entry.contents.as_ref());
-        contents.into_iter().flat_map(BTreeMap::values).filter_map(|verdict| verdict.payload).collect()
+        contents.into_iter().flat_map(SortedMap::values).filter_map(|verdict| verdict.payload).collect()
     }
 
     /// The same list, which doubts this payload, or none.
@@ -815,7 +821,7 @@ struct StartupsJson {
     hold: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     held: u8,
-    records: BTreeMap<String, CountsJson>,
+    records: SortedMap<String, CountsJson>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -993,7 +999,7 @@ struct BadConfigMapJson {
     time: Timestamp,
     reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    contents: Option<BTreeMap<String, Verdict>>,
+    contents: Option<SortedMap<String, Verdict>>,
 }
 
 impl BadConfigs {
@@ -1056,11 +1062,11 @@ impl BadConfigs {
         });
         let doubted = self.doubted.map(|payload| (DOUBTED, Value::from(payload.to_string())));
         let forgiven = self.forgiven.as_ref().map(|Asked { time, text }| {
-            let contents = Some(BTreeMap::new());
+            let contents = Some(SortedMap::new());
             (FORGIVEN, value(BadConfigMapJson { time: *time, reason: text.clone(), contents }))
         });
         // the verdicts on an object with such a UID would come last, and count
-        let json: BTreeMap<&str, Value> = doubted.into_iter().chain(forgiven).chain(entries).collect();
+        let json: SortedMap<&str, Value> = doubted.into_iter().chain(forgiven).chain(entries).collect();
         let mut text = serde_json::to_vec_pretty(&json).expect("records are maps with string keys");
         text.push(b'\n');
         text
@@ -1077,7 +1083,7 @@ impl BadConfigMapJson {
             None => None,
             Some(all) => {
                 let known = all.into_iter().filter(|(_, verdict)| verdict.kind != BadKind::Unknown);
-                let known: BTreeMap<_, _> =
+                let known: SortedMap<_, _> =
                     known.map(|(text, verdict)| Ok((id(&text)?, verdict))).collect::<Result<_, String>>()?;
                 if known.is_empty() {
                     return Ok(None);
@@ -1529,10 +1535,10 @@ mod tests {
     fn note_of_a_request_is_an_entry_without_verdicts() {
         let asked = Asked { time: Timestamp::from_micros(0), text: "u again".into() };
         let bad = BadConfigs { forgiven: Some(asked), ..BadConfigs::default() };
-        let json: BTreeMap<String, BadConfigMapJson> =
+        let json: SortedMap<String, BadConfigMapJson> =
             serde_json::from_slice(&bad.to_bytes()).expect("objects");
         assert_eq!(json["forgiven"].reason, "u again");
-        assert_eq!(json["forgiven"].contents, Some(BTreeMap::new()));
+        assert_eq!(json["forgiven"].contents, Some(SortedMap::new()));
         let Known::Is(read) = BadConfigs::read(&content(&bad.to_bytes())) else { panic!("unknown") };
         assert!(read.is_empty() && read.entries().next().is_none() && read == bad);
     }

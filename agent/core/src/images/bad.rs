@@ -5,8 +5,7 @@
 //! archive is not held up by it.
 //! Leaves to others: which failures are the archive's own.
 
-use std::collections::BTreeMap;
-
+use crate::sorted::SortedMap;
 use kedge_api::excerpt_of;
 
 use super::digest::BlobDigest;
@@ -20,7 +19,7 @@ const REASON_CHARS: usize = 200;
 /// What failed so far.
 #[derive(Debug, Default)]
 pub struct BadArchives {
-    failed: BTreeMap<BlobDigest, (u32, String)>,
+    failed: SortedMap<BlobDigest, (u32, String)>,
 }
 
 impl BadArchives {

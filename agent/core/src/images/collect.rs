@@ -7,7 +7,7 @@
 //! Ages are running time of this agent, as upstream's: an image seen at a start is as young as the start. What a removal frees
 //! is counted by the layers that no other image keeps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::sorted::{SortedMap, SortedSet};
 use std::time::Duration;
 
 use super::digest::BlobDigest;
@@ -29,7 +29,7 @@ pub struct Thresholds {
 
 /// Since when images are known, and when each was last needed.
 #[derive(Clone, Debug, Default)]
-pub struct Ages(BTreeMap<BlobDigest, Age>);
+pub struct Ages(SortedMap<BlobDigest, Age>);
 
 #[derive(Clone, Copy, Debug)]
 struct Age {
@@ -39,7 +39,7 @@ struct Age {
 
 impl Ages {
     /// Notes which images there are now, and which of them are needed. What is gone is forgotten.
-    pub fn note(&mut self, records: &Records, needed: &BTreeSet<BlobDigest>, now: Duration) {
+    pub fn note(&mut self, records: &Records, needed: &SortedSet<BlobDigest>, now: Duration) {
         self.0.retain(|id, _| records.get(id).is_some());
         for record in records.iter() {
             // one never needed counts from when it came: upstream's zero would make it go before all others
@@ -80,8 +80,8 @@ pub struct Collected {
 pub fn choose(
     records: &Records,
     ages: &Ages,
-    needed: &BTreeSet<BlobDigest>,
-    sizes: &BTreeMap<BlobDigest, u64>,
+    needed: &SortedSet<BlobDigest>,
+    sizes: &SortedMap<BlobDigest, u64>,
     (disk, thresholds): (&Disk, &Thresholds),
     now: Duration,
 ) -> Plan {
@@ -111,7 +111,7 @@ pub fn choose(
 
 /// All images that nobody needs, whatever their age: `kedge images prune`.
 #[must_use]
-pub fn unused(records: &Records, needed: &BTreeSet<BlobDigest>) -> Vec<BlobDigest> {
+pub fn unused(records: &Records, needed: &SortedSet<BlobDigest>) -> Vec<BlobDigest> {
     if records.layers().is_none() {
         return Vec::new();
     }
@@ -135,8 +135,8 @@ fn wanted(disk: &Disk, thresholds: &Thresholds) -> u64 {
     u64::try_from(target.saturating_sub(available)).unwrap_or(u64::MAX)
 }
 
-fn users_of_layers(records: &Records) -> BTreeMap<BlobDigest, usize> {
-    let mut users = BTreeMap::new();
+fn users_of_layers(records: &Records) -> SortedMap<BlobDigest, usize> {
+    let mut users = SortedMap::new();
     for directory in records.iter().flat_map(Record::all_directories) {
         *users.entry(directory).or_default() += 1;
     }
@@ -147,8 +147,8 @@ fn users_of_layers(records: &Records) -> BTreeMap<BlobDigest, usize> {
 fn release(
     records: &Records,
     id: &BlobDigest,
-    users: &mut BTreeMap<BlobDigest, usize>,
-    sizes: &BTreeMap<BlobDigest, u64>,
+    users: &mut SortedMap<BlobDigest, usize>,
+    sizes: &SortedMap<BlobDigest, u64>,
 ) -> u64 {
     let directories = records.get(id).map(Record::all_directories).unwrap_or_default();
     let mut freed = 0;
@@ -184,18 +184,18 @@ mod tests {
     }
 
     /// Images 1, 2 and 3 with 60 bytes each of their own on 200 that they share; needed last at 10, 20 and 30 s.
-    fn three() -> (Records, Ages, BTreeMap<BlobDigest, u64>) {
+    fn three() -> (Records, Ages, SortedMap<BlobDigest, u64>) {
         let all = records(&[
             record(1, &["r.lan/a:1"], &[100, 11], 1),
             record(2, &["r.lan/a:2"], &[100, 12], 2),
             record(3, &["r.lan/a:3"], &[100, 13], 3),
         ]);
         let mut ages = Ages::default();
-        ages.note(&all, &BTreeSet::new(), secs(0));
+        ages.note(&all, &SortedSet::new(), secs(0));
         for n in 1..=3 {
-            ages.note(&all, &BTreeSet::from([id(n)]), secs(u64::from(n) * 10));
+            ages.note(&all, &SortedSet::from([id(n)]), secs(u64::from(n) * 10));
         }
-        let sizes = BTreeMap::from([(id(100), 200), (id(11), 60), (id(12), 60), (id(13), 60)]);
+        let sizes = SortedMap::from([(id(100), 200), (id(11), 60), (id(12), 60), (id(13), 60)]);
         (all, ages, sizes)
     }
 
@@ -239,9 +239,9 @@ mod tests {
     fn nothing_goes_while_a_record_is_unreadable() {
         let (mut all, ages, sizes) = three();
         all.add("x.json", Err("garbage".to_owned()));
-        let found = choose(&all, &ages, &BTreeSet::new(), &sizes, (&DISK, &RULE), secs(1000));
+        let found = choose(&all, &ages, &SortedSet::new(), &sizes, (&DISK, &RULE), secs(1000));
         assert_eq!(found.remove, []);
-        assert_eq!(unused(&all, &BTreeSet::new()), []);
+        assert_eq!(unused(&all, &SortedSet::new()), []);
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! path, the longer key first, `https://index.docker.io/v1/` for docker.io; no password appears in a debug text or an error.
 //! Leaves to others: reading files and Secrets. `credHelpers` and `credsStore` name programs, and none is run.
 
+use crate::sorted::SortedMap;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::fmt;
 
 use base64::Engine;
@@ -51,7 +51,7 @@ pub struct Keyring {
 
 #[derive(Deserialize)]
 struct RawConfig {
-    auths: BTreeMap<String, RawEntry>,
+    auths: SortedMap<String, RawEntry>,
 }
 
 #[derive(Deserialize, Default)]

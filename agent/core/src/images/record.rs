@@ -6,7 +6,7 @@
 //! unused. A record of a newer agent is unknown, never empty.
 //! Leaves to others: files (`agent/src/images/store.rs`), when to remove (`collect`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kedge_api::excerpt;
@@ -18,6 +18,7 @@ use super::platform::Platform;
 use super::reference::Reference;
 use super::signature::{MAX_SIGNATURES, Signature};
 use crate::pods;
+use crate::sorted::{SortedMap, SortedSet};
 
 /// The form of records that this version reads and writes.
 pub const API_VERSION: &str = "kedge.dev/v1";
@@ -58,8 +59,8 @@ pub struct Record {
     /// By the node's wall clock; shown to people, decides nothing.
     pub pulled_unix_secs: u64,
     /// Signatures of its manifests as they were found, not yet compared with any key. An older agent drops them.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub signatures: BTreeSet<Signature>,
+    #[serde(default, skip_serializing_if = "SortedSet::is_empty")]
+    pub signatures: SortedSet<Signature>,
 }
 
 impl Record {
@@ -108,13 +109,13 @@ impl Record {
 
     /// Every directory that may be this image's, whether the node has overlayfs or had it not.
     #[must_use]
-    pub fn all_directories(&self) -> BTreeSet<BlobDigest> {
+    pub fn all_directories(&self) -> SortedSet<BlobDigest> {
         self.directories(true).into_iter().chain(self.directories(false)).collect()
     }
 
     /// The manifests that it was resolved from.
     #[must_use]
-    pub fn manifests(&self) -> BTreeSet<BlobDigest> {
+    pub fn manifests(&self) -> SortedSet<BlobDigest> {
         let digests = self.digests.iter().filter_map(|name| name.rsplit_once('@'));
         digests.filter_map(|(_, digest)| BlobDigest::parse(digest).ok()).collect()
     }
@@ -137,10 +138,15 @@ impl Record {
 
 /// Adds earlier names while there is room.
 fn keep_bounded(names: &mut BTreeSet<String>, earlier: impl IntoIterator<Item = String>) {
-    keep_at_most(MAX_NAMES, names, earlier);
+    for one in earlier {
+        if names.len() >= MAX_NAMES {
+            return;
+        }
+        names.insert(one);
+    }
 }
 
-fn keep_at_most<T: Ord>(most: usize, kept: &mut BTreeSet<T>, earlier: impl IntoIterator<Item = T>) {
+fn keep_at_most<T: Ord>(most: usize, kept: &mut SortedSet<T>, earlier: impl IntoIterator<Item = T>) {
     for one in earlier {
         if kept.len() >= most {
             return;
@@ -152,7 +158,7 @@ fn keep_at_most<T: Ord>(most: usize, kept: &mut BTreeSet<T>, earlier: impl IntoI
 /// All images of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
-    all: BTreeMap<BlobDigest, Record>,
+    all: SortedMap<BlobDigest, Record>,
     /// Files that should be records and cannot be read.
     unreadable: Vec<String>,
 }
@@ -248,7 +254,7 @@ impl Records {
 
     /// The directories that images need. `None` while a record cannot be read: any layer could be one of its.
     #[must_use]
-    pub fn layers(&self) -> Option<BTreeSet<BlobDigest>> {
+    pub fn layers(&self) -> Option<SortedSet<BlobDigest>> {
         self.unreadable.is_empty().then(|| self.all.values().flat_map(Record::all_directories).collect())
     }
 }
@@ -269,7 +275,7 @@ pub(super) mod tests {
             size_bytes: 10,
             sequence,
             pulled_unix_secs: 0,
-            signatures: BTreeSet::new(),
+            signatures: SortedSet::new(),
         };
         for name in names {
             record.add_names(&Reference::parse(name).unwrap(), &digest(n));
@@ -311,7 +317,7 @@ pub(super) mod tests {
 
     #[test]
     fn signatures_of_an_image_are_gathered_and_bounded() {
-        let some = |range: std::ops::Range<usize>| -> BTreeSet<Signature> {
+        let some = |range: std::ops::Range<usize>| -> SortedSet<Signature> {
             let one = |n| serde_json::json!({"payload": format!("{n:02}"), "signature": ""});
             range.map(|n| serde_json::from_value(one(n)).unwrap()).collect()
         };
@@ -321,11 +327,8 @@ pub(super) mod tests {
         let more = Record { signatures: some(50..60), ..old.clone() };
         assert!(!present.is_news(&same) && present.is_news(&more));
         let kept = &present.with_new(more).remove(0).signatures;
-        assert!(
-            kept.len() == MAX_SIGNATURES && kept.is_superset(&some(50..60)),
-            "the new ones first: {kept:?}"
-        );
-        assert_eq!(old.manifests(), BTreeSet::from([BlobDigest::of(&[1])]));
+        assert!(kept.len() == MAX_SIGNATURES && some(50..60).is_subset(kept), "the new ones first: {kept:?}");
+        assert_eq!(old.manifests(), SortedSet::from([BlobDigest::of(&[1])]));
         let text = String::from_utf8(record(1, &[], &[], 1).to_bytes()).unwrap();
         assert!(!text.contains("signatures"), "as an older agent wrote it: {text}");
     }

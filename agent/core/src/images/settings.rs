@@ -4,7 +4,8 @@
 //! insecure; a mirror is asked before the registry it stands for, and with its own credentials, never with the registry's.
 //! Leaves to others: reading the files that are named.
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::sorted::SortedMap;
+use std::collections::BTreeSet;
 
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
@@ -59,9 +60,9 @@ pub enum Authority {
 /// `kedge.images`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registries {
-    mirrors: BTreeMap<String, Vec<Endpoint>>,
+    mirrors: SortedMap<String, Vec<Endpoint>>,
     insecure: BTreeSet<String>,
-    authorities: BTreeMap<String, Authority>,
+    authorities: SortedMap<String, Authority>,
     /// `credentialsFile`: a Docker `config.json`.
     pub credentials_file: Option<String>,
     /// Which images need a signature.
@@ -132,8 +133,8 @@ impl Reading<'_> {
         good
     }
 
-    fn mirrors(&mut self, insecure: &BTreeSet<String>) -> BTreeMap<String, Vec<Endpoint>> {
-        let mut found = BTreeMap::new();
+    fn mirrors(&mut self, insecure: &BTreeSet<String>) -> SortedMap<String, Vec<Endpoint>> {
+        let mut found = SortedMap::new();
         for (registry, list) in self.entries("mirrors") {
             let list = texts(Some(&list));
             self.bounded("mirrors", list.len(), MAX_MIRRORS);
@@ -149,8 +150,8 @@ impl Reading<'_> {
         found
     }
 
-    fn authorities(&mut self) -> BTreeMap<String, Authority> {
-        let mut found = BTreeMap::new();
+    fn authorities(&mut self) -> SortedMap<String, Authority> {
+        let mut found = SortedMap::new();
         for (registry, value) in self.entries("certificateAuthorities") {
             let text = value.as_str().unwrap_or_default();
             if text.trim_start().starts_with(PEM) {

@@ -7,7 +7,7 @@
 //! compared: the signature goes with the image to mirrors and sites, and keys are chosen by repository here.
 //! Leaves to others: fetching (`agent/src/images/signatures.rs`), and the arithmetic of a signature, which is handed in.
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::sorted::{SortedMap, SortedSet};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -136,7 +136,7 @@ impl Rule {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SignaturePolicy {
     /// By [`prefix`].
-    rules: BTreeMap<String, Rule>,
+    rules: SortedMap<String, Rule>,
 }
 
 impl SignaturePolicy {
@@ -171,8 +171,8 @@ impl SignaturePolicy {
     pub fn judge(
         &self,
         image: &Reference,
-        manifests: &BTreeSet<BlobDigest>,
-        signatures: &BTreeSet<Signature>,
+        manifests: &SortedSet<BlobDigest>,
+        signatures: &SortedSet<Signature>,
         verify: Verify,
     ) -> Result<(), String> {
         let Some((prefix, Rule::SignedBy(keys))) = self.rule_for(image) else { return Ok(()) };
@@ -523,7 +523,7 @@ MCowBQYDK2VwAyEAxdqg3KncHPWpNp+ahrwWIUO3aZ5EtYmmVxc+FeoxQFg=
         let judge = |name: &str, resolved: u8, signatures: &[&Signature]| {
             policy.judge(
                 &image(name),
-                &BTreeSet::from([digest(resolved)]),
+                &SortedSet::from([digest(resolved)]),
                 &signatures.iter().copied().cloned().collect(),
                 &is_same,
             )

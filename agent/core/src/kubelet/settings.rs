@@ -6,13 +6,13 @@
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
-use std::collections::BTreeMap;
 
 use kedge_api::{MOST_WINDOWS, MaintenanceWindows, WINDOW_EXPECTED, excerpt, names};
 use serde_json::{Map, Value};
 
 use crate::images::collect::Thresholds;
 use crate::images::settings::Registries;
+use crate::sorted::SortedMap;
 
 use super::eviction::{Eviction, Signal};
 use super::quantity::{Quantity, Threshold};
@@ -98,7 +98,7 @@ pub struct PodSettings {
     /// `allowedUnsafeSysctls`: names, or their beginning before a `*`.
     pub unsafe_sysctls: Vec<String>,
     /// `kedge.devices`: what containers may ask for, by name: paths below `/dev`.
-    pub devices: BTreeMap<String, Vec<String>>,
+    pub devices: SortedMap<String, Vec<String>>,
     /// `seccompDefault`.
     pub filters_calls: bool,
     /// `configMapAndSecretChangeDetectionStrategy: Get`.
@@ -426,9 +426,9 @@ impl<'a> Reader<'a> {
         windows
     }
 
-    fn devices(&mut self) -> BTreeMap<String, Vec<String>> {
+    fn devices(&mut self) -> SortedMap<String, Vec<String>> {
         let named = self.value("kedge").and_then(|kedge| kedge.get("devices")).and_then(Value::as_object);
-        let mut found = BTreeMap::new();
+        let mut found = SortedMap::new();
         // null takes away what a lower layer has
         let named = named.into_iter().flatten().filter(|(_, list)| !list.is_null());
         for (name, list) in named {

@@ -8,8 +8,8 @@
 //! that do not read as text, `.inf` and `.nan`. Dates are text.
 //! Left to others: what the values mean.
 
+use crate::sorted::SortedMap;
 use core::fmt;
-use std::collections::BTreeMap;
 
 use kedge_api::excerpt;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
@@ -352,7 +352,7 @@ enum OpenItems {
 struct Builder {
     open: Vec<Open>,
     root: Option<Tree>,
-    anchored: BTreeMap<usize, Tree>,
+    anchored: SortedMap<usize, Tree>,
     documents: usize,
     nodes: usize,
     copied: Extent,

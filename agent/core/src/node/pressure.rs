@@ -9,7 +9,7 @@
 use crate::event::{HostFacts, Now};
 use crate::kubelet::{Config, EvictionThreshold, Signal};
 use crate::pods::Pressing;
-use std::collections::BTreeMap;
+use crate::sorted::SortedMap;
 use std::time::Duration;
 
 /// The conditions, in the order of `Pressures::pressed`.
@@ -26,7 +26,7 @@ const EVENTS: [[&str; 2]; 3] = [
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pressures {
     /// Thresholds that are met, by their place in the configuration, and since when.
-    met: BTreeMap<usize, Duration>,
+    met: SortedMap<usize, Duration>,
     /// When a condition was last seen to hold.
     last_seen: [Option<Duration>; 3],
     /// What the conditions say: memory, disk, pid.
@@ -42,7 +42,7 @@ impl Pressures {
     pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config) {
         self.looks += 1;
         let thresholds = &config.eviction.thresholds;
-        let (mut met, mut is_seen) = (BTreeMap::new(), [false; CONDITIONS.len()]);
+        let (mut met, mut is_seen) = (SortedMap::new(), [false; CONDITIONS.len()]);
         for (index, threshold) in thresholds.iter().enumerate() {
             let since = self.met.get(&index).copied();
             let is_met = is_met(threshold, facts, since.is_some());

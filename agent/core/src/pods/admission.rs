@@ -6,7 +6,8 @@
 use crate::pods::event::{HostPort, NodeFacts, QosClass};
 use crate::pods::spec::{Pod, PodSpec};
 use crate::pods::{eviction, resources, security, table, volumes};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::sorted::SortedMap;
+use std::collections::BTreeSet;
 
 /// Why a pod does not run here.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -176,7 +177,7 @@ pub(crate) fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
 
 /// Ports that are taken: protocol and port, with the addresses; the empty one is every address.
 #[derive(Default)]
-struct Taken(BTreeMap<(String, u16), BTreeSet<String>>);
+struct Taken(SortedMap<(String, u16), BTreeSet<String>>);
 
 impl Taken {
     fn of(ports: impl Iterator<Item = HostPort>) -> Self {
@@ -209,8 +210,8 @@ mod tests {
     }
 
     fn check(spec: Value, others: &[Value], expect: Option<(&str, &str)>) {
-        let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
-        let devices = BTreeMap::from([("gps".to_owned(), vec!["/dev/ttyUSB0".to_owned()])]);
+        let labels = std::collections::BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
+        let devices = SortedMap::from([("gps".to_owned(), vec!["/dev/ttyUSB0".to_owned()])]);
         let node = NodeFacts {
             labels,
             devices,

@@ -18,6 +18,7 @@ use crate::images::collect::{Collected, Thresholds};
 use crate::kubelet::Signal;
 use crate::pods::hooks::{HookKind, HookNote, HookOrder};
 use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
+use crate::sorted::SortedMap;
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -252,9 +253,9 @@ pub struct PodUsage {
     pub pod: PodUid,
     pub memory_bytes: Option<u64>,
     pub processes: Option<u64>,
-    pub containers: BTreeMap<String, ContainerUsage>,
+    pub containers: SortedMap<String, ContainerUsage>,
     /// By name; those that lie on the disk of the node.
-    pub volumes: BTreeMap<String, DiskUsage>,
+    pub volumes: SortedMap<String, DiskUsage>,
 }
 
 /// What a container takes, all its runs together.
@@ -328,11 +329,11 @@ pub struct Inventory {
     /// Runs that were created, wholly or not, and are not removed. A half-created one that never ran is `Lost` or left out.
     pub containers: Vec<Observation>,
     /// The highest attempt that has a log, by pod and container, also of earlier boots.
-    pub logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    pub logs: SortedMap<PodUid, SortedMap<String, u32>>,
     /// What `NoteHealth` noted of runs that are not removed.
-    pub health: BTreeMap<ContainerKey, Health>,
+    pub health: SortedMap<ContainerKey, Health>,
     /// The same of `NoteHook`.
-    pub hooks: BTreeMap<ContainerKey, HookNote>,
+    pub hooks: SortedMap<ContainerKey, HookNote>,
 }
 
 /// A pod that the runtime has, as `PodSandbox` described it.
@@ -623,7 +624,7 @@ pub struct Security {
     /// The profile of AppArmor; None: none is set.
     pub apparmor: Option<String>,
     /// Devices by name, with their paths; without a path: the node's configuration has none of this name any more.
-    pub devices: BTreeMap<String, Vec<String>>,
+    pub devices: SortedMap<String, Vec<String>>,
     /// Of the pod's own namespaces: name with dots, and value.
     pub sysctls: BTreeMap<String, String>,
 }
@@ -708,7 +709,7 @@ pub struct NodeFacts {
     /// The kernel labels files and processes by SELinux.
     pub has_selinux: bool,
     /// `kedge.devices`.
-    pub devices: BTreeMap<String, Vec<String>>,
+    pub devices: SortedMap<String, Vec<String>>,
     /// `allowedUnsafeSysctls`.
     pub unsafe_sysctls: Vec<String>,
     /// `seccompDefault`: what names no profile has `RuntimeDefault`.

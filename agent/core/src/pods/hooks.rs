@@ -11,8 +11,8 @@ use crate::pods::life::{ContainerLife, Context, Doing, Life};
 use crate::pods::probes::Check;
 use crate::pods::probes::spec::{Exec, HttpGet};
 use crate::pods::spec::{Container, Pod};
+use crate::sorted::SortedMap;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a postStart hook may take. Upstream waits for ever; one that hangs would keep its place from other pods' hooks.
@@ -358,7 +358,7 @@ impl Life {
         &mut self,
         now: Duration,
         key: &ContainerKey,
-        noted: &BTreeMap<ContainerKey, HookNote>,
+        noted: &SortedMap<ContainerKey, HookNote>,
     ) {
         let (Some(container), Some(note)) = (self.containers.get_mut(&key.container), noted.get(key)) else {
             return;

@@ -22,6 +22,7 @@ use crate::pods::spec::{Container, Pod, RestartPolicy};
 use crate::pods::status::{Terminated, restarts_after};
 use crate::pods::tokens::Tokens;
 use crate::pods::updating::Files;
+use crate::sorted::SortedMap;
 use kedge_api::Timestamp;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -166,7 +167,7 @@ pub(crate) fn unseen_exit() -> Exit {
 pub(crate) struct ContainerLife {
     pub(crate) run: Option<Run>,
     /// Earlier runs that are not removed; true: it may still run.
-    pub(crate) older: BTreeMap<u32, bool>,
+    pub(crate) older: SortedMap<u32, bool>,
     /// How the run before ended.
     pub(crate) last: Option<Terminated>,
     pub(crate) next_attempt: u32,
@@ -240,9 +241,9 @@ pub(crate) struct Life {
     pub(crate) image_volumes: ImageVolumes,
     /// Images for the pod that will take its place.
     pub(crate) ahead: Ahead,
-    pub(crate) containers: BTreeMap<String, ContainerLife>,
+    pub(crate) containers: SortedMap<String, ContainerLife>,
     /// How containers ended that are not started again.
-    pub(crate) results: BTreeMap<String, Exit>,
+    pub(crate) results: SortedMap<String, Exit>,
     pub(crate) saved: Saved,
     /// The API server had it as finished when it was first seen, and nothing here knows better.
     pub(crate) is_finished_elsewhere: bool,
@@ -294,8 +295,8 @@ impl Life {
             tokens: Tokens::default(),
             image_volumes: ImageVolumes::default(),
             ahead: Ahead::default(),
-            containers: BTreeMap::new(),
-            results: BTreeMap::new(),
+            containers: SortedMap::new(),
+            results: SortedMap::new(),
             saved: Saved::default(),
             is_finished_elsewhere: false,
             announced: String::new(),
@@ -388,7 +389,7 @@ impl Life {
     }
 
     /// The agent found this run at its start: the health that the last agent noted holds until the next verdict.
-    pub(crate) fn adopt_health(&mut self, key: &ContainerKey, known: &BTreeMap<ContainerKey, Health>) {
+    pub(crate) fn adopt_health(&mut self, key: &ContainerKey, known: &SortedMap<ContainerKey, Health>) {
         if let Some(container) = self.containers.get_mut(&key.container) {
             container.probes.adopt(key.attempt, known.get(key).copied().unwrap_or_default());
         }

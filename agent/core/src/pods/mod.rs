@@ -54,6 +54,7 @@ pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, Prob
 use crate::config::digest::Digest;
 use crate::event::{Answer, Level, Now};
 use crate::kubelet::ShutdownGroup;
+use crate::sorted::{SortedMap, SortedSet};
 use failing::{Active, Failed};
 use kedge_api::Timestamp;
 use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
@@ -118,31 +119,31 @@ pub struct Pods {
     shutdown_groups: Vec<ShutdownGroup>,
     shutdown: Option<shutdown::Shutdown>,
     /// Records that could not be read.
-    unreadable: BTreeSet<PodUid>,
+    unreadable: SortedSet<PodUid>,
     /// Records of no pod that the disk did not remove, and when it is asked again.
-    leftovers: BTreeSet<PodUid>,
+    leftovers: SortedSet<PodUid>,
     leftover_wake: Option<Duration>,
     leftover_retry: backoff::Retry,
     /// By Node UID.
-    objects: BTreeMap<String, Objects>,
+    objects: SortedMap<String, Objects>,
     /// Copies of objects on disk that could not be read, by their name: each is replaced, or removed with the last pod that may
     /// need it.
     unreadable_copies: BTreeSet<String>,
     /// Pods came, changed or went: objects may be needed no more.
     has_new_needs: bool,
     /// What the runtime had, until the desired set is known.
-    logs: BTreeMap<PodUid, BTreeMap<String, u32>>,
+    logs: SortedMap<PodUid, SortedMap<String, u32>>,
     /// By namespace and name.
-    mirrors: BTreeMap<(String, String), Mirror>,
+    mirrors: SortedMap<(String, String), Mirror>,
     /// Mirrors that are being created.
-    creating: BTreeMap<(String, String), backoff::Retry>,
-    creating_now: BTreeSet<(String, String)>,
+    creating: SortedMap<(String, String), backoff::Retry>,
+    creating_now: SortedSet<(String, String)>,
     /// When a mirror is created or deleted again.
     mirror_wake: Option<Duration>,
     /// How containers of static pods ended that are not started again, from records whose file was not read yet.
-    static_results: BTreeMap<PodUid, StaticResults>,
+    static_results: SortedMap<PodUid, StaticResults>,
     /// What the static files say, and which.
-    statics: BTreeMap<PodUid, (String, Rc<Pod>)>,
+    statics: SortedMap<PodUid, (String, Rc<Pod>)>,
     /// Complaints about static files that were logged, by path.
     complaints: BTreeMap<String, String>,
 }
@@ -150,7 +151,7 @@ pub struct Pods {
 /// What a static pod's record has.
 #[derive(Debug, Clone)]
 struct StaticResults {
-    results: BTreeMap<String, Exit>,
+    results: SortedMap<String, Exit>,
     failed: Option<Failed>,
     active_since: Option<Timestamp>,
     durable: Digest,
@@ -210,20 +211,20 @@ impl Pods {
             eviction: eviction::Eviction::default(),
             shutdown_groups: Vec::new(),
             shutdown: None,
-            unreadable: BTreeSet::new(),
-            leftovers: BTreeSet::new(),
+            unreadable: SortedSet::new(),
+            leftovers: SortedSet::new(),
             leftover_wake: None,
             leftover_retry: backoff::Retry::default(),
-            objects: BTreeMap::new(),
+            objects: SortedMap::new(),
             unreadable_copies: BTreeSet::new(),
             has_new_needs: false,
-            logs: BTreeMap::new(),
-            mirrors: BTreeMap::new(),
-            creating: BTreeMap::new(),
-            creating_now: BTreeSet::new(),
+            logs: SortedMap::new(),
+            mirrors: SortedMap::new(),
+            creating: SortedMap::new(),
+            creating_now: SortedSet::new(),
             mirror_wake: None,
-            static_results: BTreeMap::new(),
-            statics: BTreeMap::new(),
+            static_results: SortedMap::new(),
+            statics: SortedMap::new(),
             complaints: BTreeMap::new(),
         }
     }
@@ -369,7 +370,7 @@ impl Pods {
     fn read_objects_again(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         let Some(node_uid) = self.node_uid.as_ref().filter(|_| self.has_desired) else { return };
         let bound = self.lives.values().filter(|life| life.node_uid() == node_uid && !life.is_over());
-        let needed: BTreeSet<ObjectName> =
+        let needed: SortedSet<ObjectName> =
             bound.filter_map(|life| life.pod.as_ref()).flat_map(|pod| objects::needed_by(pod)).collect();
         if let Some(objects) = self.objects.get_mut(node_uid) {
             needed.iter().for_each(|name| objects.read_again(now, name, actions));
@@ -495,7 +496,7 @@ impl Pods {
 
     fn inventory(&mut self, now: Now, inventory: Inventory) {
         let mut silent = vec![];
-        let seen: BTreeSet<&ContainerKey> =
+        let seen: SortedSet<&ContainerKey> =
             inventory.containers.iter().map(|found| &found.container).collect();
         for found in &inventory.pods {
             let life = self.life_of(&found.uid);
@@ -516,7 +517,7 @@ impl Pods {
             life.adopt_health(&observation.container, &inventory.health);
             life.adopt_hooks(now.mono, &observation.container, &inventory.hooks);
         }
-        let prepared: BTreeSet<&PodUid> = inventory.pods.iter().map(|found| &found.uid).collect();
+        let prepared: SortedSet<&PodUid> = inventory.pods.iter().map(|found| &found.uid).collect();
         for life in self.lives.values_mut() {
             life.forget_unseen(now, &seen, prepared.contains(&life.uid.clone()));
             // an earlier agent may have been killed before it updated them
@@ -752,7 +753,7 @@ impl Pods {
                 return;
             }
         };
-        let paths: BTreeSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
+        let paths: SortedSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
         self.complaints.retain(|path, _| paths.contains(path.as_str()));
         let is_known = |uid: &PodUid| self.lives.contains_key(uid);
         let (current, unknown) = static_pods::read_all(&files, &self.node_name, &is_known);
@@ -864,9 +865,9 @@ impl Pods {
         self.mirror_wake = None;
         let Some(node_uid) = self.node_uid.clone() else { return };
         let statics = self.lives.values().filter(|life| life.is_static() && life.end.is_none());
-        let wanted: BTreeMap<(String, String), PodUid> =
+        let wanted: SortedMap<(String, String), PodUid> =
             statics.map(|life| ((life.namespace.clone(), life.name.clone()), life.uid.clone())).collect();
-        let ending: BTreeSet<(String, String)> = self
+        let ending: SortedSet<(String, String)> = self
             .lives
             .values()
             .filter(|life| life.is_static() && life.end.is_some())
@@ -955,12 +956,12 @@ impl Pods {
 
     /// Forgets the objects that no pod refers to.
     fn forget_objects(&mut self, actions: &mut Vec<PodAction>) {
-        let mut needed: BTreeMap<&str, BTreeSet<ObjectName>> = BTreeMap::new();
+        let mut needed: SortedMap<&str, SortedSet<ObjectName>> = SortedMap::new();
         for life in self.lives.values().filter(|life| !life.is_static()) {
             let names = life.pod.iter().flat_map(|pod| objects::needed_by(pod));
             needed.entry(life.node_uid()).or_default().extend(names);
         }
-        let nothing = BTreeSet::new();
+        let nothing = SortedSet::new();
         for (node_uid, objects) in &mut self.objects {
             objects.keep_only(needed.get(node_uid.as_str()).unwrap_or(&nothing), actions);
         }
@@ -1018,7 +1019,7 @@ impl Pods {
             now,
             node: self.node.as_ref(),
             lives: &self.lives,
-            objects: self.objects.entry(node_uid).or_insert_with_key(|uid| Objects::of(uid)),
+            objects: self.objects.entry(node_uid.clone()).or_insert_with(|| Objects::of(&node_uid)),
             can_read,
             is_shutting_down,
             actions,
@@ -1100,7 +1101,7 @@ impl Pods {
 
     /// Whether a list of the pods bound to this Node has all that are known to be. What lies on disk is not known before it was read.
     pub(crate) fn has_all_of(&self, node_uid: &str, pods: &[Value]) -> bool {
-        let listed: BTreeSet<&str> = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
+        let listed: SortedSet<&str> = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str()).collect();
         let is_bound_here = |life: &&Life| match &life.origin {
             Origin::Api { node_uid: bound } | Origin::Found { node_uid: bound } => bound == node_uid,
             Origin::Static { .. } => false,
@@ -1244,7 +1245,7 @@ impl Life {
     }
 
     /// The runtime has told of all it has: what it did not name is not there.
-    fn forget_unseen(&mut self, now: Now, seen: &BTreeSet<&ContainerKey>, is_prepared: bool) {
+    fn forget_unseen(&mut self, now: Now, seen: &SortedSet<&ContainerKey>, is_prepared: bool) {
         if !is_prepared && matches!(self.sandbox, Sandbox::Ready | Sandbox::Half) {
             self.sandbox = Sandbox::Absent;
         }

@@ -9,11 +9,12 @@ use crate::config::digest::Digest;
 use crate::event::Now;
 use crate::pods::event::{DesiredFile, ObjectKind, ObjectName, ObjectRead, PodAction};
 use crate::pods::spec::{FileSource, Pod, PodSpec};
+use crate::sorted::{SortedMap, SortedSet};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// On a Secret: its data is kept in memory only, and pods that need it wait for the API server after a reboot.
@@ -26,14 +27,14 @@ const FIRST_WAIT: Duration = Duration::from_secs(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The data of an object, by key.
-pub(crate) type Data = BTreeMap<String, Vec<u8>>;
+pub(crate) type Data = SortedMap<String, Vec<u8>>;
 
 /// What is known of the objects of one API server.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Objects {
     /// The Node that it bound the pods to.
     node_uid: String,
-    known: BTreeMap<ObjectName, Object>,
+    known: SortedMap<ObjectName, Object>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -236,7 +237,7 @@ impl Objects {
     }
 
     /// Forgets what no pod refers to.
-    pub(crate) fn keep_only(&mut self, needed: &BTreeSet<ObjectName>, actions: &mut Vec<PodAction>) {
+    pub(crate) fn keep_only(&mut self, needed: &SortedSet<ObjectName>, actions: &mut Vec<PodAction>) {
         let node_uid = &self.node_uid;
         self.known.retain(|name, object| {
             let keep = needed.contains(name) || object.foreign > 0;
@@ -321,9 +322,9 @@ fn data_of(kind: ObjectKind, object: &Value) -> Data {
 }
 
 /// The objects that a pod refers to. A static pod refers to none: it is refused if it tries.
-pub(crate) fn needed_by(pod: &Pod) -> BTreeSet<ObjectName> {
+pub(crate) fn needed_by(pod: &Pod) -> SortedSet<ObjectName> {
     let PodSpec { volumes, image_pull_secrets, .. } = &pod.spec;
-    let mut needed = BTreeSet::new();
+    let mut needed = SortedSet::new();
     let mut add = |kind, name: &str| {
         // an invalid name is reported missing without a request
         if kedge_api::names::subdomain_complaint(name).is_none() {
@@ -425,7 +426,7 @@ mod tests {
         assert!(matches!(again.find(&secret()), Found::Data(data) if data["key"] == b"hi"));
         assert!(again.take_copy(&"0".repeat(64), content).is_err(), "a file that was moved");
         let mut actions = vec![];
-        again.keep_only(&BTreeSet::new(), &mut actions);
+        again.keep_only(&SortedSet::new(), &mut actions);
         assert_eq!(actions, [removal(digest.clone())]);
     }
 

@@ -9,10 +9,10 @@ use crate::pods::admission::Rejection;
 use crate::pods::event::Exit;
 use crate::pods::failing::Failed;
 use crate::pods::spec::{LONGEST_GRACE_SECS, Pod};
+use crate::sorted::SortedMap;
 use kedge_api::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 const VERSION: &str = "kedge.dev/v1";
 const KIND: &str = "DesiredPod";
@@ -34,8 +34,8 @@ pub(crate) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rejected: Option<Rejection>,
     /// How containers ended that are not started again.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) results: BTreeMap<String, Exit>,
+    #[serde(default, skip_serializing_if = "SortedMap::is_empty")]
+    pub(crate) results: SortedMap<String, Exit>,
     /// The node ended it, and its object stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<Failed>,
@@ -50,7 +50,7 @@ impl Record {
         pod: &Pod,
         ended: Option<u64>,
         rejected: Option<Rejection>,
-        results: BTreeMap<String, Exit>,
+        results: SortedMap<String, Exit>,
     ) -> Self {
         let mut metadata = json!({
             "name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "generation": pod.generation,
@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn record(object: &Value) -> Record {
-        Record::new("n", &Pod::read(object).unwrap(), None, None, BTreeMap::new())
+        Record::new("n", &Pod::read(object).unwrap(), None, None, SortedMap::new())
     }
 
     #[test]

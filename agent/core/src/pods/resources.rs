@@ -6,8 +6,9 @@
 use crate::kubelet::quantity::Quantity;
 use crate::pods::event::{QosClass, Resources};
 use crate::pods::spec::{Container, PodSpec};
+use crate::sorted::{SortedMap, SortedSet};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A quantity as JSON has it: text or a number.
 pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
@@ -23,7 +24,7 @@ pub(crate) fn quantity(value: &Value) -> Option<Quantity> {
 pub(crate) const DEVICE: &str = "kedge.dev/";
 
 /// The devices that a container asks for, and how many of each; none it asks 0 of.
-pub(crate) fn devices_of(container: &Container) -> BTreeMap<&str, u64> {
+pub(crate) fn devices_of(container: &Container) -> SortedMap<&str, u64> {
     let asked = container.resources.limits.iter().filter_map(|(resource, amount)| {
         Some((resource.strip_prefix(DEVICE)?, quantity(amount)?.units().unsigned_abs()))
     });
@@ -31,7 +32,7 @@ pub(crate) fn devices_of(container: &Container) -> BTreeMap<&str, u64> {
 }
 
 /// The names of all devices that a pod asks for.
-pub(crate) fn device_names(spec: &PodSpec) -> BTreeSet<&str> {
+pub(crate) fn device_names(spec: &PodSpec) -> SortedSet<&str> {
     spec.all_containers().flat_map(|container| devices_of(container).into_keys()).collect()
 }
 

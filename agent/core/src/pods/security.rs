@@ -8,6 +8,7 @@ use crate::pods::event::{NodeFacts, Seccomp, Security};
 use crate::pods::resources;
 use crate::pods::spec::{Container, ContainerSecurity, Pod, PodSecurity, PodSpec, Profile};
 use crate::pods::volumes::has_way_up;
+use crate::sorted::{SortedMap, SortedSet};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Highest ID of a user or group: upstream's.
@@ -284,7 +285,7 @@ pub(crate) fn of(pod: &Pod, container: &Container, node: &NodeFacts) -> Security
     }
 }
 
-fn devices(container: &Container, node: &NodeFacts) -> BTreeMap<String, Vec<String>> {
+fn devices(container: &Container, node: &NodeFacts) -> SortedMap<String, Vec<String>> {
     let names = resources::devices_of(container).into_keys();
     let named = names.map(|name| (name.to_owned(), node.devices.get(name).cloned().unwrap_or_default()));
     named.collect()
@@ -315,8 +316,8 @@ fn capabilities(own: &ContainerSecurity) -> Vec<String> {
     }
     let has = |list: &[String], name: &str| list.iter().any(|other| plain(other) == name);
     let (add, drop) = (&own.capabilities.add, &own.capabilities.drop);
-    let mut left: BTreeSet<&str> = match (has(add, ALL), has(drop, ALL)) {
-        (_, true) => BTreeSet::new(),
+    let mut left: SortedSet<&str> = match (has(add, ALL), has(drop, ALL)) {
+        (_, true) => SortedSet::new(),
         (true, false) => CAPABILITIES.into_iter().collect(),
         (false, false) => USUAL.into_iter().collect(),
     };

@@ -8,6 +8,7 @@ use crate::config::digest::Digest;
 use crate::kubelet::yaml;
 use crate::pods::event::{PodUid, StaticFile};
 use crate::pods::spec::Pod;
+use crate::sorted::SortedMap;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,7 +18,7 @@ const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 
 /// Pods with the path of their file, by UID; and why the other files cannot be used.
-pub(crate) type Read = (BTreeMap<PodUid, (String, Rc<Pod>)>, BTreeMap<String, String>);
+pub(crate) type Read = (SortedMap<PodUid, (String, Rc<Pod>)>, BTreeMap<String, String>);
 
 /// Reads all files. Of two with a pod of the same name the one whose pod `is_known` counts, else the first.
 pub(crate) fn read_all(files: &[StaticFile], node_name: &str, is_known: &dyn Fn(&PodUid) -> bool) -> Read {
@@ -30,7 +31,7 @@ pub(crate) fn read_all(files: &[StaticFile], node_name: &str, is_known: &dyn Fn(
         }
     }
     found.sort_by_key(|(path, pod)| (!is_known(&pod.uid), *path));
-    let (mut pods, mut owners) = (BTreeMap::new(), BTreeMap::new());
+    let (mut pods, mut owners) = (SortedMap::new(), SortedMap::new());
     for (path, pod) in found {
         let name = (pod.namespace.clone(), pod.name.clone());
         if let Some(owner) = owners.get(&name) {

@@ -11,7 +11,7 @@ use crate::pods::backoff::Retry;
 use crate::pods::event::{PodAction, PodUid, TokenName, TokenRead};
 use crate::pods::life::{Context, Life};
 use crate::pods::spec::{FileSource, Pod, TokenSource};
-use std::collections::BTreeMap;
+use crate::sorted::SortedMap;
 use std::time::Duration;
 
 /// `expirationSeconds` of a source that has none: upstream's.
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     /// By audience and life asked for.
-    known: BTreeMap<(String, u64), Token>,
+    known: SortedMap<(String, u64), Token>,
     /// Since when the pod waits to start and has no contact.
     without_contact: Option<Duration>,
     /// It starts without the tokens that it did not ask for itself.

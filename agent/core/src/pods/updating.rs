@@ -12,7 +12,7 @@ use crate::pods::event::{Failure, PodAction, Volume, VolumeFile, VolumeSource};
 use crate::pods::life::{Context, Life, Sandbox};
 use crate::pods::spec::Pod;
 use crate::pods::volumes::{self, VolumeProblem};
-use std::collections::BTreeMap;
+use crate::sorted::SortedMap;
 
 /// What is known of the files of a pod's volumes.
 #[derive(Debug, Clone, Default)]
@@ -21,7 +21,7 @@ pub(crate) struct Files {
     pub(crate) is_stale: bool,
     is_updating: bool,
     /// By volume: what was ordered last. An earlier agent's orders are unknown.
-    ordered: BTreeMap<String, Digest>,
+    ordered: SortedMap<String, Digest>,
     retry: Retry,
 }
 

@@ -14,7 +14,8 @@ use crate::pods::spec::{
     DownwardFile, FileSource, KeyToPath, ObjectVolume, Pod, PodSpec, VolumeMount, VolumeSpec,
 };
 use crate::pods::tokens::{FoundToken, Tokens};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::sorted::SortedSet;
+use std::collections::BTreeMap;
 
 /// Most bytes of files in one pod's volumes: one object may be named by many items and volumes.
 pub(crate) const MOST_FILE_BYTES: usize = 16 * 1024 * 1024;
@@ -75,7 +76,7 @@ pub(crate) fn complaint(spec: &PodSpec) -> Option<String> {
             return Some(format!("volume {:?}: each of its sources is expected to be one", volume.name));
         }
     }
-    let names: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    let names: SortedSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     spec.all_containers().find_map(|container| {
         let known = |name: &str| names.contains(name);
         let mut mounts = container.volume_mounts.iter();

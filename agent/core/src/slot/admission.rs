@@ -5,12 +5,12 @@
 //! and no control characters.
 //! Leaves to others: looking (`agent/src/slot/admission.rs`); the order of what is written (`list`); writing (`agent/src/slot/update.rs`).
 
-use std::collections::BTreeMap;
-
 use super::list::{self, Entries, Part, Place, Step};
 use super::version::{is_version, order};
 use super::{CommandLine, Works, words};
 use crate::event::ImageState;
+use crate::sorted::SortedMap;
+use std::collections::BTreeMap;
 
 /// The manifest's size: one block of lines "KEY VALUE", filled up with newlines.
 pub const MANIFEST_BYTES: usize = 4096;
@@ -37,7 +37,7 @@ pub struct Facts {
     /// The boot loader's list.
     pub entries: Entries,
     /// Sizes of [`FILES`], by `SLOT/NAME`.
-    pub files: BTreeMap<String, u64>,
+    pub files: SortedMap<String, u64>,
     /// Bytes free on the EFI partition.
     pub free_bytes: u64,
     /// The roots on the disk that runs: device and bytes, by the partition's name.

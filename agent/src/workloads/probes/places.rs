@@ -4,7 +4,8 @@
 //! order in which it came, but for pods that have all of theirs.
 
 use kedge_core::pods::PodUid;
-use std::collections::{BTreeMap, VecDeque};
+use kedge_core::sorted::SortedMap;
+use std::collections::VecDeque;
 
 /// What runs in a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,13 +32,13 @@ impl Lane {
 /// The places, and what waits for one. Core orders each probe once at a time, so few wait.
 #[derive(Debug)]
 pub(super) struct Places<T> {
-    taken: BTreeMap<(Lane, PodUid), usize>,
+    taken: SortedMap<(Lane, PodUid), usize>,
     waiting: VecDeque<(Lane, PodUid, T)>,
 }
 
 impl<T> Default for Places<T> {
     fn default() -> Self {
-        Self { taken: BTreeMap::new(), waiting: VecDeque::new() }
+        Self { taken: SortedMap::new(), waiting: VecDeque::new() }
     }
 }
 

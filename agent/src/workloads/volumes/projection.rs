@@ -6,8 +6,8 @@
 //! wears out by news alone. No flush: a machine that boots prepares its pods anew, and compares. Leaves to others: which files.
 
 use kedge_core::pods::VolumeFile;
+use kedge_core::sorted::{SortedMap, SortedSet};
 use kedge_platform::trees;
-use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -150,7 +150,7 @@ impl Replacement<'_> {
     }
 }
 
-fn first_parts(files: &[VolumeFile]) -> BTreeSet<OsString> {
+fn first_parts(files: &[VolumeFile]) -> SortedSet<OsString> {
     let first = |file: &VolumeFile| file.path.split('/').next().map(OsString::from);
     files.iter().filter_map(first).collect()
 }
@@ -188,7 +188,7 @@ fn write(directory: &Path, file: &VolumeFile, group: Option<u32>) -> io::Result<
 
 /// Whether a set has these files and no others.
 fn holds(set: &Path, files: &[VolumeFile], group: Option<u32>) -> bool {
-    let mut wanted: BTreeMap<PathBuf, &VolumeFile> =
+    let mut wanted: SortedMap<PathBuf, &VolumeFile> =
         files.iter().map(|file| (set.join(&file.path), file)).collect();
     let mut directories = vec![set.to_owned()];
     while let Some(directory) = directories.pop() {
@@ -231,6 +231,7 @@ fn is_same(path: &Path, file: &VolumeFile, group: Option<u32>) -> io::Result<boo
 mod tests {
     use super::*;
     use kedge_rig::Scratch;
+    use std::collections::BTreeMap;
 
     fn files(of: &[(&str, &str)]) -> Vec<VolumeFile> {
         let file = |(path, content): &(&str, &str)| VolumeFile {

@@ -5,8 +5,8 @@
 
 use crate::pods::probes::order::{Check, HttpCheck, ProbeKind};
 use crate::pods::spec::{Container, EnvVar, Port};
+use crate::sorted::SortedMap;
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Most headers of one request: each is sent with each run.
@@ -149,7 +149,7 @@ impl Probe {
 impl Exec {
     /// References to variables are expanded, as upstream, as far as the spec itself has their values.
     pub(crate) fn check(&self, container: &Container) -> Check {
-        let known: BTreeMap<&str, &EnvVar> =
+        let known: SortedMap<&str, &EnvVar> =
             container.env.iter().map(|variable| (variable.name.as_str(), variable)).collect();
         let value = |name: &str| {
             let variable = known.get(name).filter(|variable| variable.value_from.is_none());
