@@ -312,7 +312,7 @@ fn shown_by_agent(places: &Places, output: Output) -> Result<String, Option<Stri
     }
     match output {
         Output::Text => Ok(text.into_owned()),
-        Output::Json => match serde_json::from_str(&text) {
+        Output::Json => match serde_json::from_slice(text.as_bytes()) {
             Ok(value @ Value::Object(_)) => Ok(pretty(&with_origin(value, "agent", None))),
             Ok(_) => Err(answered(&"not a JSON object")),
             Err(error) => Err(answered(&format_args!("not JSON: {error}"))),

@@ -16,6 +16,7 @@ mod meta;
 pub mod names;
 mod node;
 mod pull_ahead;
+pub mod read;
 mod text;
 mod time;
 

@@ -478,7 +478,7 @@ impl RunDirectory {
     /// The record in this directory; one that cannot be read counts as missing.
     pub fn recorded(&self) -> Option<ExitRecord> {
         let text = self.read(EXIT_RECORD, RECORD_LIMIT);
-        let versioned: Versioned<ExitRecord> = serde_json::from_str(&text).ok()?;
+        let versioned: Versioned<ExitRecord> = serde_json::from_slice(text.as_bytes()).ok()?;
         (versioned.version <= FORMAT).then_some(versioned.record)
     }
 

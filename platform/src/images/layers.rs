@@ -621,7 +621,7 @@ impl Ended {
             CutOff::Cancelled => UnpackError::Cancelled { layer: layer.to_owned() },
         })?;
         if self.status.is_some_and(|status| status.success())
-            && let Ok(unpacked) = serde_json::from_str(&output)
+            && let Ok(unpacked) = serde_json::from_slice(output.as_bytes())
         {
             return Ok(unpacked);
         }

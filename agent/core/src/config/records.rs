@@ -7,7 +7,7 @@
 use crate::config::digest::{ConfigId, Digest, Identity};
 use crate::config::source::{Source, is_file_name};
 use crate::sorted::SortedMap;
-use kedge_api::{Timestamp, excerpt};
+use kedge_api::{Timestamp, excerpt, read};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -752,7 +752,7 @@ fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result
             return Known::Unknown { why, set_aside: false };
         }
     }
-    match serde_json::from_value(json).map_err(|error| error.to_string()).and_then(of) {
+    match read::from_value(&json).map_err(|error| error.to_string()).and_then(of) {
         Ok(record) => Known::Is(record),
         Err(why) => Known::Unknown { why: shortened(&why), set_aside: true },
     }
@@ -943,7 +943,7 @@ impl Startups {
     }
 
     fn of(json: Value) -> Result<Self, String> {
-        let json: StartupsJson = serde_json::from_value(json).map_err(|error| error.to_string())?;
+        let json: StartupsJson = read::from_value(&json).map_err(|error| error.to_string())?;
         if json.records.len() > COUNTED_CONFIGS {
             return Err(format!("it has {} records, expected at most {COUNTED_CONFIGS}", json.records.len()));
         }
@@ -967,7 +967,7 @@ impl Startups {
         let part = |json: &Value, name: &str| json.get(name).cloned().unwrap_or_default();
         let (hold, held) = (part(&json, "hold"), part(&json, "held"));
         json["id"] = Value::Null;
-        let counts: CountsJson = serde_json::from_value(json).map_err(|error| error.to_string())?;
+        let counts: CountsJson = read::from_value(&json).map_err(|error| error.to_string())?;
         let counts = Counts { id, ..counts.into() };
         let base = Self {
             hold: hold == true,
@@ -1027,7 +1027,7 @@ impl BadConfigs {
                 json.remove(DOUBTED);
             }
             let entry = |entry: Value| {
-                serde_json::from_value::<BadConfigMapJson>(entry).map_err(|error| error.to_string())
+                read::from_value::<BadConfigMapJson>(&entry).map_err(|error| error.to_string())
             };
             let is_note = |noted: &Value| {
                 noted.get("contents").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty)

@@ -20,7 +20,6 @@ use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
 use crate::writes::{Steps, Suspend, Suspendable};
 use kedge_api::{ConfigMap, excerpt};
-use serde::Deserialize;
 use serde_json::Value;
 use std::fmt;
 use std::rc::Rc;
@@ -1437,7 +1436,7 @@ impl Configuration {
                 excerpt(resource_version)
             ));
         }
-        let text = match ConfigMap::deserialize(object)
+        let text = match kedge_api::read::from_value::<ConfigMap>(object)
             .map_err(|error| format!("it is not a ConfigMap: {}", shortened(&error.to_string())))
             .and_then(|map| payload(map, source))
         {

@@ -132,7 +132,7 @@ pub fn requested_source(
     match (field, annotation) {
         (None, None) => RequestedSource::Nil,
         (Some(field), None) => judge(field),
-        (field, Some(text)) => match (field, serde_json::from_str::<Value>(text)) {
+        (field, Some(text)) => match (field, serde_json::from_slice::<Value>(text.as_bytes())) {
             (_, Err(error)) => RequestedSource::Invalid(format!(
                 "annotation {} is not JSON: {error}",
                 kedge_api::CONFIG_SOURCE_ANNOTATION

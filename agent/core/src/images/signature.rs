@@ -381,8 +381,8 @@ struct RawImage {
 
 /// The manifest that a signed text names.
 fn signed_manifest(payload: &str) -> Result<BlobDigest, String> {
-    let raw: RawPayload =
-        serde_json::from_str(payload).map_err(|error| excerpt(&error.to_string()).to_string())?;
+    let raw: RawPayload = serde_json::from_slice(payload.as_bytes())
+        .map_err(|error| excerpt(&error.to_string()).to_string())?;
     if raw.critical.signed_type != SIGNED_TYPE {
         let found = excerpt(&raw.critical.signed_type).to_string();
         return Err(format!("critical.type is {found:?}, expected {SIGNED_TYPE:?}"));

@@ -677,7 +677,8 @@ fn float(text: &str) -> Option<Number> {
     let whole = if whole.is_empty() { "0" } else { whole };
     let missing = if rest == "." || rest.starts_with(".e") || rest.starts_with(".E") { "0" } else { "" };
     let (point, rest) = rest.split_at(usize::from(rest.starts_with('.')));
-    let number: Number = serde_json::from_str(&format!("{sign}{whole}{point}{missing}{rest}")).ok()?;
+    let number: Number =
+        serde_json::from_slice(format!("{sign}{whole}{point}{missing}{rest}").as_bytes()).ok()?;
     let value = number.as_f64()?;
     // beyond this not every integer is a float
     const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;

@@ -176,7 +176,7 @@ impl NodeObject {
     fn seen(&mut self, object: Value, turn: &mut Turn) -> Option<NodeNews> {
         let expected = &turn.options.node_name;
         let is_whole = object["kind"] != api::METADATA_KIND;
-        let node = match serde_json::from_value::<api::Node>(object) {
+        let node = match api::read::from_value::<api::Node>(&object) {
             Ok(node) if node.metadata.name == *expected => Box::new(node),
             Ok(node) => {
                 if !std::mem::replace(&mut self.wrong_node_logged, true) {

@@ -6,7 +6,7 @@
 use crate::pods::event::{ObjectKind, PodRef, PodUid, PullPolicy, TerminationMessage};
 use crate::pods::hooks::Lifecycle;
 use crate::pods::probes::spec::Probe;
-use kedge_api::{Timestamp, names};
+use kedge_api::{Timestamp, names, read};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -45,10 +45,10 @@ pub(crate) struct Pod {
 impl Pod {
     /// Reads an object. The error names the field.
     pub(crate) fn read(object: &Value) -> Result<Self, String> {
-        let meta = Metadata::deserialize(without_nulls(&object["metadata"]))
+        let meta = read::from_value::<Metadata>(&without_nulls(&object["metadata"]))
             .map_err(|error| format!("metadata: {error}"))?;
         let raw_spec = without_nulls(&object["spec"]);
-        let spec = PodSpec::deserialize(&raw_spec).map_err(|error| format!("spec: {error}"))?;
+        let spec = read::from_value::<PodSpec>(&raw_spec).map_err(|error| format!("spec: {error}"))?;
         let uid = PodUid::new(&meta.uid)
             .ok_or_else(|| format!("metadata.uid is {:?}, expected a UID", kedge_api::excerpt(&meta.uid)))?;
         let name = Some(&meta.name).filter(|name| names::subdomain_complaint(name).is_none());
