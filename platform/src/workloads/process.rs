@@ -254,11 +254,7 @@ pub(super) fn close_all_descriptors() {
 /// starts cannot overtake it, however busy the machine is. Where the kernel refuses that, it runs in its turn.
 pub(super) fn before_others(command: &mut Command) -> &mut Command {
     let prepare = || {
-        let priority = libc::sched_param { sched_priority: 1 };
-        // SAFETY: it reads `priority`, which lives as long as the call, and concerns the calling process alone.
-        let _ = unsafe {
-            libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const priority)
-        };
+        schedule(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1);
         Ok(())
     };
     // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.
@@ -267,9 +263,13 @@ pub(super) fn before_others(command: &mut Command) -> &mut Command {
 
 /// Ends [`before_others`] for a child that has not been waited for.
 pub(super) fn in_turn(child: i32) {
-    let priority = libc::sched_param { sched_priority: 0 };
-    // SAFETY: it reads `priority`, which lives as long as the call; the ID is that of a child of ours.
-    let _ = unsafe { libc::sched_setscheduler(child, libc::SCHED_OTHER, &raw const priority) };
+    schedule(child, libc::SCHED_OTHER, 0);
+}
+
+/// The kernel's own call, whose `struct sched_param` is one integer: musl's function of that name only says that it is not implemented.
+fn schedule(process: i32, policy: i32, priority: libc::c_int) {
+    // SAFETY: it reads `priority`, which lives as long as the call, and concerns the calling process or a child of ours.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setscheduler, process, policy, &raw const priority) };
 }
 
 /// Lets a program, and all that it starts, keep this descriptor: what is locked by it stays so until the last of them has ended.
