@@ -108,7 +108,7 @@ fn run(data: &[u8]) {
         Ok(record) => {
             assert_eq!(Record::parse(&record.to_bytes()), Ok(record), "it is read as it was written")
         }
-        Err(why) => check_error(why),
+        Err(unreadable) => check_error(unreadable.why),
     }
     let header = String::from_utf8_lossy(header);
     if let Ok(challenge) = Challenge::choose([&*header]).map_err(check_error)

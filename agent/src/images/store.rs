@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use kedge_core::images::collect::{self, Ages, Collected, Plan, Thresholds};
 use kedge_core::images::manifest::{Config, ImageConfig, MAX_CONFIG_BYTES};
-use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records};
+use kedge_core::images::record::{MAX_RECORD_BYTES, Record, Records, Unreadable};
 use kedge_core::images::room::{Disk, Room};
 use kedge_core::images::{BlobDigest, Reference};
 use kedge_core::sorted::{SortedMap, SortedSet};
@@ -108,10 +108,14 @@ impl Store {
                 continue;
             }
             let read = self.state.read(&Path::new(RECORDS).join(&entry.name), MAX_RECORD_BYTES);
-            records.add(&name, read.map_err(|error| chain(&error)).and_then(|bytes| Record::parse(&bytes)));
+            let unreadable = |error: ReadError| match &error {
+                ReadError::NotAFile { .. } => Unreadable::damaged(chain(&error)),
+                _ => Unreadable::now(chain(&error)),
+            };
+            records.add(&name, read.map_err(unreadable).and_then(|bytes| Record::parse(&bytes)));
         }
         if listing.truncated {
-            records.add("", Err(format!("more than {MAX_LISTED} records")));
+            records.add("", Err(Unreadable::now(format!("more than {MAX_LISTED} records"))));
         }
         Ok(records)
     }
@@ -378,11 +382,27 @@ impl Store {
         Ok(())
     }
 
+    /// Sets records aside that nobody will ever read. Their images are lost whatever is done, and each would keep all others from
+    /// ever being removed. What containers run stays: it is mounted.
+    fn set_damaged_aside(&self) -> Result<(), PullError> {
+        let _only = self.files.hold_records().map_err(|error| PullError::disk(&error))?;
+        for (file, why) in self.records()?.damaged() {
+            let path = Path::new(RECORDS).join(file);
+            let now = self.state.set_aside(&path).map_err(|error| PullError::disk(&error))?;
+            log::warn!(
+                "{RECORDS}/{file} is damaged: {why}; it was set aside as {}, and its image is no longer here",
+                now.display()
+            );
+        }
+        Ok(())
+    }
+
     fn remove_if(
         &self,
         choose: impl FnOnce(&Records, &SortedSet<BlobDigest>) -> Result<(Vec<BlobDigest>, Leftovers), PullError>,
     ) -> Result<Removed, PullError> {
         let (_alone, claimed) = self.hold_alone()?;
+        self.set_damaged_aside()?;
         let records = self.records()?;
         let unknown = |why: String| PullError::new(Sort::Disk, format!("{why}; nothing was removed"));
         if let Some(why) = records.unreadable().first() {

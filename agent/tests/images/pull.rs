@@ -348,11 +348,12 @@ fn shared_layer_goes_with_the_last_image() {
     let removed = node.ok(&["rm", &name]);
     assert_eq!(removed["images"], json!([name]));
     assert_eq!(node.names("layers").len(), 2);
-    // a record that cannot be read: any layer could be its
+    // the record of a newer agent: any layer could be its
     let record = node.names("records").remove(0);
     let path = node.root().join("images/records").join(&record);
     let good = fs::read(&path).unwrap();
-    fs::write(&path, "{").unwrap();
+    let newer = String::from_utf8(good.clone()).unwrap().replace("kedge.dev/v1", "kedge.dev/v9");
+    fs::write(&path, newer).unwrap();
     node.fails(&["prune"], "nothing was removed");
     assert_eq!(node.names("layers").len(), 2);
     // it goes by its ID, and then what only it could have kept
@@ -371,6 +372,25 @@ fn shared_layer_goes_with_the_last_image() {
     fs::remove_file(&needed).unwrap();
     node.ok(&["prune"]);
     node.has_nothing();
+}
+
+#[test]
+fn damaged_record_keeps_no_other_image() {
+    let Some((node, registry, name)) = setup("pull-damaged") else { return };
+    Image::new(image().layers[..1].to_vec()).push(&registry, "team/base", "v1");
+    let base_name = format!("{}/team/base:v1", registry.name());
+    let id = node.ok(&["pull", &base_name])[0]["id"].as_str().unwrap().to_owned();
+    node.ok(&["pull", &name]);
+    let record = format!("{}.json", id.trim_start_matches("sha256:"));
+    fs::write(node.root().join("images/records").join(&record), "{").unwrap();
+    let listed = node.ok(&["ls"]);
+    assert_eq!(listed["unreadable"].as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(node.ok(&["prune"])["images"], json!([name]));
+    assert_eq!(node.names("layers"), [""; 0]);
+    assert_eq!(node.names("records"), [format!("{record}.corrupt-1")], "what it held is kept");
+    assert_eq!(node.ok(&["ls"])["unreadable"], json!([]));
+    node.ok(&["pull", &base_name]);
+    assert_eq!(node.names("layers").len(), 2, "and the image comes again");
 }
 
 #[test]

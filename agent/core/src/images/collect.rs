@@ -164,6 +164,7 @@ fn release(
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::Unreadable;
     use super::super::record::tests::{record, records};
     use super::*;
 
@@ -238,7 +239,7 @@ mod tests {
     #[test]
     fn nothing_goes_while_a_record_is_unreadable() {
         let (mut all, ages, sizes) = three();
-        all.add("x.json", Err("garbage".to_owned()));
+        all.add("x.json", Err(Unreadable::now("garbage".to_owned())));
         let found = choose(&all, &ages, &SortedSet::new(), &sizes, (&DISK, &RULE), secs(1000));
         assert_eq!(found.remove, []);
         assert_eq!(unused(&all, &SortedSet::new()), []);

@@ -68,22 +68,21 @@ impl Record {
     ///
     /// # Errors
     /// This version does not understand the record.
-    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Version {
             api_version: String,
         }
-        let unreadable =
-            |error: serde_json::Error| format!("not an image's record: {}", excerpt(&error.to_string()));
-        let version: Version = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let damaged = |error: serde_json::Error| {
+            Unreadable::damaged(format!("not an image's record: {}", excerpt(&error.to_string())))
+        };
+        let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;
         if version.api_version != API_VERSION {
-            return Err(format!(
-                "apiVersion is {:?}, expected {API_VERSION:?}",
-                excerpt(&version.api_version)
-            ));
+            let found = excerpt(&version.api_version);
+            return Err(Unreadable::now(format!("apiVersion is {found:?}, expected {API_VERSION:?}")));
         }
-        serde_json::from_slice(bytes).map_err(unreadable)
+        serde_json::from_slice(bytes).map_err(damaged)
     }
 
     /// Its text on disk.
@@ -155,24 +154,58 @@ fn keep_at_most<T: Ord>(most: usize, kept: &mut SortedSet<T>, earlier: impl Into
     }
 }
 
+/// Why a file that should be a record is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    pub why: String,
+    /// No version wrote it so, and no version will read it. Otherwise it may be a newer agent's, or the disk may give it later.
+    pub is_damaged: bool,
+}
+
+impl Unreadable {
+    #[must_use]
+    pub fn damaged(why: String) -> Self {
+        Self { why, is_damaged: true }
+    }
+
+    /// By this version, or at this moment.
+    #[must_use]
+    pub fn now(why: String) -> Self {
+        Self { why, is_damaged: false }
+    }
+}
+
 /// All images of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
     all: SortedMap<BlobDigest, Record>,
     /// Files that should be records and cannot be read.
     unreadable: Vec<String>,
+    /// Those of them that nobody will ever read: the name, and why.
+    damaged: Vec<(String, String)>,
 }
 
 impl Records {
     /// Adds what a file holds.
-    pub fn add(&mut self, file: &str, read: Result<Record, String>) {
-        match read {
+    pub fn add(&mut self, file: &str, read: Result<Record, Unreadable>) {
+        let unreadable = match read {
             Ok(record) if file == format!("{}.json", record.id.hex()) => {
                 self.all.insert(record.id, record);
+                return;
             }
-            Ok(record) => self.unreadable.push(format!("{file}: holds the record of {}", record.id)),
-            Err(why) => self.unreadable.push(format!("{file}: {why}")),
+            Ok(record) => Unreadable::damaged(format!("holds the record of {}", record.id)),
+            Err(unreadable) => unreadable,
+        };
+        self.unreadable.push(format!("{file}: {}", unreadable.why));
+        if unreadable.is_damaged {
+            self.damaged.push((file.to_owned(), unreadable.why));
         }
+    }
+
+    /// Files that no version will ever read, and why: an image whose record is one of them is lost.
+    #[must_use]
+    pub fn damaged(&self) -> &[(String, String)] {
+        &self.damaged
     }
 
     /// All that could be read, by ID.
@@ -368,6 +401,29 @@ pub(super) mod tests {
         let mut misplaced = Records::default();
         misplaced.add("y.json", Ok(record(1, &[], &[], 1)));
         assert_eq!((misplaced.layers(), misplaced.iter().count()), (None, 0));
+    }
+
+    #[test]
+    fn damaged_is_what_no_version_reads() {
+        let good = record(2, &[], &[], 1).to_bytes();
+        let newer = String::from_utf8(good.clone()).unwrap().replace("dev/v1", "dev/v9");
+        let cut = &good[..good.len() - 1];
+        let of_ours = br#"{"apiVersion":"kedge.dev/v1"}"#;
+        let mut records = Records::default();
+        let forbidden = Unreadable::now("Input/output error".to_owned());
+        for (file, read) in [
+            ("newer.json", Record::parse(newer.as_bytes())),
+            ("disk.json", Err(forbidden)),
+            ("cut.json", Record::parse(cut)),
+            ("empty.json", Record::parse(b"")),
+            ("fields.json", Record::parse(of_ours)),
+            ("misplaced.json", Record::parse(&good)),
+        ] {
+            records.add(file, read);
+        }
+        let damaged: Vec<_> = records.damaged().iter().map(|(file, _)| file.as_str()).collect();
+        assert_eq!(damaged, ["cut.json", "empty.json", "fields.json", "misplaced.json"]);
+        assert_eq!((records.unreadable().len(), records.layers()), (6, None));
     }
 
     #[test]
