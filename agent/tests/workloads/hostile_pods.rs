@@ -3,7 +3,7 @@
 //! one that must go on. What a container's own system calls may do is tried in `escapes`.
 
 use crate::pods::{NODE, Setup, layout_of};
-use crate::setup::{LIMIT, add_program, isolated_network};
+use crate::setup::{LIMIT, add_program, isolated_network, isolated_network_alone};
 use kedge_rig::scratch::poll;
 use serde_json::{Value, json};
 use std::fs;
@@ -357,7 +357,7 @@ fn link_in_place_of_a_log_is_not_read() {
 
 #[test]
 fn fork_bomb_ends_at_its_limit_and_harms_no_other() {
-    isolated_network("hostile_pods::fork_bomb_ends_at_its_limit_and_harms_no_other", || {
+    isolated_network_alone("hostile_pods::fork_bomb_ends_at_its_limit_and_harms_no_other", || {
         const MOST: usize = 200;
         let setup = node(|setup| {
             let config = format!(

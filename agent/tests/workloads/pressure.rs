@@ -3,7 +3,7 @@
 //! hil-tests, on a machine of its own.
 
 use crate::pods::{NODE, Setup, layout_with};
-use crate::setup::{isolated_network, kill};
+use crate::setup::{isolated_network, isolated_network_alone, kill};
 use kedge_rig::scratch::poll;
 use serde_json::{Value, json};
 use std::fs;
@@ -204,7 +204,7 @@ fn seconds(time: &Value) -> i64 {
 
 #[test]
 fn short_of_processes_ends_the_pod_that_has_most() {
-    isolated_network("pressure::short_of_processes_ends_the_pod_that_has_most", || {
+    isolated_network_alone("pressure::short_of_processes_ends_the_pod_that_has_most", || {
         let (most, present) = machine_processes();
         if most - present < 2 * FORKED {
             assert!(std::env::var_os("CI").is_none(), "{present} of {most} processes");

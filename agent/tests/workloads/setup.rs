@@ -14,6 +14,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// A test that has not seen what it waits for by then has failed.
@@ -25,20 +26,34 @@ const QOS: QosClass = QosClass::Burstable;
 /// Set in the namespaces of a test; the name of its control groups.
 pub(crate) const INSIDE: &str = "KEDGE_TEST_GROUP";
 
+/// Written by who needs the machine alone.
+static MACHINE: RwLock<()> = RwLock::new(());
+
 /// Where Debian has the plugins.
 const PLUGINS: [&str; 4] =
     ["/usr/lib/cni/bridge", "/usr/lib/cni/host-local", "/usr/lib/cni/portmap", "/usr/sbin/iptables"];
 
 /// Runs a test of this program in namespaces of its own. `name` is its path within this program.
 pub(crate) fn isolated(name: &str, test: impl FnOnce()) {
+    let _others = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
     isolated_in(name, &[], missing(), test);
 }
 
 /// The same in a network namespace, too.
 pub(crate) fn isolated_network(name: &str, test: impl FnOnce()) {
+    let _others = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+    isolated_in(name, &["--net"], missing_with_network(), test);
+}
+
+/// The same for a test that takes what all tests of a machine share, such as process IDs: no other of this program runs beside it.
+pub(crate) fn isolated_network_alone(name: &str, test: impl FnOnce()) {
+    let _nobody = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+    isolated_in(name, &["--net"], missing_with_network(), test);
+}
+
+fn missing_with_network() -> Option<String> {
     let absent = PLUGINS.into_iter().find(|path| !Path::new(path).exists());
-    let missing = missing().or_else(|| absent.map(|path| format!("missing: {path} (.ci/prepare tests)")));
-    isolated_in(name, &["--net"], missing, test);
+    missing().or_else(|| absent.map(|path| format!("missing: {path} (.ci/prepare tests)")))
 }
 
 fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl FnOnce()) {
