@@ -14,7 +14,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A test that has not seen what it waits for by then has failed.
@@ -26,8 +26,38 @@ const QOS: QosClass = QosClass::Burstable;
 /// Set in the namespaces of a test; the name of its control groups.
 pub(crate) const INSIDE: &str = "KEDGE_TEST_GROUP";
 
-/// Written by who needs the machine alone.
-static MACHINE: RwLock<()> = RwLock::new(());
+/// How many tests run; one that has the machine alone counts as all.
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+const ALONE: usize = usize::MAX;
+
+/// From when a test may run until it has ended.
+struct Turn;
+
+impl Turn {
+    fn beside_others() -> Self {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = ENDED.wait_while(running, |running| *running == ALONE);
+        *running.unwrap_or_else(PoisonError::into_inner) += 1;
+        Self
+    }
+
+    /// Holds up no other while it waits, so it comes when the rest is done.
+    fn alone() -> Self {
+        let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = ENDED.wait_while(running, |running| *running != 0);
+        *running.unwrap_or_else(PoisonError::into_inner) = ALONE;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        *running = if *running == ALONE { 0 } else { *running - 1 };
+        ENDED.notify_all();
+    }
+}
 
 /// Where Debian has the plugins.
 const PLUGINS: [&str; 4] =
@@ -35,19 +65,19 @@ const PLUGINS: [&str; 4] =
 
 /// Runs a test of this program in namespaces of its own. `name` is its path within this program.
 pub(crate) fn isolated(name: &str, test: impl FnOnce()) {
-    let _others = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+    let _turn = Turn::beside_others();
     isolated_in(name, &[], missing(), test);
 }
 
 /// The same in a network namespace, too.
 pub(crate) fn isolated_network(name: &str, test: impl FnOnce()) {
-    let _others = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+    let _turn = Turn::beside_others();
     isolated_in(name, &["--net"], missing_with_network(), test);
 }
 
 /// The same for a test that takes what all tests of a machine share, such as process IDs: no other of this program runs beside it.
 pub(crate) fn isolated_network_alone(name: &str, test: impl FnOnce()) {
-    let _nobody = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+    let _turn = Turn::alone();
     isolated_in(name, &["--net"], missing_with_network(), test);
 }
 
