@@ -9,6 +9,7 @@ mod ends;
 mod platforms;
 mod pods;
 mod power;
+mod pressure;
 mod slot_cuts;
 mod slots;
 mod surroundings;
@@ -208,6 +209,13 @@ pub(crate) const STORIES: &[Story] = &[
         false,
         Needs::Programs,
         platforms::one_image,
+    ),
+    story(
+        "pods-pressure",
+        "a pod takes more memory than the board can spare: it alone is evicted, the node says so and is tainted, and that ends",
+        false,
+        Needs::Nothing,
+        pressure::memory,
     ),
     story(
         "power-cuts",

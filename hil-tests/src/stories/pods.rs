@@ -7,7 +7,7 @@ use crate::machine::Start;
 use crate::stage::{NODE, Stage, patience};
 
 /// What the image is called; no such registry exists.
-const IMAGE: &str = "registry.invalid/team/clock:v1";
+pub(super) const IMAGE: &str = "registry.invalid/team/clock:v1";
 /// Where the node looks for preloaded images in these stories: the image's own directory is read-only.
 const PRELOADED: &str = "/var/lib/preloaded";
 /// A line a second, counted from 1: a container that was started again begins anew.
@@ -42,14 +42,20 @@ sync"#
 /// A container's process: the first of its control group.
 const PROCESS: &str = "head -n 1 /sys/fs/cgroup/kedgepods/burstable/pod*/clock-*/cgroup.procs";
 
-/// A DaemonSet runs a pod of the preloaded image.
-fn begin(stage: &mut Stage<'_>) -> Result<(), HilError> {
+/// Gives the node an image of its own busybox.
+pub(super) fn preload(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let process = stage.running()?;
     stage.guest(&layout())?;
     stage.guest(&format!(
         "echo 'KEDGE_FLAGS=\"--preloaded-images {PRELOADED}\"' >/etc/kedge/default && systemctl restart kedge"
     ))?;
     stage.restarted(process)?;
+    Ok(())
+}
+
+/// A DaemonSet runs a pod of the preloaded image.
+fn begin(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    preload(stage)?;
     let limits = json!({"limits": {"memory": LIMIT_BYTES.to_string()}});
     let container =
         json!({"name": "clock", "image": IMAGE, "command": ["sh", "-c", CLOCK], "resources": limits});
