@@ -576,7 +576,8 @@ fn check_terminal(setup: &Setup, version: &str) {
 
 /// A terminal that has no size: the program's has the usual one.
 fn check_terminal_without_size(setup: &Setup, version: &str) {
-    let script = "busybox stty size";
+    // where the kernel lets crun not go first, a program that looks at once may see none
+    let script = "busybox usleep 300000; busybox stty size";
     let Some(command) = kubectl_of(setup, version, &["exec", "-it", "web", "--", "/bin/sh", "-c", script])
     else {
         return;
