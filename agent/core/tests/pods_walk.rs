@@ -1720,7 +1720,7 @@ impl World {
         (world, PodUid::new("pod-1").unwrap())
     }
 
-    /// One thing happens: what is under way, before time passes.
+    /// One thing happens: an action that was begun ends, or time passes if there is none.
     fn turn(&mut self) {
         if !self.runtime.queue.is_empty() {
             self.perform_command();

@@ -18,7 +18,7 @@ use super::layout::{Layout, Named};
 pub const DEFAULT_DIRECTORY: &str = "/usr/share/kedge/images";
 /// Most layouts that are looked at: each is a file that a pull reads.
 const MAX_LAYOUTS: usize = 256;
-/// Most lines that are logged: one for each of them, and what is said of all.
+/// Most lines that are logged: one for each layout, and those about the directory.
 const MAX_LINES: usize = MAX_LAYOUTS + 16;
 
 /// The directory: a layout itself, or one with layouts in it, which are asked in the order of their names.
@@ -113,20 +113,17 @@ mod tests {
 
     #[test]
     fn unusable_layout_is_logged_once_by_all_copies() {
-        let scratch = std::env::temp_dir().join(format!("kedge-preloaded-{}", std::process::id()));
-        fs::create_dir_all(scratch.join("broken")).unwrap();
-        fs::write(scratch.join("broken/index.json"), "{").unwrap();
-        let preloaded = Preloaded::new(&scratch);
+        let scratch = kedge_rig::Scratch::new("preloaded").unwrap();
+        scratch.write("broken/index.json", "{");
+        let preloaded = Preloaded::new(scratch.path());
         let wanted = Reference::parse("registry.lan/app:v1").unwrap();
         for copy in [preloaded.clone(), preloaded.clone(), preloaded.clone()] {
             assert!(copy.find(&wanted).is_none());
             assert_eq!(preloaded.logged.lock().unwrap().len(), 1);
         }
-        fs::create_dir_all(scratch.join("other")).unwrap();
-        fs::write(scratch.join("other/index.json"), "{").unwrap();
+        scratch.write("other/index.json", "{");
         assert!(preloaded.find(&wanted).is_none());
         let logged = preloaded.logged.lock().unwrap().clone();
         assert!(logged.len() == 2 && logged.iter().all(|line| line.contains("are ignored")), "{logged:?}");
-        fs::remove_dir_all(scratch).unwrap();
     }
 }

@@ -103,16 +103,14 @@ impl Store {
             listing => listing.map_err(|error| PullError::disk(&error))?,
         };
         for entry in &listing.entries {
-            let name = entry.name.to_string_lossy();
-            if !name.ends_with(".json") {
-                continue;
-            }
+            // a name that is no text is no version's
+            let Some(name) = entry.name.to_str().filter(|name| name.ends_with(".json")) else { continue };
             let read = self.state.read(&Path::new(RECORDS).join(&entry.name), MAX_RECORD_BYTES);
             let unreadable = |error: ReadError| match &error {
                 ReadError::NotAFile { .. } => Unreadable::damaged(chain(&error)),
                 _ => Unreadable::now(chain(&error)),
             };
-            records.add(&name, read.map_err(unreadable).and_then(|bytes| Record::parse(&bytes)));
+            records.add(name, read.map_err(unreadable).and_then(|bytes| Record::parse(&bytes)));
         }
         if listing.truncated {
             records.add("", Err(Unreadable::now(format!("more than {MAX_LISTED} records"))));
@@ -386,7 +384,8 @@ impl Store {
     /// ever being removed. What containers run stays: it is mounted.
     fn set_damaged_aside(&self) -> Result<(), PullError> {
         let _only = self.files.hold_records().map_err(|error| PullError::disk(&error))?;
-        for (file, why) in self.records()?.damaged() {
+        let records = self.records()?;
+        for (file, why) in records.damaged() {
             let path = Path::new(RECORDS).join(file);
             let now = self.state.set_aside(&path).map_err(|error| PullError::disk(&error))?;
             log::warn!(

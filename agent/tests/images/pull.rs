@@ -1,6 +1,8 @@
 //! Pulls from a registry that misbehaves: what is whole is taken once, what is cut is continued, what is wrong is refused.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -383,10 +385,13 @@ fn damaged_record_keeps_no_other_image() {
     node.ok(&["pull", &name]);
     let record = format!("{}.json", id.trim_start_matches("sha256:"));
     fs::write(node.root().join("images/records").join(&record), "{").unwrap();
+    // a name that nothing of ours ever had
+    fs::write(node.root().join("images/records").join(OsStr::from_bytes(b"\xff.json")), "{").unwrap();
     let listed = node.ok(&["ls"]);
     assert_eq!(listed["unreadable"].as_array().unwrap().len(), 1, "{listed}");
     assert_eq!(node.ok(&["prune"])["images"], json!([name]));
     assert_eq!(node.names("layers"), [""; 0]);
+    fs::remove_file(node.root().join("images/records").join(OsStr::from_bytes(b"\xff.json"))).unwrap();
     assert_eq!(node.names("records"), [format!("{record}.corrupt-1")], "what it held is kept");
     assert_eq!(node.ok(&["ls"])["unreadable"], json!([]));
     node.ok(&["pull", &base_name]);

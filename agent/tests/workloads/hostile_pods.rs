@@ -159,7 +159,7 @@ fn links_of_an_image_lead_nowhere_outside() {
             outside.assert_untouched();
         }
 
-        // what is mounted onto a link is mounted inside
+        // a mount onto a link lies inside
         let volumes = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
         for (name, place) in
             [("mount-link", "/link/data"), ("mount-up", "/up/data"), ("mount-itself", "/link")]
@@ -171,7 +171,7 @@ fn links_of_an_image_lead_nowhere_outside() {
             assert!(log.starts_with("inside\n") || state["waiting"].is_object(), "{name}: {state} {log}");
             outside.assert_untouched();
         }
-        // so are termination messages, and what is read of them
+        // so do termination messages, and the agent reads none from outside
         for (name, path) in
             [("message-link", "/link/message"), ("message-up", "/up/message"), ("message-leak", "/leak")]
         {

@@ -87,6 +87,16 @@ fn has_loop_devices() -> bool {
     works("losetup", "--find") && works("mkfs.ext4", "-V")
 }
 
+/// The pods that have less run as they began.
+fn assert_others_go_on(setup: &Setup, is_done: impl Fn(&str) -> bool) {
+    for name in ["modest", "critical"] {
+        setup.shows(&format!("{name} whole"), || is_done(name));
+        let status = status(setup, name);
+        let restarts = &status["containerStatuses"][0]["restartCount"];
+        assert_eq!((&status["phase"], restarts), (&json!("Running"), &json!(0)), "{status}");
+    }
+}
+
 #[test]
 fn full_disk_ends_the_greedy_pod_alone() {
     if !has_loop_devices() {
@@ -136,16 +146,7 @@ fn full_disk_ends_the_greedy_pod_alone() {
         // what it had is given back, the pressure passes, and nobody else has ended
         setup.shows("room on the disk", || available_mib(&root) > before);
         setup.shows("no pressure", || condition(&setup) == "False");
-        for name in ["modest", "critical"] {
-            setup.shows(&format!("{name} whole"), || log(name, "written"));
-            let status = status(&setup, name);
-            let container = &status["containerStatuses"][0];
-            assert_eq!(
-                (&status["phase"], &container["restartCount"]),
-                (&json!("Running"), &json!(0)),
-                "{status}"
-            );
-        }
+        assert_others_go_on(&setup, |name| log(name, "written"));
         let events = kubectl.run(&["get", "events", "-A"]).unwrap();
         // that it has none again is an Event only of an agent that saw the change: the one that was killed may have been the only one
         for reason in ["EvictionThresholdMet", "NodeHasDiskPressure"] {
@@ -275,16 +276,7 @@ fn short_of_processes_ends_the_pod_that_has_most() {
             held >= i64::try_from(HOLD.as_secs()).unwrap() - 2,
             "the condition held for {held} s: {over} {greedy}"
         );
-        for name in ["modest", "critical"] {
-            setup.shows(&format!("{name} whole"), || log(name, "forked"));
-            let status = status(&setup, name);
-            let container = &status["containerStatuses"][0];
-            assert_eq!(
-                (&status["phase"], &container["restartCount"]),
-                (&json!("Running"), &json!(0)),
-                "{status}"
-            );
-        }
+        assert_others_go_on(&setup, |name| log(name, "forked"));
         let events = kubectl.run(&["get", "events", "-A"]).unwrap();
         for reason in ["EvictionThresholdMet", "NodeHasInsufficientPID", "NodeHasSufficientPID"] {
             assert!(events.contains(reason), "{reason}: {events}");

@@ -180,9 +180,7 @@ impl Unreadable {
 pub struct Records {
     all: SortedMap<BlobDigest, Record>,
     /// Files that should be records and cannot be read.
-    unreadable: Vec<String>,
-    /// Those of them that nobody will ever read: the name, and why.
-    damaged: Vec<(String, String)>,
+    unreadable: Vec<(String, Unreadable)>,
 }
 
 impl Records {
@@ -196,16 +194,13 @@ impl Records {
             Ok(record) => Unreadable::damaged(format!("holds the record of {}", record.id)),
             Err(unreadable) => unreadable,
         };
-        self.unreadable.push(format!("{file}: {}", unreadable.why));
-        if unreadable.is_damaged {
-            self.damaged.push((file.to_owned(), unreadable.why));
-        }
+        self.unreadable.push((file.to_owned(), unreadable));
     }
 
     /// Files that no version will ever read, and why: an image whose record is one of them is lost.
-    #[must_use]
-    pub fn damaged(&self) -> &[(String, String)] {
-        &self.damaged
+    pub fn damaged(&self) -> impl Iterator<Item = (&str, &str)> {
+        let damaged = self.unreadable.iter().filter(|(_, unreadable)| unreadable.is_damaged);
+        damaged.map(|(file, unreadable)| (&**file, &*unreadable.why))
     }
 
     /// All that could be read, by ID.
@@ -215,15 +210,15 @@ impl Records {
 
     /// What could not be read, and why.
     #[must_use]
-    pub fn unreadable(&self) -> &[String] {
-        &self.unreadable
+    pub fn unreadable(&self) -> Vec<String> {
+        self.unreadable.iter().map(|(file, unreadable)| format!("{file}: {}", unreadable.why)).collect()
     }
 
     /// Whether the record of this ID is there and cannot be read.
     #[must_use]
     pub fn is_unreadable(&self, id: &BlobDigest) -> bool {
-        let start = format!("{}.json: ", id.hex());
-        self.unreadable.iter().any(|why| why.starts_with(&start))
+        let record = format!("{}.json", id.hex());
+        self.unreadable.iter().any(|(file, _)| *file == record)
     }
 
     /// The image of this ID.
@@ -421,7 +416,7 @@ pub(super) mod tests {
         ] {
             records.add(file, read);
         }
-        let damaged: Vec<_> = records.damaged().iter().map(|(file, _)| file.as_str()).collect();
+        let damaged: Vec<_> = records.damaged().map(|(file, _)| file).collect();
         assert_eq!(damaged, ["cut.json", "empty.json", "fields.json", "misplaced.json"]);
         assert_eq!((records.unreadable().len(), records.layers()), (6, None));
     }

@@ -76,7 +76,7 @@ impl Calls {
         let periods = now.saturating_sub(self.counted).as_millis() / PERIOD.as_millis();
         let periods = u32::try_from(periods).unwrap_or(u32::MAX);
         self.free = self.free.saturating_add(periods).min(BURST);
-        // what is left of a period counts for the next one
+        // the rest of a period counts for the next one
         self.counted = if self.free == BURST { now } else { self.counted + PERIOD * periods };
         // whoever called those has been answered
         self.waiting.retain(|(_, heard)| now < *heard + LONGEST_WAIT);
@@ -115,7 +115,7 @@ mod tests {
         let at = Duration::from_millis;
         let (taken, left) = take(&mut calls, &many(0), at(0));
         assert_eq!((taken.len(), left), (20, 20));
-        // what is left is named again while it waits, and begins in its turn whether or not it is
+        // the hub names the others again while they wait; they begin in their turn whether or not it does
         let (taken, left) = take(&mut calls, &many(0), at(1999));
         assert_eq!((taken, left), (ids(&["c20", "c21", "c22"]), 17));
         assert_eq!(calls.next_deadline(), Some(at(2000)));

@@ -107,7 +107,7 @@ pub fn config(
     let security = &container.security;
     let mut mounts = Vec::new();
     if security.read_only_root {
-        // before all others: what is mounted at the same place, or below it, covers them. Elsewhere the root is writable anyway
+        // before all others: a later mount at the same place, or below it, covers them. A writable root needs none of them
         let mounted = granted.volumes.iter().map(|(path, source)| {
             let options = json!(["bind", "rprivate", "rw"]);
             json!({"destination": path, "type": "bind", "source": source, "options": options})
