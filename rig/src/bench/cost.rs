@@ -138,9 +138,12 @@ fn stop(mut agent: Agent) -> Result<(), RigError> {
     agent.stop()
 }
 
+/// Gives an order to a program that runs under callgrind. They meet in a directory that TMPDIR names, which a program of the rig is
+/// started without.
 pub(crate) fn control(pid: i32, order: &str) -> Result<(), RigError> {
     let output = Command::new("callgrind_control")
         .args([order, &pid.to_string()])
+        .env_remove("TMPDIR")
         .output()
         .map_err(io("run callgrind_control"))?;
     if output.status.success() {
