@@ -37,7 +37,10 @@ fn crun_that_fails_leaves_nothing() {
 #[test]
 fn crun_that_hangs_is_ended_at_its_limit() {
     isolated("faults::crun_that_hangs_is_ended_at_its_limit", || {
-        check_crun("[ $STEP = delete ] || sleep 1000\nexec $REAL \"$@\"", "create was not done after 2000 ms");
+        check_crun(
+            "[ $STEP = delete ] || sleep 1000\nexec $REAL \"$@\"",
+            "create was not done after 2000 ms",
+        );
         check_crun("[ $STEP != start ] || sleep 1000\nexec $REAL \"$@\"", "start was not done after 2000 ms");
         assert!(!processes("sleep").iter().any(|line| line.contains("1000")), "{:?}", processes("sleep"));
     });

@@ -108,14 +108,14 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
 /// Runs a node of this configuration until it has settled, then counts. Gives the renewals seen meanwhile.
 fn run(setup: &Setup, name: &str, drop_in: &str) -> Result<(usize, Counted), RigError> {
     let out = setup.scratch.path().join(format!("{name}.callgrind"));
-    let command = format!("valgrind --tool=callgrind --callgrind-out-file={}.%p", out.display());
+    let command = format!("{COUNTER}{}.%p", out.display());
     let program = setup.wrapper(&format!("{name}-callgrind"), &command)?;
     let leases = setup.watch(LEASES)?;
     let mut agent = setup.agent(name, &program, drop_in)?;
     agent.start()?;
     let pid = pid(&agent)?;
     renewals(&leases, name, SETTLE)?;
-    control(pid, "--zero")?;
+    control(pid, BEGIN)?;
     leases.forget();
     let counted = renewals(&leases, name, COUNTED)?;
     // half a period later the work of the last renewal is over
@@ -137,6 +137,12 @@ fn renewals(leases: &Watched, name: &str, wanted: usize) -> Result<usize, RigErr
 fn stop(mut agent: Agent) -> Result<(), RigError> {
     agent.stop()
 }
+
+/// A command line that is continued by the file for what is counted and by a program. Nothing is counted until [`BEGIN`], and the program is
+/// only some times slower until then.
+pub(crate) const COUNTER: &str = "valgrind --tool=callgrind --instr-atstart=no --callgrind-out-file=";
+/// An order for [`control`]: count from now on.
+pub(crate) const BEGIN: &str = "--instr=on";
 
 /// Gives an order to a program that runs under callgrind. They meet in a directory that TMPDIR names, which a program of the rig is
 /// started without.

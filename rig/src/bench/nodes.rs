@@ -373,7 +373,7 @@ const MOST_TRIES: usize = 10;
 
 /// Instructions and allocations of the hub per renewal.
 fn renewal() -> Result<Vec<Figure>, RigError> {
-    let setup = Setup::open_counted("bench-renewal")?;
+    let setup = Setup::open_counted("bench-renewal", &[])?;
     let joined = identities(&setup, 0..COUNTED_NODES)?
         .into_iter()
         .map(|(name, identity)| join(name, &identity))
@@ -386,7 +386,7 @@ fn renewal() -> Result<Vec<Figure>, RigError> {
             .map_err(io("renew"))
     };
     renewals(0..SETTLE_EACH)?;
-    cost::control(pid, "--zero")?;
+    cost::control(pid, cost::BEGIN)?;
     renewals(SETTLE_EACH..SETTLE_EACH + COUNTED_EACH)?;
     cost::control(pid, "--dump")?;
     let counted = cost::read(&setup.scratch.path().join(format!("callgrind.{pid}.1")))?;

@@ -24,8 +24,6 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const SET: &str = "/apis/apps/v1/namespaces/default/daemonsets";
 /// Nodes of the set, by stages.
 const SIZES: [usize; 3] = [100, 1000, 10_000];
-/// Of those under callgrind: it is fifty times slower.
-const COUNTED: [usize; 2] = [100, 1000];
 /// Changes that a stage measures: enough for 10 ms ticks of processor time to be a small error.
 const CHANGES: usize = 4000;
 const COUNTED_CHANGES: usize = 200;
@@ -33,6 +31,8 @@ const COUNTED_CHANGES: usize = 200;
 const FLAT: f64 = 1.5;
 /// Time for the hub to finish what the last change led to.
 const SETTLED: Duration = Duration::from_secs(2);
+/// Nodes that renew no Lease are well all the time.
+const NODES_STAY: [&str; 2] = ["--node-monitor-grace-period", "1h"];
 /// Of the update: nodes, how many of them at a time, and how long one takes to end a pod, and to start one.
 const UPDATED: usize = 100;
 const AT_A_TIME: usize = 10;
@@ -58,7 +58,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
         });
         figures.extend(times);
     }
-    for size in COUNTED {
+    for size in SIZES {
         let counted = counted_changes(size)?;
         let how = format!("callgrind over {COUNTED_CHANGES} such changes, all that the hub does meanwhile");
         let (instructions, allocations) = (counted.instructions, counted.allocations);
@@ -119,7 +119,7 @@ fn shares(names: &[String]) -> Vec<Vec<String>> {
 
 /// Processor seconds of the hub for one change.
 fn changes(size: usize) -> Result<f64, RigError> {
-    let setup = Setup::open_with("bench-rollouts", &["--node-monitor-grace-period", "1h"])?;
+    let setup = Setup::open_with("bench-rollouts", &NODES_STAY)?;
     let process = hub_process(&setup)?;
     let fleet = Fleet::open(setup, size)?;
     let before = process.cpu_secs()?;
@@ -128,11 +128,11 @@ fn changes(size: usize) -> Result<f64, RigError> {
 }
 
 fn counted_changes(size: usize) -> Result<cost::Counted, RigError> {
-    let setup = Setup::open_counted("bench-rollouts-counted")?;
+    let setup = Setup::open_counted("bench-rollouts-counted", &NODES_STAY)?;
     let pid = setup.hub.pid().ok_or_else(|| io("find the hub's process")(std::io::Error::other("gone")))?;
     let dump = setup.scratch.path().join(format!("callgrind.{pid}.1"));
     let fleet = Fleet::open(setup, size)?;
-    cost::control(pid, "--zero")?;
+    cost::control(pid, cost::BEGIN)?;
     fleet.change(COUNTED_CHANGES)?;
     cost::control(pid, "--dump")?;
     cost::read(&dump)
@@ -147,7 +147,7 @@ enum Act {
 
 /// An update whose nodes take [`STEP`] to end a pod and to start one: no order of them is faster than one group after the other.
 fn update() -> Result<[Figure; 2], RigError> {
-    let setup = Setup::open_with("bench-update", &["--node-monitor-grace-period", "1h"])?;
+    let setup = Setup::open_with("bench-update", &NODES_STAY)?;
     let fleet = Fleet::open(setup, UPDATED)?;
     let watch = fleet.setup.admin.watch(PODS).map_err(io("watch pods"))?;
     let mut hub = fleet.setup.connect()?;

@@ -56,12 +56,12 @@ impl Setup {
     }
 
     /// A hub under callgrind, which dumps to `callgrind.PID.N` in the scratch directory.
-    pub(crate) fn open_counted(purpose: &str) -> Result<Setup, RigError> {
+    pub(crate) fn open_counted(purpose: &str, flags: &[&str]) -> Result<Setup, RigError> {
         let scratch = Scratch::new(purpose).map_err(io("make a temporary directory"))?;
         let out = scratch.path().join("callgrind.%p");
-        let command = format!("valgrind --tool=callgrind --callgrind-out-file={}", out.display());
+        let command = format!("{}{}", crate::cost::COUNTER, out.display());
         let program = wrapper(&scratch.path().join("kedge-hub-counted"), &command, "kedge-hub")?;
-        let hub = Hub::start_program(&scratch.path().join("hub"), &[], program)?;
+        let hub = Hub::start_program(&scratch.path().join("hub"), flags, program)?;
         Setup::around(hub, scratch)
     }
 
