@@ -261,6 +261,13 @@ pub(crate) const STORIES: &[Story] = &[
         Needs::Slots,
         surroundings::own_network,
     ),
+    story(
+        "late-efi",
+        "udev finds the EFI partition after the boot has stopped waiting: mounted then, identity and network of it are taken",
+        false,
+        Needs::Slots,
+        surroundings::late_efi,
+    ),
     story("no-hub", "the hub goes and comes back", false, Needs::Nothing, surroundings::hub),
     story("moved-hub", "the hub moves to another address", false, Needs::Nothing, surroundings::moved_hub),
     story(

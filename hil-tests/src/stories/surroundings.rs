@@ -217,18 +217,59 @@ pub(super) fn moved_hub(stage: &mut Stage<'_>) -> Result<(), HilError> {
 /// The address that `own-network` gives the node; DHCP would give it 10.0.2.15.
 const OWN_ADDRESS: &str = "10.0.2.77";
 
-pub(super) fn own_network(stage: &mut Stage<'_>) -> Result<(), HilError> {
-    let uid = super::config::good(stage)?;
+/// Puts the settings of its network onto the node's EFI partition.
+fn leaves_own_network(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.guest(&format!(
         "printf '[Match]\\nName=eth*\\n[Network]\\nAddress={OWN_ADDRESS}/24\\nGateway=10.0.2.2\\n' \
          >/efi/kedge/10-site.network && sync"
     ))?;
+    Ok(())
+}
+
+pub(super) fn own_network(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    leaves_own_network(stage)?;
     stage.reboot()?;
     stage.renews()?;
     let addresses = stage.guest("ip -4 -o address show eth0 | sed 's/.* inet \\([0-9.]*\\).*/\\1/'")?;
     stage.expect("the node's addresses", addresses.as_str(), OWN_ADDRESS)?;
     stage.runs(&uid)?;
     stage.say("the node has the address that a file on its EFI partition gives it, and renews");
+    Ok(())
+}
+
+/// As with a disk that udev has not looked at when the boot has waited for 90 s: its look at what is there is masked for one boot, and the
+/// story makes it later. The drivers of console and network are loaded by name.
+pub(super) fn late_efi(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    leaves_own_network(stage)?;
+    // like a physical board that is switched on for the first time
+    stage.machine.hand_nothing();
+    stage.guest(
+        "systemctl stop kedge; cp /etc/kedge/kubeconfig /etc/kedge/node-name /efi/kedge && \
+         (cd /etc/kedge && rm -r $(ls -A)) && sed -i '/^options /s/$/ systemd.mask=systemd-udev-trigger.service \
+         modules_load=virtio_console,virtio_net/' /efi/loader/entries/kedge-a.conf && sync",
+    )?;
+    stage.comes_back_as(&Start::default())?;
+    let found = stage
+        .guest("findmnt -no SOURCE /efi; ls /etc/kedge | grep -v config.d; cat /proc/sys/kernel/hostname")?;
+    stage.expect("EFI partition, identity and host name", found.as_str(), "localhost")?;
+    let process = stage.running()?;
+    stage
+        .say("the agent runs without an EFI partition, which udev has not found, and so without an identity");
+    stage.guest(
+        "for what in subsystems devices; do udevadm trigger --type=$what --action=add || exit 1; done",
+    )?;
+    stage.wait("the EFI partition, mounted late", patience(), |stage| {
+        let (code, found) = stage.ask("findmnt -no SOURCE /efi")?;
+        Ok(if code == 0 { Ok(()) } else { Err(found) })
+    })?;
+    stage.restarted(process)?;
+    stage.renews()?;
+    stage.ready()?;
+    has_address(stage, OWN_ADDRESS, "10.0.2.15")?;
+    stage.runs(&uid)?;
+    stage.say("it was found later: mounted, identity and network were taken from it, and the node is Ready");
     Ok(())
 }
 
