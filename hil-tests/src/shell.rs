@@ -37,14 +37,15 @@ impl Shell {
         self.is_greeted = false;
     }
 
-    /// Runs a command; returns its exit code and output. The limit begins when the shell has answered a greeting.
+    /// Runs a command; returns its exit code and output. The limit begins when the shell has answered a greeting. What the command does to
+    /// its shell (variables, options, `exit`) does not outlive it.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
         self.greet_within(patience())?;
         let end = Instant::now() + limit;
         self.count += 1;
         let (begin, finish) = (format!("@begin-{}", self.count), format!("@end-{}", self.count));
         self.send(&format!(
-            "echo {}; {{ {command}\n}} </dev/null 2>&1; code=$?; echo; echo {} $code\n",
+            "echo {}; ( {command}\n) </dev/null 2>&1; code=$?; echo; echo {} $code\n",
             unlike_its_echo(&begin),
             unlike_its_echo(&finish)
         ))?;
@@ -156,6 +157,9 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(shell.run("echo one; echo two; false", limit).unwrap(), (1, "one\ntwo".to_owned()));
         assert_eq!(shell.run("echo three", limit).unwrap(), (0, "three".to_owned()));
+        assert_eq!(shell.run("set -e; echo four; false; echo five", limit).unwrap(), (1, "four".to_owned()));
+        assert_eq!(shell.run("false; exit 3", limit).unwrap(), (3, String::new()));
+        assert_eq!(shell.run("false; echo six", limit).unwrap(), (0, "six".to_owned()));
     }
 
     #[test]
