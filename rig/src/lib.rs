@@ -5,6 +5,7 @@
 //! is kept below one scratch directory. Nothing here is part of the agent or the hub.
 
 pub mod agent;
+pub mod archive;
 pub mod babysitter;
 pub mod bad_disk;
 pub mod client;

@@ -1,4 +1,4 @@
-//! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, and with a password.
+//! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, and with a password or with tokens.
 //!
 //! Always holds: images are put into its storage as files, so that nothing of ours pushes what ours pulls; the process ends with its
 //! [`RealRegistry`], and with the program that started it.
@@ -7,10 +7,12 @@ use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use serde_json::json;
+use base64::Engine as _;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SigningKey as _};
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::RigError;
@@ -24,6 +26,10 @@ pub const PASSWORD: &str = "s3cret";
 const HTPASSWD: &str = "edge:$2y$05$abcdefghijklmnopqrstuuLK7U1u6pVRmL7L1BBM2aS35PSZnDXlK\n";
 /// Longest that it takes to listen.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// Who signs tokens, and for whom.
+const ISSUER: &str = "site";
+/// How much longer than it says a token is taken by the registry.
+const LEEWAY_SECS: u64 = 60;
 
 /// The registry on a port of loopback.
 pub struct RealRegistry {
@@ -77,8 +83,32 @@ impl RealRegistry {
     /// # Errors
     /// The program is not there, or does not listen; its log is in the error.
     pub fn start(directory: &Path, port: u16) -> Result<RealRegistry, RigError> {
+        Self::start_with(directory, port, &json!({}))
+    }
+
+    /// The same, to which tokens give access that a server at this URL gives: see [`token`].
+    ///
+    /// # Errors
+    /// As [`RealRegistry::start`].
+    pub fn start_with_tokens(directory: &Path, port: u16, realm: &str) -> Result<RealRegistry, RigError> {
+        let authority = directory.join("ca.pem");
+        let token = json!({"realm": realm, "service": ISSUER, "issuer": ISSUER, "rootcertbundle": authority});
+        Self::start_with(directory, port, &json!({"auth": {"token": token}}))
+    }
+
+    /// The same, which sends whoever wants a blob to a file below this URL.
+    ///
+    /// # Errors
+    /// As [`RealRegistry::start`].
+    pub fn start_redirecting(directory: &Path, port: u16, to: &str) -> Result<RealRegistry, RigError> {
+        let redirect = json!({"name": "redirect", "options": {"baseurl": to}});
+        Self::start_with(directory, port, &json!({"middleware": {"storage": [redirect]}}))
+    }
+
+    /// With other parts of its configuration.
+    fn start_with(directory: &Path, port: u16, parts: &Value) -> Result<RealRegistry, RigError> {
         let shown = directory.display();
-        let config = json!({
+        let mut config = json!({
             "version": "0.1",
             "log": {"level": "error"},
             "storage": {"filesystem": {"rootdirectory": format!("{shown}/storage")}},
@@ -86,6 +116,9 @@ impl RealRegistry {
             "http": {"addr": format!("127.0.0.1:{port}"),
                 "tls": {"certificate": format!("{shown}/leaf.pem"), "key": format!("{shown}/leaf.key")}},
         });
+        for (name, part) in parts.as_object().into_iter().flatten() {
+            config[name] = part.clone();
+        }
         write(&directory.join("htpasswd"), HTPASSWD.as_bytes())?;
         // JSON is YAML
         let path = directory.join("config.yml");
@@ -115,6 +148,64 @@ impl RealRegistry {
             }),
         }
     }
+}
+
+/// A token by which the registry that [`RealRegistry::certify`] made a key for lets its bearer read a repository, for so many seconds.
+///
+/// # Errors
+/// The key cannot be read.
+pub fn token(directory: &Path, repository: &str, secs: u64) -> Result<String, RigError> {
+    let read = |name: &str| {
+        let path = directory.join(name);
+        fs::read_to_string(&path).map_err(RigError::io("read", &path))
+    };
+    let bad = |error: rcgen::Error| RigError::BadAnswer {
+        command: "sign a token".to_owned(),
+        problem: error.to_string(),
+    };
+    let key = KeyPair::from_pem(&read("leaf.key")?).map_err(bad)?;
+    let leaf = read("leaf.pem")?;
+    let certificate: String = leaf.lines().filter(|line| !line.starts_with("-----")).collect();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let header = json!({"typ": "JWT", "alg": "ES256", "x5c": [certificate]});
+    let claims = json!({
+        "iss": ISSUER, "sub": USER, "aud": ISSUER, "jti": now.to_string(),
+        // it takes a token for a minute more
+        "nbf": now - LEEWAY_SECS, "iat": now - LEEWAY_SECS, "exp": now + secs - LEEWAY_SECS,
+        "access": [{"type": "repository", "name": repository, "actions": ["pull"]}],
+    });
+    let encoded = |part: &Value| BASE64_URL_SAFE_NO_PAD.encode(part.to_string());
+    let signed = format!("{}.{}", encoded(&header), encoded(&claims));
+    let signature = plain_signature(&key.sign(signed.as_bytes()).map_err(bad)?);
+    Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
+}
+
+/// The two numbers of a signature by P-256 as a token has them, of 32 bytes each, out of their form in ASN.1.
+fn plain_signature(der: &[u8]) -> Vec<u8> {
+    let mut numbers = der.get(2..).unwrap_or_default();
+    let mut plain = Vec::new();
+    for _ in 0..2 {
+        let length = numbers.get(1).copied().map_or(0, usize::from);
+        let number = numbers.get(2..2 + length).unwrap_or_default();
+        let number = &number[number.len().saturating_sub(32)..];
+        plain.resize(plain.len() + 32 - number.len(), 0);
+        plain.extend(number);
+        numbers = numbers.get(2 + length..).unwrap_or_default();
+    }
+    plain
+}
+
+/// `user:password` as Docker's file of credentials has it.
+#[must_use]
+pub fn docker_auth() -> String {
+    BASE64_STANDARD.encode(format!("{USER}:{PASSWORD}"))
+}
+
+/// Where [`store`] has a blob, below `storage`.
+#[must_use]
+pub fn path_of_blob(digest: &str) -> PathBuf {
+    let hex = digest.trim_start_matches("sha256:");
+    Path::new("docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
 }
 
 /// Puts a manifest of any sort, and the blobs that it names, into the storage of the registry's own file driver; returns its digest.

@@ -1,13 +1,18 @@
-//! A registry on loopback that misbehaves as it is told: an image registry's HTTP API, in plain HTTP, with faults.
+//! A registry on loopback that misbehaves as it is told: an image registry's HTTP API, in plain HTTP or over TLS, with faults.
 //!
 //! Always holds: it serves exactly what was put in, and remembers every request, so that a test can see what went over the wire;
 //! a fault hits the requests it was made for, in order. Threads end with their connections.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// What goes wrong with one answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,8 +72,16 @@ struct State {
 #[derive(Clone)]
 pub struct FakeRegistry {
     address: SocketAddr,
+    /// Absent: it speaks plain HTTP.
+    tls: Option<Arc<ServerConfig>>,
     state: Arc<Mutex<State>>,
 }
+
+trait Connection: Read + Write {}
+impl<T: Read + Write> Connection for T {}
+
+/// What is read of it is buffered; answers are written to what is below.
+type Caller = BufReader<Box<dyn Connection>>;
 
 impl FakeRegistry {
     /// A registry that has nothing yet.
@@ -76,8 +89,26 @@ impl FakeRegistry {
     /// # Errors
     /// No port of loopback is free.
     pub fn start() -> io::Result<Self> {
+        Self::listen(None)
+    }
+
+    /// The same over TLS, with the certificate and the key that [`crate::real_registry::RealRegistry::certify`] left in this directory.
+    ///
+    /// # Errors
+    /// No port of loopback is free, or there is no certificate.
+    pub fn start_tls(directory: &Path) -> io::Result<Self> {
+        let chain = CertificateDer::from_pem_file(directory.join("leaf.pem")).map_err(io::Error::other)?;
+        let key = PrivateKeyDer::from_pem_file(directory.join("leaf.key")).map_err(io::Error::other)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| builder.with_no_client_auth().with_single_cert(vec![chain], key));
+        Self::listen(Some(Arc::new(config.map_err(io::Error::other)?)))
+    }
+
+    fn listen(tls: Option<Arc<ServerConfig>>) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let registry = Self { address: listener.local_addr()?, state: Arc::default() };
+        let registry = Self { address: listener.local_addr()?, tls, state: Arc::default() };
         let serving = registry.clone();
         thread::Builder::new().name("registry".to_owned()).spawn(move || {
             for connection in listener.incoming().flatten() {
@@ -104,6 +135,11 @@ impl FakeRegistry {
         self.state().served.insert(format!("/v2/{path}"), (content_type.to_owned(), bytes.to_vec()));
     }
 
+    /// Serves bytes at this path, which is no registry's.
+    pub fn put_file(&self, path: &str, bytes: &[u8]) {
+        self.state().served.insert(path.to_owned(), ("application/octet-stream".to_owned(), bytes.to_vec()));
+    }
+
     /// The next answer to a path that contains `part` goes wrong.
     pub fn fail(&self, part: &str, fault: Fault) {
         self.state().faults.push((part.to_owned(), fault));
@@ -120,19 +156,26 @@ impl FakeRegistry {
     }
 
     fn serve(&self, connection: TcpStream) -> io::Result<()> {
-        let mut reader = BufReader::new(connection.try_clone()?);
-        let mut writer = connection;
-        while let Some(seen) = read_request(&mut reader)? {
+        let socket = connection.try_clone()?;
+        let connection: Box<dyn Connection> = match &self.tls {
+            None => Box::new(connection),
+            Some(config) => {
+                let tls = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
+                Box::new(StreamOwned::new(tls, connection))
+            }
+        };
+        let mut caller = BufReader::new(connection);
+        while let Some(seen) = read_request(&mut caller)? {
             self.state().seen.push(seen.clone());
-            if !self.answer(&seen, &mut writer)? {
-                return writer.shutdown(std::net::Shutdown::Both);
+            if !self.answer(&seen, caller.get_mut())? {
+                return socket.shutdown(std::net::Shutdown::Both);
             }
         }
         Ok(())
     }
 
     /// Whether the connection goes on.
-    fn answer(&self, seen: &Seen, writer: &mut TcpStream) -> io::Result<bool> {
+    fn answer(&self, seen: &Seen, writer: &mut dyn Connection) -> io::Result<bool> {
         let path = seen.path.split('?').next().unwrap_or_default();
         let (fault, access, served) = {
             let mut state = self.state();
@@ -165,7 +208,7 @@ impl FakeRegistry {
         send(writer, seen, fault, &content_type, &bytes)
     }
 
-    fn token(&self, seen: &Seen, access: &Access, writer: &mut TcpStream) -> io::Result<()> {
+    fn token(&self, seen: &Seen, access: &Access, writer: &mut dyn Connection) -> io::Result<()> {
         let Access::Bearer { user, token } = access else { return head(writer, 404, "", 0) };
         if !user.is_empty() && seen.authorization.as_deref() != Some(&basic(user)) {
             return head(writer, 401, "WWW-Authenticate: Basic\r\n", 0);
@@ -195,7 +238,7 @@ fn refused(access: &Access, seen: &Seen, name: &str) -> Option<String> {
 }
 
 fn send(
-    writer: &mut TcpStream,
+    writer: &mut dyn Connection,
     seen: &Seen,
     fault: Option<Fault>,
     content_type: &str,
@@ -229,18 +272,18 @@ fn send(
         }
         Some(Fault::Stall) => {
             let mut byte = [0];
-            while io::Read::read(writer, &mut byte)? > 0 {}
+            while writer.read(&mut byte)? > 0 {}
             Ok(false)
         }
         _ => writer.write_all(&body).map(|()| true),
     }
 }
 
-fn head(writer: &mut TcpStream, status: u16, headers: &str, length: usize) -> io::Result<()> {
+fn head(writer: &mut dyn Connection, status: u16, headers: &str, length: usize) -> io::Result<()> {
     write!(writer, "HTTP/1.1 {status} Said\r\n{headers}Content-Length: {length}\r\n\r\n")
 }
 
-fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Seen>> {
+fn read_request(reader: &mut Caller) -> io::Result<Option<Seen>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);

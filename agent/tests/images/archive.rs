@@ -1,4 +1,4 @@
-//! Layers as bytes, entry by entry, with everything that a tar library would refuse to write; and images made of them.
+//! Layers as a registry has them, and images made of them.
 
 use std::io::Write as _;
 
@@ -9,84 +9,7 @@ use kedge_rig::registry::FakeRegistry;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A layer's archive.
-#[derive(Clone, Default)]
-pub(crate) struct Archive(Vec<u8>);
-
-/// What an entry is beside its name and content.
-#[derive(Clone, Copy)]
-pub(crate) struct Meta<'a> {
-    pub(crate) kind: u8,
-    pub(crate) mode: u32,
-    pub(crate) owner: u32,
-    pub(crate) target: &'a str,
-    pub(crate) device: (u32, u32),
-    /// What the header says; the content's length if not given.
-    pub(crate) size: Option<u64>,
-}
-
-impl Default for Meta<'_> {
-    fn default() -> Self {
-        Self { kind: b'0', mode: 0o644, owner: 0, target: "", device: (0, 0), size: None }
-    }
-}
-
-impl Archive {
-    pub(crate) fn entry(mut self, name: &str, meta: Meta<'_>, content: &[u8]) -> Self {
-        let mut header = [0_u8; 512];
-        let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
-        put(0, name.as_bytes());
-        put(100, format!("{:07o}", meta.mode).as_bytes());
-        put(108, format!("{:07o}", meta.owner).as_bytes());
-        put(116, format!("{:07o}", meta.owner).as_bytes());
-        put(124, format!("{:011o}", meta.size.unwrap_or(content.len() as u64)).as_bytes());
-        put(136, format!("{:011o}", 1_700_000_000).as_bytes());
-        put(148, b"        ");
-        put(156, &[meta.kind]);
-        put(157, meta.target.as_bytes());
-        put(257, b"ustar\x0000");
-        put(329, format!("{:07o}", meta.device.0).as_bytes());
-        put(337, format!("{:07o}", meta.device.1).as_bytes());
-        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        self.0.extend(header);
-        self.0.extend(content);
-        self.0.resize(self.0.len().next_multiple_of(512), 0);
-        self
-    }
-
-    pub(crate) fn file(self, name: &str, content: &[u8]) -> Self {
-        self.entry(name, Meta::default(), content)
-    }
-
-    pub(crate) fn directory(self, name: &str) -> Self {
-        self.entry(name, Meta { kind: b'5', mode: 0o755, ..Meta::default() }, b"")
-    }
-
-    pub(crate) fn symlink(self, name: &str, target: &str) -> Self {
-        self.entry(name, Meta { kind: b'2', target, ..Meta::default() }, b"")
-    }
-
-    pub(crate) fn hard_link(self, name: &str, target: &str) -> Self {
-        self.entry(name, Meta { kind: b'1', target, ..Meta::default() }, b"")
-    }
-
-    /// An extended header for the entry that follows.
-    pub(crate) fn extended(self, key: &str, value: &[u8]) -> Self {
-        let rest = key.len() + value.len() + 3;
-        let length = (rest..).find(|length| length.to_string().len() + rest == *length).unwrap();
-        let mut record = format!("{length} {key}=").into_bytes();
-        record.extend(value);
-        record.push(b'\n');
-        self.entry("pax", Meta { kind: b'x', ..Meta::default() }, &record)
-    }
-
-    pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = self.0.clone();
-        bytes.extend([0; 1024]);
-        bytes
-    }
-}
+pub(crate) use kedge_rig::archive::{Archive, Meta};
 
 pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
