@@ -311,6 +311,5 @@ impl Meter {
 /// # Errors
 /// Why the archive is not unpacked.
 pub fn unpack(arguments: &UnpackArguments) -> Result<(), CommandError> {
-    print(unpack_child(arguments).map_err(failed)?);
-    Ok(())
+    unpack_child(arguments, &print).map_err(failed)
 }

@@ -651,11 +651,17 @@ impl<'a> Pull<'a> {
         let cancelled = Cancelled::when(move || cancel.is_cancelled());
         let unpack = Unpack { chain: &named(&made)?, below: &below, steps, limits, cancelled };
         files.layers.unpack(unpack).map(|_| ()).map_err(|error| match error {
-            UnpackError::Io { .. } | UnpackError::Mounted { .. } => PullError::disk(&error),
+            UnpackError::Io { .. } | UnpackError::Mounted { .. } | UnpackError::Disk { .. } => {
+                PullError::disk(&error)
+            }
             UnpackError::Cancelled { .. } => PullError::new(Sort::Cancelled, error.to_string()),
             // the limit was not the archive's, but what the disk has
-            UnpackError::Archive { .. } if limits.bytes < most => {
+            UnpackError::ManyBytes { .. } if limits.bytes < most => {
                 let text = format!("{}; the disk has {} bytes for it", chain(&error), limits.bytes);
+                PullError::new(Sort::Disk, text)
+            }
+            UnpackError::ManyEntries { .. } if limits.entries < MAX_ENTRIES => {
+                let text = format!("{}; the disk has {} inodes for it", chain(&error), limits.entries);
                 PullError::new(Sort::Disk, text)
             }
             _ => {

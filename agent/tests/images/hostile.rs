@@ -3,8 +3,11 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
+use kedge_core::images::BlobDigest;
+use kedge_platform::images::{BlobName, Cancelled, ImageFiles, Limits, Step, Unpack, UnpackError};
+
 use super::archive::{Archive, Image, Meta, Packed, gzip, gzip_best};
-use super::setup::{Node, relative, sentinel};
+use super::setup::{Node, PROGRAM, SmallDisk, relative, sentinel};
 
 /// Imports an image of one layer after a harmless base.
 fn import(node: &Node, layer: Packed) -> (String, Vec<String>) {
@@ -181,6 +184,71 @@ fn directories_that_no_entry_lists_cost_room() {
     }
     let small = Packed { bytes: gzip_best(&many.bytes()), ..Packed::gzip(&many) };
     refused(&node, small, "more room than it may");
+}
+
+/// A million entries, of which the first half is too much already. They make nothing, so that it costs the limit's time and no disk's.
+pub(crate) fn million() -> Packed {
+    let some = Archive::default().file(".wh..wh.x", b"").bytes();
+    let member = gzip(&some[..512].repeat(100));
+    Packed { bytes: member.repeat(10_000), ..Packed::gzip(&Archive::default()) }
+}
+
+#[test]
+fn layer_of_a_million_entries_is_refused() {
+    let Some(node) = Node::new("hostile-million", &[]) else { return };
+    refused(&node, million(), "it has more than 500000 entries");
+}
+
+#[test]
+fn layer_that_the_disk_has_no_inodes_for_is_refused() {
+    let Some(node) = Node::new("hostile-inodes", &[]) else { return };
+    let disk = SmallDisk::new(&node.scratch.join("disk"), "size=64m,nr_inodes=2000");
+    let inside = Node::at(&disk.path.join("root")).unwrap();
+    let import = |archive: &Archive| {
+        let layout = node.scratch.join("layout");
+        let _ = fs::remove_dir_all(&layout);
+        Image::new(vec![Packed::gzip(archive)]).write_layout(&layout);
+        let words = ["import", layout.to_str().unwrap(), "--name", "r.lan/a"];
+        let output = disk.inside(&inside.command(&words)).output().unwrap();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let files = |count: usize| {
+        (0..count).fold(Archive::default(), |archive, at| archive.file(&format!("f{at}"), b""))
+    };
+    let why = import(&files(3000));
+    assert!(why.contains("it has more than 18") && why.contains("entries; the disk has 18"), "{why}");
+    for directory in ["blobs", "layers", "records"] {
+        assert_eq!(disk.names(directory), [""; 0], "{directory}");
+    }
+    // what is wrong with an archive is not blamed on a small disk
+    let why = import(&Archive::default().file("a/../b", b""));
+    assert!(why.contains("has \"..\"") && !why.contains("the disk"), "{why}");
+    assert_eq!(import(&files(1000)), "");
+    assert_eq!(disk.names("records").len(), 1);
+}
+
+#[test]
+fn layer_that_takes_too_long_is_given_up() {
+    let Some(node) = Node::new("hostile-slow", &[]) else { return };
+    let files = ImageFiles::open(&node.root().join("images"), PROGRAM.as_ref()).unwrap();
+    // the archive never ends: somebody holds the other side of the pipe
+    let (archive, held) = std::io::pipe().unwrap();
+    let begun = Archive::default().directory("etc").file("etc/a", &[7; 20_000]).bytes();
+    let mut writer = held.try_clone().unwrap();
+    let writing = std::thread::spawn(move || std::io::Write::write_all(&mut writer, &begun));
+    let chain = BlobName::new(BlobDigest::of(b"chain").hex().as_str()).unwrap();
+    let limits = Limits { entries: 100, bytes: 1 << 20, time: std::time::Duration::from_secs(1) };
+    let archive = std::os::fd::OwnedFd::from(archive).into();
+    let steps = vec![Step { archive, packing: "plain", diff: &chain }];
+    let unpack = Unpack { chain: &chain, below: &[], steps, limits, cancelled: Cancelled::never() };
+    let error = files.layers.unpack(unpack).unwrap_err();
+    assert!(matches!(error, UnpackError::TooLong { .. }), "{error:?}");
+    assert!(error.to_string().ends_with("not unpacked within 1 s"), "{error}");
+    assert_eq!(node.names("layers"), [""; 0]);
+    let _ = writing.join().unwrap();
+    // the process that read it is gone: nobody reads the pipe any more
+    let gone = std::io::Write::write(&mut { held }, b"x").unwrap_err();
+    assert_eq!(gone.kind(), std::io::ErrorKind::BrokenPipe);
 }
 
 #[test]

@@ -23,6 +23,7 @@ use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
 
 use super::archive::{Archive, Image, Packed};
+use super::hostile::million;
 use super::pull::image;
 use super::setup::{Node, PROGRAM};
 
@@ -109,6 +110,14 @@ fn each_order_is_answered_once() {
     }
     let refused = told(&puller.until(Cancel::new()), &bad, PullPolicy::Always, &secret);
     assert!(refused.len() == 1 && refused[0].contains("tried 3 times"), "{refused:?}");
+
+    // what the pod's event says of one that is too much
+    Image::new(vec![million()]).push(&registry, "team/many", "v1");
+    let failed = told(&puller, &name.replace("/app", "/many"), PullPolicy::Always, &secret);
+    assert!(
+        failed[1].starts_with("failed pull ") && failed[1].ends_with("it has more than 500000 entries"),
+        "{failed:?}"
+    );
 
     let id = store.records().unwrap().iter().next().unwrap().id.to_string();
     let layers = store.layers(&id).unwrap();

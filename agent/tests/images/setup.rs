@@ -1,8 +1,9 @@
 //! A node's directory, and `kedge images` on it.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use kedge_rig::Scratch;
 use kedge_rig::registry::FakeRegistry;
@@ -131,6 +132,66 @@ impl Node {
         let output = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// A small disk that others see, too: what runs in it is run by [`SmallDisk::inside`].
+pub(crate) struct SmallDisk {
+    holder: Child,
+    pub(crate) path: PathBuf,
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+impl SmallDisk {
+    pub(crate) fn new(path: &Path, options: &str) -> Self {
+        fs::create_dir_all(path).unwrap();
+        let script = format!("mount -t tmpfs -o {options} tmpfs \"$1\" && echo mounted && exec sleep 3600");
+        let mut holder = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "unshare", "-m", "sh", "-c", &script, "sh"])
+            .arg(path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "mounted\n");
+        Self { holder, path: path.to_path_buf() }
+    }
+
+    /// A path on it, for a process outside.
+    pub(crate) fn outside(&self, path: &str) -> PathBuf {
+        let inside = self.path.strip_prefix("/").unwrap();
+        Path::new(&format!("/proc/{}/root", self.holder.id())).join(inside).join(path)
+    }
+
+    pub(crate) fn inside(&self, command: &Command) -> Command {
+        let mut nsenter = Command::new("nsenter");
+        nsenter.args(["-m", "-t", &self.holder.id().to_string(), PROGRAM]).args(command.get_args());
+        nsenter.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        nsenter
+    }
+
+    /// Names below `images` of a node in `root`.
+    pub(crate) fn names(&self, directory: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.outside("root/images").join(directory)) else {
+            return Vec::new();
+        };
+        let names = entries.flatten().map(|entry| entry.file_name().into_string().unwrap());
+        names.filter(|name| !name.starts_with('.')).collect()
+    }
+
+    /// Somebody else takes all that is left.
+    pub(crate) fn fill(&self) -> PathBuf {
+        let path = self.outside("filler");
+        let mut file = fs::File::create(&path).unwrap();
+        while file.write_all(&[7; 4096]).is_ok() {}
+        path
     }
 }
 

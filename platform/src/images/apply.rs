@@ -8,7 +8,9 @@
 //! their length. Leaves to others: confinement (`confine`), which is why this may resolve paths as the kernel does.
 
 use std::collections::{BTreeMap, HashSet};
+use std::error::Error;
 use std::ffi::{CString, OsStr};
+use std::fmt;
 use std::fs::{self, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufReader, Read, Write};
@@ -20,6 +22,7 @@ use nix::errno::Errno;
 use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
 use nix::sys::time::TimeSpec;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tar::{Archive, Entry, EntryType, Header};
 
@@ -74,6 +77,95 @@ pub(super) struct Bounds {
     pub(super) bytes: u64,
 }
 
+/// Whose fault it is that an archive is not unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Blame {
+    /// It is not what an archive of a layer is.
+    Archive,
+    /// It has more entries than it may.
+    Entries,
+    /// It takes more bytes than it may.
+    Bytes,
+    /// There is no room, or the disk failed.
+    Disk,
+}
+
+/// Why an archive is not unpacked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Refusal {
+    pub(super) blame: Blame,
+    pub(super) why: String,
+}
+
+impl Refusal {
+    fn new(blame: Blame, why: impl Into<String>) -> Self {
+        Self { blame, why: why.into() }
+    }
+
+    /// The same, of this entry.
+    fn at(self, place: &dyn fmt::Display) -> Self {
+        Self { why: format!("{place}: {}", self.why), ..self }
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::new(Blame::Archive, why)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(why: &str) -> Self {
+        Self::new(Blame::Archive, why)
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::new(blame(&error), error.to_string())
+    }
+}
+
+/// Readers of archives put errors into errors.
+fn blame(error: &io::Error) -> Blame {
+    let mut cause: &(dyn Error + 'static) = error;
+    loop {
+        if cause.is::<TooManyBytes>() {
+            return Blame::Bytes;
+        }
+        let io = cause.downcast_ref::<io::Error>();
+        if io.and_then(io::Error::raw_os_error).is_some_and(|code| is_of_disk(Errno::from_raw(code))) {
+            return Blame::Disk;
+        }
+        let inner = match io {
+            Some(io) => io.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+            None => cause.source(),
+        };
+        match inner {
+            Some(inner) => cause = inner,
+            None => return Blame::Archive,
+        }
+    }
+}
+
+/// What the kernel says of any archive when a disk is full or broken.
+fn is_of_disk(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOSPC | Errno::EDQUOT | Errno::EIO | Errno::EROFS)
+}
+
+/// The archive unpacks without end.
+#[derive(Debug)]
+struct TooManyBytes;
+
+impl fmt::Display for TooManyBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it unpacks to more than it may")
+    }
+}
+
+impl Error for TooManyBytes {}
+
 /// What a layer came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Applied {
@@ -88,14 +180,14 @@ pub(super) struct Applied {
 ///
 /// # Errors
 /// What is wrong with it, at which entry; what was made stays.
-pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Result<Applied, String> {
-    let limited = |packed: &mut dyn Read| -> Result<Applied, String> {
+pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Result<Applied, Refusal> {
+    let limited = |packed: &mut dyn Read| -> Result<Applied, Refusal> {
         let mut counted = Counted { source: packed, hash: Sha256::new(), left: bounds.bytes };
         let mut layer = Layer::new(bounds);
         let mut archive = Archive::new(&mut counted);
         layer.unpack(&mut archive)?;
         // what follows the archive's end belongs to its digest
-        drain(&mut counted).map_err(|error| format!("after the last entry: {error}"))?;
+        drain(&mut counted).map_err(|error| Refusal::from(error).at(&"after the last entry"))?;
         let diff = hex(&counted.hash.finalize());
         Ok(Applied { diff, entries: layer.entries, bytes: bounds.bytes - layer.bytes_left })
     };
@@ -133,10 +225,7 @@ struct Counted<'a> {
 impl Read for Counted<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.source.read(buffer)?;
-        self.left = self
-            .left
-            .checked_sub(count as u64)
-            .ok_or_else(|| io::Error::other("it unpacks to more than it may"))?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| io::Error::other(TooManyBytes))?;
         self.hash.update(&buffer[..count]);
         Ok(count)
     }
@@ -253,44 +342,43 @@ impl Layer {
         }
     }
 
-    fn unpack<R: Read>(&mut self, archive: &mut Archive<R>) -> Result<(), String> {
+    fn unpack<R: Read>(&mut self, archive: &mut Archive<R>) -> Result<(), Refusal> {
         let mut extensions = Extensions::default();
-        let at = |number: u64, error: &dyn std::fmt::Display| format!("entry {number}: {error}");
-        let entries = archive.entries().map_err(|error| at(0, &error))?.raw(true);
+        let entries = archive.entries()?.raw(true);
         for (number, entry) in (1..).zip(entries) {
+            let at = |refusal: Refusal| refusal.at(&format_args!("entry {number}"));
             self.take_entry()?;
-            let mut entry = entry.map_err(|error| at(number, &error))?;
-            if extensions.take_from(&mut entry).map_err(|error| at(number, &error))? {
+            let mut entry = entry.map_err(|error| at(error.into()))?;
+            if extensions.take_from(&mut entry).map_err(at)? {
                 continue;
             }
             let described = std::mem::take(&mut extensions);
-            let Some(node) = node_of(&entry, described).map_err(|error| at(number, &error))? else {
+            let Some(node) = node_of(&entry, described).map_err(|why| at(why.into()))? else {
                 continue;
             };
             let shown = shown(&node.path);
-            self.make(node, &mut entry).map_err(|error| format!("{shown}: {error}"))?;
+            self.make(node, &mut entry).map_err(|refusal| refusal.at(&shown))?;
         }
         self.finish_directories()
     }
 
-    fn make(&mut self, node: Node, content: &mut dyn Read) -> Result<(), String> {
-        let io = |error: io::Error| error.to_string();
+    fn make(&mut self, node: Node, content: &mut dyn Read) -> Result<(), Refusal> {
         self.take_bytes(ENTRY_BYTES)?;
         let Some(name) = node.path.file_name().map(|name| name.as_bytes().to_vec()) else {
-            return self.describe(&node).map_err(io);
+            return self.describe(&node);
         };
         let parent = node.path.parent().unwrap_or(Path::new("/")).to_path_buf();
         self.make_parents(&parent)?;
         if name == OPAQUE {
-            return self.empty(&parent).map_err(io);
+            return Ok(self.empty(&parent)?);
         }
         if name.starts_with(OTHER_NOTES) {
             return Ok(());
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
             return match hidden {
-                b"" | b"." | b".." => Err("it removes nothing that has a name".to_owned()),
-                hidden => self.remove(&parent.join(OsStr::from_bytes(hidden))).map_err(io),
+                b"" | b"." | b".." => Err("it removes nothing that has a name".into()),
+                hidden => Ok(self.remove(&parent.join(OsStr::from_bytes(hidden)))?),
             };
         }
         self.check_depth(&parent)?;
@@ -299,88 +387,93 @@ impl Layer {
             self.take_blocks(value.len() as u64)?;
         }
         self.note(&node.path);
-        if node.kind.is_hard_link() { Ok(()) } else { self.describe(&node).map_err(io) }
+        if node.kind.is_hard_link() { Ok(()) } else { self.describe(&node) }
     }
 
     /// Puts the thing itself in place, without owner, mode and time.
-    fn place(&mut self, node: &Node, content: &mut dyn Read) -> Result<(), String> {
-        let io = |error: io::Error| error.to_string();
+    fn place(&mut self, node: &Node, content: &mut dyn Read) -> Result<(), Refusal> {
         let path = &node.path;
         let found = fs::symlink_metadata(path).ok();
         if node.kind.is_dir() {
             if found.as_ref().is_some_and(fs::Metadata::is_dir) {
                 return Ok(());
             }
-            self.remove(path).map_err(io)?;
+            self.remove(path)?;
             self.take_bytes(BLOCK_BYTES)?;
-            return fs::create_dir(path).map_err(io);
+            return Ok(fs::create_dir(path)?);
         }
         if found.is_some() {
-            self.remove(path).map_err(io)?;
+            self.remove(path)?;
         }
         let target = || node.target.as_deref().ok_or("the link has no target");
         match node.kind {
             EntryType::Regular | EntryType::Continuous => self.write(path, node.size, content),
             EntryType::Symlink => {
                 self.take_bytes(BLOCK_BYTES)?;
-                symlink(target()?, path).map_err(io)
+                Ok(symlink(target()?, path)?)
             }
             EntryType::Link => {
                 let (_, inside) = inside(target()?.as_os_str().as_bytes())?;
-                fs::hard_link(inside, path).map_err(io)
+                Ok(fs::hard_link(inside, path)?)
             }
             _ => make_device(node),
         }
     }
 
-    fn write(&mut self, path: &Path, size: u64, content: &mut dyn Read) -> Result<(), String> {
+    fn write(&mut self, path: &Path, size: u64, content: &mut dyn Read) -> Result<(), Refusal> {
         self.take_blocks(size)?;
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        let mut file = file.map_err(|error| error.to_string())?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         let mut buffer = vec![0; CHUNK_BYTES.min(size.max(1) as usize)];
         let mut left = size;
         while left > 0 {
             let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let count = content.read(&mut buffer[..most]).map_err(|error| error.to_string())?;
+            let count = content.read(&mut buffer[..most])?;
             if count == 0 {
-                return Err(format!("it ends {left} bytes early"));
+                return Err(format!("it ends {left} bytes early").into());
             }
-            file.write_all(&buffer[..count]).map_err(|error| error.to_string())?;
+            file.write_all(&buffer[..count])?;
             left -= count as u64;
         }
         Ok(())
     }
 
     /// Counts whatever costs an inode.
-    fn take_entry(&mut self) -> Result<(), String> {
+    fn take_entry(&mut self) -> Result<(), Refusal> {
         self.entries += 1;
         if self.entries > self.entries_most {
-            return Err(format!("it has more than {} entries", self.entries_most));
+            let why = format!("it has more than {} entries", self.entries_most);
+            return Err(Refusal::new(Blame::Entries, why));
         }
         Ok(())
     }
 
     /// Counts the blocks that so many bytes fill.
-    fn take_blocks(&mut self, bytes: u64) -> Result<(), String> {
+    fn take_blocks(&mut self, bytes: u64) -> Result<(), Refusal> {
         self.take_bytes(bytes.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))
     }
 
-    fn take_bytes(&mut self, bytes: u64) -> Result<(), String> {
+    fn take_bytes(&mut self, bytes: u64) -> Result<(), Refusal> {
+        let left = self.bytes_left.checked_sub(bytes);
         self.bytes_left =
-            self.bytes_left.checked_sub(bytes).ok_or("the layer takes more room than it may")?;
+            left.ok_or_else(|| Refusal::new(Blame::Bytes, "the layer takes more room than it may"))?;
         Ok(())
     }
 
     /// Owner, attributes, mode and time. The owner first: it takes set-user-ID bits and capabilities away.
-    fn describe(&mut self, node: &Node) -> io::Result<()> {
+    fn describe(&mut self, node: &Node) -> Result<(), Refusal> {
         lchown(&node.path, Some(node.user), Some(node.group))?;
         for (name, value) in &node.attributes {
-            let name = CString::new(name.as_slice())?;
+            let shown = String::from_utf8_lossy(name).escape_debug().take(SHOWN_CHARS).collect::<String>();
+            let name = CString::new(name.as_slice()).map_err(|_| format!("attribute {shown}: it has NUL"))?;
             match set_attribute(&node.path, &name, value) {
                 // a file system or a kind of file without them
                 Err(error)
                     if matches!(error.raw_os_error(), Some(nix::libc::EOPNOTSUPP | nix::libc::EPERM)) => {}
-                outcome => outcome?,
+                // one that is too large for this file system is the archive's fault, though the kernel says that there is no room
+                Err(error) => {
+                    return Err(format!("attribute {shown} of {} bytes: {error}", value.len()).into());
+                }
+                Ok(()) => {}
             }
         }
         if !node.kind.is_symlink() {
@@ -390,10 +483,10 @@ impl Layer {
             self.directories.push((node.path.clone(), node.mode, node.mtime));
             return Ok(());
         }
-        set_time(&node.path, node.mtime)
+        Ok(set_time(&node.path, node.mtime)?)
     }
 
-    fn finish_directories(&mut self) -> Result<(), String> {
+    fn finish_directories(&mut self) -> Result<(), Refusal> {
         for (path, mode, mtime) in std::mem::take(&mut self.directories).into_iter().rev() {
             // removed or replaced by a later entry
             if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
@@ -401,13 +494,13 @@ impl Layer {
             }
             let done = fs::set_permissions(&path, Permissions::from_mode(mode))
                 .and_then(|()| set_time(&path, mtime));
-            done.map_err(|error| format!("{}: {error}", path.display()))?;
+            done.map_err(|error| Refusal::from(error).at(&shown(&path)))?;
         }
         Ok(())
     }
 
     /// Makes the directories above an entry that the archive does not list; each costs what a listed one does.
-    fn make_parents(&mut self, parent: &Path) -> Result<(), String> {
+    fn make_parents(&mut self, parent: &Path) -> Result<(), Refusal> {
         if fs::metadata(parent).is_ok_and(|found| found.is_dir()) {
             return Ok(());
         }
@@ -421,23 +514,22 @@ impl Layer {
             self.check_depth(&above)?;
             self.take_entry()?;
             self.take_bytes(ENTRY_BYTES + BLOCK_BYTES)?;
-            let made = fs::create_dir(&path)
-                .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o755)));
-            made.map_err(|error| error.to_string())?;
+            fs::create_dir(&path)?;
+            fs::set_permissions(&path, Permissions::from_mode(0o755))?;
             self.note(&path);
         }
         Ok(())
     }
 
     /// Whether one more level may be made in a directory: what counts is where it really is, whatever links lead to it.
-    fn check_depth(&mut self, directory: &Path) -> Result<(), String> {
+    fn check_depth(&mut self, directory: &Path) -> Result<(), Refusal> {
         if directory == self.shallow {
             return Ok(());
         }
-        let resolved = directory.canonicalize().map_err(|error| error.to_string())?;
+        let resolved = directory.canonicalize()?;
         // the first component is the root
         if resolved.components().count() > MAX_DEPTH + 1 {
-            return Err(format!("it lies below more than {MAX_DEPTH} directories"));
+            return Err(format!("it lies below more than {MAX_DEPTH} directories").into());
         }
         self.shallow = directory.to_path_buf();
         Ok(())
@@ -482,19 +574,20 @@ impl Layer {
     }
 }
 
-fn make_device(node: &Node) -> Result<(), String> {
+fn make_device(node: &Node) -> Result<(), Refusal> {
     let kind = match node.kind {
         EntryType::Fifo => SFlag::S_IFIFO,
         EntryType::Char => SFlag::S_IFCHR,
         EntryType::Block => SFlag::S_IFBLK,
-        other => return Err(format!("its type is {other:?}, which no image has")),
+        other => return Err(format!("its type is {other:?}, which no image has").into()),
     };
     if kind != SFlag::S_IFIFO && node.device == (0, 0) {
-        return Err("it is the device 0:0, which means a removal to the kernel".to_owned());
+        return Err("it is the device 0:0, which means a removal to the kernel".into());
     }
     let mode = Mode::from_bits_truncate(node.mode as nix::libc::mode_t);
     let (major, minor) = node.device;
-    mknod(&node.path, kind, mode, makedev(major, minor)).map_err(|error| error.desc().to_owned())
+    mknod(&node.path, kind, mode, makedev(major, minor)).map_err(io::Error::from)?;
+    Ok(())
 }
 
 fn set_time(path: &Path, mtime: i64) -> io::Result<()> {
@@ -513,7 +606,7 @@ fn inside(path: &[u8]) -> Result<(bool, PathBuf), String> {
         match component {
             Component::Normal(name) => found.push(name),
             Component::ParentDir => {
-                return Err(format!("the path {:?} has \"..\"", String::from_utf8_lossy(path)));
+                return Err(format!("the path {:?} has \"..\"", shown(Path::new(OsStr::from_bytes(path)))));
             }
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
         }
@@ -573,7 +666,7 @@ fn device_of(header: &Header) -> (u64, u64) {
 
 impl Extensions {
     /// Reads this entry if it is an extended header. False: it is of another kind.
-    fn take_from<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, String> {
+    fn take_from<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, Refusal> {
         let kind = entry.header().entry_type();
         if kind.is_gnu_longname() {
             self.path = Some(text_of(entry)?);
@@ -651,17 +744,17 @@ fn path_of(value: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 /// A long name in the form of GNU tar, which ends with NUL.
-fn text_of<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, String> {
+fn text_of<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, Refusal> {
     let bytes = whole(entry, MAX_PATH_BYTES)?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    path_of(&bytes[..end])
+    Ok(path_of(&bytes[..end])?)
 }
 
-fn whole<R: Read>(entry: &mut Entry<'_, R>, limit: u64) -> Result<Vec<u8>, String> {
+fn whole<R: Read>(entry: &mut Entry<'_, R>, limit: u64) -> Result<Vec<u8>, Refusal> {
     let mut bytes = Vec::new();
-    entry.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    entry.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        return Err(format!("an extended header of more than {limit} bytes"));
+        return Err(format!("an extended header of more than {limit} bytes").into());
     }
     Ok(bytes)
 }

@@ -1,14 +1,14 @@
 //! `kedge unpack`: the process that reads a stranger's archive, and what passes between it and the one that started it.
 //!
 //! Always holds: it is confined to its working directory before it reads the first byte; the archive is its standard input;
-//! it prints one line: what was unpacked, or, with exit code 1, why not.
+//! it prints one line: what was unpacked, or, with exit code 1, why not and whose fault that is; why not is also its error.
 
 use std::fmt;
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use super::apply::{self, Bounds, Packing};
+use super::apply::{self, Bounds, Packing, Refusal};
 use super::confine;
 
 /// What the process is started with.
@@ -52,16 +52,32 @@ pub(super) struct Unpacked {
     pub(super) bytes: u64,
 }
 
-/// Unpacks standard input into the working directory; gives the line to print.
+/// What it prints when it is not, beside the error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Refused {
+    pub(super) refused: Refusal,
+}
+
+/// Unpacks standard input into the working directory; `print` takes the line that says what came of it.
 ///
 /// # Errors
 /// Why it is not unpacked. What was written so far stays.
-pub fn unpack_child(arguments: &UnpackArguments) -> Result<String, String> {
+pub fn unpack_child(arguments: &UnpackArguments, print: &dyn Fn(String)) -> Result<(), String> {
     let input = io::stdin().lock();
     confine::confine(arguments.cpu_secs)
         .map_err(|error| format!("cannot be confined (it needs root): {error}"))?;
     let bounds = Bounds { entries: arguments.entries, bytes: arguments.bytes };
-    let applied = apply::apply(input, arguments.packing, bounds)?;
-    let unpacked = Unpacked { diff: applied.diff, entries: applied.entries, bytes: applied.bytes };
-    serde_json::to_string(&unpacked).map_err(|error| error.to_string())
+    let line = |line: serde_json::Result<String>| line.map_err(|error| error.to_string());
+    match apply::apply(input, arguments.packing, bounds) {
+        Ok(applied) => {
+            let unpacked = Unpacked { diff: applied.diff, entries: applied.entries, bytes: applied.bytes };
+            print(line(serde_json::to_string(&unpacked))?);
+            Ok(())
+        }
+        Err(refused) => {
+            let why = refused.why.clone();
+            print(line(serde_json::to_string(&Refused { refused }))?);
+            Err(why)
+        }
+    }
 }

@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
-use super::child::Unpacked;
+use super::apply::Blame;
+use super::child::{Refused, Unpacked};
 use super::mounts::{self, NAME_BYTES};
 use super::{BlobName, Hold, sync_directory};
 use crate::files::Files;
@@ -121,8 +122,14 @@ pub struct LayerRecord {
 /// Why a layer is not there.
 #[derive(Debug)]
 pub enum UnpackError {
-    /// The archive is not what its digest, its form or the limits say. Fetching it again may help where it went bad here.
+    /// The archive is not what its digest or its form says. Fetching it again may help where it went bad here.
     Archive { layer: String, why: String },
+    /// The archive has more entries than [`Limits::entries`].
+    ManyEntries { layer: String, why: String },
+    /// The archive takes more than [`Limits::bytes`].
+    ManyBytes { layer: String, why: String },
+    /// The disk had no room, or failed, while the archive was unpacked.
+    Disk { layer: String, why: String },
     /// The archive unpacks to other bytes than the image says.
     Differs { chain: BlobName, expected: String, found: String },
     /// The process took longer than it may.
@@ -140,7 +147,10 @@ pub enum UnpackError {
 impl fmt::Display for UnpackError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Archive { layer, why } => write!(f, "layer {layer}: {why}"),
+            Self::Archive { layer, why }
+            | Self::ManyEntries { layer, why }
+            | Self::ManyBytes { layer, why }
+            | Self::Disk { layer, why } => write!(f, "layer {layer}: {why}"),
             Self::Differs { chain, expected, found } => {
                 write!(f, "layer {}: unpacks to sha256:{found}, expected sha256:{expected}", shown(chain))
             }
@@ -625,12 +635,25 @@ impl Ended {
         {
             return Ok(unpacked);
         }
-        let said = self.errors.trim().trim_start_matches("kedge: ");
-        let why = match (said, self.status) {
+        let layer = layer.to_owned();
+        // the kernel ends a process that has had its time, too
+        if self.status.and_then(|status| status.signal()) == Some(nix::libc::SIGXCPU) {
+            return Err(UnpackError::TooLong { layer, limit });
+        }
+        let refused = serde_json::from_slice::<Refused>(output.as_bytes()).map(|line| line.refused);
+        let blame = refused.as_ref().map_or(Blame::Archive, |refusal| refusal.blame);
+        let said = refused.map(|refusal| refusal.why);
+        let said = said.unwrap_or_else(|_| self.errors.trim().trim_start_matches("kedge: ").to_owned());
+        let why = match (said.as_str(), self.status) {
             ("", Some(status)) => format!("the process that unpacks ended with {status}"),
             (said, _) => said.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect(),
         };
-        Err(UnpackError::Archive { layer: layer.to_owned(), why })
+        Err(match blame {
+            Blame::Archive => UnpackError::Archive { layer, why },
+            Blame::Entries => UnpackError::ManyEntries { layer, why },
+            Blame::Bytes => UnpackError::ManyBytes { layer, why },
+            Blame::Disk => UnpackError::Disk { layer, why },
+        })
     }
 }
 
