@@ -15,7 +15,7 @@ use super::archive::{Archive, INDEX, Image, MANIFEST, Meta, Packed, own_architec
 use super::setup::Node;
 
 /// Bytes that do not compress.
-fn noise(length: usize) -> Vec<u8> {
+pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut state = 1_u64;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
