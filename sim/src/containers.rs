@@ -3,7 +3,8 @@
 //!
 //! Owns what is true of each container, beside what the agent was shown of it. Always holds: commands are performed in the order they
 //! were given; one that was under way when the agent or the power went is done wholly, by half or not at all; `/run` and unsynced
-//! layers go with the power, records and logs stay. It can fail, hang, lie (`Lie`), and keeps the first promise that it saw broken.
+//! layers go with the power, records and logs stay. A pull comes in pieces and may break off between two; a container may ignore all signals but
+//! SIGKILL. It can fail, hang, lie (`Lie`), and keeps the first promise that it saw broken.
 //! Leaves to others: what must hold at rest (`tests/pods`), a configuration's disk (`disk`).
 
 use kedge_api::Timestamp;
@@ -17,9 +18,16 @@ use kedge_core::pods::{
 use kedge_core::sorted::SortedMap;
 use kedge_platform::fake::Random;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 /// One in so many commands fails where commands may.
 const FAILS: u64 = 12;
+/// There, one in so many containers does not end on a signal,
+const DEAF: u64 = 3;
+/// and one in so many pieces of an image is the last before the connection breaks.
+const CUTS: u64 = 4;
+/// Pieces of an image on its way.
+const PIECES: u32 = 3;
 
 /// What the runtime or the disk gets wrong, so that a test can be seen to notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +48,10 @@ pub enum Lie {
     RecordStays,
     /// What pods need is not noted.
     NeedIsNotNoted,
+    /// A pull that was cut is told as one that was not.
+    CutIsWhole,
+    /// A container that does not end on a signal is not killed.
+    KillIsForgotten,
 }
 
 /// One run of one container.
@@ -52,6 +64,10 @@ struct Run {
     /// It was started, and nothing that may end it happened since.
     should_live: bool,
     pod: (String, String),
+    /// Only SIGKILL ends it.
+    is_deaf: bool,
+    /// It was asked to end, and is killed then, since the board booted.
+    kill_at: Option<Duration>,
 }
 
 /// See the module.
@@ -72,8 +88,12 @@ pub struct Containers {
     /// Layers, and whether they are synced.
     layers: BTreeMap<String, bool>,
     needed: BTreeSet<String>,
+    /// Pieces that came of images that are not whole.
+    parts: BTreeMap<String, u32>,
     // of the agent that runs
     queue: VecDeque<PodAction>,
+    /// Pulls that were told to have begun.
+    begun: BTreeSet<(PodUid, String)>,
     wants_inventory: bool,
     random: Random,
     /// Commands may fail.
@@ -89,6 +109,11 @@ pub struct Containers {
     pub started: u64,
     /// Runs that a next agent found alive.
     pub adopted: u64,
+    /// Runs that did not end on a signal, and were killed after their grace.
+    pub killed: u64,
+    /// Pulls that broke off, and those that went on where another one had.
+    pub cut: u64,
+    pub resumed: u64,
 }
 
 impl Containers {
@@ -104,7 +129,9 @@ impl Containers {
             vouched: BTreeSet::new(),
             layers: BTreeMap::new(),
             needed: BTreeSet::new(),
+            parts: BTreeMap::new(),
             queue: VecDeque::new(),
+            begun: BTreeSet::new(),
             wants_inventory: false,
             random: Random::new(seed),
             fails: false,
@@ -114,6 +141,9 @@ impl Containers {
             broken: None,
             started: 0,
             adopted: 0,
+            killed: 0,
+            cut: 0,
+            resumed: 0,
         }
     }
 
@@ -160,6 +190,13 @@ impl Containers {
         counts.into_values().max().unwrap_or(0)
     }
 
+    /// When the next container is killed that did not end on a signal.
+    pub fn next_kill(&self) -> Option<Duration> {
+        let waits = self.is_stuck || self.lie == Some(Lie::KillIsForgotten);
+        let due = self.runs.values().filter(|run| run.is_live).filter_map(|run| run.kill_at);
+        due.min().filter(|_| !waits)
+    }
+
     /// Judged after each act: what was started runs until something happens that may end it.
     pub fn check(&mut self) -> Result<(), String> {
         let dead = self.runs.iter().find(|(_, run)| run.should_live && !run.is_live).map(|(key, _)| key.id());
@@ -183,11 +220,15 @@ impl Containers {
         let whole = self.random.index(queue.len() + 1);
         let rest = queue.split_off(whole);
         for action in queue {
-            self.perform(action, true, now);
+            self.perform(action, true, (now, Duration::ZERO));
         }
         if let Some(action) = rest.into_iter().next() {
             self.do_half(action);
         }
+        // who waits for the end of a grace, or fetches, goes with it
+        self.queue.clear();
+        self.begun.clear();
+        self.runs.values_mut().for_each(|run| run.kill_at = None);
         if self.lie == Some(Lie::EndsWithTheAgent) {
             self.runs.values_mut().filter(|run| run.is_live).for_each(|run| end(run, &exited(143, Some(15))));
         }
@@ -205,7 +246,8 @@ impl Containers {
                 };
                 self.pods.entry(pod.uid).or_insert(found);
             }
-            // downloaded, and nothing vouches for it
+            // downloaded, by half or wholly, and nothing vouches for it
+            PodAction::PullImage(order) if self.random.percent(50) => self.fetch_piece(&order.image),
             PodAction::PullImage(order) => drop(self.layers.entry(order.image).or_insert(false)),
             PodAction::CreateContainer(order) if self.layers.get(&order.image.id) == Some(&true) => {
                 drop(self.create(*order));
@@ -224,6 +266,10 @@ impl Containers {
         (self.pods, self.runs, self.health, self.hooks) = Default::default();
         self.ghosts.clear();
         self.layers.retain(|_, is_synced| *is_synced);
+        // of what was not synced the disk has some
+        let kept = u32::try_from(self.random.index(PIECES as usize)).expect("it is small");
+        self.parts.values_mut().for_each(|pieces| *pieces = (*pieces).min(kept));
+        self.begun.clear();
         self.is_stuck = false;
     }
 
@@ -279,9 +325,16 @@ impl Containers {
     }
 
     /// The next answer for the agent; None: nothing is to be done, or all of it waits.
-    pub(crate) fn next(&mut self, is_online: bool, now: Timestamp) -> Option<PodEvent> {
+    pub(crate) fn next(&mut self, is_online: bool, now: (Timestamp, Duration)) -> Option<PodEvent> {
         if std::mem::take(&mut self.wants_inventory) {
             return Some(PodEvent::Inventory(self.inventory()));
+        }
+        if self.next_kill().is_some_and(|due| due <= now.1) {
+            let mut runs = self.runs.values_mut();
+            let run = runs.find(|run| run.is_live && run.kill_at.is_some_and(|due| due <= now.1))?;
+            end(run, &exited(137, Some(9)));
+            self.killed += 1;
+            return Some(PodEvent::Observed(run.shown.clone()));
         }
         let waits = |action: &PodAction| {
             matches!(
@@ -309,7 +362,12 @@ impl Containers {
         }
     }
 
-    fn perform(&mut self, action: PodAction, is_online: bool, now: Timestamp) -> Option<PodEvent> {
+    fn perform(
+        &mut self,
+        action: PodAction,
+        is_online: bool,
+        now: (Timestamp, Duration),
+    ) -> Option<PodEvent> {
         let fails = self.fails && self.random.one_in(FAILS);
         let failed = |command, message: &str| {
             let failure = Failure { reason: FailureReason::Other, message: message.to_owned() };
@@ -335,18 +393,45 @@ impl Containers {
             PodAction::PullImage(order) => {
                 let command =
                     Command::PullImage { pod: order.pod.clone(), container: order.container.clone() };
-                match fails || !is_online && !self.vouched.contains(&order.image) {
-                    true => failed(command, "the registry does not answer"),
-                    false => Some(self.pull(*order)),
+                let key = (order.pod.clone(), order.container.clone());
+                if fails || !is_online && !self.vouched.contains(&order.image) {
+                    self.begun.remove(&key);
+                    return failed(command, "the registry does not answer");
                 }
+                if self.vouched.contains(&order.image) {
+                    self.begun.remove(&key);
+                    return Some(self.pull(*order));
+                }
+                if self.begun.insert(key.clone()) {
+                    self.resumed += u64::from(self.parts.contains_key(&order.image));
+                    let (pod, container) = key;
+                    self.queue.push_back(PodAction::PullImage(order));
+                    return Some(PodEvent::ImagePulling { pod, container });
+                }
+                self.fetch_piece(&order.image);
+                if self.fails && self.random.one_in(CUTS) {
+                    self.cut += 1;
+                    self.begun.remove(&key);
+                    return match self.lie {
+                        Some(Lie::CutIsWhole) => Some(ready(*order)),
+                        _ => failed(command, "the registry broke off"),
+                    };
+                }
+                if self.parts[&order.image] < PIECES {
+                    self.queue.push_back(PodAction::PullImage(order));
+                    return None;
+                }
+                self.begun.remove(&key);
+                self.parts.remove(&order.image);
+                Some(self.pull(*order))
             }
             PodAction::CreateContainer(order) if fails => {
                 failed(Command::CreateContainer(order.key), "crun failed")
             }
             PodAction::CreateContainer(order) => Some(self.create(*order)),
             PodAction::StartContainer(key) if fails => failed(Command::StartContainer(key), "crun failed"),
-            PodAction::StartContainer(key) => self.start(&key, now),
-            PodAction::StopContainer { container, .. } => self.stop(&container),
+            PodAction::StartContainer(key) => self.start(&key, now.0),
+            PodAction::StopContainer { container, grace, .. } => self.stop(&container, now.1 + grace, now.1),
             PodAction::RemoveContainer(key) => Some(self.remove(key)),
             PodAction::RemovePod { pod, keep_logs } => {
                 self.pods.remove(&pod);
@@ -409,13 +494,17 @@ impl Containers {
         }
     }
 
+    /// Continued where an earlier try ended.
+    fn fetch_piece(&mut self, image: &str) {
+        let pieces = self.parts.entry(image.to_owned()).or_default();
+        *pieces = (*pieces + 1).min(PIECES);
+    }
+
     fn pull(&mut self, order: ImageOrder) -> PodEvent {
         if self.vouched.insert(order.image.clone()) {
             self.layers.insert(order.image.clone(), self.lie != Some(Lie::LayerIsNotSynced));
         }
-        let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
-        let image = Image { id: order.image.clone(), reference: order.image, config, pulled: None };
-        PodEvent::ImageReady { pod: order.pod, container: order.container, image }
+        ready(order)
     }
 
     fn create(&mut self, order: ContainerOrder) -> PodEvent {
@@ -434,7 +523,10 @@ impl Containers {
             image_reference: order.image.reference,
         };
         let pod = (order.namespace, order.pod_name);
-        self.runs.insert(key, Run { shown: shown.clone(), is_live: false, should_live: false, pod });
+        let is_deaf = self.fails && self.random.one_in(DEAF);
+        let run =
+            Run { shown: shown.clone(), is_live: false, should_live: false, pod, is_deaf, kill_at: None };
+        self.runs.insert(key, run);
         PodEvent::Observed(shown)
     }
 
@@ -451,11 +543,16 @@ impl Containers {
         Some(PodEvent::Observed(run.shown.clone()))
     }
 
-    fn stop(&mut self, key: &ContainerKey) -> Option<PodEvent> {
+    fn stop(&mut self, key: &ContainerKey, kill_at: Duration, now: Duration) -> Option<PodEvent> {
         let run = self.runs.get_mut(key)?;
+        if run.is_live && run.is_deaf && kill_at > now {
+            run.kill_at = Some(run.kill_at.map_or(kill_at, |earlier| earlier.min(kill_at)));
+            return None;
+        }
         let was_live = run.is_live;
         if was_live {
-            end(run, &exited(143, Some(15)));
+            let (code, signal) = if run.is_deaf { (137, 9) } else { (143, 15) };
+            end(run, &exited(code, Some(signal)));
             run.is_live = self.lie == Some(Lie::StopIsIgnored);
         }
         Some(PodEvent::Observed(run.shown.clone()))
@@ -475,6 +572,12 @@ impl Containers {
     }
 }
 
+fn ready(order: ImageOrder) -> PodEvent {
+    let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
+    let image = Image { id: order.image.clone(), reference: order.image, config, pulled: None };
+    PodEvent::ImageReady { pod: order.pod, container: order.container, image }
+}
+
 fn exited(code: i32, signal: Option<i32>) -> ContainerState {
     ContainerState::Exited(Exit {
         code,
@@ -488,5 +591,5 @@ fn exited(code: i32, signal: Option<i32>) -> ContainerState {
 
 fn end(run: &mut Run, state: &ContainerState) {
     run.shown.state = state.clone();
-    run.is_live = false;
+    (run.is_live, run.kill_at) = (false, None);
 }

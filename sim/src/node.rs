@@ -438,7 +438,7 @@ impl Node {
 
     /// Performs what is next of the orders for containers, images and the desired set. Says whether there was something.
     pub fn do_pods(&mut self) -> bool {
-        let (now, is_online) = (self.now().wall, self.link);
+        let (now, is_online) = ((self.now().wall, self.mono()), self.link);
         // before a configuration is in use core takes nothing of pods
         if self.process.as_ref().is_none_or(|process| process.used.is_none()) {
             return false;

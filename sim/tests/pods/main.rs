@@ -177,7 +177,9 @@ impl Run {
                 .dangerous_since
                 .map(|since| (since + self.strikes_after).saturating_sub(self.world.time));
             // a deadline that has come is a tick, and time goes on
-            let waits = [due, strike, Some(left)].into_iter().flatten().filter(|wait| !wait.is_zero());
+            let mono = self.world.mono();
+            let kill = self.containers().next_kill().map(|at| at.saturating_sub(mono));
+            let waits = [due, strike, kill, Some(left)].into_iter().flatten().filter(|wait| !wait.is_zero());
             self.world.advance(waits.min().unwrap_or(left));
             // nobody looks back, and hours are long
             self.world.seen.clear();
@@ -514,6 +516,7 @@ fn pods_and_configurations_keep_every_invariant() {
     let seeds = number_from_environment("KEDGE_SIM_SEEDS").map_or(SEEDS, |seeds| (seeds / 40).max(1));
     let limit = number_from_environment("KEDGE_SIM_SECONDS").map(Duration::from_secs);
     let (begun, mut started, mut adopted, mut strikes) = (begun(), 0, 0, 0);
+    let (mut killed, mut cut, mut resumed) = (0, 0, 0);
     for seed in only.map_or(0..seeds, |seed| seed..seed + 1) {
         if limit.is_some_and(|limit| begun.elapsed() > limit) {
             break;
@@ -527,12 +530,18 @@ fn pods_and_configurations_keep_every_invariant() {
                  cargo test -p kedge-sim --test pods"
             );
         }
-        (started, adopted) = (started + run.containers().started, adopted + run.containers().adopted);
         strikes += run.strikes;
+        let containers = run.containers();
+        (started, adopted) = (started + containers.started, adopted + containers.adopted);
+        (killed, cut, resumed) =
+            (killed + containers.killed, cut + containers.cut, resumed + containers.resumed);
     }
     println!(
-        "{started} runs of containers, {adopted} adopted by a next agent; {strikes} strikes of a workload"
+        "{started} runs of containers, {adopted} adopted by a next agent, {killed} killed after their grace; {strikes} strikes of a workload; \
+         {cut} pulls cut, {resumed} resumed"
     );
+    let is_met = killed > 0 && cut > 0 && resumed > 0;
+    assert!(only.is_some() || is_met, "no container was killed, or no pull was cut and resumed");
     assert!(only.is_some() || started > 0 && adopted > 0, "nothing ran that an agent could adopt");
 }
 

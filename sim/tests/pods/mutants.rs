@@ -17,7 +17,7 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// Each, and the invariant that notices it.
-    pub(crate) const ALL: [(Self, &str); 11] = [
+    pub(crate) const ALL: [(Self, &str); 13] = [
         (Self::Lie(Lie::EndsWithTheAgent), "invariant_no_end_of_the_agent_ends_a_container"),
         (Self::Lie(Lie::StopIsIgnored), "invariant_no_pod_runs_twice"),
         (Self::Lie(Lie::EndIsUnseen), "invariant_what_is_reported_as_running_runs"),
@@ -26,6 +26,8 @@ impl Mutant {
         (Self::Lie(Lie::RecordIsNotWritten), "invariant_what_was_asked_last_goes_on"),
         (Self::Lie(Lie::NeedIsNotNoted), "invariant_collection_takes_nothing_in_use"),
         (Self::Lie(Lie::RecordStays), "invariant_nothing_grows"),
+        (Self::Lie(Lie::CutIsWhole), "invariant_an_image_not_wholly_synced_is_not_run"),
+        (Self::Lie(Lie::KillIsForgotten), "invariant_a_deleted_pod_ends_and_is_gone"),
         (Self::DeletionIsLost, "invariant_a_deleted_pod_ends_and_is_gone"),
         (Self::StatusIsLost, "invariant_what_is_asked_for_runs_and_is_reported"),
         (Self::ProofIsLost, "invariant_a_workload_condemns_no_proven_config"),
