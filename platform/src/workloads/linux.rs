@@ -586,23 +586,38 @@ impl Container {
     }
 
     fn state(&self) -> Result<Found, WorkloadError> {
-        let records = self.records();
-        // before the shim's absence is looked at, its last word could still come; after, it cannot
-        let is_alive = !matches!(self.shim, Shim::Absent);
-        if let Some(exit) = records.read::<ContainerExit>(EXIT)? {
-            return Ok(Found::Is(ended(exit)));
-        }
-        let begun = records.read::<StateRecord>(STATE)?;
-        Ok(match (is_alive, begun) {
-            (true, Some(state)) => {
-                Found::Is(ContainerState::Running { pid: state.process.pid, started: state.started_at })
-            }
-            (true, None) => Found::Is(ContainerState::Starting),
-            (false, Some(state)) => Found::Lost(Some(state.started_at)),
-            (false, None) if records.has(SHIM) => Found::Lost(None),
-            (false, None) => Found::Is(ContainerState::Created),
-        })
+        found_in(&self.records(), !matches!(self.shim, Shim::Absent))
     }
+}
+
+/// Whether the shim is alive is looked at before: then its last word could still come; after, it cannot.
+fn found_in(records: &Records, is_alive: bool) -> Result<Found, WorkloadError> {
+    if let Some(exit) = records.read::<ContainerExit>(EXIT)? {
+        return Ok(Found::Is(ended(exit)));
+    }
+    let begun = records.read::<StateRecord>(STATE)?;
+    Ok(match (is_alive, begun) {
+        (true, Some(state)) => {
+            Found::Is(ContainerState::Running { pid: state.process.pid, started: state.started_at })
+        }
+        (true, None) => Found::Is(ContainerState::Starting),
+        (false, Some(state)) => Found::Lost(Some(state.started_at)),
+        (false, None) if records.has(SHIM) => Found::Lost(None),
+        (false, None) => Found::Is(ContainerState::Created),
+    })
+}
+
+/// What the records of a bundle say to an agent, for the fuzz target.
+#[cfg(any(test, feature = "fake"))]
+pub(super) fn state_of(bundle: &Path, is_alive: bool) -> Result<(&'static str, Notes), WorkloadError> {
+    let state = match found_in(&Records::of(bundle), is_alive)? {
+        Found::Lost(_) => "gone",
+        Found::Is(ContainerState::Lost(_)) => "lost",
+        Found::Is(ContainerState::Exited(_)) => "exited",
+        Found::Is(ContainerState::Running { .. }) => "running",
+        Found::Is(_) => "not begun",
+    };
+    Ok((state, later_notes(bundle).notes))
 }
 
 fn ended(exit: ContainerExit) -> ContainerState {

@@ -15,6 +15,8 @@ mod devices;
 mod exec;
 #[cfg(any(test, feature = "fake"))]
 mod fake;
+#[cfg(any(test, feature = "fake"))]
+pub mod fuzzing;
 mod linux;
 mod log;
 mod pause;
