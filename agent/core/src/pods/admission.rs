@@ -144,7 +144,9 @@ fn fits<'a>(
         }
     }
     let matches = |(key, value): (&String, &String)| node.labels.get(key) == Some(value);
-    if !pod.spec.node_selector.iter().all(matches) {
+    let required = &pod.spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution;
+    let is_required = required.as_ref().is_none_or(|required| required.selects(&node.name, &node.labels));
+    if !pod.spec.node_selector.iter().all(matches) || !is_required {
         return Err(Rejection {
             reason: "NodeAffinity".into(),
             message: "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
@@ -210,9 +212,11 @@ mod tests {
     }
 
     fn check(spec: Value, others: &[Value], expect: Option<(&str, &str)>) {
-        let labels = std::collections::BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
+        let labels =
+            [("zone", "a"), ("size", "3")].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let devices = SortedMap::from([("gps".to_owned(), vec!["/dev/ttyUSB0".to_owned()])]);
         let node = NodeFacts {
+            name: "edge".into(),
             labels,
             devices,
             cpu_milli: 1000,
@@ -283,10 +287,50 @@ mod tests {
     }
 
     #[test]
-    fn selector_os_and_ports_are_checked() {
+    fn selector_affinity_os_and_ports_are_checked() {
         let select = |zone: &str| json!({"nodeSelector": {"zone": zone}, "containers": [{"name": "a"}]});
         check(select("a"), &[], None);
         check(select("b"), &[], Some(("NodeAffinity", "didn't match")));
+        let require = |terms: Value| {
+            json!({"containers": [{"name": "a"}], "affinity": {"nodeAffinity":
+                {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}})
+        };
+        let label = |key: &str, operator: &str, values: Value| json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]);
+        let name = |operator: &str, name: &str| json!([{"matchFields": [{"key": "metadata.name", "operator": operator, "values": [name]}]}]);
+        for (terms, is_met) in [
+            (label("zone", "In", json!(["b", "a"])), true),
+            (label("zone", "In", json!(["b"])), false),
+            (label("zone", "NotIn", json!(["a"])), false),
+            (label("other", "NotIn", json!(["a"])), true),
+            (label("zone", "Exists", json!([])), true),
+            (label("zone", "DoesNotExist", json!([])), false),
+            (label("size", "Gt", json!(["2"])), true),
+            (label("size", "Gt", json!(["3"])), false),
+            (label("size", "Lt", json!(["4"])), true),
+            (label("zone", "Lt", json!(["4"])), false),
+            (label("zone", "Near", json!(["a"])), false),
+            (name("In", "edge"), true),
+            (name("In", "other"), false),
+            (name("NotIn", "edge"), false),
+            (json!([]), false),
+            (json!([{}]), false),
+            // one term is enough, of which everything holds
+            (json!([{}, name("In", "edge")[0]]), true),
+            (
+                json!([{"matchExpressions": label("zone", "Exists", json!([]))[0]["matchExpressions"],
+                "matchFields": name("In", "other")[0]["matchFields"]}]),
+                false,
+            ),
+        ] {
+            let refused = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
+            check(require(terms), &[], (!is_met).then_some(("NodeAffinity", refused)));
+        }
+        // what is said of other pods, or only preferred, is the scheduler's
+        let other = json!({"containers": [{"name": "a"}], "affinity": {
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]},
+            "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":
+                [{"weight": 1, "preference": label("zone", "In", json!(["b"]))[0]}]}}});
+        check(other, &[], None);
         let os = |name: &str| json!({"os": {"name": name}, "containers": [{"name": "a"}]});
         check(os("linux"), &[], None);
         check(os("windows"), &[], Some(("PodOSNotSupported", "OS field")));

@@ -86,6 +86,7 @@ impl Pod {
         spec.host_aliases = vec![];
         spec.image_pull_secrets = vec![];
         spec.node_selector = BTreeMap::new();
+        spec.affinity = Affinity::default();
         spec.dns_config = DnsConfig::default();
         for container in spec.init_containers.iter_mut().chain(&mut spec.containers) {
             container.command = vec![];
@@ -164,6 +165,7 @@ pub(crate) struct PodSpec {
     pub(crate) host_aliases: Vec<HostAlias>,
     pub(crate) image_pull_secrets: Vec<LocalName>,
     pub(crate) node_selector: BTreeMap<String, String>,
+    pub(crate) affinity: Affinity,
     pub(crate) readiness_gates: Vec<ReadinessGate>,
     pub(crate) security_context: PodSecurity,
 }
@@ -249,6 +251,74 @@ impl Toleration {
         (self.effect.is_empty() || self.effect == effect)
             && (self.key == key || (self.key.is_empty() && is_any))
             && (is_any || self.value.is_empty())
+    }
+}
+
+/// `v1.Affinity`, as far as a node judges it: what it says of other pods is the scheduler's.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Affinity {
+    pub(crate) node_affinity: NodeAffinity,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct NodeAffinity {
+    pub(crate) required_during_scheduling_ignored_during_execution: Option<NodeSelector>,
+}
+
+/// Terms of which one has to match.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct NodeSelector {
+    node_selector_terms: Vec<NodeSelectorTerm>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct NodeSelectorTerm {
+    match_expressions: Vec<NodeRequirement>,
+    match_fields: Vec<NodeRequirement>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+struct NodeRequirement {
+    key: String,
+    operator: String,
+    values: Vec<String>,
+}
+
+impl NodeSelector {
+    /// Whether a node of this name and with these labels is one. A term without requirements matches nothing.
+    pub(crate) fn selects(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+        let label = |rule: &NodeRequirement| rule.holds(labels.get(&rule.key).map(String::as_str));
+        // upstream selects by one field
+        let field = |rule: &NodeRequirement| rule.key == "metadata.name" && rule.holds(Some(name));
+        let matches = |term: &NodeSelectorTerm| {
+            let is_empty = term.match_expressions.is_empty() && term.match_fields.is_empty();
+            !is_empty && term.match_expressions.iter().all(label) && term.match_fields.iter().all(field)
+        };
+        self.node_selector_terms.iter().any(matches)
+    }
+}
+
+impl NodeRequirement {
+    fn holds(&self, found: Option<&str>) -> bool {
+        let number = |text: &str| text.parse::<i64>().ok();
+        let compared = |is_so: fn(&i64, &i64) -> bool| {
+            let wanted = self.values.first().and_then(|value| number(value));
+            found.and_then(number).zip(wanted).is_some_and(|(found, wanted)| is_so(&found, &wanted))
+        };
+        match self.operator.as_str() {
+            "In" => found.is_some_and(|found| self.values.iter().any(|value| value == found)),
+            "NotIn" => found.is_none_or(|found| self.values.iter().all(|value| value != found)),
+            "Exists" => found.is_some(),
+            "DoesNotExist" => found.is_none(),
+            "Gt" => compared(i64::gt),
+            "Lt" => compared(i64::lt),
+            _ => false,
+        }
     }
 }
 

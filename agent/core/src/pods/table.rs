@@ -40,7 +40,12 @@ const CLAIMS: &str = "no dynamic resource allocation";
 /// Path in the spec, treatment. `initContainers[]` is looked up as `containers[]` where it has no row of its own.
 pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("activeDeadlineSeconds", Served),
-    ("affinity", Ignored(SCHEDULER)),
+    ("affinity", Below),
+    ("affinity.nodeAffinity", Below),
+    ("affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution", Ignored(SCHEDULER)),
+    ("affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", Served),
+    ("affinity.podAffinity", Ignored(SCHEDULER)),
+    ("affinity.podAntiAffinity", Ignored(SCHEDULER)),
     ("automountServiceAccountToken", Ignored("the API server adds the volume")),
     ("containers", Below),
     ("containers[].args", Served),
