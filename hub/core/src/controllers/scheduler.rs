@@ -4,7 +4,7 @@
 //! affinity, taints, host ports, resources; of the nodes that pass, the one of which least is asked for, the names deciding between equals.
 //! Priority decides who comes first and nothing else: nobody is ended for another. Always holds: a pod is bound once, by the rules of a
 //! client's binding, and only while its node is the one that was looked at; what the pods of a node ask for never exceeds what it has by
-//! our doing; a pod that nobody takes says why, in upstream's words, once for each reason. A pod that asks for more than this scheduler
+//! our doing; a pod that nobody takes says why, in upstream's words, once for each reason, and one that is bound where. A pod that asks for more than this scheduler
 //! knows (required affinity to pods, hard spread over topologies) is not bound. Leaves to others: daemon pods, which have a node from
 //! the start; the node's own admission, which has the last word.
 
@@ -182,6 +182,7 @@ impl Controller for Scheduler {
         match outcome {
             // its node changed meanwhile, or somebody else was faster
             Ok(Done::Stored(_, false)) => self.is_due = true,
+            Ok(Done::Stored(bound, true)) => return vec![tell_of_binding(&bound, now)],
             Ok(_) => {}
             Err(error) if error.code == 404 => {}
             Err(error) => {
@@ -456,6 +457,18 @@ fn bind(object: &Object, host: &Host) -> Task<Purpose> {
     let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
     let purpose = Some(format!("{namespace}/{name}"));
     Task { purpose, action: Action::Bind { namespace, name, edit, requires: vec![unchanged] } }
+}
+
+/// Says where a pod is, in upstream's words.
+fn tell_of_binding(pod: &Object, now: Now) -> Task<Purpose> {
+    let (namespace, name) = (&*pod.namespace, &*pod.name);
+    let message = format!("Successfully assigned {namespace}/{name} to {}", pod.field(NODE_NAME_FIELD));
+    let about = About { kind: &POD, namespace, name, uid: &pod.uid, revision: Some(pod.revision) };
+    let what = What { sort: "Normal", reason: "Scheduled", message: &message };
+    // a pod is bound once
+    let mark = super::daemon_sets::short(&format!("{}{message}", pod.uid));
+    let event = record::event(&about, &what, OURS, namespace, &mark, now);
+    Task { purpose: None, action: Action::create(&EVENT, event) }
 }
 
 /// Says why a pod waits: in its condition, and by an Event.

@@ -44,6 +44,25 @@ impl Hub {
         );
         condition["message"].as_str().unwrap().to_owned()
     }
+
+    /// The Events about a pod, in one line each.
+    fn told(&self, pod: &str) -> Vec<String> {
+        let events = crate::controllers::World::list(&self.index, &EVENT, "");
+        let events = events.iter().map(|event| event.value());
+        let about = events.filter(|event| event["involvedObject"]["name"] == pod);
+        let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        about
+            .map(|event| {
+                let component = text(&event["source"], "component");
+                format!(
+                    "{} {} {component}: {}",
+                    text(&event, "type"),
+                    text(&event, "reason"),
+                    text(&event, "message")
+                )
+            })
+            .collect()
+    }
 }
 
 #[test]
@@ -58,10 +77,13 @@ fn pods_are_spread_by_what_is_asked_for() {
     }
     let bound = hub.value(&POD, "n", "p1");
     assert_eq!(bound["status"]["conditions"][0]["status"], "True");
+    assert_eq!(hub.told("p1"), ["Normal Scheduled default-scheduler: Successfully assigned n/p1 to b"]);
     hub.create(&POD, asking("p6", "600m"));
     let mut scheduler = Scheduler::default();
     hub.run(&mut scheduler);
-    assert_eq!(hub.why("p6"), "0/2 nodes are available: 1 Too many pods, 2 Insufficient cpu.");
+    let why = "0/2 nodes are available: 1 Too many pods, 2 Insufficient cpu.";
+    assert_eq!(hub.why("p6"), why);
+    assert_eq!(hub.told("p6"), [format!("Warning FailedScheduling default-scheduler: {why}")]);
     // one that has ended leaves its part
     hub.edit(&POD, "n", "p5", |pod| pod["status"]["phase"] = "Succeeded".into());
     hub.run(&mut scheduler);
