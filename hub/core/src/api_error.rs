@@ -99,7 +99,12 @@ impl ApiError {
 
     /// 404 of a path.
     pub fn path_not_found() -> ApiError {
-        let mut error = ApiError::new(404, "NotFound", "the server could not find the requested resource");
+        ApiError::not_served("the server could not find the requested resource")
+    }
+
+    /// The same with the reason. It has no details, as of any path: kubectl goes by that.
+    pub fn not_served(why: &str) -> ApiError {
+        let mut error = ApiError::new(404, "NotFound", why);
         error.details = json!({});
         error
     }

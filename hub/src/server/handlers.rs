@@ -359,7 +359,10 @@ async fn resource(
                 let body = body.read().await?;
                 return subresources::create(context, target, known, &body).await;
             }
-            None => return Err(ApiError::path_not_found()),
+            None => {
+                let why = kind.unserved(name);
+                return Err(why.map_or_else(ApiError::path_not_found, ApiError::not_served));
+            }
         },
     };
     let known = part == Part::Main || matches!(verb, "get" | "update" | "patch");

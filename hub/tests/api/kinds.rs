@@ -212,6 +212,28 @@ fn pod_spec_is_immutable_and_status_a_subresource() {
 }
 
 #[test]
+fn resize_and_debugging_in_place_are_refused_with_a_reason() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    client.post(PODS, &pod("p", "n")).expect(201);
+    let path = format!("{PODS}/p");
+    let before = client.get(&path).expect(200);
+    let resized =
+        json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"memory": "1Gi"}}}]}});
+    let no_resize = "pods/resize is not served: a pod is not resized in place, delete it and create it with the other resources";
+    client.patch("strategic-merge", &format!("{path}/resize"), &resized).refused(404, no_resize);
+    client.get(&format!("{path}/resize")).refused(404, no_resize);
+    // nor in the pod itself
+    client.patch("strategic-merge", &path, &resized).expect(422);
+    let debugged = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "i:1"}]}});
+    let no_debugging = "pods/ephemeralcontainers is not served: use kubectl exec, or debug a copy of the pod (kubectl debug --copy-to)";
+    client
+        .patch("strategic-merge", &format!("{path}/ephemeralcontainers"), &debugged)
+        .refused(404, no_debugging);
+    assert_eq!(client.get(&path).expect(200)["spec"], before["spec"]);
+}
+
+#[test]
 fn daemon_set_counts_generations_and_keeps_its_selector() {
     let hub = Hub::new();
     let mut client = hub.admin();

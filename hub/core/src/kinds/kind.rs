@@ -254,6 +254,19 @@ impl Kind {
         }
     }
 
+    /// Why a subresource that upstream has is not served, and what to do instead.
+    pub fn unserved(&self, subresource: &str) -> Option<&'static str> {
+        match (self.kind, subresource) {
+            ("Pod", "resize") => Some(
+                "pods/resize is not served: a pod is not resized in place, delete it and create it with the other resources",
+            ),
+            ("Pod", "ephemeralcontainers") => Some(
+                "pods/ephemeralcontainers is not served: use kubectl exec, or debug a copy of the pod (kubectl debug --copy-to)",
+            ),
+            _ => None,
+        }
+    }
+
     /// Whether it has volatile fields: its objects are renewed, and have a space of revisions of their own.
     pub fn is_renewed(&self) -> bool {
         !self.volatile.is_empty()
