@@ -198,9 +198,10 @@ impl Life {
         }
     }
 
-    /// Removes the pod's own part; its logs too if it ends.
+    /// Removes the pod's own part; its logs too if it ends, or the disk is short.
     fn sweep(&mut self, ctx: &mut Context<'_>) {
-        let goal = if self.end.is_some() { Swept::All } else { Swept::KeptLogs };
+        let gives_up_logs = self.end.is_some() || self.gives_up_logs;
+        let goal = if gives_up_logs { Swept::All } else { Swept::KeptLogs };
         if matches!(self.sandbox, Sandbox::Preparing | Sandbox::Removing { .. })
             || self.swept == goal
             || self.swept == Swept::All

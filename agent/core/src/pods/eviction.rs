@@ -1,6 +1,7 @@
 //! Pods that end because the node runs short, or because they take more of its disk than they may.
 //!
-//! Always holds, as upstream: while a disk is short, images that no pod needs go before pods do; one pod ends at a time, and whether
+//! Always holds, as upstream: while a disk is short, images that no pod needs, and what is left of pods that have finished, go before
+//! pods that run do; one pod ends at a time, and whether
 //! another has to is judged by a look at the host after that, once what the first one had on the disk is removed; a static pod, and one
 //! of a priority of 2,000,000,000 or more, is never ended, nor one that has nothing of what is short. None ends after the pressure has
 //! passed, nor while pods are held or the machine stops. Pods are measured only while there is pressure, or where
@@ -29,7 +30,7 @@ const LEAST_GRACE_SECS: u64 = 1;
 const CLEANUP: Duration = Duration::from_secs(30);
 /// Between two looks at the host while there is pressure: upstream's monitoring interval.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long removing images may take before pods are looked at: it waits for the pulls under way.
+/// How long removing images and logs may take before pods are looked at: it waits for the pulls under way.
 const COLLECTION: Duration = Duration::from_secs(60);
 /// How long removing what a pod had on the disk may take: a card removes some thousand files a second.
 const REMOVAL: Duration = Duration::from_secs(10 * 60);
@@ -56,9 +57,10 @@ enum Step {
     /// Nothing.
     #[default]
     Idle,
-    /// Images are being removed; pods are looked at by then.
+    /// Images and the logs of finished pods are being removed; pods are looked at by then.
     Collecting {
         until: Duration,
+        has_images: bool,
     },
     Measuring(Measure),
     /// This pod ends; the host is looked at by then.
@@ -97,7 +99,7 @@ pub(crate) struct Eviction {
     /// Nothing was done since that look.
     is_fresh: bool,
     step: Step,
-    /// Images were removed since a pod ended, or the pressure began.
+    /// Images and logs were removed since a pod ended, or the pressure began.
     has_collected: bool,
     /// The resource whose want was reported.
     reported: Option<&'static str>,
@@ -124,9 +126,9 @@ impl Pods {
     }
 
     /// Images were removed, whoever asked for it.
-    pub(crate) fn images_collected(&mut self, actions: &mut Vec<PodAction>) {
-        if matches!(self.eviction.step, Step::Collecting { .. }) {
-            self.look_anew(actions);
+    pub(crate) fn images_collected(&mut self) {
+        if let Step::Collecting { has_images, .. } = &mut self.eviction.step {
+            *has_images = false;
         }
     }
 
@@ -138,7 +140,7 @@ impl Pods {
     pub(crate) fn eviction_deadline(&self) -> Option<Duration> {
         let eviction = &self.eviction;
         let step = match eviction.step {
-            Step::Ending { until, .. } | Step::Collecting { until } => Some(until),
+            Step::Ending { until, .. } | Step::Collecting { until, .. } => Some(until),
             Step::Idle | Step::Measuring(_) => None,
         };
         let limits = Some(eviction.limits_due).filter(|_| !eviction.measures_limits && self.has_limits());
@@ -158,7 +160,13 @@ impl Pods {
                     self.look_anew(actions);
                 }
             }
-            Step::Collecting { until } if *until <= now.mono => self.look_anew(actions),
+            Step::Collecting { until, has_images } => {
+                let has_logs = |life: &Life| life.gives_up_logs && life.swept != Swept::All;
+                let is_done = !has_images && !self.lives.values().any(has_logs);
+                if is_done || *until <= now.mono {
+                    self.look_anew(actions);
+                }
+            }
             _ => {}
         }
         if self.eviction.look_due.is_some_and(|due| due <= now.mono) {
@@ -186,8 +194,13 @@ impl Pods {
         let measure = measure_of(pressing.signal);
         if measure == Measure::Disk && !self.eviction.has_collected {
             self.eviction.has_collected = true;
-            self.eviction.step = Step::Collecting { until: now.mono + COLLECTION };
+            self.eviction.step = Step::Collecting { until: now.mono + COLLECTION, has_images: true };
             actions.push(PodAction::CollectImages(UNUSED_IMAGES));
+            // their containers were removed when they had finished
+            let had_runs = |life: &&mut Life| life.verdict == Verdict::Admitted && life.is_down();
+            for life in self.lives.values_mut().filter(had_runs) {
+                (life.gives_up_logs, life.is_dirty) = (true, true);
+            }
             return;
         }
         let pods: Vec<PodUid> = self.candidates(measure).map(|life| life.uid.clone()).collect();
@@ -577,6 +590,60 @@ mod tests {
         node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
         looked(&mut node, pressing(Signal::NodefsBytes, None));
         assert_eq!((collects(&node), asked(&node)), (2, vec![Measure::Disk]));
+    }
+
+    #[test]
+    fn logs_of_finished_pods_go_before_pods() {
+        let removes = |node: &Node, keep_logs: bool| {
+            let removal = PodAction::RemovePod { pod: PodUid::new("done").expect("a UID"), keep_logs };
+            node.seen.iter().filter(|action| **action == removal).count()
+        };
+        for is_removed in [true, false] {
+            let mut node = Node::new();
+            node.bind("p", spec(0, "0"));
+            node.bind("done", json!({"restartPolicy": "Never"}));
+            node.ends("done", "a", 0);
+            node.wait(1000);
+            assert_eq!(
+                (removes(&node, true), removes(&node, false)),
+                (1, 0),
+                "they stay while there is room"
+            );
+            node.keeps_logs = true;
+            short_of_disk(&mut node, 1);
+            assert_eq!((removes(&node, false), asked(&node).len()), (1, 0));
+            node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+            assert_ne!(node.seen.last(), Some(&PodAction::LookAtHost), "they are being removed");
+            if is_removed {
+                node.tell(PodEvent::PodRemoved { pod: PodUid::new("done").expect("a UID") });
+                assert_eq!(node.seen.last(), Some(&PodAction::LookAtHost), "perhaps that was enough");
+            } else {
+                node.wait(COLLECTION.as_secs() - 1);
+                short_of_disk(&mut node, 1);
+                assert!(asked(&node).is_empty(), "not before its time");
+                node.wait(1);
+            }
+            assert!(node.runs("p") && asked(&node).is_empty());
+            let status = node.status("done").clone();
+            short_of_disk(&mut node, 1);
+            assert_eq!(asked(&node), [Measure::Disk]);
+            measured(&mut node, Measure::Disk, vec![takes("p", 1)]);
+            assert_eq!(node.stops(), [("p", 2)]);
+            assert_eq!((&status, removes(&node, false)), (node.status("done"), 1), "it ended before");
+        }
+    }
+
+    #[test]
+    fn logs_of_finished_pods_stay_where_memory_is_short() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "0"));
+        node.bind("done", json!({"restartPolicy": "Never"}));
+        node.ends("done", "a", 0);
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, vec![takes("p", 1)]);
+        let removes_logs =
+            |action: &PodAction| matches!(action, PodAction::RemovePod { keep_logs: false, .. });
+        assert!(!node.seen.iter().any(removes_logs));
     }
 
     #[test]

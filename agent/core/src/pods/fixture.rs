@@ -25,6 +25,8 @@ pub(crate) struct Node {
     pub(crate) disk_hangs: bool,
     /// Containers do not end.
     pub(crate) is_deaf: bool,
+    /// Removing logs takes until a test says that it is done.
+    pub(crate) keeps_logs: bool,
 }
 
 impl Node {
@@ -41,6 +43,7 @@ impl Node {
             disk_is_full: false,
             disk_hangs: false,
             is_deaf: false,
+            keeps_logs: false,
         };
         node.start();
         node
@@ -174,6 +177,7 @@ impl Node {
                 self.runs.remove(&key);
                 PodEvent::ContainerRemoved(key)
             }
+            PodAction::RemovePod { keep_logs: false, .. } if self.keeps_logs => return None,
             PodAction::RemovePod { pod, .. } => {
                 self.prepared.remove(&pod);
                 PodEvent::PodRemoved { pod }

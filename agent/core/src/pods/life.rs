@@ -235,6 +235,8 @@ pub(crate) struct Life {
     pub(crate) sandbox: Sandbox,
     pub(crate) sandbox_retry: Retry,
     pub(crate) swept: Swept,
+    /// The disk is short, and the pod has finished: its logs go, too.
+    pub(crate) gives_up_logs: bool,
     pub(crate) network: PodNetwork,
     pub(crate) files: Files,
     pub(crate) tokens: Tokens,
@@ -290,6 +292,7 @@ impl Life {
             sandbox: Sandbox::Absent,
             sandbox_retry: Retry::default(),
             swept: Swept::No,
+            gives_up_logs: false,
             network: PodNetwork::default(),
             files: Files::default(),
             tokens: Tokens::default(),

@@ -301,7 +301,7 @@ impl Pods {
                 }
             }
             PodEvent::Tick | PodEvent::StaticPodsUnchanged => {}
-            PodEvent::ImagesCollected(_) => self.images_collected(actions),
+            PodEvent::ImagesCollected(_) => self.images_collected(),
             PodEvent::Looked(pressing) => self.looked(now, pressing),
             PodEvent::Shutdown(stops) => self.machine_stops(stops, actions),
             PodEvent::PodsMeasured { measure, usages, took } => {
