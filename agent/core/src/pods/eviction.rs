@@ -101,6 +101,8 @@ pub(crate) struct Eviction {
     step: Step,
     /// Images and logs were removed since a pod ended, or the pressure began.
     has_collected: bool,
+    /// Whether a pod was looked for that an earlier agent began to end.
+    has_adopted: bool,
     /// The resource whose want was reported.
     reported: Option<&'static str>,
     /// No pod is measured before.
@@ -191,6 +193,9 @@ impl Pods {
             let message = format!("Attempting to reclaim {resource}");
             actions.push(PodAction::WarnOfNode { reason: "EvictionThresholdMet", message });
         }
+        if self.adopt_an_end(now) {
+            return;
+        }
         let measure = measure_of(pressing.signal);
         if measure == Measure::Disk && !self.eviction.has_collected {
             self.eviction.has_collected = true;
@@ -209,6 +214,20 @@ impl Pods {
         }
         self.eviction.step = Step::Measuring(measure);
         actions.push(PodAction::MeasurePods { measure, pods });
+    }
+
+    /// A pod that an earlier agent evicted may still be ending: what it has is not free yet, and no other ends for that.
+    fn adopt_an_end(&mut self, now: Now) -> bool {
+        if std::mem::replace(&mut self.eviction.has_adopted, true) {
+            return false;
+        }
+        let ends = self.lives.values().filter_map(|life| {
+            let failed = life.failed.as_ref().filter(|failed| failed.reason == EVICTED && !life.is_down())?;
+            Some((failed.grace_left(now.mono), life.uid.clone()))
+        });
+        let Some((grace, pod)) = ends.max() else { return false };
+        self.eviction.step = Step::Ending { pod, until: now.mono + CLEANUP.max(grace) };
+        true
     }
 
     fn give_up(&mut self, now: Now, resource: &str, actions: &mut Vec<PodAction>) {
@@ -827,6 +846,33 @@ mod tests {
         assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")));
         assert_eq!(node.condition("p", "DisruptionTarget")["status"], "True");
         assert!(node.runs.is_empty());
+    }
+
+    #[test]
+    fn next_agent_ends_no_other_pod_while_the_evicted_one_ends() {
+        for does_end in [true, false] {
+            let mut node = Node::new();
+            ["a", "b"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+            node.is_deaf = true;
+            looked(&mut node, pressing(Signal::Memory, Some(60)));
+            measured(&mut node, Measure::Memory, vec![takes("a", 3), takes("b", 2)]);
+            assert_eq!(node.stops(), [("a", 30)]);
+            node.start();
+            looked(&mut node, pressing(Signal::Memory, Some(60)));
+            node.wait(20);
+            looked(&mut node, pressing(Signal::Memory, Some(60)));
+            assert_eq!(asked(&node).len(), 1, "its end is awaited by this agent, too");
+            // it ends, or its time is over
+            if does_end {
+                node.ends("a", "a", 0);
+            } else {
+                node.wait(10);
+            }
+            looked(&mut node, pressing(Signal::Memory, Some(60)));
+            assert_eq!(asked(&node).len(), 2);
+            measured(&mut node, Measure::Memory, vec![takes("b", 2)]);
+            assert_eq!(node.stops().last(), Some(&("b", 30)));
+        }
     }
 
     #[test]
