@@ -2,7 +2,6 @@
 
 use crate::pods::{NODE, Setup};
 use crate::setup::{LIMIT, isolated_network, kill};
-use kedge_rig::cluster::Source;
 use kedge_rig::scratch::{poll, wait_until};
 use serde_json::{Value, json};
 use std::fs;
@@ -78,17 +77,7 @@ impl Hooked {
                 .unwrap();
             return;
         }
-        let name = format!("settings-{round}");
-        let payload = format!(
-            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: {}\n",
-            50 + round
-        );
-        self.setup.cluster.create_config(&name, &payload).unwrap();
-        self.setup.cluster.assign(NODE, &Source::Following { name }).unwrap();
-        self.setup.shows("the node by its new configuration", || {
-            let node = self.setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
-            node["status"]["allocatable"]["pods"] == json!((50 + round).to_string())
-        });
+        self.setup.replace_itself(50 + round);
         assert_eq!(agent.babysitter().state().pid, before.pid, "it replaced itself in place");
     }
 }

@@ -1,13 +1,13 @@
 //! A pod asks the API server as its service account: with the address, the authority and the token that it finds in its container, as
 //! client-go does.
 
-use crate::network::SHIPPED;
-use crate::pods::{NODE, Setup, layout_with, pids};
+use crate::pods::{NODE, REACHED, Setup, layout_with, pids, put_network};
 use crate::setup::{LIMIT, isolated_network, kill};
 use kedge_rig::scratch::wait_until;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -40,33 +40,76 @@ fn manifest(host_network: bool) -> String {
 #[test]
 fn pod_asks_the_api_as_its_service_account() {
     isolated_network("identity::pod_asks_the_api_as_its_service_account", || {
-        let mut setup = Setup::with_runtime();
+        let mut setup = Setup::reached_by_pods();
         let layout = layout_with(&setup.cluster.scratch().join("tools"), &["/usr/bin/curl"]);
         let imported = ["images", "import", layout.to_str().unwrap(), "--name", "tools:1"];
         let (code, _, why) = setup.cluster.agent(NODE).kedge(&imported).unwrap();
         assert_eq!(code, 0, "{why}");
         let kubectl = setup.cluster.kubectl();
-        kubectl.feed(&["apply", "-f", "-"], &manifest(true)).unwrap();
-        setup.shows("an answer of the API server", || setup.log(0).contains("SelfSubjectReview"));
-        let log = setup.log(0);
-        assert!(log.contains("host=127.0.0.1\n"), "{log}");
-        assert!(log.contains("\"system:serviceaccount:default:default\""), "{log}");
-        assert!(log.contains("authentication.kubernetes.io/pod-name"), "bound to the pod: {log}");
-        kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+        let mut seen = Vec::new();
+        for has_network in [false, true] {
+            if has_network {
+                put_network();
+            }
+            kubectl.feed(&["apply", "-f", "-"], &manifest(!has_network)).unwrap();
+            setup.shows("an answer of the API server", || setup.log(0).contains("SelfSubjectReview"));
+            let log = setup.log(0);
+            assert!(log.contains(&format!("host={REACHED}\n")), "{log}");
+            assert!(log.contains("\"system:serviceaccount:default:default\""), "{log}");
+            assert!(log.contains("authentication.kubernetes.io/pod-name"), "bound to the pod: {log}");
+            seen.push(kubectl.run(&["get", "pod", "web", "-o", "jsonpath={.status.podIP}"]).unwrap());
+            kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+        }
+        assert!(!seen[0].starts_with("10.85.") && seen[1].starts_with("10.85."), "{seen:?}");
 
-        // this hub listens on loopback: a pod with a network of its own is told, and runs
-        fs::create_dir_all("/etc/cni/net.d").unwrap();
-        let list = SHIPPED.replace("/run/kedge/addresses", "/etc/cni/addresses");
-        fs::write("/etc/cni/net.d/99-kedge.conflist", list).unwrap();
+        // the node reaches it by a tunnel to its loopback: a pod with a network of its own is told, and runs
+        let tunnel = Tunnel::to(setup.cluster.hub().address());
+        let agent = setup.cluster.agent(NODE);
+        let kubeconfig = fs::read_to_string(agent.kubeconfig()).unwrap();
+        agent
+            .replace_kubeconfig(&kubeconfig.replace(setup.cluster.hub().address(), &tunnel.address))
+            .unwrap();
+        let before = agent.babysitter().state();
+        kill(before.pid.unwrap().into());
+        agent
+            .babysitter()
+            .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
+            .unwrap();
         kubectl.feed(&["apply", "-f", "-"], &manifest(false)).unwrap();
         setup.shows("the pod on its own network", || setup.runs_with(0));
-        assert!(setup.log(0).ends_with("host=\n"), "{}", setup.log(0));
+        setup.shows("its line", || setup.log(0).ends_with("host=\n"));
         setup.shows("an Event that says why", || {
             let events = kubectl.run(&["get", "events", "-o", "wide"]).unwrap_or_default();
             events.contains("APIServerOnLoopback") && events.contains("at 127.0.0.1:")
         });
         kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
     });
+}
+
+/// A port of the loopback that leads to a server, as of ssh: each connection by threads that end with it.
+struct Tunnel {
+    address: String,
+}
+
+impl Tunnel {
+    fn to(server: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = server.to_owned();
+        std::thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect(&server) else { continue };
+                for (mut from, mut to) in [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)]
+                {
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Write);
+                    });
+                }
+            }
+        });
+        Self { address }
+    }
 }
 
 /// A token's end, by its own text; `None`: it is not whole.

@@ -4,7 +4,8 @@ use crate::network::SHIPPED;
 use crate::setup::{INSIDE, LIMIT, add_program, isolated_network, kill, make_image, processes};
 use kedge_core::images::BlobDigest;
 use kedge_rig::agent::{Agent, AgentOptions};
-use kedge_rig::cluster::Cluster;
+use kedge_rig::cluster::{Cluster, HEADER, Source};
+use kedge_rig::kubectl::Kubectl;
 use kedge_rig::lossy_line;
 use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
@@ -14,6 +15,8 @@ use std::process::Command;
 use std::time::Duration;
 
 pub(crate) const NODE: &str = "edge-1";
+/// An address of the machine that is none of the loopback.
+pub(crate) const REACHED: &str = "10.77.0.1";
 /// The command line of the pod's process, as `/proc` has it.
 const COMMAND_LINE: &[u8] = b"sleep\x0086321\0";
 
@@ -46,6 +49,17 @@ impl Setup {
         let mut setup = Self::around(cluster, env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ());
         start(setup.cluster.agent_mut(NODE));
         setup.takes_pods();
+        setup
+    }
+
+    /// A hub at an address of this machine that pods with networks of their own reach, and a node with a runtime and that image.
+    pub(crate) fn reached_by_pods() -> Self {
+        let address = format!("{REACHED}/32");
+        let added = Command::new("ip").args(["address", "add", &address, "dev", "lo"]).status().unwrap();
+        assert!(added.success(), "in the network namespace of this test");
+        let cluster = Cluster::start_at("pods", REACHED.parse().unwrap()).unwrap();
+        let mut setup = Self::around(cluster, env!("CARGO_BIN_EXE_kedge").as_ref(), |_| ());
+        setup.await_pods();
         setup
     }
 
@@ -125,6 +139,18 @@ impl Setup {
         });
     }
 
+    /// Has the agent replace itself for a configuration with this many pods, and waits until the node runs by it.
+    pub(crate) fn replace_itself(&self, most_pods: u32) {
+        let name = format!("settings-{most_pods}");
+        let payload = format!("{HEADER}maxPods: {most_pods}\n");
+        self.cluster.create_config(&name, &payload).unwrap();
+        self.cluster.assign(NODE, &Source::Following { name }).unwrap();
+        self.shows("the node by its new configuration", || {
+            let node = self.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
+            node["status"]["allocatable"]["pods"] == json!(most_pods.to_string())
+        });
+    }
+
     pub(crate) fn log(&self, attempt: u32) -> String {
         let uid = self.pod()["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let path = format!("/var/log/pods/default_web_{uid}/main/{attempt}.log");
@@ -196,39 +222,92 @@ fn manifest() -> String {
     json!({"apiVersion": "v1", "kind": "List", "items": [words, pod]}).to_string()
 }
 
+/// Nodes that are no machines: nobody may start a pod on the one, nobody has heard of the other.
+fn add_other_nodes(kubectl: &Kubectl) {
+    let node = |name: &str, spec: Value| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": spec});
+    let nodes = [node("edge-2", json!({"unschedulable": true})), node("edge-3", json!({}))];
+    kubectl
+        .feed(
+            &["create", "-f", "-"],
+            &json!({"apiVersion": "v1", "kind": "List", "items": nodes}).to_string(),
+        )
+        .unwrap();
+}
+
 #[test]
 fn kubectl_runs_a_pod_and_attaches_to_it() {
     isolated_network("pods::kubectl_runs_a_pod_and_attaches_to_it", || {
         let setup = Setup::with_runtime();
         let kubectl = setup.cluster.kubectl();
-        let spec =
-            json!({"spec": {"nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1}});
-        let overrides = format!("--overrides={spec}");
-        let mut words = vec![
-            "run",
-            "web",
-            "--image=web:1",
-            "--restart=Never",
-            "-i",
-            "--quiet",
-            &overrides,
-            "--command",
-            "--",
-        ];
+        add_other_nodes(kubectl);
+        setup.shows("a taint of the node that nobody has heard of", || {
+            let taints = kubectl.run(&["get", "node", "edge-3", "-o", "jsonpath={.spec.taints}"]);
+            taints.is_ok_and(|taints| taints.contains("node.kubernetes.io/not-ready"))
+        });
+        // no node takes it, each for reasons of its own, in upstream's words; the taint of a node without a pod network it tolerates
+        let huge = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "huge"}, "spec": {
+            "tolerations": [{"key": "node.kubernetes.io/network-unavailable", "operator": "Exists"}],
+            "containers": [{"name": "main", "image": "web:1",
+                "resources": {"requests": {"cpu": "1000", "memory": "1000Ti", "kedge.dev/absent": 1}, "limits": {"kedge.dev/absent": 1}}}]}});
+        kubectl.feed(&["create", "-f", "-"], &huge.to_string()).unwrap();
+        let why = "0/3 nodes are available: 1 Insufficient cpu, 1 Insufficient kedge.dev/absent, 1 Insufficient memory, \
+            1 node(s) had untolerated taint(s), 1 node(s) were unschedulable.";
+        let event = "jsonpath={range .items[?(@.reason==\"FailedScheduling\")]}{.type} {.source.component} {.message}{\"\\n\"}{end}";
+        setup.shows("why no node takes it", || {
+            kubectl
+                .run(&["get", "events", "-o", event])
+                .is_ok_and(|all| all == format!("Warning default-scheduler {why}\n"))
+        });
+        let condition = kubectl.json(&["get", "pod", "huge"]).unwrap()["status"]["conditions"][0].take();
+        assert_eq!((&condition["reason"], &condition["message"]), (&json!("Unschedulable"), &json!(why)));
+
+        // once its node has a network for pods, one that asks for nothing runs there: all that a user says is the image
+        put_network();
+        setup.shows("a node without the taint", || {
+            let taints = kubectl.run(&["get", "node", NODE, "-o", "jsonpath={.spec.taints}"]);
+            taints.is_ok_and(|taints| taints.is_empty())
+        });
+        let mut words =
+            vec!["run", "web", "--image=web:1", "--restart=Never", "-i", "--quiet", "--command", "--"];
         words.extend(["/bin/sh", "-c", "cat; echo end"]);
         assert_eq!(kubectl.feed(&words, "one\ntwo\n").unwrap(), "one\ntwo\nend\n");
         setup.shows("the pod's end", || setup.pod()["status"]["phase"] == "Succeeded");
         assert_eq!(kubectl.run(&["logs", "web"]).unwrap(), "one\ntwo\nend\n");
+        let ran = setup.pod();
+        assert_eq!(ran["spec"]["nodeName"], NODE, "the hub's scheduler bound it");
+        let events = kubectl.run(&["get", "events", "-o", "wide"]).unwrap();
+        assert!(events.contains("Successfully assigned default/web to edge-1"), "{events}");
+        assert!(ran["status"]["podIP"].as_str().is_some_and(|it| it.starts_with("10.85.")), "{ran}");
 
+        // what the scheduler takes and the node does not is over, and says why
+        let refused = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "refused"}, "spec": {
+            "hostUsers": false, "containers": [{"name": "main", "image": "web:1"}]}});
         let reads = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reads"}, "spec": {
-            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1, "restartPolicy": "Never",
             "containers": [{"name": "main", "image": "web:1", "stdin": true, "command": ["/bin/sh", "-c", "read x; echo got $x"]}]}});
-        kubectl.feed(&["apply", "-f", "-"], &reads.to_string()).unwrap();
+        for pod in [refused, reads] {
+            kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+        }
+        setup.shows("the pod that its node refuses", || {
+            let pod = kubectl.json(&["get", "pod", "refused"]).unwrap_or_default();
+            let message = pod["status"]["message"].as_str().unwrap_or_default();
+            (&pod["status"]["phase"], &pod["status"]["reason"])
+                == (&json!("Failed"), &json!("PodFeatureUnsupported"))
+                && pod["spec"]["nodeName"] == NODE
+                && message.contains("spec.hostUsers: ")
+        });
         setup.shows("the pod Running", || {
             kubectl.json(&["get", "pod", "reads"]).unwrap_or_default()["status"]["phase"] == "Running"
         });
         assert_eq!(kubectl.feed(&["attach", "-i", "--quiet", "reads"], "x\n").unwrap(), "got x\n");
     });
+}
+
+/// Gives pods of this machine networks, as the package does.
+pub(crate) fn put_network() {
+    fs::create_dir_all("/etc/cni/net.d").unwrap();
+    let list = SHIPPED.replace("/run/kedge/addresses", "/etc/cni/addresses");
+    fs::write("/etc/cni/net.d/99-kedge.conflist", list).unwrap();
 }
 
 #[test]
@@ -296,9 +375,7 @@ fn pod_lives_from_kubectl_apply_to_delete() {
         assert_eq!((pids(), &setup.pod()["status"]["phase"]), (vec![], &json!("Pending")));
 
         // until there is one: the taint goes, the pod runs with an address, and takes it along over an agent's restart
-        fs::create_dir_all("/etc/cni/net.d").unwrap();
-        let list = SHIPPED.replace("/run/kedge/addresses", "/etc/cni/addresses");
-        fs::write("/etc/cni/net.d/99-kedge.conflist", list).unwrap();
+        put_network();
         setup.shows("the pod on its own network", || setup.runs_with(0));
         setup.shows("a node without the taint", || {
             let taints = kubectl.run(&["get", "node", NODE, "-o", "jsonpath={.spec.taints}"]);

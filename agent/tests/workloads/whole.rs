@@ -1,11 +1,11 @@
 //! One manifest with all that a node serves, and what it refuses, with a real hub, a real agent, CNI plugins and crun: `whole.yaml`, which booted
 //! images run, too.
 
-use crate::network::SHIPPED;
-use crate::pods::{NODE, Setup};
+use crate::pods::{NODE, Setup, put_network};
 use crate::setup::{LIMIT, isolated_network};
 use serde_json::{Value, json};
 use std::fs;
+use std::time::Instant;
 
 const MANIFEST: &str = include_str!("whole.yaml");
 
@@ -52,16 +52,33 @@ fn has_reported(setup: &Setup, attempt: u32, word: &str) {
     assert_eq!(log(attempt), expected, "{}", status(setup, "whole"));
 }
 
+/// A DaemonSet that the hub admits and places, and whose pods the node refuses.
+fn refused_set() -> Value {
+    let labels = json!({"app": "refused"});
+    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "refused"}, "spec": {
+        "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
+            "hostNetwork": true, "containers": [{"name": "main", "image": "web:1", "resources": {"limits": {"kedge.dev/absent": 1}}}]}}}})
+}
+
+/// How many pods of a DaemonSet were made, by its Events.
+fn made_of(setup: &Setup, set: &str) -> u64 {
+    let events = setup.cluster.kubectl().json(&["get", "events"]).unwrap_or_default();
+    let is_its =
+        |event: &&Value| event["reason"] == "SuccessfulCreate" && event["involvedObject"]["name"] == set;
+    let all = events["items"].as_array().into_iter().flatten().filter(is_its);
+    all.map(|event| event["count"].as_u64().unwrap_or(1)).sum()
+}
+
 #[test]
 fn manifest_with_everything_runs_as_it_says() {
     isolated_network("whole::manifest_with_everything_runs_as_it_says", || {
         let setup = Setup::with_runtime();
-        fs::create_dir_all("/etc/cni/net.d").unwrap();
-        let list = SHIPPED.replace("/run/kedge/addresses", "/etc/cni/addresses");
-        fs::write("/etc/cni/net.d/99-kedge.conflist", list).unwrap();
+        put_network();
         let kubectl = setup.cluster.kubectl();
         let manifest = MANIFEST.replace("@node@", NODE).replace("@image@", "web:1");
         kubectl.feed(&["apply", "-f", "-"], &manifest).unwrap();
+        kubectl.feed(&["apply", "-f", "-"], &refused_set().to_string()).unwrap();
+        let begin = Instant::now();
 
         // what is not served is refused by its name
         setup.shows("the refused pods", || {
@@ -106,6 +123,20 @@ fn manifest_with_everything_runs_as_it_says() {
         );
         assert_eq!((&more["restartCount"], &more["ready"]), (&json!(0), &json!(true)), "{more}");
         has_reported(&setup, 1, "second");
+
+        // the controller has put others in place of the pods that the node refused, each after a longer wait than the one before
+        let made = || made_of(&setup, "refused");
+        setup.shows("others in place of a refused pod", || made() >= 3);
+        let most = 3 + u64::from(begin.elapsed().as_secs().max(1).ilog2());
+        assert!(made() <= most, "{} pods, expected at most {most}", made());
+        let events = kubectl.run(&["get", "events", "-o", "wide"]).unwrap();
+        assert!(events.contains("FailedDaemonPod") && events.contains("kedge.dev/absent"), "{events}");
+        kubectl.run(&["delete", "daemonset", "refused", "--timeout=60s"]).unwrap();
+        setup.shows("no pod of it", || {
+            kubectl
+                .run(&["get", "pods", "-l", "app=refused", "-o", "name"])
+                .is_ok_and(|names| names.is_empty())
+        });
 
         kubectl.run(&["delete", "pod", "whole", "whole-refused", "whole-device", "--timeout=60s"]).unwrap();
         let reserved = fs::read_dir("/etc/cni/addresses/kedge").unwrap().flatten();
