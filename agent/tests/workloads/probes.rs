@@ -194,5 +194,67 @@ fn hooks_run_after_the_start_and_before_the_stop() {
         });
         setup.shows("the Event", || has_event(&setup, "PostStartHook failed"));
         assert!(!has_event(&setup, "secret"));
+        kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
+        fs::remove_file(&told).unwrap();
+        requests_and_sleeps_are_performed(&setup, directory);
     });
+}
+
+/// Seconds since the boot, as containers see them, too.
+fn uptime(text: &str) -> f64 {
+    text.split(' ').next().unwrap().parse().unwrap_or_else(|_| panic!("{text:?}"))
+}
+
+/// Hooks that ask a sidecar, and one that sleeps; and the ends of containers in their order: sidecars last, the last of them first.
+fn requests_and_sleeps_are_performed(setup: &Setup, directory: &str) {
+    let kubectl = setup.cluster.kubectl();
+    let told = || fs::read_to_string(format!("{directory}/told")).unwrap_or_default();
+    let until_term = |name: &str, more: &str| {
+        let script = format!(
+            "trap '{more} echo {name} >>/told/told; exit 0' TERM; echo {name} begins >>/told/told; while :; do sleep 0.1; done"
+        );
+        json!(["/bin/sh", "-c", script])
+    };
+    let serve = "/bin/busybox mkdir -p /tmp/www/cgi-bin; \
+        printf '#!/bin/sh\necho asked $QUERY_STRING >>/told/told; echo Content-Type: text/plain; echo\n' >/tmp/www/cgi-bin/say; \
+        /bin/busybox chmod 755 /tmp/www/cgi-bin/say; /bin/busybox httpd -p 127.0.0.1:18083 -h /tmp/www; \
+        trap 'echo server >>/told/told; exit 0' TERM; while :; do sleep 0.1; done";
+    let ask = |what: &str| json!({"httpGet": {"host": "127.0.0.1", "port": 18083, "path": format!("/cgi-bin/say?{what}")}});
+    let container = |name: &str, command: Value| {
+        json!({"name": name, "image": "web:1", "command": command,
+            "volumeMounts": [{"name": "told", "mountPath": "/told"}]})
+    };
+    let mut server = container("server", json!(["/bin/sh", "-c", serve]));
+    server["restartPolicy"] = json!("Always");
+    server["startupProbe"] = json!({"tcpSocket": {"host": "127.0.0.1", "port": 18083}, "periodSeconds": 1, "failureThreshold": 60});
+    let mut side = container("side", until_term("side", ""));
+    side["restartPolicy"] = json!("Always");
+    let mut main = container("main", until_term("main", ""));
+    main["lifecycle"] = json!({"postStart": ask("post"), "preStop": ask("pre")});
+    let mut slow = container("slow", until_term("slow", "cat /proc/uptime >/told/slow;"));
+    slow["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 3}}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+        "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 60,
+        "volumes": [{"name": "told", "hostPath": {"path": directory}}],
+        "initContainers": [server, side], "containers": [main, slow]}});
+    kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+    setup.shows("a pod that is ready", || shown(setup).1["status"] == "True");
+    setup.shows("all of them", || told().contains("slow begins"));
+    let begun = told();
+    let at = |text: &str, line: &str| {
+        text.lines().position(|found| found == line).unwrap_or_else(|| panic!("no {line:?}: {text}"))
+    };
+    // the container behind the one with the hook waits for its end
+    assert!(at(&begun, "side begins") < at(&begun, "asked post"), "{begun}");
+    assert!(at(&begun, "asked post") < at(&begun, "slow begins"), "{begun}");
+
+    let before = uptime(&fs::read_to_string("/proc/uptime").unwrap());
+    kubectl.run(&["delete", "pod", "web", "--timeout=120s"]).unwrap();
+    let all = told();
+    let waited = uptime(&fs::read_to_string(format!("{directory}/slow")).unwrap()) - before;
+    assert!((3.0..60.0).contains(&waited), "the signal came after {waited} s: {all}");
+    assert!(at(&all, "asked pre") < at(&all, "main"), "{all}");
+    assert!(at(&all, "main").max(at(&all, "slow")) < at(&all, "side"), "{all}");
+    assert!(at(&all, "side") < at(&all, "server"), "{all}");
+    assert_eq!(all.matches("asked ").count(), 2, "each hook once: {all}");
 }
