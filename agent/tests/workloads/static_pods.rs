@@ -109,9 +109,56 @@ fn static_pod_lives_as_long_as_its_file() {
         assert_eq!(pids(), runs, "one process all along");
         assert_eq!(mirror(&setup)["status"]["containerStatuses"][0]["restartCount"], 0);
 
-        // its file goes, and so do both
-        fs::remove_file(&file).unwrap();
+        // by another name the file is another pod, as upstream: the old one ends before the new one of the same name begins
+        let renamed = directory.join("renamed.yaml");
+        fs::rename(&file, &renamed).unwrap();
+        let follows = |runs: &[i64]| {
+            let now = pids();
+            assert!(now.len() <= 1, "two of one name: {now:?}");
+            now.len() == 1 && now != runs
+        };
+        let hash = || mirror(&setup)["metadata"]["annotations"]["kubernetes.io/config.hash"].clone();
+        setup.shows("the pod of the renamed file", || follows(&runs));
+        setup.shows("its mirror", || {
+            is_running(&mirror(&setup)) && hash() != annotations["kubernetes.io/config.hash"]
+        });
+        let (runs, hash_of_renamed) = (pids(), hash());
+
+        // moved away it ends, and moved back it is the same pod, begun anew
+        let away = directory.with_file_name("away.yaml");
+        fs::rename(&renamed, &away).unwrap();
         wait_until("the end of its process", LIMIT, || pids().is_empty());
-        setup.shows("no mirror", || mirror(&setup).is_null());
+        fs::rename(&away, &renamed).unwrap();
+        setup.shows("the pod of the file that is back", || follows(&runs));
+        setup.shows("its mirror", || is_running(&mirror(&setup)) && hash() == hash_of_renamed);
+
+        // so is one that comes back while it ends: its grace is longer than the time between two looks
+        let runs = pids();
+        fs::rename(&renamed, &away).unwrap();
+        let is_ending = || {
+            let pods = setup.cluster.agent(NODE).kedge_json(&["pods"]).unwrap_or_default();
+            pods["pods"][0]["isEnding"] == true || pids() != runs
+        };
+        wait_until("the begin of its end", LIMIT, is_ending);
+        fs::rename(&away, &renamed).unwrap();
+        setup.shows("the pod of the file that was away shortly", || follows(&runs));
+        setup.shows("its mirror", || is_running(&mirror(&setup)) && hash() == hash_of_renamed);
+
+        // a rename over the file brings another pod in place of its own
+        let runs = pids();
+        let fresh = directory.join(".fresh");
+        fs::write(&fresh, MANIFEST.replace("name: web}", "name: other}")).unwrap();
+        fs::rename(&fresh, &renamed).unwrap();
+        setup.shows("the other pod alone", || {
+            let other = setup.cluster.kubectl().json(&["get", "pod", "other-edge-1"]).unwrap_or_default();
+            is_running(&other) && mirror(&setup).is_null() && pids().len() == 1 && pids() != runs
+        });
+
+        // its file goes, and so do both
+        fs::remove_file(&renamed).unwrap();
+        wait_until("the end of its process", LIMIT, || pids().is_empty());
+        setup.shows("no mirror", || {
+            setup.cluster.kubectl().json(&["get", "pod", "other-edge-1"]).is_err() && mirror(&setup).is_null()
+        });
     });
 }
