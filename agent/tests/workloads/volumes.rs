@@ -2,12 +2,13 @@
 //! sees of edits while the agent is killed.
 
 use crate::pods::{NODE, Setup, pids};
-use crate::setup::{isolated_network, kill};
+use crate::setup::{isolated_network, kill, processes};
 use kedge_rig::scratch::poll;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 /// An edit reaches a file with the renewal that names it, and no earlier than 20 s after the last look.
@@ -19,6 +20,12 @@ fn words(value: &str) -> String {
     map.to_string()
 }
 
+/// An object that a pod may do without.
+fn optional(kind: &str, name: &str) -> Value {
+    let data = if kind == "Secret" { "stringData" } else { "data" };
+    json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, data: {"optional": "here"}})
+}
+
 fn manifest() -> String {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"},
         "stringData": {"key": "hidden"}, "immutable": true});
@@ -28,6 +35,7 @@ fn manifest() -> String {
         {"configMap": {"name": "words"}},
         {"secret": {"name": "keys", "items": [{"key": "key", "path": "secret/key", "mode": 0o400}]}},
         {"configMap": {"name": "absent", "optional": true}},
+        {"secret": {"name": "leaves", "optional": true}},
         {"downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
             {"path": "memory", "resourceFieldRef": limit}]}},
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 600, "audience": "lan"}}]});
@@ -39,6 +47,8 @@ fn manifest() -> String {
         "volumes": [{"name": "all", "projected": all}, {"name": "words", "configMap": {"name": "words"}},
             {"name": "host", "hostPath": {"path": "/etc/made/inside", "type": "DirectoryOrCreate"}},
             {"name": "file", "hostPath": {"path": "/etc/made-file", "type": "FileOrCreate"}},
+            {"name": "comes", "secret": {"secretName": "comes", "optional": true}},
+            {"name": "leaves", "configMap": {"name": "leaves", "optional": true}},
             {"name": "data", "emptyDir": {}}, {"name": "fast", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
         "containers": [{"name": "main", "image": "web:1", "resources": {"limits": {"memory": "64Mi"}},
             "securityContext": {"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
@@ -53,8 +63,11 @@ fn manifest() -> String {
             "volumeMounts": [{"name": "all", "mountPath": "/etc/all"}, {"name": "words", "mountPath": "/etc/words"},
                 {"name": "words", "mountPath": "/etc/one", "subPath": "a"}, {"name": "fast", "mountPath": "/fast"},
                 {"name": "host", "mountPath": "host/relative"}, {"name": "file", "mountPath": "/host/file"},
+                {"name": "comes", "mountPath": "/etc/comes"}, {"name": "leaves", "mountPath": "/etc/leaves"},
                 {"name": "data", "mountPath": "/own", "subPathExpr": "logs/$(POD)"}, {"name": "data", "mountPath": "/data"}]}]}});
-    format!("{}\n---\n{secret}\n---\n{pod}", words("first"))
+    let leaves = ["ConfigMap", "Secret"].map(|kind| optional(kind, "leaves"));
+    let [map, other] = leaves.map(|object| object.to_string());
+    format!("{}\n---\n{secret}\n---\n{map}\n---\n{other}\n---\n{pod}", words("first"))
 }
 
 /// A path as the container sees it.
@@ -133,21 +146,54 @@ fn pod_with_every_volume_sees_edits_whole() {
         assert!(root.split(' ').nth(5).unwrap().starts_with("ro"), "{root}");
         assert!(is_memory("/etc/all") && is_memory("/fast") && !is_memory("/data"), "{mounts}");
         assert!(fs::write(inside("/fast/big"), vec![0; 2 << 20]).is_err(), "its sizeLimit");
-
-        // an edit, and the agent is killed while it is on its way
-        kubectl.feed(&["apply", "-f", "-"], &words("second")).unwrap();
-        kubectl.run(&["label", "pod", "web", "app=second", "--overwrite"]).unwrap();
-        let agent = setup.cluster.agent(NODE);
-        kill(agent.babysitter().state().pid.unwrap().into());
-        let is_new = || {
-            for directory in ["/etc/all", "/etc/words"] {
-                let (a, b) = both(directory);
-                assert_eq!(a, b, "one set whole");
-            }
-            let shown = [read("/etc/all/a"), read("/etc/words/a"), read("/etc/all/labels")];
-            (shown == ["second", "second", "app=\"second\""]).then_some(())
+        let optional_ones = || {
+            let is_there = |path: &str| read(path) == "here";
+            ["/etc/comes/optional", "/etc/all/optional", "/etc/leaves/optional"].map(is_there)
         };
-        assert!(poll(BOUND, is_new).is_some(), "{}\n{}", read("/etc/words/a"), agent.log_text());
+        assert_eq!(optional_ones(), [false, true, true]);
+
+        // an edit, objects that come and go, and while all that is on its way the agent replaces itself, and is killed; a program that
+        // waits for the edit in the container goes on
+        let agent = setup.cluster.agent(NODE);
+        // it ends by itself, too: this test must not wait for it if something is wrong
+        let follow = "for i in $(seq 900); do [ \"$(cat /etc/words/a)\" = second ] && break; sleep 0.2; done; echo saw $(cat /etc/words/b)";
+        let following = thread::scope(|scope| {
+            let following = scope.spawn(|| {
+                kubectl.run(&["exec", "--request-timeout=0", "web", "--", "/bin/sh", "-c", follow])
+            });
+            setup.shows("a session", || !processes("session").is_empty());
+            kubectl
+                .feed(
+                    &["apply", "-f", "-"],
+                    &format!("{}\n---\n{}", words("second"), optional("Secret", "comes")),
+                )
+                .unwrap();
+            kubectl.run(&["label", "pod", "web", "app=second", "--overwrite"]).unwrap();
+            kubectl.run(&["delete", "configmap/leaves", "secret/leaves"]).unwrap();
+            let before = agent.babysitter().state().pid;
+            setup.replace_itself(50);
+            assert_eq!(agent.babysitter().state().pid, before, "in place");
+            kill(before.unwrap().into());
+            let is_new = || {
+                for directory in ["/etc/all", "/etc/words"] {
+                    let (a, b) = both(directory);
+                    assert_eq!(a, b, "one set whole");
+                }
+                let shown = [read("/etc/all/a"), read("/etc/words/a"), read("/etc/all/labels")];
+                let is_so = shown == ["second", "second", "app=\"second\""]
+                    && optional_ones() == [true, false, false];
+                is_so.then_some(())
+            };
+            assert!(
+                poll(BOUND, is_new).is_some(),
+                "{} {:?}\n{}",
+                read("/etc/words/a"),
+                optional_ones(),
+                agent.log_text()
+            );
+            following.join().unwrap()
+        });
+        assert_eq!(following.unwrap(), "saw second\n");
         assert_eq!(read("/etc/one"), "first", "a subPath is not updated, as upstream");
         assert!(setup.runs_with(0) && pids() == [pid], "nothing was restarted");
         assert_eq!(read("/etc/all/token").split('.').count(), 3);
