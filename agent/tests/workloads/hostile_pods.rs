@@ -192,11 +192,93 @@ fn links_of_an_image_lead_nowhere_outside() {
     });
 }
 
+/// The machine's log: no container has it by itself.
+const DEVICES: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nkedge: {devices: {log: [/dev/kmsg]}}\n";
+/// Anything but this, with an error that no kernel gives.
+const NO_MKDIR: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95}]}"#;
+
+/// A device opens where the node's configuration has it and the pod asks for it by name; a node of it alone, made inside or brought by
+/// `hostPath`, opens for nobody who was not given it.
+fn devices_are_those_that_are_given(setup: &Setup) {
+    let script = |at: &str| {
+        json!(["/bin/sh", "-c", format!("dd if={at} of=/dev/null bs=8192 count=1 && echo opened")])
+    };
+    let asks = json!({"limits": {"kedge.dev/log": 1}});
+    let volumes =
+        json!({"volumes": [{"name": "log", "hostPath": {"path": "/dev/kmsg", "type": "CharDevice"}}]});
+    let mounts = json!([{"name": "log", "mountPath": "/log"}]);
+    let may = json!({"capabilities": {"add": ["SYSLOG", "MKNOD"]}});
+    let made = json!([
+        "/bin/sh",
+        "-c",
+        "/bin/busybox mknod /tmp/log c 1 11 && dd if=/tmp/log of=/dev/null bs=8192 count=1 && echo opened"
+    ]);
+    let all = [
+        (
+            "given",
+            json!({"command": script("/dev/kmsg"), "resources": asks, "securityContext": may}),
+            json!({}),
+            true,
+        ),
+        ("not-given", json!({"command": script("/dev/kmsg"), "securityContext": may}), json!({}), false),
+        ("made", json!({"command": made, "securityContext": may}), json!({}), false),
+        (
+            "path",
+            json!({"command": script("/log"), "volumeMounts": mounts, "securityContext": may}),
+            volumes.clone(),
+            false,
+        ),
+        (
+            "path-given",
+            json!({"command": script("/log"), "volumeMounts": mounts, "resources": asks, "securityContext": may}),
+            volumes,
+            true,
+        ),
+    ];
+    for (name, container, spec, opens) in all {
+        let (state, log) = outcome(setup, &pod(&format!("device-{name}"), &container, &spec));
+        assert_eq!(log.contains("opened"), opens, "{name}: {state} {log}");
+        let refused = log.contains("Operation not permitted") || log.contains("No such file");
+        assert!(opens || refused, "{name}: {state} {log}");
+        // one pod at a time has it
+        let is_gone = || setup.cluster.kubectl().run(&["get", "pod", &format!("device-{name}")]).is_err();
+        shows(setup, "its end", &format!("device-{name}"), is_gone);
+    }
+    let other = json!({"command": script("/dev/kmsg"), "resources": {"limits": {"kedge.dev/other": 1}}});
+    let (state, _) = outcome(setup, &pod("device-other", &other, &json!({})));
+    assert_eq!(state["reason"], "UnexpectedAdmissionError", "{state}");
+}
+
+/// A `Localhost` profile, seen from inside: what it forbids fails, all else works; without its file nothing runs.
+fn profile_of_the_node_is_enforced(setup: &Setup) {
+    let script = "/bin/busybox mkdir /tmp/made 2>&1; echo x >/tmp/file && cat /tmp/file; /bin/busybox grep Seccomp: /proc/self/status";
+    let with = |profile: &str| {
+        json!({"command": ["/bin/sh", "-c", script],
+            "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": profile}}})
+    };
+    let (state, log) = outcome(setup, &pod("profile", &with("no-mkdir.json"), &json!({})));
+    assert!(log.contains("can't create directory '/tmp/made': Operation not supported"), "{state} {log}");
+    assert!(log.ends_with("x\nSeccomp:\t2\n"), "{log}");
+    let (state, log) = outcome(setup, &pod("no-profile", &with("absent.json"), &json!({})));
+    assert_eq!((&state["waiting"]["reason"], log.as_str()), (&json!("CreateContainerError"), ""), "{state}");
+    let (_, log) =
+        outcome(setup, &pod("other-profile", &json!({"command": ["/bin/sh", "-c", script]}), &json!({})));
+    assert_eq!(log, "x\nSeccomp:\t0\n", "it is the profile that forbids it");
+}
+
 #[test]
 fn paths_of_volumes_lead_nowhere_outside() {
     isolated_network("hostile_pods::paths_of_volumes_lead_nowhere_outside", || {
         let outside = Outside::new();
-        let mut setup = node(|_| ());
+        let mut setup = node(|setup| {
+            let agent = setup.cluster.agent(NODE);
+            agent.write_drop_in("20-devices.conf", DEVICES).unwrap();
+            let profiles = agent.root_dir().join("seccomp");
+            fs::create_dir_all(&profiles).unwrap();
+            fs::write(profiles.join("no-mkdir.json"), NO_MKDIR).unwrap();
+        });
+        devices_are_those_that_are_given(&setup);
+        profile_of_the_node_is_enforced(&setup);
         let kubectl = setup.cluster.kubectl();
         let shell = |script: &str| json!(["/bin/sh", "-c", script]);
         let look = format!("ls -a /v; cat /v/secret /v{OUTSIDE}/secret /v/{UP}{OUTSIDE}/secret; true");
