@@ -436,8 +436,11 @@ impl Planner<'_> {
             doubles.iter().skip(1).for_each(|pod| self.end(pod));
         }
         if let (Some(old), Some(new), false) = (here.old.first(), here.new.first(), is_surging) {
-            // as between a surge and a strategy without
-            let spare = if self.is_available(new) && !self.is_held(here) { old } else { new };
+            // as between a surge and a strategy without, or a pause; one that serves alone stays, whatever is to come of it
+            let serves = |pod: &Pod| pod.ready_since.is_some() || pod.has_served;
+            let serves_alone = serves(new) && !serves(old);
+            let is_better = self.is_available(new) && !self.is_held(here);
+            let spare = if is_better || serves_alone { old } else { new };
             self.end(spare);
         }
     }
@@ -762,6 +765,9 @@ mod tests {
         check(&rolling, &two, &["a:old:no", "a:old:ok", "b:new:no"], &[], &["a-old-0"]);
         // as after a partition in the middle of a surge: the younger one serves, though its node has not said so yet
         check(&rolling, &two, &["a:old:no", "a:old:unheard", "b:new:no"], &[], &["a-old-0"]);
+        // as after a pause in the middle of a surge: the new one is not available yet, and the only one that serves
+        check(&rolling, &two, &["a:old:no", "a:new:ready", "b:new:ok"], &[], &["a-old-0"]);
+        check(&rolling, &two, &["a:old:ok", "a:new:ready", "b:new:ok"], &[], &["a-new-1"]);
         // not before the last one is gone
         check(&rolling, &two, &["a:new:ok", "b:old:ending"], &[], &[]);
         check(&rolling, &two, &["a:new:ok", "b:new:failed"], &[], &[]);

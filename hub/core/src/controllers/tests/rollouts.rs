@@ -1,6 +1,6 @@
 //! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
 //! hang, are ready now and then, find no image, or are called failed by somebody, pulls that take long, full disks, drains, power cuts, links that flap, nodes that are made
-//! anew under their names or get other ones, templates that change with every step, a hub that is killed between two writes; meanwhile configurations are
+//! anew under their names or get other ones, templates that change with every step, pauses, a hub that is killed between two writes; meanwhile configurations are
 //! pushed, and some nodes have maintenance windows; with `maxUnavailable` or `maxSurge`, and with agents of which some pull ahead. The
 //! controller is told of each change, or reads everything anew. One seed is one run.
 //!
@@ -41,6 +41,8 @@ const STEP: u64 = 10;
 const BEGIN: OffsetDateTime = datetime!(2026-11-21 12:00:00 UTC);
 /// Of a revision whose rollout was complete.
 const COMPLETE: &str = "kedge.dev/complete";
+/// Of a set whose updates replace no pod.
+const PAUSED: &str = "kedge.dev/paused";
 const FATES: [&str; 10] = ["good", "good", "good", "slow", "crash", "shaky", "flap", "hang", "nopull", "cut"];
 /// Steps in which the template changes each time.
 const EDITS: usize = 5;
@@ -92,6 +94,7 @@ struct Run {
 struct Standing {
     image: String,
     is_stopped: bool,
+    is_paused: bool,
     waits_for_canaries: bool,
 }
 
@@ -116,6 +119,8 @@ struct Fleet {
     images: usize,
     /// Until this step somebody changes the template each time.
     edited_until: usize,
+    /// In this step somebody ends the pause of the set.
+    paused_until: Option<usize>,
     /// Images that every node in reach ran at once.
     everywhere: BTreeSet<String>,
     budget: usize,
@@ -183,6 +188,7 @@ impl Fleet {
             surging: BTreeSet::new(),
             images: 0,
             edited_until: 0,
+            paused_until: None,
             everywhere: BTreeSet::new(),
             budget,
             seen: BTreeMap::new(),
@@ -208,6 +214,9 @@ impl Fleet {
     fn disturb(&mut self) {
         if self.edited_until > self.step {
             self.update();
+        }
+        if self.paused_until.is_some_and(|until| until <= self.step) {
+            self.end_pause();
         }
         match self.random.index(44) {
             0 => self.update(),
@@ -264,6 +273,10 @@ impl Fleet {
             }
             15 => self.replace_node(),
             17 => self.call_failed(),
+            19 => {
+                let steps = 1 + self.random.index(15);
+                self.pause(steps);
+            }
             18 => self.rename_node(),
             16 => {
                 self.edited_until = self.step + EDITS;
@@ -290,6 +303,18 @@ impl Fleet {
         let image = format!("v{}-{}", self.images, self.random.pick(&FATES));
         self.set_image(&image);
         self.saw("updates");
+    }
+
+    fn pause(&mut self, steps: usize) {
+        self.paused_until = Some(self.step + steps);
+        self.hub.edit(&DAEMON_SET, "n", "d", |set| set["metadata"]["annotations"][PAUSED] = "true".into());
+        self.saw("pauses");
+    }
+
+    fn end_pause(&mut self) {
+        self.paused_until = None;
+        self.hub.edit(&DAEMON_SET, "n", "d", |set| set["metadata"]["annotations"][PAUSED] = "false".into());
+        self.saw("ends of a pause");
     }
 
     fn some_nodes(&mut self) -> BTreeSet<String> {
@@ -618,7 +643,7 @@ impl Fleet {
             mine.iter().any(|value| value["metadata"]["annotations"]["kedge.dev/complete"].is_string());
         let has_canaries = !annotation("kedge.dev/canary-selector").is_empty();
         let waits_for_canaries = has_canaries && !was_complete && !(is_known && record["soaked"] == true);
-        Standing { image, is_stopped, waits_for_canaries }
+        Standing { image, is_stopped, is_paused: annotation(PAUSED) == "true", waits_for_canaries }
     }
 
     /// One step of the controller, which may be killed in the middle; then the promises.
@@ -682,12 +707,15 @@ impl Fleet {
                 let mut others = self.runs.iter().filter(|(other, _)| Some(other.as_str()) != uid);
                 let serves = others.any(|(_, other)| other.node == run.node && other.is_ready);
                 self.require("a surge leaves no node without a pod", serves || !self.surges, || name.clone());
-                self.require("no healthy pod is restarted needlessly", run.image != before.image, || {
-                    name.clone()
-                });
+                // a pause that comes in the middle of a surge leaves the one that was there before
+                let is_undone = before.is_paused && self.surges && serves;
+                let is_needed = run.image != before.image || is_undone;
+                self.require("no healthy pod is restarted needlessly", is_needed, || name.clone());
                 // of two that a surge left one may go
                 let is_spared = !before.is_stopped || self.surges && serves;
                 self.require("a stopped update takes no pod that serves", is_spared, || name.clone());
+                let is_spared = !before.is_paused || self.surges && serves;
+                self.require("a paused set replaces no pod that serves", is_spared, || name.clone());
                 node
             }
             Action::Create { kind, value, .. } if kind.kind == POD.kind => {
@@ -856,6 +884,9 @@ impl Fleet {
     /// The faults stop, and the last revision is a good one. Then somebody undoes it: to the oldest good one that is remembered.
     fn settle(&mut self) {
         self.images += 1;
+        if self.seed.is_multiple_of(2) {
+            self.settle_in_a_pause();
+        }
         self.settle_at(&format!("v{}-good", self.images));
         let mut known: Vec<(i64, String)> = World::list(&self.hub.index, &CONTROLLER_REVISION, "n")
             .iter()
@@ -874,8 +905,24 @@ impl Fleet {
         }
     }
 
-    /// This template comes everywhere.
+    /// Nothing goes wrong any more, and the set is paused: the new template replaces no pod that serves.
+    fn settle_in_a_pause(&mut self) {
+        self.pause(STEPS_TO_SETTLE);
+        self.set_image(&format!("v{}-good", self.images));
+        for _ in 0..10 {
+            self.step += 1;
+            self.mark_nodes();
+            self.agents_act();
+            self.hub.tell(&mut self.controller);
+            self.control(false);
+        }
+    }
+
+    /// This template comes everywhere, once nobody pauses the set.
     fn settle_at(&mut self, image: &str) {
+        if self.paused_until.is_some() {
+            self.end_pause();
+        }
         self.set_image(image);
         for settled in 0..STEPS_TO_SETTLE {
             self.step += 1;
@@ -1011,6 +1058,8 @@ fn promises_hold_in_a_fleet_with_faults() {
         "undone in the end",
         "edit wars",
         "called failed",
+        "pauses",
+        "ends of a pause",
     ] {
         // fewer runs than usual need not meet everything
         assert!(
