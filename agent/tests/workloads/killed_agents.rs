@@ -40,7 +40,7 @@ fn job(name: &str, shared: &Path) -> Value {
 }
 
 /// The first processes of this pod's containers, by the last word of their command line.
-fn pids(name: &str) -> Vec<i64> {
+pub(crate) fn pids(name: &str) -> Vec<i64> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i64>().ok());
     let end = format!("\0{name}\0");

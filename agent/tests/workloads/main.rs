@@ -19,6 +19,7 @@ mod killed_agents;
 mod logs;
 mod messages;
 mod network;
+mod orphans;
 mod pod_proxy;
 mod pods;
 mod port_forward;
