@@ -54,6 +54,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
     let mut disk = DiskLoop {
         files: linux::files(directory),
         root_files: linux::files(&options.places.root_dir),
+        beside: Vec::new(),
         previous: Box::new(previous),
         host: Box::new(LinuxHost::new(roots, &options.places.root_dir)),
         identity: KnownIdentity::default(),

@@ -11,7 +11,7 @@ use crate::local::{self, Call, answers};
 use crate::net::known_server::KnownServer;
 use crate::net::transport::WallClock;
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
-use crate::perform::disk::{DiskLoop, DiskOrder, KnownIdentity};
+use crate::perform::disk::{BESIDE, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
 use crate::perform::{Loops, Parts};
 use crate::{local_config, logging};
@@ -297,6 +297,10 @@ impl Agent {
         let disk = DiskLoop {
             files: linux::files(&options.places.dynamic_config_dir),
             root_files: linux::files(&options.places.root_dir),
+            beside: BESIDE
+                .iter()
+                .map(|below| linux::files(options.places.root_dir.join(below)) as _)
+                .collect(),
             previous: Box::new(previous),
             host: Box::new(host),
             identity: KnownIdentity::default(),

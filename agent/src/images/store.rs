@@ -226,6 +226,7 @@ impl Store {
             return Ok(());
         }
         let text = serde_json::to_vec(&references).map_err(|error| PullError::disk(&error))?;
+        let _only = self.files.hold_records().map_err(|error| PullError::disk(&error))?;
         self.state.write_durably(Path::new(NEEDED), &text).map_err(|error| PullError::disk(&error))
     }
 
@@ -422,13 +423,26 @@ impl Store {
         Ok(removed)
     }
 
-    /// Layers and configs that no image has, and what cuts left of layers; perhaps blobs.
+    /// What cuts left of writing records: nobody writes one while they are held.
+    fn remove_half_written(&self, removed: &mut Removed) {
+        let _only = match self.files.hold_records() {
+            Ok(held) => held,
+            Err(error) => return removed.problems.push(format!("lock records: {error}")),
+        };
+        for directory in ["", RECORDS, CONFIGS] {
+            let report = linux::files(self.files.root().join(directory)).sweep_root(MAX_LISTED);
+            removed.problems.extend(report.errors);
+        }
+    }
+
+    /// Layers and configs that no image has, and what cuts left of those and of records; perhaps blobs.
     fn remove_leftovers(
         &self,
         leftovers: Leftovers,
         claimed: &BTreeSet<String>,
         removed: &mut Removed,
     ) -> Result<(), PullError> {
+        self.remove_half_written(removed);
         let records = self.records()?;
         let mounted = mounted_layers().map_err(|error| PullError::disk(&error))?;
         // none of this while a record cannot be read: any layer could be its

@@ -34,6 +34,9 @@ const DESIRED: [&str; 2] = ["pods/desired", "pods/objects"];
 /// Largest file of it: a Secret of 1 MiB in base64, or a pod of 1.5 MiB, which is the most that etcd takes.
 const DESIRED_BYTES: usize = 2 * 1024 * 1024;
 
+/// Directories below `--root-dir` that are not the configuration's and have records: of pods, and of the port.
+pub(crate) const BESIDE: [&str; 3] = [DESIRED[0], DESIRED[1], "serving"];
+
 /// Versions of the agent whose verdicts are kept: ours, and the one we may be rolled back to.
 const VERSIONS_KEPT: usize = 2;
 
@@ -125,6 +128,8 @@ pub(crate) struct DiskLoop {
     pub(crate) files: Arc<dyn Files>,
     /// `--root-dir`: how a run ended is recorded there, by other processes.
     pub(crate) root_files: Arc<dyn Files>,
+    /// Other directories below it that have records of their own: a cut leaves temporary files there, too.
+    pub(crate) beside: Vec<Arc<dyn Files>>,
     pub(crate) previous: Box<dyn PreviousExit>,
     pub(crate) host: Box<dyn kedge_platform::HostFacts>,
     pub(crate) identity: KnownIdentity,
@@ -351,7 +356,10 @@ impl DiskLoop {
         let versions = self.versions_to_keep();
         let report = self.files.sweep(&|path| kept(path, keep, &self.version, &versions), SWEEP_ENTRIES);
         // a cut while the end of a run is recorded leaves a temporary file beside the record
-        tell_sweep(&[report, self.root_files.sweep_root(SWEEP_ENTRIES)]);
+        let others = [&self.root_files].into_iter().chain(&self.beside);
+        let reports: Vec<SweepReport> =
+            [report].into_iter().chain(others.map(|files| files.sweep_root(SWEEP_ENTRIES))).collect();
+        tell_sweep(&reports);
         if let Err(error) = self.files.ensure_reserve(files::RESERVE_BYTES) {
             log::warn!("no reserve for a full disk: {}", crate::errors::chain(&error));
         }
@@ -643,6 +651,10 @@ mod tests {
         DiskLoop {
             files: Arc::new(counted(files.clone())),
             root_files: files.clone(),
+            beside: BESIDE
+                .iter()
+                .map(|below| kedge_platform::linux::files(scratch.join(below)) as _)
+                .collect(),
             previous: Box::new(kedge_platform::linux::previous_exit(files, Roots::under(scratch.path()))),
             host: Box::new(host),
             identity: KnownIdentity::default(),
@@ -675,6 +687,22 @@ mod tests {
         std::fs::remove_dir_all(scratch.join("pods/objects")).unwrap();
         scratch.write("pods/objects", "not a directory");
         assert!(desired(&*files).is_err());
+    }
+
+    #[test]
+    fn sweep_removes_what_cuts_left_of_writing_records() {
+        let scratch = kedge_rig::Scratch::new("cut-writes").unwrap();
+        let left = BESIDE.map(|below| format!("{below}/.kedge-new-7-1"));
+        left.iter().for_each(|path| drop(scratch.write(path, "half")));
+        let others = ["pods/desired/u-1.json", "volumes/u-1/v/.kedge-new-7-1"];
+        others.iter().for_each(|path| drop(scratch.write(path, "{}")));
+        let counted = |files| Counted { files, asked: Arc::default(), is_full: false };
+        let disk = disk_loop(&scratch, Host::default(), counted);
+        let files = kedge_platform::linux::files(scratch.join("config"));
+        DiskLoop { files, ..disk }.perform(DiskOrder::Sweep(None));
+        let is_there = |path: &&str| scratch.join(path).exists();
+        assert!(!left.iter().any(|path| is_there(&path.as_str())));
+        assert!(others.iter().all(is_there), "what a pod wrote is a pod's");
     }
 
     #[test]

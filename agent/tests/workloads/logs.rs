@@ -1,8 +1,7 @@
 //! Logs of a real container through kubectl, over what interrupts them: rotation, agents that are killed, a reboot.
 
 use crate::pods::{NODE, Setup};
-use crate::setup::{LIMIT, isolated_network, kill, processes};
-use kedge_rig::scratch::wait_until;
+use crate::setup::isolated_network;
 use serde_json::json;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,26 +22,8 @@ impl Drop for Running {
 
 /// Ends all that runs on the node, and what is volatile there.
 fn reboot(setup: &mut Setup) {
-    setup.cluster.agent_mut(NODE).stop().unwrap();
-    let is_of_the_node = |line: &str| line.contains("\0shim\0") || line.starts_with("sh\0-c\0");
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        if is_of_the_node(&String::from_utf8_lossy(&line)) {
-            kill(pid);
-        }
-    }
-    wait_until("the end of the shims", LIMIT, || processes("shim").is_empty());
-    let run_dir = setup.cluster.agent(NODE).run_dir();
-    let root_dir = setup.cluster.agent(NODE).root_dir();
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-    let is_below =
-        |place: &&str| [&run_dir, &root_dir].iter().any(|dir| place.starts_with(dir.to_str().unwrap()));
-    for place in mounts.filter(is_below).collect::<Vec<_>>().into_iter().rev() {
-        assert!(Command::new("umount").args(["--lazy", place]).status().unwrap().success(), "{place}");
-    }
-    fs::remove_dir_all(&run_dir).unwrap();
+    setup.turn_off();
+    fs::remove_dir_all(setup.cluster.agent(NODE).run_dir()).unwrap();
     setup.cluster.agent_mut(NODE).start().unwrap();
 }
 

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says what failed")]
 
 mod adoption;
+mod cuts;
 mod ends;
 mod escapes;
 mod far_away;

@@ -3,6 +3,8 @@
 use crate::network::SHIPPED;
 use crate::setup::{INSIDE, LIMIT, add_program, isolated_network, kill, make_image, processes};
 use kedge_core::images::BlobDigest;
+use kedge_platform::linux::Roots;
+use kedge_platform::workloads::{Crun, probe};
 use kedge_rig::agent::{Agent, AgentOptions};
 use kedge_rig::cluster::{Cluster, HEADER, Source};
 use kedge_rig::kubectl::Kubectl;
@@ -63,7 +65,8 @@ impl Setup {
         setup
     }
 
-    fn around(mut cluster: Cluster, program: &Path, make: impl FnOnce(&Path)) -> Self {
+    /// A node with the image `web:1` in a cluster that has none.
+    pub(crate) fn around(mut cluster: Cluster, program: &Path, make: impl FnOnce(&Path)) -> Self {
         let logs = cluster.scratch().join("logs");
         fs::create_dir_all(&logs).unwrap();
         fs::create_dir_all("/var/log/pods").unwrap();
@@ -149,6 +152,27 @@ impl Setup {
             let node = self.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
             node["status"]["allocatable"]["pods"] == json!(most_pods.to_string())
         });
+    }
+
+    /// Ends all that runs on the node at once, and what is mounted there, as the end of the power does. What was volatile stays: the next
+    /// boot's is the caller's.
+    pub(crate) fn turn_off(&mut self) {
+        let agent = self.cluster.agent_mut(NODE);
+        agent.cut();
+        let below = [agent.run_dir(), agent.root_dir()];
+        let group = std::env::var(INSIDE).unwrap();
+        probe(&Roots::default(), &Crun::default()).cgroups.kill_all(&group).unwrap();
+        wait_until("the end of the shims", LIMIT, || processes("shim").is_empty());
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        let is_below = |place: &&str| {
+            below
+                .iter()
+                .any(|directory| Path::new(place).starts_with(directory) && Path::new(place) != directory)
+        };
+        for place in mounts.filter(is_below).collect::<Vec<_>>().into_iter().rev() {
+            assert!(Command::new("umount").args(["--lazy", place]).status().unwrap().success(), "{place}");
+        }
     }
 
     pub(crate) fn log(&self, attempt: u32) -> String {
