@@ -143,7 +143,7 @@ struct Container {
     looks: u32,
     /// We started a shim for it, or tried to.
     was_started: bool,
-    /// Its order cannot be read: it is ended, because nobody could say what it is.
+    /// A record of it cannot be read: it is ended, because nobody could say what or how it is.
     is_foreign: bool,
 }
 
@@ -171,7 +171,7 @@ impl LinuxWorkloads {
     /// Looks at the board, takes over what an earlier agent left, and removes what nobody needs.
     ///
     /// # Errors
-    /// Our directories cannot be made, or the kernel has no descriptors to give.
+    /// Our directories cannot be made or read, or the kernel has no descriptors to give. Nothing was decided: what is not known is not gone.
     pub fn open(settings: Settings, roots: &Roots) -> Result<Self, WorkloadError> {
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
         for directory in [&places.pods(), &places.crun(), &places.data] {
@@ -187,7 +187,7 @@ impl LinuxWorkloads {
         let removal = Removal::open(&places.data);
         let (containers, observed) = (BTreeMap::new(), Vec::new());
         let mut workloads = Self { settings, places, board, inotify, wake, removal, containers, observed };
-        workloads.take_over();
+        workloads.take_over()?;
         workloads.sweep();
         Ok(workloads)
     }
@@ -204,21 +204,26 @@ impl LinuxWorkloads {
 
     /// Every bundle becomes a container again, or goes if it was half made. None is passed over: what is not known would be run
     /// a second time.
-    fn take_over(&mut self) {
-        for uid in names(&self.places.pods()) {
-            for name in names(&self.places.containers(&uid)) {
+    fn take_over(&mut self) -> Result<(), WorkloadError> {
+        for uid in names_for_sure(&self.places.pods())? {
+            for name in names_for_sure(&self.places.containers(&uid))? {
                 let Some(id) = ContainerId::parse(&uid, &name) else { continue };
-                if let Err(error) = self.adopt(&id) {
-                    log::warn!("container {id}: {error}");
-                }
+                self.adopt(&id)?;
             }
         }
+        Ok(())
     }
 
     fn adopt(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
         let bundle = self.places.bundle(id);
         match Records::of(&bundle).read::<Order>(ORDER) {
-            Ok(None) => return self.remove_rest(id, None),
+            Ok(None) => {
+                if let Err(error) = self.remove_rest(id, None) {
+                    log::warn!("container {id}: {error}");
+                }
+                return Ok(());
+            }
+            Err(error @ WorkloadError::Failed { .. }) => return Err(error),
             Ok(Some(order)) => {
                 let notes = order.notes.into_iter().chain(later_notes(&bundle).notes).collect();
                 self.track(id, order.group, notes);
@@ -314,7 +319,9 @@ impl LinuxWorkloads {
     fn judge(&mut self, id: &ContainerId) {
         let Some(container) = self.containers.get_mut(id) else { return };
         container.retry = None;
-        container.look_for_shim();
+        if let Err(error) = container.look_for_shim() {
+            return self.judge_later(id, &error);
+        }
         let found = if container.is_foreign { Ok(container.foreign_state()) } else { container.state() };
         let state = match found {
             Ok(Found::Is(ContainerState::Created)) if container.was_started => {
@@ -330,6 +337,7 @@ impl LinuxWorkloads {
                 Ok(None) => return self.judge_soon(id),
                 Err(error) => return self.judge_later(id, &error),
             },
+            Err(WorkloadError::Refused(why)) => return self.end_unreadable(id, &why),
             Err(error) => return self.judge_later(id, &error),
         };
         let Some(container) = self.containers.get_mut(id) else { return };
@@ -341,8 +349,21 @@ impl LinuxWorkloads {
             log::warn!("container {id}: {error}");
         }
         if container.reported.as_ref() != Some(&state) {
+            if is_over(&state) {
+                container.let_go();
+            }
             container.reported = Some(state.clone());
             self.observed.push(Observation { id: id.clone(), state });
+        }
+    }
+
+    /// Nobody will ever read what it recorded, so nobody could say how it is: it is ended, once.
+    fn end_unreadable(&mut self, id: &ContainerId, why: &str) {
+        log::warn!("container {id} is ended: {why}");
+        if let Some(container) = self.containers.get_mut(id) {
+            container.is_foreign = true;
+            container.stop = Some(Stop { signal: None, kill_at: Instant::now() });
+            self.judge(id);
         }
     }
 
@@ -555,13 +576,16 @@ enum Found {
 
 impl Container {
     /// Finds a shim that an earlier agent started, and notices when one has ended.
-    fn look_for_shim(&mut self) {
+    ///
+    /// # Errors
+    /// It is not known whether there is one.
+    fn look_for_shim(&mut self) -> Result<(), WorkloadError> {
         match &self.shim {
             Shim::Alive(process) if process.wait(Duration::ZERO) => {
                 process.reap();
                 self.shim = Shim::Absent;
             }
-            Shim::Alive(_) => return,
+            Shim::Alive(_) => return Ok(()),
             Shim::Absent | Shim::Unnamed => {}
         }
         self.shim = match lock(&self.bundle) {
@@ -573,8 +597,21 @@ impl Container {
                 }
             }
             // no process holds the lock, so there is no shim, whatever the records say
-            Ok(Some(_)) | Err(_) => Shim::Absent,
+            Ok(Some(_)) => Shim::Absent,
+            // something else is in its place
+            Err(error) if is_no_file(&error) => Shim::Absent,
+            Err(error) => return Err(on("lock", &self.bundle)(error)),
         };
+        Ok(())
+    }
+
+    /// Its root file system, which nobody needs any more: what it is made of could not be made anew under it, and the container's
+    /// successor may wait for that.
+    fn let_go(&self) {
+        let root = places::rootfs(&self.bundle);
+        if let Err(error) = rootfs::unmount(&root) {
+            log::warn!("unmount {}: {error}", root.display());
+        }
     }
 
     /// Of one that is being ended because it cannot be read.
@@ -620,6 +657,15 @@ pub(super) fn state_of(bundle: &Path, is_alive: bool) -> Result<(&'static str, N
     Ok((state, later_notes(bundle).notes))
 }
 
+/// Whether it has run: what never began may be started again.
+fn is_over(state: &ContainerState) -> bool {
+    match state {
+        ContainerState::Exited(exit) => exit.error.is_none(),
+        ContainerState::Lost(_) => true,
+        _ => false,
+    }
+}
+
 fn ended(exit: ContainerExit) -> ContainerState {
     if exit.lost { ContainerState::Lost(exit) } else { ContainerState::Exited(exit) }
 }
@@ -635,6 +681,12 @@ fn lock(bundle: &Path) -> io::Result<Option<File>> {
     }
 }
 
+/// Whether there is, for good, no file that could be opened.
+fn is_no_file(error: &io::Error) -> bool {
+    let raw = error.raw_os_error().map(Errno::from_raw);
+    matches!(raw, Some(Errno::ENOENT | Errno::ENOTDIR | Errno::EISDIR | Errno::ENXIO | Errno::ELOOP))
+}
+
 /// Signals the container's first process, if it has begun and lives.
 fn signal_first(records: &Records, signal: i32) -> Result<(), WorkloadError> {
     let Some(state) = records.read::<StateRecord>(STATE)? else { return Ok(()) };
@@ -646,6 +698,17 @@ fn signal_first(records: &Records, signal: i32) -> Result<(), WorkloadError> {
     sent.map_err(|error| {
         WorkloadError::failed(format_args!("send signal {signal} to {}", state.process.pid), error)
     })
+}
+
+/// The names in a directory that can be ours.
+///
+/// # Errors
+/// It is there and cannot be read: what is in it is unknown.
+fn names_for_sure(directory: &Path) -> Result<Vec<String>, WorkloadError> {
+    match fs::read_dir(directory) {
+        Err(error) if !is_no_file(&error) => Err(on("read", directory)(error)),
+        _ => Ok(names(directory)),
+    }
 }
 
 /// The names in a directory that can be ours; one that cannot be read has none.
@@ -755,14 +818,14 @@ impl Workloads for LinuxWorkloads {
     fn remove_container(&mut self, id: &ContainerId) -> Result<(), WorkloadError> {
         id.check()?;
         let Some(container) = self.containers.get_mut(id) else { return self.remove_rest(id, None) };
-        container.look_for_shim();
+        container.look_for_shim()?;
         if !matches!(container.shim, Shim::Absent) {
             // its last word may be there while it ends
             let ends = matches!(&container.shim, Shim::Alive(process) if container.records().has(EXIT) && process.wait(RETRY));
             if !ends {
                 return Err(WorkloadError::Busy(format!("container {id} has not ended")));
             }
-            container.look_for_shim();
+            container.look_for_shim()?;
         }
         let group = container.group.clone();
         let watch = container.watch;
@@ -909,7 +972,7 @@ mod tests {
         let bundle = opened.workloads.places.bundle(&id());
         make_directory(&bundle, 0o700).unwrap();
         fs::write(bundle.join(ORDER), r#"{"version":9}"#).unwrap();
-        opened.workloads.take_over();
+        opened.workloads.take_over().unwrap();
         assert!(opened.workloads.has_containers("uid-1"));
         let lost = opened.states();
         assert!(matches!(&lost[..], [ContainerState::Lost(exit)] if exit.lost), "{lost:?}");

@@ -190,12 +190,16 @@ impl Records {
     /// A record; `None`: it is not there.
     ///
     /// # Errors
-    /// It cannot be read, or another version wrote it.
+    /// `Failed`: it cannot be read now. `Refused`: nobody will ever read it, or another version wrote it.
     pub(super) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, WorkloadError> {
         let shown = self.1.join(name);
         let bytes = match self.0.read(Path::new(name), RECORD_BYTES) {
             Ok(bytes) => bytes,
             Err(ReadError::NotFound { .. }) => return Ok(None),
+            Err(error @ ReadError::Io { .. }) => {
+                let source = std::io::Error::other(chain(&error));
+                return Err(WorkloadError::failed(format_args!("read {}", shown.display()), source));
+            }
             Err(error) => return Err(WorkloadError::refused(format_args!("{}: {error}", shown.display()))),
         };
         #[derive(Deserialize)]
