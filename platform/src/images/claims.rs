@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::linux::read_up_to;
+use crate::trees;
 
 /// Longest claim: 127 layers, a blob and a chain of 65 bytes for each, and the config; more is unknown, not nothing.
 const CLAIM_BYTES: usize = 64 * 1024;
@@ -69,6 +70,11 @@ pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
     };
     for entry in entries {
         let path = entry?.path();
+        if !is_file(&path) {
+            // no process of ours made it, and none has it locked
+            trees::remove(&path)?;
+            continue;
+        }
         let file = match File::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             file => file?,
@@ -96,7 +102,11 @@ pub(super) fn lines(directory: &Path) -> io::Result<Vec<Vec<String>>> {
         entries => entries?,
     };
     for entry in entries {
-        let file = match File::open(entry?.path()) {
+        let path = entry?.path();
+        if !is_file(&path) {
+            continue;
+        }
+        let file = match File::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             file => file?,
         };
@@ -110,6 +120,11 @@ pub(super) fn lines(directory: &Path) -> io::Result<Vec<Vec<String>>> {
         }
     }
     Ok(claims)
+}
+
+/// What is none must not be opened: that may wait for ever.
+fn is_file(path: &Path) -> bool {
+    fs::symlink_metadata(path).map_or(true, |found| found.is_file())
 }
 
 #[cfg(test)]

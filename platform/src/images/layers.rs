@@ -314,6 +314,7 @@ impl Layers {
     fn hold(&self, name: &str, cancelled: &Cancelled) -> Result<Hold, UnpackError> {
         let path = self.directory.join(".lock");
         let failed = |source| UnpackError::Io { operation: "lock", path: path.clone(), source };
+        super::clear_lock(&path).map_err(failed)?;
         let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
         // whoever holds it is bound by a time limit
         loop {

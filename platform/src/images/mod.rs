@@ -28,6 +28,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::files::Files as _;
 use crate::linux;
 
 pub use blobs::{BlobError, Blobs, Part};
@@ -171,6 +172,7 @@ impl ImageFiles {
 
     fn lock_file(&self, name: &str) -> io::Result<File> {
         let path = self.root.join(name);
+        clear_lock(&path)?;
         // garbage collection looks each minute: it opens nothing for writing
         match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -206,6 +208,24 @@ impl ImageFiles {
             ]
         }
         Ok(sized(&nix::sys::statvfs::statvfs(&self.root)?))
+    }
+}
+
+/// Sets aside what a damaged disk put in place of a file that is locked: a link, which may lead anywhere, or what nobody may open,
+/// because that waits for ever.
+fn clear_lock(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(found) if found.is_file() => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => {
+            let (parent, name) =
+                (path.parent().unwrap_or(Path::new(".")), path.file_name().unwrap_or_default());
+            let aside = linux::files(parent).set_aside(Path::new(name));
+            let aside = aside.map_err(|error| io::Error::other(error.to_string()))?;
+            log::warn!("{} was no file; renamed to {}", path.display(), aside.display());
+            Ok(())
+        }
     }
 }
 
