@@ -665,9 +665,21 @@ fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
     Now { mono: clocks.monotonic(), wall: Timestamp::from_micros(micros.saturating_add(offset)) }
 }
 
-/// Directories below `--root-dir` that no write of a record makes anew: those writes clear their own way.
-const KEPT_BELOW: [&str; 6] =
-    ["containers", "images", "images/blobs", "images/claims", "images/layers", "volumes"];
+/// Directories below `--root-dir` that no write of a record makes anew, for those writes clear their own way, or that must be read before
+/// anything is written there.
+const KEPT_BELOW: [&str; 11] = [
+    "containers",
+    "images",
+    "images/blobs",
+    "images/claims",
+    "images/configs",
+    "images/layers",
+    "images/records",
+    "pods",
+    "pods/desired",
+    "pods/objects",
+    "volumes",
+];
 
 /// Logs that what a damaged disk put in place of a directory was set aside: a file there would leave the containers nowhere to live, and the
 /// configuration nowhere to be written, for ever.

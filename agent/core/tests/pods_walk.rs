@@ -306,6 +306,7 @@ impl World {
             | PodAction::RequestToken(_) => self.api.requests.push_back(action),
             PodAction::RecordEvent(_)
             | PodAction::WarnOfNode { .. }
+            | PodAction::KeepAside(_)
             | PodAction::Log(..)
             | PodAction::LookAtHost => {}
             command => self.runtime.queue.push(command),
@@ -1684,7 +1685,8 @@ fn record_that_the_disk_keeps_is_removed_later() {
     let garbage = DesiredFound { file: file.clone(), content: Ok(b"garbage".to_vec()) };
     told(&mut core, 1, PodEvent::Node(Box::new(facts)));
     told(&mut core, 1, PodEvent::Held(false));
-    told(&mut core, 1, PodEvent::DesiredRead(Ok(vec![garbage])));
+    let actions = told(&mut core, 1, PodEvent::DesiredRead(Ok(vec![garbage])));
+    assert!(actions.contains(&PodAction::KeepAside(vec![file.clone()])), "{actions:?}");
     told(&mut core, 1, PodEvent::Inventory(Inventory::default()));
     let removes = |actions: &[PodAction]| {
         actions.contains(&PodAction::SaveDesired { file: file.clone(), content: None })

@@ -37,6 +37,9 @@ const DESIRED_BYTES: usize = 2 * 1024 * 1024;
 /// Directories below `--root-dir` that are not the configuration's and have records: of pods, and of the port.
 pub(crate) const BESIDE: [&str; 3] = [DESIRED[0], DESIRED[1], "serving"];
 
+/// Most that is kept of what could not be used, in each of those directories.
+const MOST_ASIDE: usize = 20;
+
 /// Versions of the agent whose verdicts are kept: ours, and the one we may be rolled back to.
 const VERSIONS_KEPT: usize = 2;
 
@@ -54,6 +57,8 @@ pub(crate) enum DiskOrder {
     CheckBadConfigs,
     /// Write a file of the pods' desired set, or remove it.
     SaveDesired(DesiredFile, Option<Vec<u8>>),
+    /// Keep copies of files of it that cannot be used.
+    KeepAside(Vec<DesiredFile>),
     /// Read the pods' desired set.
     ReadDesired,
 }
@@ -185,6 +190,10 @@ impl DiskLoop {
                 let done = self.save_desired(&file.path(), content.as_deref());
                 Some(Event::Pods(Box::new(PodEvent::DesiredSaved { file, done })))
             }
+            DiskOrder::KeepAside(files) => {
+                files.iter().for_each(|file| self.keep_desired_aside(&file.path()));
+                None
+            }
             DiskOrder::ReadDesired => {
                 let found = desired(&*self.root_files);
                 if let Ok(files) = &found {
@@ -216,6 +225,38 @@ impl DiskLoop {
         let done = done.map_err(|error| crate::errors::chain(&error));
         self.health.note_write(path, &done);
         done
+    }
+
+    /// Every start meets it again until a write replaces it: one copy of the same is enough.
+    fn keep_desired_aside(&self, path: &str) {
+        let path = Path::new(path);
+        if self.read_only.is_some() || self.has_copy_aside(path) {
+            return;
+        }
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let is_aside = |name: &std::ffi::OsStr| name.to_string_lossy().contains(".corrupt-");
+        let kept = self
+            .root_files
+            .list(folder, LISTED)
+            .map_or(0, |listing| listing.entries.iter().filter(|entry| is_aside(&entry.name)).count());
+        if kept >= MOST_ASIDE {
+            log::warn!("{} is not kept aside: {} has {kept} such files", path.display(), folder.display());
+            return;
+        }
+        match self.root_files.keep_aside(path) {
+            Ok(aside) => log::warn!("{} is kept aside as {}", path.display(), aside.display()),
+            Err(error) => {
+                log::warn!("{} is not kept aside: {}", path.display(), crate::errors::chain(&error))
+            }
+        }
+    }
+
+    fn has_copy_aside(&self, path: &Path) -> bool {
+        let Ok(content) = self.root_files.read(path, DESIRED_BYTES) else { return false };
+        (1..=files::SET_ASIDE_KEPT + 1).any(|number| {
+            let copy = format!("{}.corrupt-{number}", path.display());
+            self.root_files.read(Path::new(&copy), DESIRED_BYTES).is_ok_and(|found| found == content)
+        })
     }
 
     fn step(&mut self, step: Step) -> Outcome {
@@ -703,6 +744,31 @@ mod tests {
         let is_there = |path: &&str| scratch.join(path).exists();
         assert!(!left.iter().any(|path| is_there(&path.as_str())));
         assert!(others.iter().all(is_there), "what a pod wrote is a pod's");
+    }
+
+    #[test]
+    fn unusable_record_is_kept_aside_once_and_stays() {
+        let scratch = kedge_rig::Scratch::new("aside").unwrap();
+        let counted = |files| Counted { files, asked: Arc::default(), is_full: false };
+        let mut disk = disk_loop(&scratch, Host::default(), counted);
+        let keep = |disk: &mut DiskLoop, names: &[String]| {
+            let file = |name: &String| DesiredFile::from_path(&format!("pods/desired/{name}.json")).unwrap();
+            disk.perform(DiskOrder::KeepAside(names.iter().map(file).collect()));
+        };
+        let aside = || {
+            let names = std::fs::read_dir(scratch.join("pods/desired")).unwrap().flatten();
+            names.filter(|entry| entry.file_name().to_string_lossy().contains(".corrupt-")).count()
+        };
+        for (content, expect) in [("{", 1), ("{", 1), ("[", 2)] {
+            scratch.write("pods/desired/u-1.json", content);
+            keep(&mut disk, &["u-1".into()]);
+            assert_eq!(aside(), expect, "{content}");
+            assert!(scratch.join("pods/desired/u-1.json").exists(), "it is unknown, not missing");
+        }
+        let many: Vec<String> = (2..100).map(|number| format!("u-{number}")).collect();
+        many.iter().for_each(|name| drop(scratch.write(&format!("pods/desired/{name}.json"), "{")));
+        keep(&mut disk, &many);
+        assert_eq!(aside(), MOST_ASIDE, "nothing grows");
     }
 
     #[test]

@@ -191,6 +191,7 @@ impl Loops {
     pub(crate) fn pods(&mut self, action: PodAction) -> Option<PodEvent> {
         match action {
             PodAction::SaveDesired { file, content } => self.disk(DiskOrder::SaveDesired(file, content)),
+            PodAction::KeepAside(files) => self.disk(DiskOrder::KeepAside(files)),
             PodAction::ReadDesired => self.disk(DiskOrder::ReadDesired),
             PodAction::ReadStaticPods(path) => return self.look_at_static_files(path),
             PodAction::RunProbe(order) => {

@@ -49,7 +49,9 @@ pub(crate) enum Damage {
 
 /// Does it to `path`.
 pub(crate) fn apply(damage: Damage, path: &Path) {
-    let before = fs::read(path).unwrap_or_default();
+    // of what an earlier misfortune left nothing can be read, or for ever
+    let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
+    let before = if is_file { fs::read(path).unwrap() } else { Vec::new() };
     remove(path);
     match damage {
         Damage::CutTo(bytes) => fs::write(path, &before[..bytes.min(before.len())]).unwrap(),

@@ -8,6 +8,13 @@
 
 mod adoption;
 mod cuts;
+#[allow(
+    dead_code,
+    reason = "what befalls files of the configuration befalls others, too, but not in each way"
+)]
+#[path = "../corrupt_state/damage.rs"]
+mod damage;
+mod damaged;
 mod ends;
 mod escapes;
 mod far_away;

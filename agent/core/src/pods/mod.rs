@@ -426,6 +426,7 @@ impl Pods {
                 return;
             }
         };
+        let mut unusable = Vec::new();
         for DesiredFound { file, content } in found {
             let path = file.path();
             let taken = content.and_then(|content| match &file {
@@ -434,6 +435,7 @@ impl Pods {
             });
             let Err(why) = taken else { continue };
             actions.push(warn(format!("{path} cannot be used: {why}; what runs goes on")));
+            unusable.push(file.clone());
             match file {
                 DesiredFile::Pod(uid) => {
                     self.unreadable.insert(uid);
@@ -442,6 +444,9 @@ impl Pods {
                     self.unreadable_copies.insert(digest);
                 }
             }
+        }
+        if !unusable.is_empty() {
+            actions.push(PodAction::KeepAside(unusable));
         }
         self.has_desired = true;
         self.has_new_needs = true;
