@@ -5,6 +5,7 @@
 
 mod chance;
 mod config;
+mod cost;
 mod ends;
 mod platforms;
 mod pods;
@@ -216,6 +217,13 @@ pub(crate) const STORIES: &[Story] = &[
         false,
         Needs::Nothing,
         pressure::memory,
+    ),
+    story(
+        "pods-cost",
+        "ten pods: memory of the agent and its shims, which write nothing to the disk, and limits of processor and processes that the kernel keeps",
+        false,
+        Needs::Nothing,
+        cost::ten_pods,
     ),
     story(
         "power-cuts",
