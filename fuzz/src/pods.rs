@@ -383,8 +383,7 @@ impl World {
         let policy = of_api.map(|pod| &pod["spec"]["restartPolicy"]);
         let is_always = policy.is_some_and(|policy| policy.is_null() || policy == "Always");
         let object = self.given.object.as_ref();
-        // that an object is absent is written nowhere
-        let is_kept = object.is_some_and(|it| it["metadata"]["annotations"]["kedge.dev/offline"].is_null());
+        let is_kept = object.is_none_or(|it| it["metadata"]["annotations"]["kedge.dev/offline"].is_null());
         let has_deadline = of_api.is_some_and(|pod| !pod["spec"]["activeDeadlineSeconds"].is_null());
         is_always && is_kept && !has_deadline && !self.with_tokens.contains(uid)
     }

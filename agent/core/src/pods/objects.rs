@@ -3,7 +3,8 @@
 //!
 //! Always holds: a copy is read once and kept until no pod refers to it; an answer that did not come changes nothing; a copy on
 //! disk is rewritten only if its data changed; a Secret annotated `kedge.dev/offline: never` is never written, and a copy from
-//! before the annotation is removed. Leaves to others: what a pod does with the data (`environment`, `volumes`).
+//! before the annotation is removed. That an object never was there is written, too: a pod that runs without it starts without it where
+//! there is nobody to ask. Leaves to others: what a pod does with the data (`environment`, `volumes`).
 
 use crate::config::digest::Digest;
 use crate::event::Now;
@@ -25,6 +26,9 @@ const FRESH: Duration = Duration::from_secs(60);
 const FIRST_WAIT: Duration = Duration::from_secs(10);
 /// Long enough that 100 pods with missing objects cost a hub little, short enough for somebody who creates one.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Names of objects that are missing, kept on disk: a pod can name thousands, and each takes a block.
+const MOST_MISSING: usize = 64;
 
 /// The data of an object, by key.
 pub(crate) type Data = SortedMap<String, Vec<u8>>;
@@ -67,6 +71,9 @@ struct Record {
     object: ObjectName,
     /// Base64.
     data: BTreeMap<String, String>,
+    /// The API server had no such object, and there is no data.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    missing: bool,
 }
 
 const RECORD_VERSION: &str = "kedge.dev/v1";
@@ -108,8 +115,10 @@ impl Objects {
             let value = STANDARD.decode(value).map_err(|error| format!("{key}: {error}"))?;
             data.insert(key.clone(), value);
         }
+        let missing = record.missing.then(|| not_found(&record.object));
         let object = self.known.entry(record.object).or_default();
-        object.data = Some(data);
+        object.data = missing.is_none().then_some(data);
+        object.missing = missing;
         object.saved = Some(content.to_vec());
         Ok(())
     }
@@ -172,6 +181,7 @@ impl Objects {
         read: ObjectRead,
         actions: &mut Vec<PodAction>,
     ) -> bool {
+        let has_room = matches!(read, ObjectRead::Missing) && self.has_room_for_a_missing_one();
         let Some(object) = self.known.get_mut(name) else { return false };
         if object.foreign > 0 {
             object.foreign -= 1;
@@ -185,10 +195,12 @@ impl Objects {
                 object.next_read = now.mono;
                 return object.take(&self.node_uid, name, &found, actions);
             }
-            ObjectRead::Missing => Some(match name.kind {
-                ObjectKind::ConfigMap => format!("configmap {:?} not found", name.name),
-                ObjectKind::Secret => format!("secret {:?} not found", name.name),
-            }),
+            ObjectRead::Missing => {
+                if object.data.is_none() && has_room {
+                    object.save(&self.node_uid, name, Some(record_of(&self.node_uid, name, None)), actions);
+                }
+                Some(not_found(name))
+            }
             // what may not be read now was read before, and containers run with it
             ObjectRead::Refused(why) => object.data.is_none().then_some(why),
             ObjectRead::Failed(_) => None,
@@ -199,6 +211,12 @@ impl Objects {
         let is_news = object.missing.as_ref() != Some(&missing);
         object.missing = Some(missing);
         is_news
+    }
+
+    /// Whether one more absence may be written.
+    fn has_room_for_a_missing_one(&self) -> bool {
+        let is_written = |object: &&Object| object.data.is_none() && object.saved.is_some();
+        self.known.values().filter(is_written).nth(MOST_MISSING - 1).is_none()
     }
 
     /// Another API server is asked from now on: what is known stays, and reads under way become another's.
@@ -267,15 +285,34 @@ impl Object {
         let data = data_of(name.kind, found);
         let may_lie_on_disk = found["metadata"]["annotations"][OFFLINE_ANNOTATION] != "never";
         let is_news = self.missing.take().is_some() || self.data.as_ref() != Some(&data);
-        let content = may_lie_on_disk.then(|| record_of(node_uid, name, &data));
+        let content = may_lie_on_disk.then(|| record_of(node_uid, name, Some(&data)));
+        self.save(node_uid, name, content, actions);
+        self.data = Some(data);
+        is_news
+    }
+
+    /// Has it written, or removed (None), unless that lies there.
+    fn save(
+        &mut self,
+        node_uid: &str,
+        name: &ObjectName,
+        content: Option<Vec<u8>>,
+        actions: &mut Vec<PodAction>,
+    ) {
         if content != self.saved {
             self.is_saving = true;
             self.saved.clone_from(&content);
             let file = DesiredFile::Object(file_of(node_uid, name));
             actions.push(PodAction::SaveDesired { file, content });
         }
-        self.data = Some(data);
-        is_news
+    }
+}
+
+/// Upstream's words.
+fn not_found(name: &ObjectName) -> String {
+    match name.kind {
+        ObjectKind::ConfigMap => format!("configmap {:?} not found", name.name),
+        ObjectKind::Secret => format!("secret {:?} not found", name.name),
     }
 }
 
@@ -296,13 +333,15 @@ pub(crate) fn file_of(node_uid: &str, name: &ObjectName) -> String {
     Digest::of(format!("{node_uid}/{kind}/{}/{}", name.namespace, name.name).as_bytes()).to_string()
 }
 
-fn record_of(node_uid: &str, name: &ObjectName, data: &Data) -> Vec<u8> {
+/// None: there is no such object.
+fn record_of(node_uid: &str, name: &ObjectName, data: Option<&Data>) -> Vec<u8> {
     let record = Record {
         api_version: RECORD_VERSION.into(),
         kind: RECORD_KIND.into(),
         node_uid: node_uid.to_owned(),
         object: name.clone(),
-        data: data.iter().map(|(key, value)| (key.clone(), STANDARD.encode(value))).collect(),
+        data: data.into_iter().flatten().map(|(key, value)| (key.clone(), STANDARD.encode(value))).collect(),
+        missing: data.is_none(),
     };
     serde_json::to_vec(&record).expect("a map of texts is JSON")
 }
@@ -428,6 +467,47 @@ mod tests {
         let mut actions = vec![];
         again.keep_only(&SortedSet::new(), &mut actions);
         assert_eq!(actions, [removal(digest.clone())]);
+    }
+
+    #[test]
+    fn absence_is_written_once_and_read_back() {
+        let mut objects = Objects::default();
+        objects.want(at(0), &secret(), &mut vec![]);
+        let saves = read(&mut objects, 1, ObjectRead::Missing);
+        let [PodAction::SaveDesired { file: DesiredFile::Object(digest), content: Some(content) }] =
+            &saves[..]
+        else {
+            panic!("{saves:?}")
+        };
+        assert!(!objects.is_settled(&secret()), "not before it is durable");
+        objects.saved(digest, &Ok(()));
+        assert_eq!(read(&mut objects, 70, ObjectRead::Missing), [], "it lies there");
+        let absent = Found::Missing("secret \"s\" not found".into());
+        assert_eq!(objects.find(&secret()), absent);
+
+        let mut again = Objects::default();
+        again.take_copy(digest, content).unwrap();
+        assert_eq!(again.find(&secret()), absent, "without anybody to ask");
+        let mut actions = vec![];
+        again.want(at(0), &secret(), &mut actions);
+        assert_eq!(actions, [PodAction::ReadObject(secret())], "and asked for as soon as there is somebody");
+        assert!(!again.is_settled(&secret()), "whose answer is waited for");
+        assert_eq!(read(&mut again, 1, found(&json!({}), "1")).len(), 1, "the data takes its place");
+        assert!(matches!(again.find(&secret()), Found::Data(_)));
+        assert_eq!(read(&mut again, 2, ObjectRead::Missing), [], "the copy of one that was there stays");
+    }
+
+    #[test]
+    fn names_of_missing_objects_on_disk_are_bounded() {
+        let mut objects = Objects::default();
+        let mut saves = vec![];
+        for number in 0..MOST_MISSING + 10 {
+            let name = ObjectName { name: format!("s-{number}"), ..secret() };
+            objects.want(at(0), &name, &mut vec![]);
+            objects.answered(at(1), &name, ObjectRead::Missing, &mut saves);
+            assert!(matches!(objects.find(&name), Found::Missing(_)));
+        }
+        assert_eq!(saves.len(), MOST_MISSING);
     }
 
     #[test]
