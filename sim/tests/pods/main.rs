@@ -54,6 +54,9 @@ struct Run {
     mutant: Option<Mutant>,
     /// UID of each pod that was not deleted.
     pods: BTreeMap<&'static str, String>,
+    /// What the server had of each pod, by its UID, after so many changes.
+    told: BTreeMap<String, Value>,
+    changes: u64,
     pushed: u32,
     /// How long the dangerous container runs before it strikes, and since when it runs.
     strikes_after: Duration,
@@ -81,6 +84,8 @@ impl Run {
             random,
             mutant,
             pods: BTreeMap::new(),
+            told: BTreeMap::new(),
+            changes: 0,
             pushed: 0,
             strikes_after,
             dangerous_since: None,
@@ -134,6 +139,7 @@ impl Run {
             if !self.turn() {
                 break;
             }
+            self.invariant_status_never_goes_back()?;
             self.containers().check()?;
         }
         let is_at_rest = left > 0 || some.is_some();
@@ -158,6 +164,31 @@ impl Run {
         }
         let World { nodes, hub, .. } = &mut self.world;
         nodes[0].turn(hub)
+    }
+
+    /// Nothing that was said of a pod is taken back: how often it was restarted, that it is over, which generation it was of, since when
+    /// it is there.
+    fn invariant_status_never_goes_back(&mut self) -> Check {
+        let changes = self.world.hub.changes();
+        if std::mem::replace(&mut self.changes, changes) == changes {
+            return Ok(());
+        }
+        let mut told = BTreeMap::new();
+        for pod in self.world.hub.pods_of(NODE).0 {
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+            let why = self.told.get(&uid).and_then(|before| taken_back(before, &pod));
+            if let Some(why) = why {
+                return Err(format!("invariant_status_never_goes_back: {uid}: {why}"));
+            }
+            told.insert(uid, pod);
+        }
+        self.told = told;
+        if self.mutant == Some(Mutant::RestartsAreMore) && self.random.one_in(20) {
+            let names: Vec<&str> = self.pods.keys().copied().collect();
+            names.into_iter().for_each(|name| self.world.hub.count_restarts_up(name));
+            self.told.clear();
+        }
+        Ok(())
     }
 
     fn pass(&mut self, time: Duration) -> Check {
@@ -483,6 +514,24 @@ impl Run {
             }
         }
     }
+}
+
+/// What of a pod's status was taken back.
+fn taken_back(before: &Value, after: &Value) -> Option<String> {
+    let (old, new) = (&before["status"], &after["status"]);
+    let is_over = matches!(old["phase"].as_str(), Some("Failed" | "Succeeded"));
+    let generation = |status: &Value| status["observedGeneration"].as_i64().unwrap_or(0);
+    let is_back = is_over && new["phase"] != old["phase"]
+        || generation(new) < generation(old)
+        || generation(new) > after["metadata"]["generation"].as_i64().unwrap_or(0)
+        || old["startTime"].is_string() && new["startTime"] != old["startTime"];
+    let restarts = |status: &Value, name: &Value| {
+        let mut all = status["containerStatuses"].as_array().into_iter().flatten();
+        all.find(|told| told["name"] == *name).and_then(|told| told["restartCount"].as_u64())
+    };
+    let mut told = old["containerStatuses"].as_array().into_iter().flatten();
+    let is_less = told.any(|told| restarts(new, &told["name"]) < restarts(old, &told["name"]));
+    (is_back || is_less).then(|| format!("{old}, then {new}"))
 }
 
 /// What one run came to: why it failed, and its trace.
