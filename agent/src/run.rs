@@ -884,11 +884,14 @@ mod tests {
         assert!(matches!(held, Records::Ours { claim: Some(_) }), "the directory was made, and claimed");
         assert!(was_displaced(&places));
         drop(held);
-        std::fs::create_dir(at("state/images")).unwrap();
-        for below in KEPT_BELOW.into_iter().filter(|below| *below != "images").chain(["config"]) {
-            scratch.write(&format!("state/{below}"), "x");
+        // in place of the outer ones, then in place of those in them
+        for is_inner in [false, true] {
+            let places_of = KEPT_BELOW.into_iter().chain(["config"]);
+            for below in places_of.filter(|below| below.contains('/') == is_inner) {
+                scratch.write(&format!("state/{below}"), "x");
+            }
+            drop(claim(&places, &Roots::default()).unwrap());
         }
-        let _held = claim(&places, &Roots::default()).unwrap();
         for below in KEPT_BELOW.into_iter().chain(["config"]) {
             std::fs::create_dir_all(at("state").join(below)).unwrap();
         }
