@@ -107,12 +107,7 @@ impl Session {
             None => with_pipes(order, settings, &bundle, &process, &files),
             Some(_) => with_terminal(order, settings, &bundle, &process, &files),
         };
-        let Begun { mut crun, streams, terminal } = begun.map_err(failed)?;
-        let process = ProcessFd::open(crun.id().cast_signed());
-        let Ok(Some(process)) = process else {
-            let _ = crun.kill();
-            return Err(failed(process.err().unwrap_or_else(|| io::Error::other("crun is gone"))));
-        };
+        let Begun { crun, process, streams, terminal } = begun.map_err(failed)?;
         let session = Self {
             streams,
             terminal,
@@ -282,13 +277,23 @@ fn process_of(bundle: &Path, order: &SessionOrder<'_>) -> io::Result<File> {
 
 struct Begun {
     crun: Child,
+    process: ProcessFd,
     streams: Streams,
     terminal: Option<File>,
 }
 
-fn start(mut command: Command, process: &File) -> io::Result<Child> {
+/// crun, and a descriptor of it, which names it also once it has ended.
+fn start(mut command: Command, process: &File) -> io::Result<(Child, ProcessFd)> {
     process::handing_on(&mut command, process.as_raw_fd());
-    process::bound_to_parent(&mut command).spawn()
+    let mut crun = process::bound_to_parent(&mut command).spawn()?;
+    match ProcessFd::open(crun.id().cast_signed()) {
+        Ok(Some(process)) => Ok((crun, process)),
+        other => {
+            let _ = crun.kill();
+            let _ = crun.wait();
+            Err(other.err().unwrap_or_else(|| io::Error::other("crun is gone")))
+        }
+    }
 }
 
 fn command_of(
@@ -329,7 +334,8 @@ fn with_pipes(
         command.stderr(Stdio::from(theirs));
         streams.stderr = file(ours.into());
     }
-    Ok(Begun { crun: start(command, process)?, streams, terminal: None })
+    let (crun, process) = start(command, process)?;
+    Ok(Begun { crun, process, streams, terminal: None })
 }
 
 /// crun makes the terminal in the container, and sends its master to a socket.
@@ -347,16 +353,16 @@ fn with_terminal(
     let (socket, name) = listen(&files.console)?;
     let mut command = command_of(order, settings, bundle, process, files, Some(&name));
     process::before_others(&mut command);
-    let mut crun = start(command, process)?;
-    let master = master_of(&socket, &mut crun, settings.crun.limit);
+    let (mut crun, process) = start(command, process)?;
+    let master = master_of(&socket, &process, settings.crun.limit);
     process::in_turn(crun.id().cast_signed());
     let terminal = match master {
         Ok(terminal) => terminal,
         Err(error) => {
             process::kill_group(crun.id().cast_signed());
-            let _ = crun.wait();
+            let status = crun.wait()?;
             let said = crun::errors_in(&files.log);
-            return Err(io::Error::new(error.kind(), format!("{error}: {said}")));
+            return Err(io::Error::new(error.kind(), format!("{error} ({status}): {said}")));
         }
     };
     let streams = Streams {
@@ -364,7 +370,7 @@ fn with_terminal(
         stdout: if order.stdout { Some(terminal.try_clone()?) } else { None },
         stderr: None,
     };
-    Ok(Begun { crun, streams, terminal: Some(terminal) })
+    Ok(Begun { crun, process, streams, terminal: Some(terminal) })
 }
 
 /// A socket of the bundle, whose path may be longer than a socket's name can be; the name is good for a process that runs in the
@@ -390,17 +396,19 @@ pub(super) fn master_from(connection: &UnixStream, limit: Duration) -> io::Resul
     Ok(File::from(master))
 }
 
-/// The terminal that crun sends.
-pub(super) fn master_of(socket: &UnixListener, crun: &mut Child, limit: Duration) -> io::Result<File> {
+/// The terminal that crun sends. A short program may have ended by then, and crun with it.
+fn master_of(socket: &UnixListener, crun: &ProcessFd, limit: Duration) -> io::Result<File> {
     let end = process::after(Instant::now(), limit);
     loop {
+        // before the socket: what it has sent by its end is there
+        let has_ended = crun.wait(Duration::ZERO);
         match socket.accept() {
             Ok((connection, _)) => return master_from(&connection, limit),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
-        if let Some(status) = crun.try_wait()? {
-            return Err(io::Error::other(format!("crun exec ended with {status}")));
+        if has_ended {
+            return Err(io::Error::other("crun exec gave no terminal"));
         }
         if Instant::now() >= end {
             let text = format!("crun exec gave no terminal within {} s and was killed", limit.as_secs());
