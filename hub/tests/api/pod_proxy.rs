@@ -1,7 +1,9 @@
 //! `pods/NAME/proxy`: requests to programs in pods, of which the test plays the node and the program.
 
 use std::thread;
+use std::time::Duration;
 
+use kedge_rig::scratch::wait_until;
 use serde_json::json;
 
 use super::calls::{called, own_watch, taken, with_pod};
@@ -187,8 +189,6 @@ fn pod_proxy_refuses_before_it_calls_a_node() {
     for path in [&path, &format!("{NODES}/edge-1/proxy/configz")] {
         assert_eq!(node.another().send("GET", path, &acting, b"").code, 403);
     }
-    let refused = std::fs::read_to_string(hub.data_dir.join("audit-refused.log")).unwrap();
-    let lines = refused.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let of = |resource: &str, name: &str| {
         let is = |line: &serde_json::Value| {
             line["objectRef"]["resource"] == resource
@@ -196,9 +196,14 @@ fn pod_proxy_refuses_before_it_calls_a_node() {
                 && line["objectRef"]["subresource"] == "proxy"
                 && line["impersonatedUser"]["username"] == "admin"
         };
-        lines.clone().any(|line| is(&line))
+        // the last line may be half written
+        let log = std::fs::read_to_string(hub.data_dir.join("audit-refused.log")).unwrap();
+        log.lines().flat_map(serde_json::from_str).any(|line| is(&line))
     };
-    assert!(of("pods", "p:8080") && of("nodes", "edge-1"), "{refused}");
+    // what is refused is written after the answer
+    wait_until("the lines of both requests", Duration::from_secs(60), || {
+        of("pods", "p:8080") && of("nodes", "edge-1")
+    });
     // a pod without an address, and one without a node
     let status = json!({"status": {"podIP": null, "podIPs": null}});
     hub.admin().patch("merge", &format!("{PODS}/p/status"), &status).expect(200);
