@@ -282,6 +282,8 @@ fn diff_shows_what_an_update_would_change() {
                 line.starts_with(['-', '+']) && !line.starts_with("---") && !line.starts_with("+++")
             })
             .map(|line| line.replace(' ', ""))
+            // of a field manager's entry: there if a second passes between the two
+            .filter(|line| !line[1..].starts_with("time:"))
             .collect();
         let expected = [
             "-deprecated.daemonset.template.generation:\"1\"",
