@@ -68,13 +68,15 @@ fn number(text: &str) -> Result<u64, HilError> {
 pub(super) fn ten_pods(stage: &mut Stage<'_>) -> Result<(), HilError> {
     preload(stage)?;
     let fields = format!("podPidsLimit: {MOST_PIDS}\n");
-    let uid = stage.push("edge-cost", &payload("1h", 10, &fields))?;
+    let uid = stage.push("edge-cost", &payload("20s", 10, &fields))?;
     stage.runs(&uid)?;
     limits(stage)?;
     for index in 0..PODS {
         create(stage, &format!("idle-{index}"), "exec sleep 86321", &json!({}))?;
     }
     run(stage, PODS)?;
+    // a trial writes down how far it has come
+    stage.promotes(&uid)?;
     pass(stage, SETTLED)?;
     memory(stage)?;
     writes(stage)
