@@ -1685,7 +1685,10 @@ fn record_that_the_disk_keeps_is_removed_later() {
     let garbage = DesiredFound { file: file.clone(), content: Ok(b"garbage".to_vec()) };
     told(&mut core, 1, PodEvent::Node(Box::new(facts)));
     told(&mut core, 1, PodEvent::Held(false));
-    let actions = told(&mut core, 1, PodEvent::DesiredRead(Ok(vec![garbage])));
+    let object = DesiredFile::from_path(&format!("pods/objects/{}.json", "0".repeat(64))).unwrap();
+    let secret = DesiredFound { file: object, content: Ok(b"garbage".to_vec()) };
+    let actions = told(&mut core, 1, PodEvent::DesiredRead(Ok(vec![garbage, secret])));
+    // what may be of a Secret is not
     assert!(actions.contains(&PodAction::KeepAside(vec![file.clone()])), "{actions:?}");
     told(&mut core, 1, PodEvent::Inventory(Inventory::default()));
     let removes = |actions: &[PodAction]| {

@@ -37,8 +37,9 @@ const DESIRED_BYTES: usize = 2 * 1024 * 1024;
 /// Directories below `--root-dir` that are not the configuration's and have records: of pods, and of the port.
 pub(crate) const BESIDE: [&str; 3] = [DESIRED[0], DESIRED[1], "serving"];
 
-/// Most that is kept of what could not be used, in each of those directories.
+/// Most records of pods that are kept because they cannot be used, and the largest: more would fill a small disk.
 const MOST_ASIDE: usize = 20;
+const ASIDE_BYTES: usize = 64 * 1024;
 
 /// Versions of the agent whose verdicts are kept: ours, and the one we may be rolled back to.
 const VERSIONS_KEPT: usize = 2;
@@ -57,7 +58,7 @@ pub(crate) enum DiskOrder {
     CheckBadConfigs,
     /// Write a file of the pods' desired set, or remove it.
     SaveDesired(DesiredFile, Option<Vec<u8>>),
-    /// Keep copies of files of it that cannot be used.
+    /// Keep copies of records of pods that cannot be used.
     KeepAside(Vec<DesiredFile>),
     /// Read the pods' desired set.
     ReadDesired,
@@ -233,6 +234,10 @@ impl DiskLoop {
         if self.read_only.is_some() || self.has_copy_aside(path) {
             return;
         }
+        if let Err(error @ ReadError::TooLarge { .. }) = self.root_files.read(path, ASIDE_BYTES) {
+            log::warn!("{} is not kept aside: {}", path.display(), crate::errors::chain(&error));
+            return;
+        }
         let folder = path.parent().unwrap_or(Path::new(""));
         let is_aside = |name: &std::ffi::OsStr| name.to_string_lossy().contains(".corrupt-");
         let kept = self
@@ -252,10 +257,10 @@ impl DiskLoop {
     }
 
     fn has_copy_aside(&self, path: &Path) -> bool {
-        let Ok(content) = self.root_files.read(path, DESIRED_BYTES) else { return false };
+        let Ok(content) = self.root_files.read(path, ASIDE_BYTES) else { return false };
         (1..=files::SET_ASIDE_KEPT + 1).any(|number| {
             let copy = format!("{}.corrupt-{number}", path.display());
-            self.root_files.read(Path::new(&copy), DESIRED_BYTES).is_ok_and(|found| found == content)
+            self.root_files.read(Path::new(&copy), ASIDE_BYTES).is_ok_and(|found| found == content)
         })
     }
 
@@ -765,6 +770,9 @@ mod tests {
             assert_eq!(aside(), expect, "{content}");
             assert!(scratch.join("pods/desired/u-1.json").exists(), "it is unknown, not missing");
         }
+        scratch.write("pods/desired/u-1.json", "x".repeat(ASIDE_BYTES + 1));
+        keep(&mut disk, &["u-1".into()]);
+        assert_eq!(aside(), 2, "one that is large is not kept");
         let many: Vec<String> = (2..100).map(|number| format!("u-{number}")).collect();
         many.iter().for_each(|name| drop(scratch.write(&format!("pods/desired/{name}.json"), "{")));
         keep(&mut disk, &many);

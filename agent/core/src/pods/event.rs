@@ -200,7 +200,7 @@ pub enum PodAction {
     /// Write this durably, mode 0600, or remove it durably (None). Writes of one file are performed in order. Answered by
     /// `DesiredSaved`.
     SaveDesired { file: DesiredFile, content: Option<Vec<u8>> },
-    /// What lies there cannot be used: keep a copy of each beside it, before a write replaces it. No answer.
+    /// These records of pods cannot be used: keep a copy of each beside it, before a write replaces it. No answer.
     KeepAside(Vec<DesiredFile>),
     /// Read the desired set again, because it could not be read. Answered by `DesiredRead`.
     ReadDesired,

@@ -435,11 +435,12 @@ impl Pods {
             });
             let Err(why) = taken else { continue };
             actions.push(warn(format!("{path} cannot be used: {why}; what runs goes on")));
-            unusable.push(file.clone());
             match file {
                 DesiredFile::Pod(uid) => {
+                    unusable.push(DesiredFile::Pod(uid.clone()));
                     self.unreadable.insert(uid);
                 }
+                // it may be a Secret's, which must not outlive the Secret, nor an annotation that forbids it: the server has it
                 DesiredFile::Object(digest) => {
                     self.unreadable_copies.insert(digest);
                 }
