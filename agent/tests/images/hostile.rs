@@ -220,7 +220,7 @@ fn layer_that_the_disk_has_no_inodes_for_is_refused() {
     for directory in ["blobs", "layers", "records"] {
         assert_eq!(disk.names(directory), [""; 0], "{directory}");
     }
-    // what is wrong with an archive is not blamed on a small disk
+    // a fault of the archive must not be reported as a full disk
     let why = import(&Archive::default().file("a/../b", b""));
     assert!(why.contains("has \"..\"") && !why.contains("the disk"), "{why}");
     assert_eq!(import(&files(1000)), "");

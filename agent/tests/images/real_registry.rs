@@ -43,7 +43,7 @@ fn is_installed() -> bool {
 /// Longest that anything here takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A node that trusts what was certified in its directory, and knows the password.
+/// A node that trusts the certificates in its directory, and has the password.
 struct Site {
     node: Node,
     directory: PathBuf,
@@ -319,7 +319,7 @@ fn registry_that_stops_within_a_blob_goes_on_where_it_stopped() {
     let pull = site.begin(&name);
     wait_until("half of the layer is there", LIMIT, || gate.is_shut() && site.have(layer) > 0);
     drop(registry);
-    // first, or what is on its way would make the layer whole
+    // first: the bytes under way would make the layer whole
     link.set(LinkState::Cut);
     gate.open();
     let why = finished(pull).unwrap_err();

@@ -325,7 +325,7 @@ mod tests {
             let refused = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
             check(require(terms), &[], (!is_met).then_some(("NodeAffinity", refused)));
         }
-        // what is said of other pods, or only preferred, is the scheduler's
+        // the scheduler alone judges preferences and affinity to other pods
         let other = json!({"containers": [{"name": "a"}], "affinity": {
             "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]},
             "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution":

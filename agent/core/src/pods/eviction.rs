@@ -1,7 +1,7 @@
 //! Pods that end because the node runs short, or because they take more of its disk than they may.
 //!
-//! Always holds, as upstream: while a disk is short, images that no pod needs, and what is left of pods that have finished, go before
-//! pods that run do; one pod ends at a time, and whether
+//! Always holds, as upstream: while a disk is short, images that no pod needs and the logs of finished pods go before pods that
+//! run do; one pod ends at a time, and whether
 //! another has to is judged by a look at the host after that, once what the first one had on the disk is removed; a static pod, and one
 //! of a priority of 2,000,000,000 or more, is never ended, nor one that has nothing of what is short. None ends after the pressure has
 //! passed, nor while pods are held or the machine stops. Pods are measured only while there is pressure, or where
