@@ -2,16 +2,16 @@
 //! done, deleted, replaced by another of the same name.
 //!
 //! The node's root directory and its containers' logs lie on a disk whose every write is logged. It is rebuilt as a cut at each flush could
-//! have left it, and the agent is started on each as another boot, first without an API server. Always holds: what was seen to run runs again,
-//! once; what was seen to be done or gone runs nowhere; what was asked for meanwhile is known, and runs, or is not known; nothing is half
-//! there. Of some disks the agent then meets the API server as it was at the end, and comes to what that wants. The checker is checked: an agent
+//! have left it, and the agent is started on each as another boot, first without an API server. Always holds: a pod that had run runs again,
+//! once; a pod that was done or gone does not; a pod whose binding was under way runs, or is not known; no record is half
+//! written. Of some disks the agent then meets the API server as it was at the end, and comes to what that wants. The checker is checked: an agent
 //! whose directories are not synced must be caught.
 //!
 //! `KEDGE_CRASH_FULL=1` checks more of what a flush that was under way can leave. Each boot has namespaces of its own, which end with it.
 
 use crate::killed_agents::pids;
 use crate::pods::{NODE, Setup};
-use crate::setup::{INSIDE, LIMIT, isolated_network, kill};
+use crate::setup::{INSIDE, LIMIT, isolated_network, kill, set_apart};
 use kedge::local::client;
 use kedge_rig::Scratch;
 use kedge_rig::cluster::Cluster;
@@ -245,7 +245,7 @@ struct Boots {
     hub_address: String,
 }
 
-/// `$1`: what is another at each boot. Then the places of the disk, of `/run` and of what pods write; then the command.
+/// `$1`: a directory of this boot alone. Then the places of the disk, of `/run` and of the pods' files; then the command.
 const BOOT: &str = r#"umask 077
 ip link set lo up
 mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
@@ -301,18 +301,8 @@ impl Boots {
         }
         fs::write(directory.join("boot_id"), format!("{}\n", "5c7b0000-0000-4000-8000-000000000001"))?;
         let worker = directory.file_name().unwrap_or_default().to_string_lossy();
-        let mut command = Command::new("setpriv");
-        command.args([
-            "--pdeathsig",
-            "KILL",
-            "--",
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "--pid",
-        ]);
-        command.args(["--fork", "--net", "--mount-proc", "--kill-child=KILL", "sh", "-euc", BOOT, "sh"]);
+        let mut command = set_apart();
+        command.args(["--net", "--mount-proc", "--kill-child=KILL", "sh", "-euc", BOOT, "sh"]);
         command.arg(directory).arg(&self.root_dir).arg(&self.run_dir).arg(&self.shared).arg(LOGS);
         command.args(&self.command).arg(format!("{}/{worker}", std::env::var(INSIDE).unwrap_or_default()));
         for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "JOURNAL_STREAM"] {

@@ -86,6 +86,14 @@ fn missing_with_network() -> Option<String> {
     missing().or_else(|| absent.map(|path| format!("missing: {path} (.ci/prepare tests)")))
 }
 
+/// A command that runs its further arguments with mounts and processes of their own, which end with this thread: options of `unshare` first.
+pub(crate) fn set_apart() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--propagation", "private"]);
+    command.args(["--pid", "--fork"]);
+    command
+}
+
 fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return test();
@@ -102,18 +110,7 @@ fn isolated_in(name: &str, more: &[&str], missing: Option<String>, test: impl Fn
         .to_owned();
     // process 1 of a machine takes orphans out of the process table; for the runtime alone nobody does, and it has to do without
     script += if more.is_empty() { "exec \"$@\"" } else { "\"$@\"; exit $?" };
-    let mut command = Command::new("setpriv");
-    command.args([
-        "--pdeathsig",
-        "KILL",
-        "--",
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "--pid",
-        "--fork",
-    ]);
+    let mut command = set_apart();
     command.args(more).args(["--mount-proc", "--kill-child=KILL", "sh", "-c", &script, "sh"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", name, "--nocapture", "--test-threads=1"]);
     let output = command.env(INSIDE, &group).stdin(Stdio::null()).output().unwrap();
