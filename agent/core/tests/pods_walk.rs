@@ -647,7 +647,7 @@ impl World {
         }
         let state = match self.random.below(6) {
             0 => exit(137, Some(9)),
-            1 => ContainerState::Lost,
+            1 => ContainerState::Lost("its shim was killed".into()),
             2 => exit(1, None),
             _ => exit(0, None),
         };

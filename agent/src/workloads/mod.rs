@@ -650,7 +650,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             // it was asked to end, and never began
             ContainerState::Created if was_stopping => {
                 self.stopping.remove(&id);
-                pods::ContainerState::Lost
+                pods::ContainerState::Lost(String::new())
             }
             state => told(state)?,
         };
@@ -816,7 +816,7 @@ fn told(state: ContainerState) -> Option<pods::ContainerState> {
             finished: Some(Timestamp::from_micros(exit.finished_at)),
             message: String::new(),
         }),
-        ContainerState::Lost(_) => pods::ContainerState::Lost,
+        ContainerState::Lost(exit) => pods::ContainerState::Lost(exit.why.unwrap_or_default()),
     })
 }
 

@@ -234,7 +234,7 @@ fn stop_of_what_never_began_is_answered() {
     perform(&mut performer, PodAction::PreparePod(Box::new(sandbox())));
     perform(&mut performer, PodAction::CreateContainer(Box::new(order("here", ""))));
     let stop = PodAction::StopContainer { container: key(0), signal: None, grace: Duration::ZERO };
-    assert_eq!(states(&perform(&mut performer, stop)), [Told::Lost]);
+    assert_eq!(states(&perform(&mut performer, stop)), [Told::Lost(String::new())]);
 }
 
 #[test]

@@ -221,6 +221,23 @@ impl Node {
         self.setup.cluster.hub_mut().start_again().unwrap();
     }
 
+    /// How often Events with that reason, and this in their message, were recorded of a pod.
+    fn events(&self, pod: &str, reason: &str, said: &str) -> u64 {
+        let events = self.setup.cluster.kubectl().json(&["get", "events"]).unwrap_or_default();
+        let events = events["items"].as_array().into_iter().flatten();
+        let such = events.filter(|event| {
+            event["involvedObject"]["name"] == pod
+                && event["reason"] == reason
+                && event["message"].as_str().is_some_and(|message| message.contains(said))
+        });
+        such.map(|event| event["count"].as_u64().unwrap_or(1)).sum()
+    }
+
+    /// The same of containers that this node ended because it could not say how they are.
+    fn killings(&self, pod: &str, said: &str) -> u64 {
+        self.events(pod, "Killing", said)
+    }
+
     /// Starts of a pod's container, as it notes them.
     fn starts(&self, name: &str) -> usize {
         let text = fs::read_to_string(self.shared.join("ran")).unwrap_or_default();
@@ -436,5 +453,73 @@ fn unreadable_records_of_containers_end_them_once() {
         node.setup.cluster.kubectl().run(&["delete", "pod", WEB, "--timeout=60s"]).unwrap();
         wait_until("the end of its process", LIMIT, || pids(WEB).is_empty());
         assert!(!run.exists(), "nothing of it is left");
+    });
+}
+
+/// The records of a container, as a shim that speaks another version of the protocol would have written them.
+fn speaks(bundle: &Path, version: u32) {
+    for file in ["order.json", "shim.json", "state.json"] {
+        let path = bundle.join(file);
+        let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        record["version"] = json!(version);
+        fs::write(path, record.to_string()).unwrap();
+    }
+}
+
+/// An agent before an update, or after one that was taken back, meets shims that it does not understand.
+#[test]
+fn container_of_another_protocol_begins_anew_and_says_so() {
+    isolated_network("damaged::container_of_another_protocol_begins_anew_and_says_so", || {
+        const ONCE: &str = "once";
+        let mut node = Node::new();
+        let mut once = stays(ONCE, ONCE, &node.shared, &Value::Null);
+        once["spec"]["restartPolicy"] = json!("Never");
+        node.apply_all(&[once]);
+        node.setup.shows("the third pod", || node.runs(ONCE));
+        let bundle = |node: &Node, name: &str, attempt: usize| {
+            let uid = node.pod(name)["metadata"]["uid"].as_str().unwrap().to_owned();
+            let run = node.setup.cluster.agent(NODE).run_dir().join("containers/pods");
+            run.join(uid).join(format!("c/main-{attempt}"))
+        };
+        let still = pids(STILL);
+        let said = |version: u32| format!("order.json: version {version}, expected 1");
+        for (attempt, version) in [0, 2].into_iter().enumerate() {
+            let what = format!("version {version}");
+            let before = pids(WEB);
+            node.stop();
+            speaks(&bundle(&node, WEB, attempt), version);
+            if version == 2 {
+                speaks(&bundle(&node, ONCE, 0), version);
+            }
+            node.start();
+            node.setup.shows(&format!("{what}: another container"), || {
+                node.runs(WEB) && pids(WEB) != before && is_ready(&node.pod(WEB)["status"])
+            });
+            assert_eq!(node.starts(WEB), 2 + attempt, "{what}: once\n{}", node.log());
+            let last = node.pod(WEB)["status"]["containerStatuses"][0]["lastState"]["terminated"].clone();
+            assert_eq!((&last["reason"], &last["exitCode"]), (&json!("ContainerStatusUnknown"), &json!(137)));
+            let message = last["message"].as_str().unwrap_or_default();
+            assert!(message.starts_with("The container was ended: ") && message.ends_with(&said(version)));
+            node.setup.shows(&format!("{what}: its Event"), || node.killings(WEB, &said(version)) == 1);
+        }
+        node.setup
+            .shows("the end of the pod that runs once", || node.pod(ONCE)["status"]["phase"] == "Failed");
+        node.setup.shows("its Event", || node.killings(ONCE, &said(2)) == 1);
+        let ended = node.pod(ONCE)["status"]["containerStatuses"][0]["state"]["terminated"].clone();
+        assert!(ended["message"].as_str().is_some_and(|message| message.ends_with(&said(2))), "{ended}");
+
+        // the next agent finds what this one noted: nothing ends, and nothing is said twice
+        let before = (pids(WEB), pids(STILL));
+        node.stop();
+        node.start();
+        node.await_all("the next agent");
+        let marked = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "mark"},
+            "spec": {"nodeName": NODE, "hostNetwork": true, "containers": [{"name": "main", "image": "web:1", "command": ["/nonexistent"]}]}});
+        node.apply_all(&[marked]);
+        node.setup.shows("an Event of the next agent", || node.events("mark", "Failed", "") > 0);
+        assert_eq!([node.killings(WEB, ""), node.killings(ONCE, "")], [2, 1], "{}", node.log());
+        assert_eq!((pids(WEB), pids(STILL)), before);
+        assert_eq!((pids(STILL), pids(ONCE), node.starts(ONCE)), (still, vec![], 1));
+        assert!(!node.log().contains("panicked"), "{}", node.log());
     });
 }

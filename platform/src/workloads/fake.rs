@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::records::SHIM_IS_GONE;
 use super::{
     ContainerExit, ContainerId, ContainerOrder, ContainerState, MakeConfig, Notes, Observation, PodFound,
     PodOrder, PodPlaces, UserFiles, WorkloadError, Workloads, check_name,
@@ -123,8 +124,10 @@ impl FakeWorkloads {
     pub fn kill_shim(&self, id: &ContainerId) {
         let mut machine = self.machine();
         machine.end(id, |exit| {
-            exit.lost = true;
-            exit.exit_code = 128 + SIGKILL;
+            *exit = ContainerExit {
+                finished_at: exit.finished_at,
+                ..ContainerExit::lost(SHIM_IS_GONE, exit.started_at)
+            };
         });
     }
 
@@ -249,9 +252,7 @@ impl Workloads for FakeWorkloads {
         if may_start {
             container.state = match (fails, loses) {
                 (true, _) => ContainerState::Exited(ContainerExit::never_began("crun create: a fault")),
-                (_, true) => {
-                    ContainerState::Lost(ContainerExit { lost: true, ..ContainerExit::now(137, None) })
-                }
+                (_, true) => ContainerState::Lost(ContainerExit::lost(SHIM_IS_GONE, None)),
                 _ => ContainerState::Running { pid, started },
             };
             container.begun += u32::from(!fails && !loses);

@@ -27,8 +27,8 @@ use super::places::{self, Places};
 use super::probe::{Board, probe};
 use super::process::{self, ProcessFd};
 use super::records::{
-    ContainerExit, CrunOrder, EXIT, NOTES, NotesRecord, ORDER, Order, Records, SHIM, STATE, ShimRecord,
-    StateRecord, VERSION,
+    ContainerExit, CrunOrder, EXIT, NOTES, NotesRecord, ORDER, Order, Records, SHIM, SHIM_IS_GONE, STATE,
+    ShimRecord, StateRecord, VERSION,
 };
 use super::rootfs::{self, make_directory};
 use super::{
@@ -42,8 +42,10 @@ use crate::trees::{self, Removal};
 const LOCK: &str = "lock";
 /// Most pods, and containers of one, that a start looks at: a hundred times what a node is meant for.
 const ENTRIES: usize = 10_000;
-/// A shim that was just started by an agent that was killed has no record yet: how often it is looked for.
+/// A shim that was just started by an agent that was killed has no record yet: when it is looked for again; doubled this often, for
+/// the record may be damaged, and then the shim has none until it ends.
 const UNNAMED_LOOK: Duration = Duration::from_millis(50);
+const UNNAMED_DOUBLINGS: u32 = 5;
 /// How often a container is looked at that the kernel gives no watch for.
 const UNWATCHED_LOOK: Duration = Duration::from_secs(1);
 /// How long to wait before a container that does not end is killed again, or a lost one ended again.
@@ -143,8 +145,12 @@ struct Container {
     looks: u32,
     /// We started a shim for it, or tried to.
     was_started: bool,
-    /// A record of it cannot be read: it is ended, because nobody could say what or how it is.
-    is_foreign: bool,
+    /// Why a record of it cannot be read: it is ended, because nobody could say what or how it is.
+    unreadable: Option<String>,
+    /// Its stop was not obeyed, and its processes were killed.
+    was_killed: bool,
+    /// How often a process was found to hold the lock that has not said who it is.
+    unnamed_looks: u32,
 }
 
 impl Container {
@@ -229,10 +235,11 @@ impl LinuxWorkloads {
                 self.track(id, order.group, notes);
             }
             Err(error) => {
-                log::warn!("container {id} is ended: {error}");
+                let why = error.to_string();
+                log::warn!("container {id} is ended: {why}");
                 let group = self.group_of_foreign(id);
                 let container = self.track(id, group, Notes::new());
-                container.is_foreign = true;
+                container.unreadable = Some(why);
                 container.stop = Some(Stop { signal: None, kill_at: Instant::now() });
             }
         };
@@ -257,7 +264,9 @@ impl LinuxWorkloads {
             retry: None,
             looks: 0,
             was_started: false,
-            is_foreign: false,
+            unreadable: None,
+            was_killed: false,
+            unnamed_looks: 0,
         };
         self.containers.remove(id);
         self.containers.entry(id.clone()).or_insert(container)
@@ -322,7 +331,8 @@ impl LinuxWorkloads {
         if let Err(error) = container.look_for_shim() {
             return self.judge_later(id, &error);
         }
-        let found = if container.is_foreign { Ok(container.foreign_state()) } else { container.state() };
+        let found =
+            if container.unreadable.is_some() { Ok(container.foreign_state()) } else { container.state() };
         let state = match found {
             Ok(Found::Is(ContainerState::Created)) if container.was_started => {
                 let exit = ContainerExit::never_began("its shim ended before it had begun");
@@ -361,7 +371,7 @@ impl LinuxWorkloads {
     fn end_unreadable(&mut self, id: &ContainerId, why: &str) {
         log::warn!("container {id} is ended: {why}");
         if let Some(container) = self.containers.get_mut(id) {
-            container.is_foreign = true;
+            container.unreadable = Some(why.to_owned());
             container.stop = Some(Stop { signal: None, kill_at: Instant::now() });
             self.judge(id);
         }
@@ -396,12 +406,17 @@ impl LinuxWorkloads {
             return Ok(None);
         }
         self.crun().forget(bundle, id).map_err(on("make crun forget", bundle))?;
-        if container.is_foreign
-            && let Ok(Some(exit)) = container.records().read::<ContainerExit>(EXIT)
-        {
-            return Ok(Some(ended(exit)));
-        }
-        let exit = ContainerExit { lost: true, ..ContainerExit::now(128 + libc::SIGKILL, started_at) };
+        let exit = match &container.unreadable {
+            None => ContainerExit::lost(SHIM_IS_GONE, started_at),
+            Some(why) => {
+                let why = format!("nobody could say how it is: {why}");
+                match container.records().read::<ContainerExit>(EXIT).ok().flatten() {
+                    Some(exit) if exit.lost || !container.was_killed => return Ok(Some(ended(exit))),
+                    Some(exit) => ContainerExit::lost(&why, exit.started_at),
+                    None => ContainerExit::lost(&why, started_at),
+                }
+            }
+        };
         container.records().write(EXIT, &exit)?;
         Ok(Some(ContainerState::Lost(exit)))
     }
@@ -479,7 +494,8 @@ impl LinuxWorkloads {
         let mut next = end;
         for (id, container) in &mut self.containers {
             if matches!(container.shim, Shim::Unnamed) {
-                next = next.min(now + UNNAMED_LOOK);
+                let looks = container.unnamed_looks.min(UNNAMED_DOUBLINGS);
+                next = next.min(now + UNNAMED_LOOK * 2_u32.pow(looks));
             }
             next = container.retry.map_or(next, |retry| next.min(retry));
             if container.watch.is_none() {
@@ -489,6 +505,7 @@ impl LinuxWorkloads {
             let Some(stop) = container.stop.as_mut().filter(|_| !is_over) else { continue };
             if stop.kill_at <= now {
                 stop.kill_at = now + RETRY;
+                container.was_killed = true;
                 let killed = groups.kill_once(&container.group).map(|_| ());
                 let first = signal_first(&Records::of(&container.bundle), libc::SIGKILL);
                 if let Err(error) = killed.map_err(on("kill", &container.bundle)).and(first) {
@@ -588,12 +605,16 @@ impl Container {
             Shim::Alive(_) => return Ok(()),
             Shim::Absent | Shim::Unnamed => {}
         }
+        let looks = std::mem::take(&mut self.unnamed_looks);
         self.shim = match lock(&self.bundle) {
             Ok(None) => {
                 let named = self.records().read::<ShimRecord>(SHIM).ok().flatten();
                 match named.and_then(|record| record.shim.open().ok().flatten()) {
                     Some(process) => Shim::Alive(process),
-                    None => Shim::Unnamed,
+                    None => {
+                        self.unnamed_looks = looks.saturating_add(1);
+                        Shim::Unnamed
+                    }
                 }
             }
             // no process holds the lock, so there is no shim, whatever the records say
@@ -766,7 +787,7 @@ impl Workloads for LinuxWorkloads {
         let records = container.records();
         let ended = records.read::<ContainerExit>(EXIT)?;
         let may_start = match &ended {
-            _ if container.is_foreign => false,
+            _ if container.unreadable.is_some() => false,
             None => !records.has(SHIM),
             Some(exit) => exit.error.is_some(),
         };
@@ -975,13 +996,40 @@ mod tests {
         opened.workloads.take_over().unwrap();
         assert!(opened.workloads.has_containers("uid-1"));
         let lost = opened.states();
-        assert!(matches!(&lost[..], [ContainerState::Lost(exit)] if exit.lost), "{lost:?}");
+        let says_why = |exit: &ContainerExit| {
+            exit.why.as_ref().is_some_and(|why| why.ends_with("order.json: version 9, expected 1"))
+        };
+        assert!(matches!(&lost[..], [ContainerState::Lost(exit)] if exit.lost && says_why(exit)), "{lost:?}");
         // it is not started again, and the next start finds the same
         opened.workloads.start_container(&id()).unwrap();
         assert_eq!(opened.states(), lost);
         opened.workloads =
             LinuxWorkloads::open(opened.workloads.settings.clone(), &Roots::default()).unwrap();
         assert_eq!(opened.states(), lost);
+    }
+
+    /// As a shim of another version has it: it holds the lock, and nobody can read who it is.
+    #[test]
+    fn shim_without_a_readable_record_is_looked_at_ever_less_often() {
+        let mut opened = Opened::new("unnamed");
+        let records = opened.adopt();
+        let bundle = opened.workloads.places.bundle(&id());
+        fs::write(bundle.join(SHIM), r#"{"version":2,"shim":{}}"#).unwrap();
+        let held = lock(&bundle).unwrap().unwrap();
+        let pause = |opened: &mut Opened| {
+            opened.workloads.judge(&id());
+            let now = Instant::now();
+            opened.workloads.kill_due(now, now + Duration::from_secs(60)) - now
+        };
+        let pauses: Vec<Duration> = (0..8).map(|_| pause(&mut opened)).collect();
+        assert!(pauses[0] <= Duration::from_millis(100), "{pauses:?}");
+        assert_eq!(pauses[6..], [Duration::from_millis(1600); 2], "{pauses:?}");
+        assert_eq!(opened.states(), [ContainerState::Starting]);
+        // its end is seen
+        drop(held);
+        records.write(EXIT, &ContainerExit::now(3, Some(1))).unwrap();
+        let ended = opened.states();
+        assert!(matches!(&ended[..], [ContainerState::Exited(exit)] if exit.exit_code == 3), "{ended:?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nix::libc;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,8 @@ pub(super) const STATE: &str = "state.json";
 pub(super) const EXIT: &str = "exit.json";
 pub(super) const NOTES: &str = "notes.json";
 
+/// Why a container is lost whose shim left no record of its end.
+pub(super) const SHIM_IS_GONE: &str = "its shim was killed, and nobody would know its end";
 /// The version that this release writes and reads.
 pub(super) const VERSION: u32 = 1;
 /// Longest record read: a pod's order has its small files, hosts and resolv.conf of 256 KiB each at most, and its network, 100 KiB.
@@ -135,6 +138,9 @@ pub struct ContainerExit {
     /// Its shim died first: code and signal are not its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// Why it is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// Lines of output that could not be written to the log.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dropped_lines: u64,
@@ -149,6 +155,12 @@ impl ContainerExit {
     /// An end at this moment.
     pub(super) fn now(exit_code: i32, started_at: Option<i64>) -> Self {
         Self { version: VERSION, exit_code, started_at, finished_at: now_micros(), ..Self::default() }
+    }
+
+    /// It has ended, or was ended, and nobody knows how it would have.
+    pub(super) fn lost(why: &str, started_at: Option<i64>) -> Self {
+        let why = Some(shortened(why)).filter(|why| !why.is_empty());
+        Self { lost: true, why, ..Self::now(128 + libc::SIGKILL, started_at) }
     }
 
     /// It never began.

@@ -315,7 +315,7 @@ impl Shim {
         self.collect();
         match self.started_at {
             None => ContainerExit::never_began(&error.to_string()),
-            started_at => ContainerExit { lost: true, ..ContainerExit::now(128 + libc::SIGKILL, started_at) },
+            started_at => ContainerExit::lost(&format!("its shim failed: {error}"), started_at),
         }
     }
 }

@@ -369,8 +369,8 @@ pub enum ContainerState {
     Running { pid: u32, started: Timestamp },
     /// Ended, and the end was seen.
     Exited(Exit),
-    /// It does not run (now ended for certain), but nobody saw how it ended.
-    Lost,
+    /// It does not run (now ended for certain), but nobody saw how it ended; why not, empty if that is unknown, too.
+    Lost(String),
     /// It cannot be told whether it runs. It is neither started again nor counted as ended.
     Unknown(String),
 }

@@ -123,21 +123,21 @@ impl Run {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(self.state, ContainerState::Exited(_) | ContainerState::Lost)
+        matches!(self.state, ContainerState::Exited(_) | ContainerState::Lost(_))
     }
 
     /// How it ended.
     pub(crate) fn exit(&self) -> Option<Exit> {
         match &self.state {
             ContainerState::Exited(exit) => Some(exit.clone()),
-            ContainerState::Lost => Some(unseen_exit()),
+            ContainerState::Lost(_) => Some(unseen_exit()),
             _ => None,
         }
     }
 
     pub(crate) fn terminated(&self, container_id: String) -> Option<Terminated> {
         match &self.state {
-            ContainerState::Lost => Some(Terminated::unseen(container_id)),
+            ContainerState::Lost(why) => Some(Terminated::lost(container_id, why)),
             ContainerState::Exited(exit) => {
                 let mut end = Terminated::by(exit, container_id);
                 if let Some(why) = &self.start_error {
@@ -170,6 +170,8 @@ pub(crate) struct ContainerLife {
     pub(crate) older: SortedMap<u32, bool>,
     /// How the run before ended.
     pub(crate) last: Option<Terminated>,
+    /// The run that was lost last, and why, until an Event says so: mostly an earlier agent's, seen before the API server was reached.
+    pub(crate) untold: Option<(u32, String)>,
     pub(crate) next_attempt: u32,
     /// Restarts that were reported before this process knew the container.
     pub(crate) floor: u32,
@@ -388,6 +390,20 @@ impl Life {
             Some("Created") => self.announce_of(name, false, "Created", "Container created".into(), actions),
             Some("Started") => self.announce_of(name, false, "Started", "Container started".into(), actions),
             _ => {}
+        }
+    }
+
+    /// Announces runs that were lost, once the API server knows the pod.
+    pub(crate) fn announce_lost(&mut self, actions: &mut Vec<PodAction>) {
+        if self.api.is_none() || self.containers.values().all(|container| container.untold.is_none()) {
+            return;
+        }
+        let untold = |(name, container): (&String, &mut ContainerLife)| {
+            container.untold.take().map(|(_, why)| (name.clone(), why))
+        };
+        let untold: Vec<(String, String)> = self.containers.iter_mut().filter_map(untold).collect();
+        for (name, why) in untold {
+            self.announce_of(&name, true, "Killing", format!("Container was ended: {why}"), actions);
         }
     }
 
@@ -644,7 +660,7 @@ pub(crate) fn changed(run: &Run, spec: &Container) -> bool {
 impl ContainerLife {
     /// Whether this observation answers the command under way.
     fn answered(&mut self, seen: u32, state: &ContainerState) {
-        let ended = matches!(state, ContainerState::Exited(_) | ContainerState::Lost);
+        let ended = matches!(state, ContainerState::Exited(_) | ContainerState::Lost(_));
         let running = matches!(state, ContainerState::Running { .. });
         let is_answer = match self.command {
             Some(Doing::Create(attempt)) => attempt == seen,
@@ -705,9 +721,12 @@ impl ContainerLife {
                 self.waiting = None;
                 None
             }
-            ContainerState::Lost => {
+            ContainerState::Lost(why) => {
                 run.ended = Some(now.mono);
                 self.waiting = None;
+                if !why.is_empty() {
+                    self.untold = Some((attempt, why.clone()));
+                }
                 None
             }
             ContainerState::Unknown(_) => None,

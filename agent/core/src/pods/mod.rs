@@ -351,7 +351,7 @@ impl Pods {
 
     fn observed(&mut self, now: Now, observation: &Observation, actions: &mut Vec<PodAction>) {
         let uid = &observation.container.pod;
-        let has_ended = matches!(observation.state, ContainerState::Exited(_) | ContainerState::Lost);
+        let has_ended = matches!(observation.state, ContainerState::Exited(_) | ContainerState::Lost(_));
         // the end of what nobody knows is no news
         if self.lives.contains_key(uid) || !has_ended {
             self.life_of(uid).observed(now, observation, actions);
@@ -1032,6 +1032,7 @@ impl Pods {
         };
         life.note_results();
         life.note_what_is_asked_ahead();
+        life.announce_lost(ctx.actions);
         if life.end.is_none() && !is_held {
             life.admit(&mut ctx);
             life.see_to_deadline(&mut ctx);
@@ -1266,7 +1267,7 @@ impl Life {
                 container.run.as_mut().filter(|run| !is_seen(run.attempt) && !is_ordered(run.attempt))
             {
                 if !run.has_ended() {
-                    run.state = ContainerState::Lost;
+                    run.state = ContainerState::Lost(String::new());
                     run.ended = Some(now.mono);
                     container.command = None;
                 }
@@ -1298,7 +1299,7 @@ impl Life {
                 Some(ContainerState::Running { .. }) => "Running",
                 Some(ContainerState::Created) => "Created",
                 Some(ContainerState::Exited(_)) => "Exited",
-                Some(ContainerState::Lost) => "Lost",
+                Some(ContainerState::Lost(_)) => "Lost",
                 Some(ContainerState::Unknown(_)) => "Unknown",
                 None => "Waiting",
             },

@@ -7,7 +7,9 @@
 use crate::config::digest::Digest;
 use crate::event::{Answer, Now};
 use crate::pods::backoff::Retry;
-use crate::pods::event::{ContainerState, DesiredFile, Exit, PodAction, PodRef, TERMINATION_MESSAGE_BYTES};
+use crate::pods::event::{
+    ContainerKey, ContainerState, DesiredFile, Exit, PodAction, PodRef, PodUid, TERMINATION_MESSAGE_BYTES,
+};
 use crate::pods::failing::Failed;
 use crate::pods::life::{ContainerLife, Context, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit};
 use crate::pods::record::Record;
@@ -511,7 +513,7 @@ impl Life {
                 (Shown::Terminated(last.clone().unwrap_or_else(|| Terminated::unseen(String::new()))), None)
             }
             (ContainerState::Created | ContainerState::Unknown(_), _) => (waiting(), last),
-            (ContainerState::Exited(_) | ContainerState::Lost, _) => {
+            (ContainerState::Exited(_) | ContainerState::Lost(_), _) => {
                 let end =
                     run.terminated(id(run.attempt)).unwrap_or_else(|| Terminated::unseen(id(run.attempt)));
                 // it will run again: upstream shows why it waits
@@ -562,24 +564,26 @@ fn completed_unseen() -> Terminated {
 
 impl ContainerLife {
     /// Takes what was last reported of it.
-    fn learn(&mut self, uid: &crate::pods::event::PodUid, name: &str, told: &Value) {
+    fn learn(&mut self, uid: &PodUid, name: &str, told: &Value) {
         let count = u32::try_from(told["restartCount"].as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
         let id = told["containerID"].as_str().unwrap_or_default();
-        let is_known = |attempt: u32| {
-            let key =
-                crate::pods::event::ContainerKey { pod: uid.clone(), container: name.to_owned(), attempt };
-            id == shown_id(&key)
-        };
+        let key = |attempt: u32| ContainerKey { pod: uid.clone(), container: name.to_owned(), attempt };
+        let is_known = |attempt: u32| id == shown_id(&key(attempt));
         let state = &told["state"];
         let had_run = state["running"].is_object() || state["terminated"].is_object();
         let is_same = self.run.as_ref().is_some_and(|run| is_known(run.attempt));
         let before = Terminated::read(&told["lastState"]["terminated"]);
+        let end = Terminated::read(&state["terminated"]);
+        // an agent before this one did, and announced it
+        let mut ends = end.iter().chain(&before);
+        self.untold.take_if(|(attempt, _)| {
+            ends.any(|end| end.is_unseen() && end.container_id == shown_id(&key(*attempt)))
+        });
         if is_same || !had_run {
             self.floor = self.floor.max(count);
             self.last = self.last.take().or(before);
         } else {
             self.floor = self.floor.max(count.saturating_add(u32::from(self.run.is_some())));
-            let end = Terminated::read(&state["terminated"]);
             self.last = self.last.take().or(end).or_else(|| Some(Terminated::unseen(id.to_owned())));
         }
         let has_run = self.run.is_some() || had_run || self.last.is_some();
@@ -607,6 +611,7 @@ pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 #[cfg(test)]
 mod tests {
+    use crate::pods::ContainerState;
     use crate::pods::fixture::Node;
     use serde_json::{Value, json};
 
@@ -648,5 +653,34 @@ mod tests {
         node.wait(2);
         let is = |reason: &str| ("terminated".to_owned(), reason.to_owned());
         assert_eq!(states(&node, "p"), [is("Completed"), is("Error"), is("Completed")]);
+    }
+
+    /// An agent before this one could not say how it is; the runtime says so at the start, before the API server is reached.
+    #[test]
+    fn loss_is_announced_once_however_many_agents_find_it() {
+        let mut node = Node::new();
+        node.bind("p", json!({"restartPolicy": "Never"}));
+        node.bind("q", json!({}));
+        node.wait(2);
+        for state in node.runs.values_mut() {
+            *state = ContainerState::Lost("order.json: version 2, expected 1".into());
+        }
+        let said = |node: &Node| {
+            let is_it =
+                |text: &&String| text.starts_with("Killing Container was ended: order.json: version 2");
+            node.news().iter().filter(is_it).count()
+        };
+        let lost = node.runs.clone();
+        for _ in 0..3 {
+            // each is killed before it has removed them
+            node.runs.extend(lost.clone());
+            node.start();
+            node.wait(2);
+            assert_eq!(said(&node), 2, "{:?}", node.news());
+        }
+        assert_eq!(states(&node, "p"), [("terminated".into(), "ContainerStatusUnknown".into())]);
+        let message = &node.status("p")["containerStatuses"][0]["state"]["terminated"]["message"];
+        assert_eq!(message, "The container was ended: order.json: version 2, expected 1");
+        assert!(node.runs("q") && !node.runs("p"));
     }
 }

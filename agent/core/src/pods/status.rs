@@ -12,6 +12,9 @@ use crate::pods::table::EPHEMERAL;
 use kedge_api::Timestamp;
 use serde_json::{Map, Value, json};
 
+/// Upstream's reason for an end that nobody saw.
+const UNSEEN: &str = "ContainerStatusUnknown";
+
 /// A state of a container as a status shows it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Shown {
@@ -55,12 +58,25 @@ impl Terminated {
         Self {
             exit_code: 137,
             signal: None,
-            reason: "ContainerStatusUnknown".into(),
+            reason: UNSEEN.into(),
             message: "The container could not be located when the pod was terminated".into(),
             started: None,
             finished: None,
             container_id,
         }
+    }
+
+    pub(crate) fn is_unseen(&self) -> bool {
+        self.reason == UNSEEN
+    }
+
+    /// The same of a run that the runtime knows to have ended, and why nobody saw how.
+    pub(crate) fn lost(container_id: String, why: &str) -> Self {
+        let mut end = Self::unseen(container_id);
+        if !why.is_empty() {
+            end.message = format!("The container was ended: {why}");
+        }
+        end
     }
 
     /// As a status of the API has it.
