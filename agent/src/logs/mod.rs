@@ -71,9 +71,11 @@ pub(crate) struct Found(Run);
 /// Looks for the log that is meant.
 ///
 /// # Errors
-/// There is no such pod, container or run.
+/// There is no such pod, container or run, or its files cannot be read.
 pub(crate) fn find(options: &LogsOptions) -> Result<Found, CommandError> {
-    Run::find(&logs_dir(&options.agent)?, options, &known(options)).map(Found).map_err(failed)
+    let run = Run::find(&logs_dir(&options.agent)?, options, &known(options));
+    // said before an answer has begun
+    run.and_then(|run| run.check().map(|()| Found(run))).map_err(failed)
 }
 
 /// The UIDs of the pods of that name that a running agent knows: a directory with another one is no log of theirs, however new.

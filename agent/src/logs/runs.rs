@@ -123,6 +123,12 @@ impl Run {
         self.directory.join(format!("{}.log{ending}", self.number.get()))
     }
 
+    /// # Errors
+    /// One of its files cannot be read.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.open().map(|_| ())
+    }
+
     /// All files, the one that is written first, as they are in one moment.
     fn open(&self) -> Result<Vec<(u64, File)>, String> {
         for _ in 0..TRIES {
@@ -138,6 +144,10 @@ impl Run {
                     // a rotation has moved it, and perhaps a full disk kept the next one from being made
                     Err(error) if error.kind() == ErrorKind::NotFound && age == 0 => {}
                     Err(error) if error.kind() == ErrorKind::NotFound => break,
+                    // what was written before and after it can be read all the same
+                    Err(error) if age > 0 => {
+                        eprintln!("kedge: lines are missing here: {}", cannot_read(&path, &error));
+                    }
                     Err(error) => return Err(cannot_read(&path, &error)),
                 }
             }
@@ -249,7 +259,7 @@ impl<'a> Log<'a> {
         let current = self.reader.as_ref().map(|(inode, _)| *inode);
         let is_same = |inode: u64| Some(inode) == current;
         match fs::metadata(self.run.path(0)) {
-            Ok(found) if is_same(found.ino()) => return Ok(false),
+            Ok(found) if is_same(found.ino()) => return self.restart_if_shorter(found.len()),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(cannot_read(&self.run.path(0), &error)),
             Ok(_) => {}
@@ -262,6 +272,21 @@ impl<'a> Log<'a> {
         let since = known.unwrap_or(newer.len());
         self.files = newer.into_iter().take(since).rev().collect();
         Ok(!self.files.is_empty())
+    }
+}
+
+impl Log<'_> {
+    /// Goes on at the begin of a file that was emptied, or cut, since it was read; false: it was not.
+    fn restart_if_shorter(&mut self, length: u64) -> Result<bool, String> {
+        let Some((_, reader)) = &mut self.reader else { return Ok(false) };
+        let failed = |error| cannot_read(&self.run.path(0), &error);
+        if length >= reader.stream_position().map_err(failed)? {
+            return Ok(false);
+        }
+        eprintln!("kedge: lines may be missing here: the file was cut");
+        self.line.clear();
+        reader.rewind().map_err(failed)?;
+        Ok(true)
     }
 }
 
@@ -420,6 +445,25 @@ mod tests {
     }
 
     #[test]
+    fn file_that_is_cut_while_it_is_followed_is_read_from_its_begin() {
+        let scratch = Scratch::new("log-cut").unwrap();
+        scratch.write("0.log", "a\nb\nc");
+        let run = run(&scratch);
+        let mut log = Log::open(&run, None).unwrap();
+        assert_eq!(read(&mut log), ["a", "b"]);
+        let write = |text: &str| fs::write(scratch.path().join("0.log"), text).unwrap();
+        write("d\n");
+        assert!(log.advance().unwrap());
+        assert_eq!(read(&mut log), ["d"]);
+        assert!(!log.advance().unwrap());
+        write("");
+        assert!(log.advance().unwrap());
+        assert!(read(&mut log).is_empty() && !log.advance().unwrap());
+        write("e\n");
+        assert_eq!(read(&mut log), ["e"]);
+    }
+
+    #[test]
     fn log_without_its_newest_file_is_not_empty() {
         let scratch = Scratch::new("log-rotated").unwrap();
         scratch.write("0.log.1", "a\n");
@@ -445,6 +489,12 @@ mod tests {
         let run = Run { directory: path("c"), ..run(&scratch) };
         let refused = |run: &Run| Log::open(run, None).err().expect("it is no log");
         assert!(refused(&run).contains("not a regular file"), "{}", refused(&run));
+        fs::create_dir(path("c/0.log.1")).unwrap();
+        fs::write(path("c/0.log.2"), "a\n").unwrap();
+        assert!(refused(&run).contains("0.log: not a regular file"));
+        fs::remove_file(path("c/0.log")).unwrap();
+        fs::write(path("c/0.log"), "b\n").unwrap();
+        assert_eq!(read(&mut Log::open(&run, None).unwrap()), ["a", "b"], "an older one costs no other");
         fs::remove_file(path("c/0.log")).unwrap();
         // opened as a file is, it would wait for somebody who writes
         assert!(std::process::Command::new("mkfifo").arg(path("c/0.log")).status().unwrap().success());

@@ -837,7 +837,7 @@ fn keep_latest_logs(directory: &Path) {
     let Some(oldest) = attempts.iter().rev().nth(LOGS_KEPT - 1) else { return };
     for name in files.iter().filter(|name| attempt_of(name).is_some_and(|attempt| attempt < *oldest)) {
         let path = directory.join(name);
-        if let Err(error) = std::fs::remove_file(&path) {
+        if let Err(error) = trees::remove(&path) {
             log::warn!("remove the old log {}: {error}", path.display());
         }
     }

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The pod of the API server, which refers to a ConfigMap, and one of a file.
 const WEB: &str = "web";
@@ -521,5 +522,93 @@ fn container_of_another_protocol_begins_anew_and_says_so() {
         assert_eq!((pids(WEB), pids(STILL)), before);
         assert_eq!((pids(STILL), pids(ONCE), node.starts(ONCE)), (still, vec![], 1));
         assert!(!node.log().contains("panicked"), "{}", node.log());
+    });
+}
+
+/// A pod whose container writes a number after the other.
+const TALKS: &str = "talks";
+
+/// The log of a container, spoilt between two lives of the agent and while one lives: the container goes on, and what it writes then
+/// can be read.
+#[test]
+fn container_logs_are_written_again_whatever_befell_them() {
+    isolated_network("damaged::container_logs_are_written_again_whatever_befell_them", || {
+        let mut node = Node::new();
+        let script = "i=0; while :; do i=$((i+1)); echo number $i; sleep 0.2; done";
+        let talks = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": TALKS}, "spec": {"nodeName": NODE,
+            "hostNetwork": true, "terminationGracePeriodSeconds": 1, "automountServiceAccountToken": false,
+            "containers": [{"name": "main", "image": "web:1", "command": ["/bin/sh", "-c", script, TALKS]}]}});
+        node.apply_all(&[talks]);
+        let last = |node: &Node| {
+            let text = node.setup.cluster.kubectl().run(&["logs", TALKS, "--tail=1"]).unwrap_or_default();
+            text.trim().strip_prefix("number ").and_then(|number| number.parse::<u64>().ok()).unwrap_or(0)
+        };
+        node.setup.shows("its first lines", || last(&node) > 0);
+        let uid = node.pod(TALKS)["metadata"]["uid"].as_str().unwrap().to_owned();
+        let directory = Path::new("/var/log/pods").join(format!("default_{TALKS}_{uid}/main"));
+        let ways = [
+            ("0.log", Damage::Missing),
+            ("0.log", Damage::Noise),
+            ("0.log", Damage::CutTo(0)),
+            ("0.log", Damage::CutToHalf),
+            ("0.log", Damage::FullDirectory),
+            ("0.log", Damage::LinkToPasswd),
+            ("0.log.1", Damage::FullDirectory),
+        ];
+        for (at, (file, damage)) in ways.into_iter().enumerate() {
+            let what = format!("{file}, {damage:?}");
+            let before = (pids(WEB), pids(STILL), pids(TALKS));
+            let number = last(&node);
+            // one of two is spoilt while the agent runs
+            let is_between = at.is_multiple_of(2);
+            if is_between {
+                node.stop();
+            }
+            let path = directory.join(file);
+            if file == "0.log" || path.exists() {
+                apply(damage, &path);
+            } else {
+                fs::create_dir_all(path.join("full")).unwrap();
+            }
+            if is_between {
+                node.start();
+                node.await_all(&what);
+            }
+            node.setup.shows(&format!("{what}: what it writes later"), || last(&node) > number);
+            assert_eq!((pids(WEB), pids(STILL), pids(TALKS)), before, "{what}: {}", node.log());
+            assert!(!node.log().contains("panicked"), "{what}: {}", node.log());
+        }
+        assert!(!fs::read_to_string("/etc/passwd").unwrap().contains("number"), "no link is written to");
+
+        // what is there before the container has written again is answered with a reason
+        let [pid] = pids(TALKS)[..] else { panic!("{:?}", pids(TALKS)) };
+        let stopped =
+            Command::new("/usr/bin/env").args(["kill", "-STOP", &pid.to_string()]).status().unwrap();
+        assert!(stopped.success());
+        node.setup.shows("why its log cannot be read", || {
+            // its last line may just be written
+            apply(Damage::LinkToPasswd, &directory.join("0.log"));
+            let read = node.setup.cluster.kubectl().run(&["logs", TALKS]);
+            read.is_err_and(|error| error.to_string().contains("0.log: not a regular file"))
+        });
+
+        // a log that cannot be made: its container waits and says why, the others go on, and it runs once there is room for it
+        let before = (pids(WEB), pids(STILL));
+        fs::remove_dir_all(&directory).unwrap();
+        fs::write(&directory, "not a directory").unwrap();
+        kill(pid);
+        let waiting = || node.pod(TALKS)["status"]["containerStatuses"][0]["state"]["waiting"].take();
+        node.setup.shows("a container without a log", || {
+            let waiting = waiting();
+            let message = waiting["message"].as_str().unwrap_or_default();
+            waiting["reason"] == "CreateContainerError" && message.contains(directory.to_str().unwrap())
+        });
+        let why = node.setup.cluster.kubectl().run(&["logs", TALKS]).unwrap_err().to_string();
+        assert!(why.contains("main: not a directory"), "{why}");
+        fs::remove_file(&directory).unwrap();
+        node.setup.shows("the container, and its log", || last(&node) > 0 && pids(TALKS).len() == 1);
+        assert_eq!((pids(WEB), pids(STILL)), before);
+        node.setup.cluster.kubectl().run(&["delete", "pod", TALKS, "--timeout=60s"]).unwrap();
+        wait_until("the end of its logs", LIMIT, || !directory.parent().unwrap().exists());
     });
 }

@@ -4,15 +4,16 @@
 //! What always holds: a container never waits for its log for ever. A thread of its own writes, so a disk that hangs stops that
 //! thread only; what waits for it is bounded. While the disk works nothing is lost, however fast the output. What could not be
 //! written is counted, and the log itself says so as soon as it can be written again. A file is rotated between two lines;
-//! each file holds whole lines only.
+//! each file holds whole lines only. Before lines are written the file is looked at: one that somebody removed or replaced is made
+//! anew, and what is no file is set aside.
 //!
 //! Leaves to others: when there is something to read (`shim`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -22,6 +23,7 @@ use nix::sys::eventfd::EventFd;
 use time::OffsetDateTime;
 
 use super::records::LogOrder;
+use crate::trees;
 
 /// Longest text of one line of the log, as containerd's and CRI-O's: a longer line of output becomes several.
 pub(super) const LINE_BYTES: usize = 16 * 1024;
@@ -430,17 +432,20 @@ impl Queue {
 struct LogFile {
     order: LogOrder,
     file: Option<File>,
+    /// Device and inode of it.
+    identity: (u64, u64),
     /// Bytes of whole lines in it.
     bytes: u64,
 }
 
 impl LogFile {
     fn new(order: LogOrder) -> Self {
-        Self { order, file: None, bytes: 0 }
+        Self { order, file: None, identity: (0, 0), bytes: 0 }
     }
 
     /// Appends whole lines, rotating between them. Returns lines and bytes that could not be written, and why.
     fn append_all(&mut self, lines: &[u8]) -> (u64, u64, String) {
+        self.look();
         let mut missed = (0, 0, String::new());
         let mut rest = lines;
         while !rest.is_empty() {
@@ -457,6 +462,24 @@ impl LogFile {
             rest = later;
         }
         missed
+    }
+
+    /// Lets go of a file that is not in its place any more, or that somebody else cut or wrote to: nobody would find what is
+    /// written to it, or its size is another.
+    fn look(&mut self) {
+        if self.file.is_none() {
+            return;
+        }
+        let is_ours = match std::fs::symlink_metadata(&self.order.path) {
+            Ok(found) => {
+                let is_it = (found.dev(), found.ino()) == self.identity;
+                is_it && (!found.is_file() || found.len() == self.bytes)
+            }
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        };
+        if !is_ours {
+            self.file = None;
+        }
     }
 
     /// How many bytes of whole lines still fit into the file.
@@ -495,14 +518,21 @@ impl LogFile {
         if self.file.is_some() {
             return Ok(());
         }
-        let flags = OFlag::O_NOFOLLOW.bits();
-        let mut file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o640)
-            .custom_flags(flags)
-            .open(&self.order.path)?;
-        self.bytes = file.metadata()?.len();
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.append(true).create(true).mode(0o640).custom_flags(OFlag::O_NOFOLLOW.bits());
+            options.open(&self.order.path)
+        };
+        let mut file = match open() {
+            Err(error) if is_no_file(&error) => {
+                self.set_aside()?;
+                open()?
+            }
+            opened => opened?,
+        };
+        let found = file.metadata()?;
+        self.identity = (found.dev(), found.ino());
+        self.bytes = found.len();
         if self.bytes > 0 && !ends_with_newline(&self.order.path, self.bytes) {
             file.write_all(b"\n")?;
             self.bytes += 1;
@@ -511,23 +541,36 @@ impl LogFile {
         Ok(())
     }
 
-    /// `log.2` becomes `log.3`, `log.1` `log.2`, `log` `log.1`; what would be one too many goes. If that fails the current file is
-    /// emptied: its size is promised, its content is not.
+    /// What lies in the file's place; what was set aside before it goes.
+    fn set_aside(&self) -> io::Result<()> {
+        let aside = self.named("aside");
+        std::fs::rename(&self.order.path, &aside).or_else(|_| {
+            trees::remove(&aside)?;
+            std::fs::rename(&self.order.path, &aside)
+        })
+    }
+
+    /// The file's name and one more ending.
+    fn named(&self, ending: &str) -> PathBuf {
+        let mut name = self.order.path.clone().into_os_string();
+        name.push(format!(".{ending}"));
+        PathBuf::from(name)
+    }
+
+    /// `log.2` becomes `log.3`, `log.1` `log.2`, `log` `log.1`; what would be one too many goes. If the current one cannot be
+    /// renamed it is emptied: its size is promised, its content is not.
     fn rotate(&mut self) {
         let older = |number: u32| match number {
             0 => self.order.path.clone(),
-            number => {
-                let mut name = self.order.path.clone().into_os_string();
-                name.push(format!(".{number}"));
-                PathBuf::from(name)
-            }
+            number => self.named(&number.to_string()),
         };
         let kept = self.order.max_files.max(1) - 1;
-        let renamed = (0..kept).rev().map(|number| std::fs::rename(older(number), older(number + 1)));
-        let failed = renamed
-            .filter(|done| done.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::NotFound))
-            .count();
-        if failed > 0 || kept == 0 {
+        let mut is_moved = false;
+        for number in (0..kept).rev() {
+            let done = std::fs::rename(older(number), older(number + 1));
+            is_moved = done.map_or_else(|error| error.kind() == io::ErrorKind::NotFound, |()| true);
+        }
+        if !is_moved {
             let _ = self.file.as_ref().map(|file| file.set_len(0));
             self.bytes = 0;
         }
@@ -535,7 +578,12 @@ impl LogFile {
     }
 }
 
-fn ends_with_newline(path: &std::path::Path, bytes: u64) -> bool {
+/// What is there is a directory, a link or a socket.
+fn is_no_file(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EISDIR | Errno::ELOOP | Errno::ENXIO))
+}
+
+fn ends_with_newline(path: &Path, bytes: u64) -> bool {
     use std::os::unix::fs::FileExt as _;
     let mut last = [0];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, bytes - 1));
@@ -550,7 +598,6 @@ fn first_line(lines: &[u8]) -> usize {
 mod tests {
     use super::*;
     use std::fs;
-    use std::path::Path;
 
     struct Place(PathBuf);
 
@@ -669,6 +716,69 @@ mod tests {
         assert_eq!(file.append(&queue.notice().unwrap()).0, 0);
         let text = place.text("0.log");
         assert!(text.contains("stderr F kedge: 2 lines (8 bytes) are missing here: No such file"), "{text}");
+    }
+
+    #[test]
+    fn file_that_somebody_took_away_is_made_anew() {
+        let place = Place::new("taken");
+        let path = place.0.join("0.log");
+        let mut file = LogFile::new(place.order(1 << 20, 3));
+        let mut write =
+            |text: &str| assert_eq!(file.append_all(text.as_bytes()), (0, 0, String::new()), "{text}");
+        write("one\n");
+        fs::remove_file(&path).unwrap();
+        write("two\n");
+        assert_eq!(place.text("0.log"), "two\n", "removed");
+        fs::rename(&path, place.0.join("elsewhere")).unwrap();
+        write("three\n");
+        assert_eq!((place.text("elsewhere").as_str(), place.text("0.log").as_str()), ("two\n", "three\n"));
+        fs::write(&path, "").unwrap();
+        write("four\n");
+        assert_eq!(place.text("0.log"), "four\n", "emptied");
+        fs::write(&path, "garbage").unwrap();
+        write("five\n");
+        assert_eq!(place.text("0.log"), "garbage\nfive\n", "half a line does not stand before the next");
+        fs::remove_file(&path).unwrap();
+        fs::create_dir_all(path.join("full")).unwrap();
+        write("six\n");
+        assert_eq!(place.text("0.log"), "six\n", "a directory in its place");
+        assert!(place.0.join("0.log.aside/full").exists());
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/nonexistent/thing", &path).unwrap();
+        write("seven\n");
+        assert_eq!(place.text("0.log"), "seven\n", "a link in its place");
+    }
+
+    /// Length by length, as it fills: a file that was emptied is not taken to be full.
+    #[test]
+    fn file_that_was_emptied_is_filled_before_it_is_rotated() {
+        let place = Place::new("emptied");
+        let mut file = LogFile::new(place.order(10, 3));
+        file.append_all(b"12345678\n");
+        fs::write(place.0.join("0.log"), "").unwrap();
+        file.append_all(b"abcdefgh\n");
+        assert_eq!((place.text("0.log").as_str(), place.0.join("0.log.1").exists()), ("abcdefgh\n", false));
+    }
+
+    #[test]
+    fn rotated_file_that_cannot_be_moved_costs_no_other() {
+        let place = Place::new("stuck-rotation");
+        fs::create_dir_all(place.0.join("0.log.2/full")).unwrap();
+        let mut file = LogFile::new(place.order(10, 3));
+        for text in ["aaaaaaaa\n", "bbbbbbbb\n", "cccccccc\n"] {
+            assert_eq!(file.append_all(text.as_bytes()).0, 0);
+        }
+        assert_eq!(
+            (place.text("0.log.1").as_str(), place.text("0.log").as_str()),
+            ("bbbbbbbb\n", "cccccccc\n")
+        );
+        // one that is missing costs none, either
+        fs::remove_file(place.0.join("0.log.1")).unwrap();
+        file.append_all(b"dddddddd\n");
+        assert_eq!(
+            (place.text("0.log.1").as_str(), place.text("0.log").as_str()),
+            ("cccccccc\n", "dddddddd\n")
+        );
     }
 
     #[test]
