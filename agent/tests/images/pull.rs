@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use kedge_core::images::BlobDigest;
@@ -159,15 +159,36 @@ fn wrong_bytes_are_refused_and_leave_nothing() {
 
 #[test]
 fn part_that_went_bad_is_begun_anew_once() {
-    let Some((node, registry, name)) = setup("pull-bad-part") else { return };
+    // as a power cut leaves it: the length is there, the bytes are not
+    check_part("pull-bad-part", |part| fs::write(part, vec![0; 50_000]).unwrap());
+}
+
+#[test]
+fn part_that_is_too_long_or_no_file_is_begun_anew() {
+    check_part("pull-long-part", |part| fs::write(part, vec![b'x'; 5 << 20]).unwrap());
+    check_part("pull-directory-part", |part| {
+        fs::remove_file(part).unwrap();
+        fs::create_dir_all(part.join("below/further")).unwrap();
+        fs::write(part.join("below/note"), "not ours").unwrap();
+    });
+    check_part("pull-link-part", |part| {
+        fs::remove_file(part).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", part).unwrap();
+    });
+}
+
+/// A pull that was cut off left a part, which is spoilt; the next pull fetches the image, and nothing of the part is left.
+fn check_part(name: &str, spoil: impl FnOnce(&Path)) {
+    let Some((node, registry, image)) = setup(name) else { return };
     registry.fail(&layer(0), Fault::CutAfter(50_000));
     registry.fail(&layer(0), Fault::Status(500));
-    node.fails(&["pull", &name], "500");
+    node.fails(&["pull", &image], "500");
     let parts = node.names("blobs");
     let part = parts.iter().find(|name| name.ends_with(".part")).unwrap();
-    // as a power cut leaves it: the length is there, the bytes are not
-    fs::write(node.root().join("images/blobs").join(part), vec![0; 50_000]).unwrap();
-    node.ok(&["pull", &name]);
+    spoil(&node.root().join("images/blobs").join(part));
+    node.ok(&["pull", &image]);
+    let parts = node.names("blobs").into_iter().filter(|name| name.ends_with(".part"));
+    assert_eq!(parts.count(), 0, "{name}");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Always holds: bytes go to `HEX.part` and count while they arrive; the name is given after size and digest were compared and
 //! the bytes are durable; a part that was cut off is continued where it ends, after what is there was read again. No part grows
-//! beyond the size that was promised. Two writers of one blob wait for each other.
+//! beyond the size that was promised. Two writers of one blob wait for each other. What lies in the place of a blob or its part and is
+//! no file is removed.
 //! Leaves to others: where bytes come from, and whether there is room for them.
 
 use std::error::Error;
@@ -16,6 +17,7 @@ use nix::fcntl::OFlag;
 use sha2::{Digest, Sha256};
 
 use super::{BlobName, sync_directory};
+use crate::trees;
 
 /// Bytes read at a time while a part is read again.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -177,6 +179,9 @@ impl Blobs {
             if self.has(name, size) {
                 return Ok(None);
             }
+            for place in [&path, &self.path(name)] {
+                make_room(place).map_err(|source| failed("make room for", source))?;
+            }
             let file = OpenOptions::new()
                 .create(true)
                 .truncate(false)
@@ -224,17 +229,15 @@ impl Blobs {
     /// # Errors
     /// The disk failed.
     pub fn remove(&self, name: &BlobName) -> Result<(), BlobError> {
-        let part =
-            OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(self.part_path(name));
+        // a pipe in its place would wait for a writer
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let part = OpenOptions::new().read(true).custom_flags(flags).open(self.part_path(name));
         if part.as_ref().is_ok_and(|part| matches!(part.try_lock(), Err(TryLockError::WouldBlock))) {
             return Ok(());
         }
         for path in [self.path(name), self.part_path(name)] {
-            match fs::remove_file(&path) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(BlobError::Io { operation: "remove", path, source });
-                }
-                _ => {}
+            if let Err(source) = trees::remove(&path) {
+                return Err(BlobError::Io { operation: "remove", path, source });
             }
         }
         Ok(())
@@ -254,6 +257,14 @@ impl Blobs {
         names.sort();
         names.dedup();
         Ok(names)
+    }
+}
+
+/// Removes what is there unless it is a file, which may be continued.
+fn make_room(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => trees::remove(path),
+        _ => Ok(()),
     }
 }
 
@@ -385,6 +396,39 @@ mod tests {
 
     fn begun(blobs: &Blobs) -> Part {
         blobs.part(&name(CONTENT), CONTENT.len() as u64).unwrap().unwrap()
+    }
+
+    /// As a damaged disk, or somebody's hand, has left them.
+    #[test]
+    fn blob_is_written_whatever_lies_in_its_place() {
+        type Spoil = fn(&Path);
+        let ways: [(&str, Spoil); 6] = [
+            ("a full directory", |path| fs::create_dir_all(path.join("below/further")).unwrap()),
+            ("a link to a device", |path| std::os::unix::fs::symlink("/dev/zero", path).unwrap()),
+            ("a link to nothing", |path| std::os::unix::fs::symlink("/nonexistent", path).unwrap()),
+            ("a pipe", |path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap()),
+            ("more bytes than it has", |path| fs::write(path, [b'x'; 1000]).unwrap()),
+            ("nothing", |path| fs::write(path, "").unwrap()),
+        ];
+        for (what, spoil) in ways {
+            for is_part in [false, true] {
+                let scratch = Scratch::new("blobs-spoilt").unwrap();
+                let blobs = blobs(&scratch);
+                let blob = name(CONTENT);
+                spoil(&if is_part { blobs.part_path(&blob) } else { blobs.path(&blob) });
+                let mut part = begun(&blobs);
+                assert_eq!(part.length(), 0, "{what}");
+                part.append(CONTENT).unwrap();
+                part.finish().unwrap();
+                assert_eq!(blobs.read(&blob, 100).unwrap(), CONTENT, "{what}");
+                for path in [blobs.part_path(&blob), blobs.path(&blob)] {
+                    trees::remove(&path).unwrap();
+                    spoil(&path);
+                }
+                blobs.remove(&blob).unwrap();
+                assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0, "{what}");
+            }
+        }
     }
 
     #[test]
