@@ -341,7 +341,7 @@ fn list_is_read_in_pages() {
     });
     let bench = Bench::new(&authority, server.address);
     let params = format!("fieldSelector={}", kedge_api::percent_encoded("spec.nodeName=edge-1"));
-    let listed = list(&bench.client, "/api/v1/pods", &params, PLENTY).unwrap();
+    let listed = list(&bench.client, ("/api/v1/pods", "Pod"), &params, PLENTY).unwrap();
     assert_eq!(listed.resource_version, "7");
     assert_eq!(listed.items, [serde_json::json!({"n": 1}), serde_json::json!({"n": 2})]);
     let start = format!("/api/v1/pods?fieldSelector=spec.nodeName%3Dedge-1&limit={LIST_PAGE}");
@@ -355,7 +355,7 @@ fn malformed_list_is_not_an_empty_list() {
     let check = |body: &'static str, expect: &str| {
         let server = Server::start(&authority, move |_| Reply::ok(body));
         let bench = Bench::new(&authority, server.address);
-        let found = match list(&bench.client, "/api/v1/pods", "", PLENTY) {
+        let found = match list(&bench.client, ("/api/v1/pods", "Pod"), "", PLENTY) {
             Ok(listed) => format!("{} objects at {}", listed.items.len(), listed.resource_version),
             Err(error) => {
                 assert!(matches!(error, NetError::Garbled { .. }));
@@ -369,12 +369,26 @@ fn malformed_list_is_not_an_empty_list() {
     check(r#"{"metadata":{"resourceVersion":"7"}}"#, "the answer is not a list: it has no items");
     check(r#"{"metadata":{},"items":[]}"#, "the list has no resourceVersion");
     check("", "the answer is not the JSON that is expected");
+    check(r#"{"kind":"PodList","metadata":{"resourceVersion":"7"},"items":[]}"#, "0 objects at 7");
+    for kind in ["ConfigMapList", "PartialObjectMetadataList", "Status", "Pod"] {
+        let body = format!(r#"{{"kind":"{kind}","metadata":{{"resourceVersion":"7"}},"items":[]}}"#);
+        check(
+            Box::leak(body.into_boxed_str()),
+            &format!(r#"the answer has the kind "{kind}", expected PodList"#),
+        );
+    }
+    // cut off, and a portal that answers in the server's place
+    check(
+        r#"{"kind":"PodList","metadata":{"resourceVersion":"7"},"items":[{"metadata":"#,
+        "the answer is not the JSON that is expected",
+    );
+    check("<html><body>Welcome, please sign in</body></html>", "the answer is not the JSON that is expected");
     let endless = Server::start(&authority, |_| {
         let items = vec!["{}"; 2000].join(",");
         Reply::ok(&format!(r#"{{"metadata":{{"resourceVersion":"7","continue":"x"}},"items":[{items}]}}"#))
     });
     let bench = Bench::new(&authority, endless.address);
-    let error = list(&bench.client, "/api/v1/pods", "", PLENTY).unwrap_err();
+    let error = list(&bench.client, ("/api/v1/pods", "Pod"), "", PLENTY).unwrap_err();
     assert!(error.to_string().contains("the list has more than 5000 objects"), "{error}");
     // as large as a page may be, and as small
     let large = format!(r#"{{"a":"{}"}}"#, "x".repeat(4_000_000));
@@ -384,7 +398,7 @@ fn malformed_list_is_not_an_empty_list() {
         let page = format!(r#"{{"metadata":{{"resourceVersion":"7","continue":"x"}},"items":[{items}]}}"#);
         let endless = Server::start(&authority, move |_| Reply::ok(&page));
         let bench = Bench::new(&authority, endless.address);
-        let error = list(&bench.client, "/api/v1/pods", "", PLENTY).unwrap_err();
+        let error = list(&bench.client, ("/api/v1/pods", "Pod"), "", PLENTY).unwrap_err();
         assert!(error.to_string().contains(expect), "{error}");
     }
     // 50 pods of 60 kB
@@ -393,7 +407,7 @@ fn malformed_list_is_not_an_empty_list() {
         Reply::ok(&format!(r#"{{"metadata":{{"resourceVersion":"7"}},"items":[{pods}]}}"#))
     });
     let bench = Bench::new(&authority, many.address);
-    assert_eq!(list(&bench.client, "/api/v1/pods", "", PLENTY).unwrap().items.len(), 50);
+    assert_eq!(list(&bench.client, ("/api/v1/pods", "Pod"), "", PLENTY).unwrap().items.len(), 50);
 }
 
 #[test]

@@ -313,7 +313,12 @@ fn ask(api: &Arc<Api>, request: &Request) {
 }
 
 fn ask_for_a_list(api: &Arc<Api>) {
-    match list(&api.stream("fuzz"), "/api/v1/nodes", "fieldSelector=metadata.name%3Dedge-1", DEADLINE) {
+    match list(
+        &api.stream("fuzz"),
+        ("/api/v1/nodes", "Node"),
+        "fieldSelector=metadata.name%3Dedge-1",
+        DEADLINE,
+    ) {
         Err(error) => check_error(&error),
         Ok(listed) => {
             assert!(!listed.resource_version.is_empty() && listed.items.len() <= MAX_LISTED);

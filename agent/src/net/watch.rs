@@ -71,13 +71,19 @@ pub struct Listed {
     pub date_unix_secs: Option<u64>,
 }
 
-/// Lists a collection, in pages. `path` has no query; `params` are percent-encoded pairs without `limit` and
+/// Lists a collection of objects of a kind, in pages. `path` has no query; `params` are percent-encoded pairs without `limit` and
 /// `continue`, such as `fieldSelector=spec.nodeName%3Dedge-1`.
 ///
 /// # Errors
-/// Any [`NetError`]. `Refused` with status 410 means that the pages took too long: list again.
-pub fn list(client: &Client, path: &str, params: &str, deadline: Duration) -> Result<Listed, NetError> {
-    list_as(client, path, params, None, deadline)
+/// Any [`NetError`]. `Refused` with status 410 means that the pages took too long: list again. `Garbled`: it is no such list, and says
+/// nothing of what there is.
+pub fn list(
+    client: &Client,
+    (path, kind): (&str, &str),
+    params: &str,
+    deadline: Duration,
+) -> Result<Listed, NetError> {
+    list_as(client, (path, Some(&format!("{kind}List"))), params, None, deadline)
 }
 
 /// As [`list()`], of the objects' metadata alone: what they are, not what they hold. Every Kubernetes since 1.15 gives it.
@@ -90,12 +96,13 @@ pub fn list_metadata(
     params: &str,
     deadline: Duration,
 ) -> Result<Listed, NetError> {
-    list_as(client, path, params, Some(METADATA_LIST), deadline)
+    // a server without this form may give whole objects
+    list_as(client, (path, None), params, Some(METADATA_LIST), deadline)
 }
 
 fn list_as(
     client: &Client,
-    path: &str,
+    (path, kind): (&str, Option<&str>),
     params: &str,
     accept: Option<&'static str>,
     deadline: Duration,
@@ -125,6 +132,13 @@ fn list_as(
             )));
         }
         let mut page: Value = response.json()?;
+        // an empty list of something else does not mean that there is none of these
+        if let (Some(found), Some(kind)) = (page.get("kind"), kind)
+            && found != kind
+        {
+            let found = kedge_api::excerpt(&found.to_string());
+            return Err(garbled(format!("the answer has the kind {found}, expected {kind}")));
+        }
         match page.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => listed.items.extend(items),
             // upstream writes an empty list as null in places

@@ -283,7 +283,7 @@ impl Listener<'_> {
             }
         }
         self.token.idle_for(order.list_deadline);
-        let listed = watch::list(self.client, path, params, order.list_deadline);
+        let listed = watch::list(self.client, (path, self.target.kind), params, order.list_deadline);
         self.token.busy();
         let listed = listed?;
         Ok((self.target.listed(listed.items), listed.resource_version))

@@ -544,6 +544,11 @@ impl Pods {
         self.node_uid = Some(node_uid.clone());
         self.mirrors.clear();
         let mut listed = BTreeSet::new();
+        let foreign = pods.iter().filter(|object| self.is_bound_elsewhere(object)).count();
+        if foreign > 0 {
+            let text = format!("the API server listed {foreign} pods of other nodes, which are left alone");
+            actions.push(PodAction::Log(Level::Warn, text));
+        }
         // what a list has is so, even if its versions are older: the server's data may come from a backup
         for api in self.lives.values_mut().filter_map(|life| life.api.as_mut()) {
             api.version = None;
@@ -584,7 +589,15 @@ impl Pods {
         }
     }
 
+    /// It is another node's: a server, or what stands before it, did not select.
+    fn is_bound_elsewhere(&self, object: &Value) -> bool {
+        object["spec"]["nodeName"].as_str().is_some_and(|name| !name.is_empty() && name != self.node_name)
+    }
+
     fn seen(&mut self, now: Now, object: &Value, actions: &mut Vec<PodAction>) {
+        if self.is_bound_elsewhere(object) {
+            return;
+        }
         if let Some(hash) = object["metadata"]["annotations"][MIRROR_ANNOTATION].as_str() {
             self.mirror_seen(hash, object);
             return;
@@ -1365,4 +1378,72 @@ fn reference_of(object: &Value) -> PodRef {
 /// The object with a spec that can be read, for a pod that must at least be answered.
 fn without_spec(object: &Value) -> Value {
     json!({"metadata": object["metadata"], "spec": {"containers": [{"name": "unreadable"}]}})
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pods::fixture::Node;
+    use crate::pods::{PodAction, PodEvent};
+    use serde_json::{Value, json};
+
+    fn pod(name: &str, node: &str) -> Value {
+        json!({"metadata": {"name": name, "namespace": "default", "uid": name, "generation": 1},
+            "spec": {"nodeName": node, "containers": [{"name": "a", "image": "x:1"}]}, "status": {"phase": "Pending"}})
+    }
+
+    fn list(node: &mut Node, pods: Vec<Value>) {
+        node.tell(PodEvent::PodsListed { node_uid: "n".into(), pods });
+        node.wait(2);
+    }
+
+    fn warnings(node: &Node, said: &str) -> usize {
+        let is_it = |action: &&PodAction| matches!(action, PodAction::Log(_, text) if text.contains(said));
+        node.seen.iter().filter(is_it).count()
+    }
+
+    #[test]
+    fn pods_of_other_nodes_are_left_alone() {
+        let mut node = Node::new();
+        node.see(pod("own", "edge"));
+        node.wait(2);
+        assert!(node.runs("own"));
+        let others = (0..1000).map(|number| pod(&format!("other-{number}"), "elsewhere"));
+        list(&mut node, others.chain([pod("own", "edge")]).collect());
+        assert!(node.runs("own") && node.runs.len() == 1, "{:?}", node.runs);
+        assert_eq!(warnings(&node, "listed 1000 pods of other nodes"), 1);
+        node.tell(PodEvent::PodSeen(pod("another", "elsewhere")));
+        node.wait(2);
+        assert_eq!(node.runs.len(), 1, "{:?}", node.runs);
+        // a pod cannot be bound to another node: an answer that says so is garbled, and ends none
+        list(&mut node, vec![pod("own", "elsewhere")]);
+        assert!(node.runs("own"));
+        // under the same UID an empty list that was read means empty
+        list(&mut node, vec![]);
+        assert!(!node.runs("own"));
+    }
+
+    #[test]
+    fn pod_that_cannot_be_read_stops_no_other() {
+        let mut node = Node::new();
+        for name in ["one", "two", "broken"] {
+            node.see(pod(name, "edge"));
+        }
+        node.wait(2);
+        let mut broken = pod("broken", "edge");
+        broken["spec"]["containers"] = json!("none");
+        let unreadable = [
+            json!({"metadata": {"name": ["x"], "uid": "u"}, "spec": 7}),
+            json!({"metadata": 1}),
+            json!("pod"),
+            json!([]),
+            Value::Null,
+            broken,
+        ];
+        for bad in unreadable {
+            // a list without the broken one would end it
+            list(&mut node, vec![pod("one", "edge"), bad.clone(), pod("broken", "edge"), pod("two", "edge")]);
+            assert!(["one", "two", "broken"].into_iter().all(|name| node.runs(name)), "{bad}");
+        }
+        assert!(warnings(&node, "cannot be read and is left alone") > 0);
+    }
 }
