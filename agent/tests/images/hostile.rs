@@ -43,6 +43,14 @@ fn path_out_of_the_root_is_refused() {
 }
 
 #[test]
+fn name_of_control_characters_is_shown_escaped_and_short() {
+    let Some(node) = Node::new("hostile-name", &[]) else { return };
+    let name = "\x1b[2J\x07\u{9b}31m\r".repeat(370);
+    let link = Archive::default().extended("path", name.as_bytes()).hard_link("short", "missing");
+    refused(&node, Packed::gzip(&link), r"\u{1b}[2J\u{7}\u{9b}31m\r");
+}
+
+#[test]
 fn archive_that_has_two_readings_is_refused() {
     let Some(node) = Node::new("hostile-readings", &[]) else { return };
     // another reader takes these for the content of an entry, and never sees them

@@ -82,6 +82,9 @@ impl Node {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{words:?}: {errors}");
         assert!(errors.contains(expect), "{words:?}: {errors}");
+        let is_plain = |character: char| !character.is_control() || character == '\n';
+        assert!(errors.chars().all(is_plain), "{words:?}: nobody's terminal is commanded: {errors:?}");
+        assert!(errors.len() < 2000, "{words:?}: {} bytes", errors.len());
     }
 
     /// Names below `images`, with a record or without.

@@ -200,9 +200,16 @@ pub(super) fn apply(source: impl Read, packing: Packing, bounds: Bounds) -> Resu
     }
 }
 
-/// A path for an error, which has to leave room for the reason.
+/// A path for an error, which has to leave room for the reason, and commands nobody's terminal.
 fn shown(path: &Path) -> String {
-    let text = path.display().to_string();
+    let mut text = String::new();
+    // a longer one is cut anyway
+    for character in path.to_string_lossy().chars().take(SHOWN_CHARS + 1) {
+        match character.is_control() {
+            true => text.extend(character.escape_default()),
+            false => text.push(character),
+        }
+    }
     match text.char_indices().nth(SHOWN_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
