@@ -4,6 +4,7 @@
 //! Always holds: a condition keeps its `lastTransitionTime` while its status stays; conditions of others are left alone; a patch
 //! has only what changed. Leaves to others: what containers do (`life`), when it is sent.
 
+use crate::outbox::json_bytes;
 use crate::pods::admission::NOT_SERVED;
 use crate::pods::event::{Exit, PodRef};
 use crate::pods::probes::Health;
@@ -176,6 +177,12 @@ const NEVER_BEGAN: i32 = 128;
 const MOST_EPHEMERAL: usize = 32;
 /// Longest message of a waiting container: every watcher of pods gets it.
 const MESSAGE_CHARS: usize = 1024;
+/// Longest status that is sent. One that the server refuses for its size (ours: from 64 KiB on) is refused for good: nothing more of
+/// the pod would be seen, it could not be deleted, and each try would cost the node a share of its requests.
+const STATUS_BYTES: usize = 48 * 1024;
+/// What texts are cut to, one after the other, until it fits, and which: names and times stay.
+const SHORTER: [usize; 4] = [1024, 256, 64, 24];
+const CUT: [&str; 4] = ["message", "reason", "image", "imageID"];
 /// What the messages of all containers' ends may take, for the same reason; upstream's. Each has an equal part.
 const TERMINATION_MESSAGES_BYTES: usize = 12 * 1024;
 
@@ -323,7 +330,35 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
     if !situation.spec.ephemeral_containers.is_empty() {
         set("ephemeralContainerStatuses", refused(&situation.spec.ephemeral_containers));
     }
-    Value::Object(status)
+    fitting(Value::Object(status))
+}
+
+/// Makes a status no longer than what every API server takes, by cutting texts that others or images chose.
+fn fitting(mut status: Value) -> Value {
+    for most in SHORTER {
+        if json_bytes(&status) <= STATUS_BYTES {
+            break;
+        }
+        shorten(&mut status, most);
+    }
+    status
+}
+
+fn shorten(value: &mut Value, most: usize) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| shorten(item, most)),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value {
+                    Value::String(text) if CUT.contains(&name.as_str()) => {
+                        *text = kedge_api::excerpt_of(text, most);
+                    }
+                    value => shorten(value, most),
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The statuses of ephemeral containers, which end before they begin: `kubectl debug` waits for one to run or to end.
@@ -430,7 +465,8 @@ fn with_gates(spec: &PodSpec, containers: &Judged, old: &Value) -> Judged {
     if complaints.is_empty() {
         return containers.clone();
     }
-    (false, "ReadinessGatesNotReady", complaints.join(", "))
+    let message = kedge_api::excerpt_of(&complaints.join(", "), MESSAGE_CHARS);
+    (false, "ReadinessGatesNotReady", message)
 }
 
 /// Fields of a status that a patch of this agent may remove.
@@ -603,6 +639,39 @@ mod tests {
             qos: "BestEffort",
             ahead: None,
         })
+    }
+
+    #[test]
+    fn status_fits_whatever_names_and_messages_its_pod_has() {
+        with("Always", &"long ".repeat(64), false, |situation| {
+            let spec: Vec<Value> = (0..64).map(|index| json!({"name": format!("c{index}")})).collect();
+            let spec = PodSpec::deserialize(json!({"containers": spec})).unwrap();
+            let long = |view: &ContainerView| ContainerView {
+                name: format!("{}{}", "n".repeat(60), view.name),
+                image: "i".repeat(10_000),
+                image_id: "d".repeat(400),
+                container_id: "kedge://0123".repeat(8),
+                ..view.clone()
+            };
+            let main = situation.main.iter().map(long).collect();
+            let (failed, ahead) = (situation.failed.clone(), situation.ahead.clone());
+            let situation = Situation { spec: &spec, main, init: vec![], failed, ahead, ..*situation };
+            let found = compose(&situation, &json!({}), at(9));
+            assert!(found.to_string().len() < 64 * 1024, "{}", found.to_string().len());
+            let names = found["containerStatuses"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one["name"].as_str().unwrap().len());
+            assert!(names.min() >= Some(62), "names are keys of the patch");
+        });
+        // where all containers are ready, its gates alone keep the pod from that
+        let gates: Vec<Value> =
+            (0..10_000).map(|gate| json!({"conditionType": format!("example.org/{gate}")})).collect();
+        let spec = PodSpec::deserialize(json!({"readinessGates": gates})).unwrap();
+        let (_, reason, message) = with_gates(&spec, &(true, "", String::new()), &json!({}));
+        assert_eq!(reason, "ReadinessGatesNotReady");
+        assert!(message.len() <= 2 * MESSAGE_CHARS, "{}", message.len());
     }
 
     #[test]
