@@ -10,7 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kedge::net::client::NetError;
-use kedge::net::watch::{LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, watch};
+use kedge::net::watch::{
+    LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, list_metadata, watch,
+};
 use net_server::*;
 
 const NODES: &str = "/api/v1/nodes";
@@ -347,6 +349,29 @@ fn list_is_read_in_pages() {
     let start = format!("/api/v1/pods?fieldSelector=spec.nodeName%3Dedge-1&limit={LIST_PAGE}");
     let paths: Vec<String> = server.counts.heard().into_iter().map(|heard| heard.path).collect();
     assert_eq!(paths, [start.clone(), format!("{start}&continue=a%2Bb")]);
+}
+
+/// It says whether a configuration is still there.
+#[test]
+fn metadata_of_another_kind_are_not_an_empty_list() {
+    let authority = Authority::new("ca");
+    for (kind, is_taken) in [
+        ("PartialObjectMetadataList", true),
+        ("ConfigMapList", true),
+        ("PodList", false),
+        ("Status", false),
+        ("PartialObjectMetadata", false),
+    ] {
+        let body = format!(r#"{{"kind":"{kind}","metadata":{{"resourceVersion":"7"}},"items":[]}}"#);
+        let server = Server::start(&authority, move |_| Reply::ok(&body));
+        let bench = Bench::new(&authority, server.address);
+        let path = "/api/v1/namespaces/default/configmaps";
+        let listed = list_metadata(&bench.client, (path, "ConfigMap"), "", PLENTY);
+        assert_eq!(listed.is_ok(), is_taken, "{kind}");
+        if let Err(error) = listed {
+            assert!(matches!(error, NetError::Garbled { .. }), "{error}");
+        }
+    }
 }
 
 #[test]

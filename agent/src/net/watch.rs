@@ -54,7 +54,10 @@ const KEPT_LINE_BYTES: usize = 16 * 1024;
 /// Bytes read at once.
 const READ_BYTES: usize = 4 * 1024;
 
-/// `Accept` for a list of metadata only.
+/// Kind of a list of metadata only.
+const METADATA_LIST_KIND: &str = "PartialObjectMetadataList";
+
+/// `Accept` for one.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 /// `Accept` for a watch of metadata only, from a server that has this form; from another, of whole objects.
@@ -83,7 +86,7 @@ pub fn list(
     params: &str,
     deadline: Duration,
 ) -> Result<Listed, NetError> {
-    list_as(client, (path, Some(&format!("{kind}List"))), params, None, deadline)
+    list_as(client, (path, kind), params, None, deadline)
 }
 
 /// As [`list()`], of the objects' metadata alone: what they are, not what they hold. Every Kubernetes since 1.15 gives it.
@@ -92,17 +95,16 @@ pub fn list(
 /// As [`list()`]. `Refused` with status 406 means that the server has no such form.
 pub fn list_metadata(
     client: &Client,
-    path: &str,
+    (path, kind): (&str, &str),
     params: &str,
     deadline: Duration,
 ) -> Result<Listed, NetError> {
-    // a server without this form may give whole objects
-    list_as(client, (path, None), params, Some(METADATA_LIST), deadline)
+    list_as(client, (path, kind), params, Some(METADATA_LIST), deadline)
 }
 
 fn list_as(
     client: &Client,
-    (path, kind): (&str, Option<&str>),
+    (path, kind): (&str, &str),
     params: &str,
     accept: Option<&'static str>,
     deadline: Duration,
@@ -133,11 +135,14 @@ fn list_as(
         }
         let mut page: Value = response.json()?;
         // an empty list of something else does not mean that there is none of these
-        if let (Some(found), Some(kind)) = (page.get("kind"), kind)
-            && found != kind
-        {
-            let found = kedge_api::excerpt(&found.to_string());
-            return Err(garbled(format!("the answer has the kind {found}, expected {kind}")));
+        if let Some(found) = page.get("kind") {
+            // a server without the metadata's form may give whole objects
+            let is_metadata = accept == Some(METADATA_LIST) && found == METADATA_LIST_KIND;
+            let expected = format!("{kind}List");
+            if *found != expected && !is_metadata {
+                let found = kedge_api::excerpt(&found.to_string());
+                return Err(garbled(format!("the answer has the kind {found}, expected {expected}")));
+            }
         }
         match page.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => listed.items.extend(items),

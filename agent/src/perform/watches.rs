@@ -266,7 +266,8 @@ impl Listener<'_> {
         let (path, params) = (self.target.path.as_str(), self.target.params.as_str());
         if let Some(held) = &order.held {
             self.token.idle_for(REQUEST_DEADLINE);
-            let listed = watch::list_metadata(self.client, path, params, REQUEST_DEADLINE);
+            let listed =
+                watch::list_metadata(self.client, (path, self.target.kind), params, REQUEST_DEADLINE);
             self.token.busy();
             match listed {
                 Ok(listed) => match &listed.items[..] {
