@@ -74,7 +74,7 @@ pub(crate) struct Found(Run);
 /// There is no such pod, container or run, or its files cannot be read.
 pub(crate) fn find(options: &LogsOptions) -> Result<Found, CommandError> {
     let run = Run::find(&logs_dir(&options.agent)?, options, &known(options));
-    // said before an answer has begun
+    // once an answer has begun, an error only breaks it off
     run.and_then(|run| run.check().map(|()| Found(run))).map_err(failed)
 }
 

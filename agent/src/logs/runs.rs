@@ -124,15 +124,16 @@ impl Run {
     }
 
     /// # Errors
-    /// One of its files cannot be read.
+    /// Its newest file, or the directory of an older one, cannot be read.
     pub(super) fn check(&self) -> Result<(), String> {
         self.open().map(|_| ())
     }
 
-    /// All files, the one that is written first, as they are in one moment.
-    fn open(&self) -> Result<Vec<(u64, File)>, String> {
+    /// All files, the one that is written first, as they are in one moment; and why older ones are not among them.
+    fn open(&self) -> Result<(Vec<Opened>, Vec<String>), String> {
         for _ in 0..TRIES {
             let mut files = Vec::new();
+            let mut missing = Vec::new();
             let mut written = None;
             for age in 0.. {
                 let path = self.path(age);
@@ -144,9 +145,9 @@ impl Run {
                     // a rotation has moved it, and perhaps a full disk kept the next one from being made
                     Err(error) if error.kind() == ErrorKind::NotFound && age == 0 => {}
                     Err(error) if error.kind() == ErrorKind::NotFound => break,
-                    // what was written before and after it can be read all the same
-                    Err(error) if age > 0 => {
-                        eprintln!("kedge: lines are missing here: {}", cannot_read(&path, &error));
+                    // the files beside it may be readable; on a dead disk none is, and not even its name is found
+                    Err(error) if age > 0 && path.symlink_metadata().is_ok() => {
+                        missing.push(cannot_read(&path, &error));
                     }
                     Err(error) => return Err(cannot_read(&path, &error)),
                 }
@@ -154,7 +155,7 @@ impl Run {
             // a rotation moves each to the next name
             let first = fs::symlink_metadata(self.path(0)).map(|found| found.ino()).ok();
             if first == written {
-                return Ok(files);
+                return Ok((files, missing));
             }
         }
         Err(format!("{} is rotated all the time", self.shown()))
@@ -197,11 +198,14 @@ fn changed(pod: &Path) -> Option<SystemTime> {
     containers.iter().filter_map(|name| fs::symlink_metadata(pod.join(name)).ok()?.modified().ok()).max()
 }
 
+/// A file and its inode.
+type Opened = (u64, File);
+
 /// The lines of a run.
 pub(super) struct Log<'a> {
     run: &'a Run,
     /// What is still to be read, the oldest first; the last one is the file that is written.
-    files: VecDeque<(u64, File)>,
+    files: VecDeque<Opened>,
     reader: Option<(u64, BufReader<File>)>,
     line: Vec<u8>,
 }
@@ -211,7 +215,11 @@ impl<'a> Log<'a> {
     pub(super) fn open(run: &'a Run, tail: Option<u64>) -> Result<Log<'a>, String> {
         let mut files = VecDeque::new();
         let mut left = tail;
-        for (inode, mut file) in run.open()? {
+        let (found, missing) = run.open()?;
+        for why in missing {
+            eprintln!("kedge: lines are missing here: {why}");
+        }
+        for (inode, mut file) in found {
             if left == Some(0) && !files.is_empty() {
                 break;
             }
@@ -264,7 +272,8 @@ impl<'a> Log<'a> {
             Err(error) => return Err(cannot_read(&self.run.path(0), &error)),
             Ok(_) => {}
         }
-        let newer: Vec<_> = self.run.open()?;
+        // older ones that cannot be read were reported when it was opened
+        let (newer, _) = self.run.open()?;
         let known = newer.iter().position(|(inode, _)| is_same(*inode));
         if known.is_none() && current.is_some() {
             eprintln!("kedge: lines are missing here: the file was rotated away before it was read");
