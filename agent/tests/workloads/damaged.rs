@@ -509,7 +509,7 @@ fn container_of_another_protocol_begins_anew_and_says_so() {
         let ended = node.pod(ONCE)["status"]["containerStatuses"][0]["state"]["terminated"].clone();
         assert!(ended["message"].as_str().is_some_and(|message| message.ends_with(&said(2))), "{ended}");
 
-        // the next agent finds what this one noted: nothing ends, and nothing is said twice
+        // the next agent finds what this one noted: it ends nothing and posts no Event again
         let before = (pids(WEB), pids(STILL));
         node.stop();
         node.start();
@@ -580,7 +580,7 @@ fn container_logs_are_written_again_whatever_befell_them() {
         }
         assert!(!fs::read_to_string("/etc/passwd").unwrap().contains("number"), "no link is written to");
 
-        // what is there before the container has written again is answered with a reason
+        // before the container has written again, kubectl logs reports why its file cannot be read
         let [pid] = pids(TALKS)[..] else { panic!("{:?}", pids(TALKS)) };
         let stopped =
             Command::new("/usr/bin/env").args(["kill", "-STOP", &pid.to_string()]).status().unwrap();

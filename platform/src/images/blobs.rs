@@ -260,7 +260,7 @@ impl Blobs {
     }
 }
 
-/// Removes what is there unless it is a file, which may be continued.
+/// Removes a directory, link, pipe or device from a path; a file stays, for it may be continued.
 fn make_room(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => trees::remove(path),

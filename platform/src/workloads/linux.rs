@@ -409,7 +409,7 @@ impl LinuxWorkloads {
         let exit = match &container.unreadable {
             None => ContainerExit::lost(SHIM_IS_GONE, started_at),
             Some(why) => {
-                let why = format!("nobody could say how it is: {why}");
+                let why = format!("a record of it cannot be read: {why}");
                 match container.records().read::<ContainerExit>(EXIT).ok().flatten() {
                     Some(exit) if exit.lost || !container.was_killed => return Ok(Some(ended(exit))),
                     Some(exit) => ContainerExit::lost(&why, exit.started_at),

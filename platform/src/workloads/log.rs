@@ -5,7 +5,7 @@
 //! thread only; what waits for it is bounded. While the disk works nothing is lost, however fast the output. What could not be
 //! written is counted, and the log itself says so as soon as it can be written again. A file is rotated between two lines;
 //! each file holds whole lines only. Before lines are written the file is looked at: one that somebody removed or replaced is made
-//! anew, and what is no file is set aside.
+//! anew; a directory, a link or a socket in its place is renamed.
 //!
 //! Leaves to others: when there is something to read (`shim`).
 
@@ -541,7 +541,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// What lies in the file's place; what was set aside before it goes.
+    /// Renames what lies in the file's place to `LOG.aside`, and removes an older one of that name.
     fn set_aside(&self) -> io::Result<()> {
         let aside = self.named("aside");
         std::fs::rename(&self.order.path, &aside).or_else(|_| {
