@@ -849,6 +849,7 @@ fn websocket_attaches_to_a_container() {
             refused.starts_with("HTTP/1.1 409 ") && refused.contains("did not serve attach"),
             "{refused}"
         );
-        assert!(is_running("1000"));
+        // its shell may not have become the program yet
+        wait_until("the container's program", LIMIT, || is_running("1000"));
     });
 }
