@@ -177,7 +177,8 @@ struct Run<'a> {
     sabotage: Option<BTreeMap<String, Sabotage>>,
     passed: usize,
     left_out: usize,
-    failed: Vec<&'static str>,
+    /// Names, and what was not as expected.
+    failed: Vec<(&'static str, String)>,
 }
 
 impl<'a> Run<'a> {
@@ -262,8 +263,8 @@ impl<'a> Run<'a> {
             }
         }
         let secs = start.elapsed().as_secs();
-        for name in &self.failed {
-            self.teller.say(Tone::Bad, &format!("failed: {name}"));
+        for (name, why) in &self.failed {
+            println!("story failed: {name}: {}", why.replace('\n', " "));
         }
         let (passed, failed) = (self.passed, self.failed.len());
         println!(
@@ -281,6 +282,7 @@ impl<'a> Run<'a> {
             self.teller.say(Tone::Bad, &format!("{error}"));
             self.keep_logs("boot", &mut machine);
             self.outcome("first boot", "failed", start)?;
+            println!("story failed: first boot: {}", error.to_string().replace('\n', " "));
             println!("0 passed, 1 failed");
             return Ok(None);
         }
@@ -388,7 +390,7 @@ impl<'a> Run<'a> {
 
     /// A story failed, for this reason.
     fn fails(&mut self, name: &'static str, why: &str, start: Instant) -> Result<(), HilError> {
-        self.failed.push(name);
+        self.failed.push((name, why.to_owned()));
         self.teller.say(Tone::Bad, &format!("{name}: {why}"));
         self.outcome(name, "failed", start)
     }
