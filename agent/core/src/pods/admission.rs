@@ -22,6 +22,10 @@ pub(crate) const NOT_SERVED: &str = "PodFeatureUnsupported";
 /// The reason for what upstream's API server would have refused.
 const INVALID: &str = "UnexpectedAdmissionError";
 
+/// Most ports of the host for one pod with a network of its own: portmap takes about 50 ms for each, and no other pod gets a network
+/// meanwhile. With some 600 it comes to the limit of a plugin, and the pod never begins.
+const MOST_HOST_PORTS: usize = 128;
+
 /// Longest message of a rejection: eight refusals, each with a path.
 const MESSAGE_CHARS: usize = 2000;
 
@@ -47,7 +51,8 @@ pub(crate) fn admit<'a>(
         return rejected(NOT_SERVED, why.into());
     }
     let complaint = resources::complaint(&pod.spec).or_else(|| volumes::complaint(&pod.spec));
-    if let Some(complaint) = complaint.or_else(|| security::complaint(&pod.spec)) {
+    let complaint = complaint.or_else(|| security::complaint(&pod.spec));
+    if let Some(complaint) = complaint.or_else(|| complaint_about_ports(&pod.spec)) {
         return rejected(INVALID, complaint);
     }
     if let Some(refusal) = resources::refusal(&pod.spec) {
@@ -175,6 +180,17 @@ pub(crate) fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
         protocol: if port.protocol.is_empty() { "TCP".to_owned() } else { port.protocol.clone() },
     });
     ports.collect()
+}
+
+/// What is wrong with the number of its host ports. On the machine's own network none of them takes a plugin's time.
+fn complaint_about_ports(spec: &PodSpec) -> Option<String> {
+    let count = host_ports(spec).len();
+    (count > MOST_HOST_PORTS && !spec.host_network).then(|| {
+        format!(
+            "the pod has {count} hostPorts, expected at most {MOST_HOST_PORTS}: other pods wait for their network \
+             while they are set up one by one; with hostNetwork there is no limit"
+        )
+    })
 }
 
 /// Ports that are taken: protocol and port, with the addresses; the empty one is every address.
@@ -339,6 +355,24 @@ mod tests {
         check(listens(80, "10.0.0.1"), &[listens(80, "")], Some(("NodePorts", "free ports")));
         check(listens(80, "0.0.0.0"), &[listens(80, "10.0.0.2")], Some(("NodePorts", "free ports")));
         check(listens(80, "10.0.0.1"), &[listens(80, "10.0.0.1")], Some(("NodePorts", "free ports")));
+    }
+
+    #[test]
+    fn pod_with_many_host_ports_is_rejected() {
+        let listens = |count: usize, host_network: bool| {
+            let port = |index: usize| json!({"containerPort": 1 + index, "hostPort": 1 + index});
+            let (own, others): (Vec<_>, Vec<_>) =
+                (0..count).map(port).partition(|port| port["hostPort"] == 1);
+            let sidecar = json!({"name": "b", "restartPolicy": "Always", "ports": own});
+            let main = json!({"name": "a", "ports": others});
+            json!({"hostNetwork": host_network, "initContainers": [sidecar], "containers": [main]})
+        };
+        check(listens(128, false), &[], None);
+        let message = "the pod has 129 hostPorts, expected at most 128: other pods wait";
+        check(listens(129, false), &[], Some((INVALID, message)));
+        check(listens(1000, true), &[], None);
+        let inner: Vec<Value> = (1..1000).map(|port| json!({"containerPort": port})).collect();
+        check(json!({"containers": [{"name": "a", "ports": inner}]}), &[], None);
     }
 
     #[test]
