@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use kedge::net::client::NetError;
 use kedge::net::watch::{
-    LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, list_metadata, watch,
+    LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, list_metadata, list_taking,
+    watch,
 };
 use net_server::*;
 
@@ -148,6 +149,16 @@ fn initial_watch_resumes_only_after_a_bookmark() {
     assert_eq!((events.as_str(), end), ("open +a", WatchEnd::Ended { resume: None }));
 }
 
+/// Where it would go on stands the same line: a list may show less of that object.
+#[test]
+fn watch_with_a_line_that_is_too_long_lists_again() {
+    let small = WatchLimits { line_bytes: 10_000, ..WatchLimits::default() };
+    let (events, end, _) =
+        watched(version("5"), small, 0, |_, _| chunks(|body| body.send(&"x".repeat(10_001))));
+    assert_eq!(events, "open");
+    assert_failed(&end, "the answer has more than 10000 bytes", None);
+}
+
 #[track_caller]
 fn assert_failed(end: &WatchEnd, expect: &str, expect_resume: Option<&str>) {
     match end {
@@ -176,7 +187,6 @@ fn failed_watch_reports_resume_version() {
     check(|| Reply::Cut(cut_after("{\"type\":")), "open +a", "closed by the other side", "6");
     check(|| chunks(|body| body.send("{\"type\":")), "open", "it ends within a line", "5");
     check(|| chunks(|body| body.send("<html>\n")), "open", "a line is not JSON", "5");
-    check(|| chunks(|body| body.send(&"x".repeat(10_001))), "open", "a line has more than 10000 bytes", "5");
     check(
         || chunks(|body| body.send("{\"type\":\"ERROR\",\"object\":{\"code\":500,\"message\":\"etcd\"}}\n")),
         "open",
@@ -349,6 +359,95 @@ fn list_is_read_in_pages() {
     let start = format!("/api/v1/pods?fieldSelector=spec.nodeName%3Dedge-1&limit={LIST_PAGE}");
     let paths: Vec<String> = server.counts.heard().into_iter().map(|heard| heard.path).collect();
     assert_eq!(paths, [start.clone(), format!("{start}&continue=a%2Bb")]);
+}
+
+/// The server's pods have these bytes, and this is what the list showed of them: `!` where that is metadata; and each page's `limit`.
+fn listed_in_part(pods: &'static [(&'static str, usize)]) -> (Result<Vec<String>, NetError>, Vec<String>) {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, move |heard| {
+        let asked = |name: &str| {
+            let found = heard.path.split(['?', '&']).find_map(|pair| pair.strip_prefix(name));
+            found.map_or(0, |number| number.parse::<usize>().unwrap())
+        };
+        let (from, limit) = (asked("continue="), asked("limit="));
+        let is_metadata =
+            heard.header("accept").is_some_and(|accept| accept.contains("PartialObjectMetadataList"));
+        let page = pods.iter().skip(from).take(limit).map(|(name, bytes)| match is_metadata {
+            true => serde_json::json!({"metadata": {"name": name}}),
+            false => serde_json::json!({"metadata": {"name": name}, "data": "x".repeat(*bytes)}),
+        });
+        let page: Vec<_> = page.collect();
+        let end = from + page.len();
+        let next = if end < pods.len() { end.to_string() } else { String::new() };
+        let kind = if is_metadata { "PartialObjectMetadataList" } else { "PodList" };
+        Reply::ok(&serde_json::json!({"kind": kind, "metadata": {"resourceVersion": "7", "continue": next}, "items": page}).to_string())
+    });
+    let bench = Bench::new(&authority, server.address);
+    let take = &mut |pod: serde_json::Value, is_too_large: bool| {
+        assert_eq!(is_too_large, pod.get("data").is_none());
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        serde_json::json!(format!("{name}{}", if is_too_large { "!" } else { "" }))
+    };
+    let listed = list_taking(&bench.client, ("/api/v1/pods", "Pod"), "", PLENTY, take);
+    let names =
+        listed.map(|listed| listed.items.iter().map(|name| name.as_str().unwrap().to_owned()).collect());
+    let limits = server
+        .counts
+        .heard()
+        .into_iter()
+        .map(|heard| heard.path.split(['?', '&']).nth(1).unwrap().to_owned());
+    (names, limits.collect())
+}
+
+#[test]
+fn large_pods_are_listed_few_at_once() {
+    let (names, limits) =
+        listed_in_part(&[("a", 1_500_000), ("b", 1_500_000), ("c", 1_500_000), ("d", 10), ("e", 10)]);
+    assert_eq!(names.unwrap(), ["a", "b", "c", "d", "e"]);
+    assert_eq!(limits, ["limit=50", "limit=6", "limit=1", "limit=2", "limit=3"]);
+}
+
+/// A text of characters that JSON escapes has six times its bytes.
+#[test]
+fn pod_that_is_too_large_is_listed_by_its_metadata() {
+    let (names, limits) = listed_in_part(&[("a", 10), ("b", 9_000_000), ("c", 10), ("d", 10)]);
+    assert_eq!(names.unwrap(), ["a", "b!", "c", "d"]);
+    assert_eq!(limits, ["limit=50", "limit=6", "limit=1", "limit=2", "limit=1", "limit=1", "limit=2"]);
+}
+
+#[test]
+fn page_that_a_busy_server_refuses_is_asked_for_again() {
+    let authority = Authority::new("ca");
+    let asked = AtomicU64::new(0);
+    let server = Server::start(&authority, move |_| {
+        let page = |next: &str| {
+            format!(r#"{{"metadata":{{"resourceVersion":"7","continue":"{next}"}},"items":[{{}}]}}"#)
+        };
+        match asked.fetch_add(1, Ordering::SeqCst) {
+            0 => Reply::ok(&page("x")),
+            1 | 2 => Reply::Raw(
+                b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}".to_vec(),
+            ),
+            3 => Reply::ok(&page("")),
+            _ => Reply::status(429, "TooManyRequests", "later"),
+        }
+    });
+    let bench = Bench::new(&authority, server.address);
+    let read = || list(&bench.client, ("/api/v1/pods", "Pod"), "", PLENTY);
+    assert_eq!(read().unwrap().items.len(), 2);
+    // of the first page nothing is lost, and the caller has pauses of its own
+    assert_eq!(read().unwrap_err().status(), Some(429));
+}
+
+#[test]
+fn list_without_an_end_in_bytes_is_refused() {
+    const MANY: &[(&str, usize)] = &[("a", 3_000_000); 40];
+    let (names, _) = listed_in_part(MANY);
+    let error = names.unwrap_err().to_string();
+    assert!(
+        error.contains("expected at most 200 of 67108864 bytes") || error.contains("more than"),
+        "{error}"
+    );
 }
 
 /// It says whether a configuration is still there.

@@ -4,13 +4,14 @@
 //! only a list that was read to its end, or an event of the watch after it, changes what is known, so a watch that ends, a list that
 //! fails and a server that does not answer change nothing; what a list lacks is gone; an object under a known name with another UID
 //! is another object, and the one before it is shown as gone first; a change that is known is not shown again; what goes beyond the
-//! bounds is not taken, and reported once; of another server nothing is known; where one object is asked for by its name, what
+//! bounds is not taken, and reported once; of a set each namespace has a share, and what goes beyond that is shown in part; of another server nothing is known; where one object is asked for by its name, what
 //! bears another beside it is not shown. Leaves to others: rounds and pauses (`watching`),
 //! what an object means, and its content: that is shown, not kept.
 
 use crate::config::records::CHECKPOINT_BYTES;
 use crate::event::Listing;
 use crate::outbox::json_bytes;
+use crate::pods::shares::{Shares, whole_bytes};
 use crate::sorted::SortedMap;
 use crate::watching::{ObjectVersion, WatchOrder, Watched, Watching};
 use serde_json::Value;
@@ -50,6 +51,8 @@ type Name = (String, String);
 struct Known {
     version: ObjectVersion,
     bytes: usize,
+    /// It is more than its namespace's share allows, so little was taken of it: of so many.
+    whole_bytes: Option<usize>,
 }
 
 /// One collection.
@@ -59,6 +62,8 @@ pub(crate) struct Reflector {
     /// Where one object is asked for by its name. A server that does not select shows others beside it.
     asked: Option<String>,
     bounds: Bounds,
+    /// Namespaces have shares.
+    is_shared: bool,
     /// None: no list was read yet.
     known: Option<SortedMap<Name, Known>>,
     is_too_much: bool,
@@ -70,14 +75,14 @@ impl Reflector {
         Self { asked: Some(name.to_owned()), ..Self::bounded(watched, lists_only, ONE_OBJECT) }
     }
 
-    /// Of all objects of a selection.
+    /// Of all objects of a selection, of each namespace its share.
     pub(crate) fn of_set(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
-        Self::bounded(watched, lists_only, bounds)
+        Self { is_shared: true, ..Self::bounded(watched, lists_only, bounds) }
     }
 
     fn bounded(watched: Watched, lists_only: bool, bounds: Bounds) -> Self {
         let watching = Watching::new(watched, lists_only);
-        Self { watching, asked: None, bounds, known: None, is_too_much: false }
+        Self { watching, asked: None, bounds, is_shared: false, known: None, is_too_much: false }
     }
 
     /// Another object, of this name, or server: nothing of it is known.
@@ -107,9 +112,13 @@ impl Reflector {
     /// A list was read to its end.
     pub(crate) fn listed(&mut self, listing: Listing) -> Shown {
         let objects = match listing {
+            Listing::Objects(objects) if self.is_shared => {
+                let mut shares = Shares::default();
+                objects.into_iter().map(|object| shares.take(object)).collect()
+            }
             Listing::Objects(objects) => self.of_asked(objects),
             Listing::Unchanged(version) => {
-                let known = Known { version: version.clone(), bytes: 0 };
+                let known = Known { version: version.clone(), bytes: 0, whole_bytes: None };
                 self.known = Some(SortedMap::from([(Name::default(), known)]));
                 return Shown::Unchanged(version);
             }
@@ -161,6 +170,10 @@ impl Reflector {
             self.known.get_or_insert_default().remove(&name);
             return vec![Shown::Gone(object)];
         }
+        let mut object = object;
+        if self.is_shared {
+            object = self.shares_without(&name).take(object);
+        }
         let is = known_as(&object);
         if before.as_ref().is_some_and(|before| before.version == is.version && !is.version.1.is_empty()) {
             return Vec::new();
@@ -176,6 +189,17 @@ impl Reflector {
         let gone = before.filter(|before| before.version.0 != uid);
         let gone = gone.map(|before| Shown::Replaced(before.version.0));
         gone.into_iter().chain([Shown::One(object)]).collect()
+    }
+
+    /// What was taken of each namespace, but for this object.
+    fn shares_without(&self, but: &Name) -> Shares {
+        let mut shares = Shares::default();
+        for (name, known) in self.known.iter().flatten() {
+            if name != but && known.whole_bytes.is_none() {
+                shares.add(&name.0, known.bytes);
+            }
+        }
+        shares
     }
 
     fn too_much(&mut self, objects: usize, bytes: usize) -> Option<Shown> {
@@ -205,13 +229,14 @@ fn uid_of(object: &Value) -> &str {
 
 fn known_as(object: &Value) -> Known {
     let version = (uid_of(object).to_owned(), text(object, "resourceVersion").to_owned());
-    Known { version, bytes: json_bytes(object) }
+    Known { version, bytes: json_bytes(object), whole_bytes: whole_bytes(object) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pace::Jitter;
+    use crate::pods::shares::is_part;
     use serde_json::json;
 
     /// A collection, and the consumer that goes by what it shows.
@@ -369,6 +394,43 @@ mod tests {
         bench.change(&object("a", 1, 5), true);
         bench.change(&large, false);
         assert_eq!((bench.names(), bench.refused), (Some(vec!["b"]), 2), "alone it fits");
+    }
+
+    #[test]
+    fn large_pods_of_one_namespace_hide_no_news_of_others() {
+        let large = |namespace: &str, name: &str, version: u64| {
+            let mut pod = object(name, 1, version);
+            pod["metadata"]["namespace"] = json!(namespace);
+            pod["data"] = json!("x".repeat(1_300_000));
+            pod
+        };
+        let bounds = Bounds { objects: 100, bytes: 20 << 20 };
+        let mut reflector = Reflector::of_set(Watched::Pods, false, bounds);
+        reflector.relist(None);
+        let hogs: Vec<Value> = (0..40).map(|index| large("hog", &format!("h{index}"), 1)).collect();
+        let Shown::All(all) = reflector.listed(Listing::Objects(hogs)) else { panic!("it is taken") };
+        let taken = all.iter().filter(|pod| !is_part(pod)).count();
+        assert!((5..=6).contains(&taken), "{taken}");
+        // of another namespace: it comes, grows, goes; of its own: one more is shown in part, and so is a deletion
+        let small = object("small", 1, 2);
+        assert_eq!(reflector.changed(small.clone(), false), [Shown::One(small)]);
+        let grown = large("n", "small", 3);
+        assert_eq!(reflector.changed(grown.clone(), false), [Shown::One(grown)]);
+        let [Shown::One(more)] = &reflector.changed(large("hog", "more", 4), false)[..] else {
+            panic!("it is shown")
+        };
+        assert!(is_part(more));
+        let mut ending = large("hog", "h0", 5);
+        ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let [Shown::One(shown)] = &reflector.changed(ending, false)[..] else { panic!("it is shown") };
+        assert_eq!(shown["metadata"]["deletionTimestamp"], "2026-01-01T00:00:00Z");
+        // what goes leaves room
+        for index in 0..40 {
+            let gone = large("hog", &format!("h{index}"), 6);
+            assert!(matches!(reflector.changed(gone, true)[..], [Shown::Gone(_)]));
+        }
+        let after = large("hog", "after", 7);
+        assert_eq!(reflector.changed(after.clone(), false), [Shown::One(after)]);
     }
 
     /// A server that changes at random, and whose watch breaks off, loses events, and begins with a list again.

@@ -262,7 +262,9 @@ pub enum NetError {
         /// How long the server asks us to wait.
         retry_after: Option<Duration>,
     },
-    /// The answer makes no sense: no HTTP, cut off, too large, no JSON. Try again, later.
+    /// The answer has more bytes than may be. Ask for less.
+    TooLarge { request: String, status: u16, limit: usize },
+    /// The answer makes no sense: no HTTP, cut off, no JSON. Try again, later.
     Garbled {
         request: String,
         /// HTTP status, if one was read.
@@ -280,6 +282,9 @@ impl fmt::Display for NetError {
         match self {
             Self::Unreachable { request, why } | Self::Garbled { request, why, .. } => {
                 write!(f, "{request}: {why}")
+            }
+            Self::TooLarge { request, limit, .. } => {
+                write!(f, "{request}: the answer has more than {limit} bytes")
             }
             Self::Untrusted { request, why } => {
                 write!(f, "{request}: {why}, expected one that our roots vouch for")
@@ -305,7 +310,7 @@ impl NetError {
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Unauthorized { .. } => Some(401),
-            Self::Refused { status, .. } => Some(*status),
+            Self::Refused { status, .. } | Self::TooLarge { status, .. } => Some(*status),
             Self::Garbled { status, .. } => *status,
             _ => None,
         }
@@ -730,8 +735,7 @@ impl Client {
                 return Err(self.net_error(&asked, &ureq::Error::from(error), Some(status)));
             }
             if body.len() > limit {
-                let why = format!("the answer has more than {limit} bytes");
-                return Err(NetError::Garbled { request: asked, status: Some(status), why });
+                return Err(NetError::TooLarge { request: asked, status, limit });
             }
             let request = asked;
             return Ok(Response {

@@ -33,14 +33,26 @@ pub const OPEN_LIMIT: Duration = Duration::from_secs(30);
 /// Most objects asked for at once in a list, so that no answer is large: a page of Pods has about 1 MiB.
 pub const LIST_PAGE: u32 = 50;
 
-/// Most bytes of one page: as one object may have, and 50 pods of 80 kB.
+/// Most bytes of one page: as one object may have, and 50 pods of 80 kB. Of larger ones fewer are asked for at once.
 const MAX_PAGE_BYTES: usize = MAX_LINE_BYTES;
 
 /// Most objects of one list, over all pages. A node has at most a few hundred Pods.
 pub const MAX_LISTED: usize = 5_000;
 
-/// Most bytes of one list, over all pages: no node takes more of its Pods. The whole list is held in memory, and a board may have 64 MiB.
+/// Most bytes of a page of one object.
+pub const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;
+
+/// Longest pause before a page that a busy server asks us to wait for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// After a page that is too large so many times fewer objects are asked for at once.
+const FEWER_AT_ONCE: u32 = 8;
+
+/// Most bytes of one list, over all pages, where all of it is taken: it is held in memory, and a board may have 64 MiB.
 const MAX_LISTED_BYTES: usize = 16 * 1024 * 1024;
+
+/// Most bytes that are read of one list, over all pages, where not all of it is taken.
+const MAX_READ_BYTES: usize = 64 * 1024 * 1024;
 
 /// Most pages of one list. A server may give fewer objects than are asked for, and pages without any, but not for ever.
 const MAX_PAGES: usize = 200;
@@ -86,7 +98,22 @@ pub fn list(
     params: &str,
     deadline: Duration,
 ) -> Result<Listed, NetError> {
-    list_as(client, (path, kind), params, None, deadline)
+    list_as(client, (path, kind), params, None, deadline, None)
+}
+
+/// As [`list()`], where `take` says at once what is kept of an object, so that much more may be read than is held in memory. Of an
+/// object that is too large on its own there is its metadata, and `take` is told so.
+///
+/// # Errors
+/// As [`list()`].
+pub fn list_taking(
+    client: &Client,
+    (path, kind): (&str, &str),
+    params: &str,
+    deadline: Duration,
+    take: &mut dyn FnMut(Value, bool) -> Value,
+) -> Result<Listed, NetError> {
+    list_as(client, (path, kind), params, None, deadline, Some(take))
 }
 
 /// As [`list()`], of the objects' metadata alone: what they are, not what they hold. Every Kubernetes since 1.15 gives it.
@@ -99,7 +126,7 @@ pub fn list_metadata(
     params: &str,
     deadline: Duration,
 ) -> Result<Listed, NetError> {
-    list_as(client, (path, kind), params, Some(METADATA_LIST), deadline)
+    list_as(client, (path, kind), params, Some(METADATA_LIST), deadline, None)
 }
 
 fn list_as(
@@ -108,17 +135,39 @@ fn list_as(
     params: &str,
     accept: Option<&'static str>,
     deadline: Duration,
+    mut take: Option<&mut dyn FnMut(Value, bool) -> Value>,
 ) -> Result<Listed, NetError> {
+    let most_bytes = if take.is_some() { MAX_READ_BYTES } else { MAX_LISTED_BYTES };
+    let mut at_once = LIST_PAGE;
+    // this page shows one object that is too large, and of that its metadata
+    let mut in_part = false;
     let begun = Instant::now();
     let mut listed = Listed { items: Vec::new(), resource_version: String::new(), date_unix_secs: None };
     let mut next = String::new();
     let (mut pages, mut bytes) = (0, 0);
     loop {
-        let query = joined(&[params, &format!("limit={LIST_PAGE}"), &next]);
+        let query = joined(&[params, &format!("limit={at_once}"), &next]);
         let left = deadline.saturating_sub(begun.elapsed());
         let request = Request::get(format!("{path}?{query}"), left);
-        let request = Request { accept, response_limit_bytes: MAX_PAGE_BYTES, ..request };
-        let response = client.request(&request)?;
+        let accept = if in_part { Some(METADATA_LIST) } else { accept };
+        let response_limit_bytes = if at_once == 1 { MAX_OBJECT_BYTES } else { MAX_PAGE_BYTES };
+        let request = Request { accept, response_limit_bytes, ..request };
+        let response = match client.request(&request) {
+            Err(NetError::TooLarge { .. })
+                if !in_part && bytes < most_bytes && (at_once > 1 || take.is_some()) =>
+            {
+                bytes += response_limit_bytes;
+                in_part = at_once == 1;
+                at_once = (at_once / FEWER_AT_ONCE).max(1);
+                continue;
+            }
+            // the pages before it would be read for nothing
+            Err(NetError::Refused { status: 429, retry_after, .. }) if pages > 0 && left > LONGEST_PAUSE => {
+                std::thread::sleep(retry_after.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE));
+                continue;
+            }
+            answer => answer?,
+        };
         listed.date_unix_secs = response.date_unix_secs;
         pages += 1;
         bytes += response.body.len();
@@ -127,8 +176,8 @@ fn list_as(
             status: Some(response.status),
             why,
         };
-        if pages > MAX_PAGES || bytes > MAX_LISTED_BYTES {
-            let most = format!("{MAX_PAGES} of {MAX_LISTED_BYTES} bytes");
+        if pages > MAX_PAGES || bytes > most_bytes {
+            let most = format!("{MAX_PAGES} of {most_bytes} bytes");
             return Err(garbled(format!(
                 "the list has {pages} pages of {bytes} bytes, expected at most {most}"
             )));
@@ -145,7 +194,10 @@ fn list_as(
             }
         }
         match page.get_mut("items").map(Value::take) {
-            Some(Value::Array(items)) => listed.items.extend(items),
+            Some(Value::Array(items)) => match &mut take {
+                Some(take) => listed.items.extend(items.into_iter().map(|item| take(item, in_part))),
+                None => listed.items.extend(items),
+            },
             // upstream writes an empty list as null in places
             Some(Value::Null) => {}
             _ => return Err(garbled("the answer is not a list: it has no items".to_owned())),
@@ -157,6 +209,8 @@ fn list_as(
             Some(version) if !version.is_empty() => listed.resource_version = version.to_owned(),
             _ => return Err(garbled("the list has no resourceVersion".to_owned())),
         }
+        in_part = false;
+        at_once = (at_once + 1).min(LIST_PAGE);
         match page.pointer("/metadata/continue").and_then(Value::as_str) {
             Some(token) if !token.is_empty() => next = format!("continue={}", percent_encoded(token)),
             _ => return Ok(listed),
@@ -296,6 +350,8 @@ fn watch_as(
         Ok(()) => WatchEnd::Ended { resume },
         Err(Stop::Expired) => WatchEnd::Expired,
         Err(Stop::ByCallback) => WatchEnd::Stopped { resume },
+        // where it would go on the same line stands, and a list may show less of that object
+        Err(Stop::TooLong(error)) => WatchEnd::Failed { error, resume: None },
         Err(Stop::Failed(NetError::Cancelled)) => WatchEnd::Cancelled,
         Err(Stop::Failed(error)) => WatchEnd::Failed { error, resume },
     }
@@ -337,6 +393,8 @@ impl Position {
 enum Stop {
     ByCallback,
     Expired,
+    /// A line has more bytes than may be.
+    TooLong(NetError),
     Failed(NetError),
 }
 
@@ -408,7 +466,11 @@ impl Lines {
             }
             self.scanned = self.bytes.len();
             if self.bytes.len() > self.limits.line_bytes {
-                return Err(self.garbled(format!("a line has more than {} bytes", self.limits.line_bytes)));
+                return Err(Stop::TooLong(NetError::TooLarge {
+                    request: self.body.asked().to_owned(),
+                    status: 200,
+                    limit: self.limits.line_bytes,
+                }));
             }
             if !self.bytes.is_empty() && begun.elapsed() > self.limits.line() {
                 let secs = self.limits.line().as_secs();
@@ -530,6 +592,7 @@ mod tests {
                 Ok((event, version, calls)) => format!("{event:?} {version} {}", calls.join("+")),
                 Err(Stop::Expired) => "expired".to_owned(),
                 Err(Stop::Failed(error)) => error.to_string(),
+                Err(Stop::TooLong(error)) => error.to_string(),
                 Err(Stop::ByCallback) => "stopped".to_owned(),
             };
             assert!(found.contains(expect), "expected {expect:?}, found {found:?}");

@@ -10,6 +10,7 @@ use crate::net::client::{Client, NetError};
 use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEvent, WatchFrom, WatchLimits};
 use kedge_api as api;
+use kedge_core::pods::{self, Shares};
 use kedge_core::{Collection, Event, Listing, ObjectVersion, WatchEnd, WatchFailure, WatchOrder};
 use kedge_platform::Progress;
 use kedge_platform::linux::give_back_stack;
@@ -255,7 +256,9 @@ impl Listener<'_> {
             self.send(Event::Contact);
         }
         let failure = match &error {
-            NetError::Refused { .. } | NetError::Garbled { .. } => WatchFailure::Answered,
+            NetError::Refused { .. } | NetError::TooLarge { .. } | NetError::Garbled { .. } => {
+                WatchFailure::Answered
+            }
             _ => WatchFailure::Unreachable,
         };
         WatchEnd { resume, failure: Some((failure, with_advice(&error))), ..WatchEnd::default() }
@@ -284,7 +287,18 @@ impl Listener<'_> {
             }
         }
         self.token.idle_for(order.list_deadline);
-        let listed = watch::list(self.client, (path, self.target.kind), params, order.list_deadline);
+        let what = (path, self.target.kind);
+        let listed = match self.target.of {
+            Collection::Pods => {
+                let mut shares = Shares::default();
+                let take = &mut |pod, is_too_large| match is_too_large {
+                    true => pods::part_of(&pod, watch::MAX_OBJECT_BYTES),
+                    false => shares.take(pod),
+                };
+                watch::list_taking(self.client, what, params, order.list_deadline, take)
+            }
+            _ => watch::list(self.client, what, params, order.list_deadline),
+        };
         self.token.busy();
         let listed = listed?;
         Ok((self.target.listed(listed.items), listed.resource_version))

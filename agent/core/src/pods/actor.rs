@@ -18,6 +18,7 @@ use crate::pods::event::{
     NodeFacts, ObjectName, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRef, PodRequest, TokenName,
     TokenRead,
 };
+use crate::pods::shares::MOST_TAKEN_BYTES;
 use crate::pods::{PodReport, Pods};
 use crate::reflector::{Bounds, Reflector, Shown};
 use crate::turn::{Order, Turn};
@@ -27,9 +28,8 @@ use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Most pods that are listed, and bytes of all together: 250 pods of the largest size that etcd takes would be 375 MB, and real ones
-/// have 5 kB.
-const MOST_PODS: Bounds = Bounds { objects: 1000, bytes: 16 * 1024 * 1024 };
+/// Most pods that are listed, and bytes of all together: those that are taken (`shares`), and of the others 2 KiB each.
+const MOST_PODS: Bounds = Bounds { objects: 5000, bytes: MOST_TAKEN_BYTES + (5000 << 11) };
 /// Requests at once by which pods get on: fewer than the outbox sends at once, so that the node's own have room.
 const WORK_SLOTS: u8 = 4;
 /// Reads of ConfigMaps and Secrets at once: each may bring 1 MiB.

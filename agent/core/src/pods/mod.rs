@@ -27,6 +27,7 @@ mod record;
 mod reporting;
 mod resources;
 mod security;
+pub(crate) mod shares;
 mod shutdown;
 mod spec;
 mod starting;
@@ -49,6 +50,8 @@ pub use event::{
 pub(crate) use resources::DEVICE;
 
 pub use hooks::{HookAct, HookKind, HookNote, HookOrder};
+pub use shares::{Shares, part_of};
+
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
 
 use crate::config::digest::Digest;
@@ -146,6 +149,8 @@ pub struct Pods {
     statics: SortedMap<PodUid, (String, Rc<Pod>)>,
     /// Complaints about static files that were logged, by path.
     complaints: BTreeMap<String, String>,
+    /// That pods are left out was reported, of the list that was read last.
+    has_told_of_parts: bool,
 }
 
 /// What a static pod's record has.
@@ -226,6 +231,7 @@ impl Pods {
             static_results: SortedMap::new(),
             statics: SortedMap::new(),
             complaints: BTreeMap::new(),
+            has_told_of_parts: false,
         }
     }
 
@@ -553,6 +559,7 @@ impl Pods {
         for api in self.lives.values_mut().filter_map(|life| life.api.as_mut()) {
             api.version = None;
         }
+        self.has_told_of_parts &= pods.iter().any(shares::is_part);
         for object in pods {
             if let Some(uid) = object["metadata"]["uid"].as_str().and_then(PodUid::new) {
                 // the server has it after all
@@ -603,6 +610,10 @@ impl Pods {
             return;
         }
         let Some(node_uid) = self.node_uid.clone() else { return };
+        if shares::is_part(object) {
+            self.seen_in_part(now, object, actions);
+            return;
+        }
         let (pod, problem) = match Pod::read(object) {
             Ok(pod) => (pod, None),
             Err(why) => match Pod::read(&without_spec(object)) {
@@ -617,7 +628,8 @@ impl Pods {
             },
         };
         if self.is_one_too_many(&pod.uid) {
-            turn_away(&pod, object, self.lives.len(), actions);
+            let why = format!("this node has {} pods, and remembers no more", self.lives.len());
+            turn_away(&pod, object, &why, actions);
             return;
         }
         self.end_predecessors(now, &node_uid, &pod);
@@ -630,6 +642,36 @@ impl Pods {
         }
         life.bound(now, origin, pod, object, problem);
         self.has_new_needs = true;
+    }
+
+    /// A pod of a namespace that has more than its share: one that runs goes on as it is, until it is deleted; another is rejected.
+    fn seen_in_part(&mut self, now: Now, object: &Value, actions: &mut Vec<PodAction>) {
+        let Ok(pod) = Pod::read(&without_spec(object)) else { return };
+        if !std::mem::replace(&mut self.has_told_of_parts, true) {
+            let message = format!(
+                "pods of namespace {} are more, or larger, than its share of what this node takes ({} pods, {} bytes of all \
+                 namespaces): pod {} and further ones are rejected, and of those that run only the deletion is seen",
+                pod.namespace,
+                shares::MOST_TAKEN,
+                shares::MOST_TAKEN_BYTES,
+                pod.name
+            );
+            actions.push(PodAction::WarnOfNode { reason: "PodsLeftOut", message });
+        }
+        match self.lives.get_mut(&pod.uid) {
+            Some(life) => life.seen_in_part(now, &pod, object),
+            // what lies on disk of it cannot be read, so it may run
+            None if self.unreadable.contains(&pod.uid) => {}
+            // so may one that the runtime has yet to tell of
+            None if !self.has_inventory => self.list_later(now),
+            None => {
+                let why = format!(
+                    "the pods of its namespace {} have more than its share of this node",
+                    pod.namespace
+                );
+                turn_away(&pod, object, &why, actions);
+            }
+        }
     }
 
     /// Whether nothing is known of this pod, and there is no place to remember it.
@@ -737,11 +779,14 @@ impl Pods {
         match answer {
             Answer::Accepted(_) => self.list_retry.succeeded(),
             Answer::Refused { status: 404 | 409, .. } => {}
-            Answer::Refused { .. } | Answer::Failed(_) if self.list_wake.is_none() => {
-                self.list_retry.failed(now.mono);
-                self.list_wake = Some(self.list_retry.due());
-            }
-            Answer::Refused { .. } | Answer::Failed(_) => {}
+            Answer::Refused { .. } | Answer::Failed(_) => self.list_later(now),
+        }
+    }
+
+    fn list_later(&mut self, now: Now) {
+        if self.list_wake.is_none() {
+            self.list_retry.failed(now.mono);
+            self.list_wake = Some(self.list_retry.due());
         }
     }
 
@@ -1238,12 +1283,32 @@ impl Life {
             let reason = "UnexpectedAdmissionError".to_owned();
             self.verdict = Verdict::Rejected(admission::Rejection { reason, message: why });
         }
-        if let Some(secs) = deletion {
-            if let Some(api) = &mut self.api {
-                api.awaits_delete = true;
-            }
-            self.end(now, Duration::from_secs(secs));
+        self.ends_if_deleted(now, deletion);
+    }
+
+    fn ends_if_deleted(&mut self, now: Now, deletion: Option<u64>) {
+        let Some(secs) = deletion else { return };
+        if let Some(api) = &mut self.api {
+            api.awaits_delete = true;
         }
+        self.end(now, Duration::from_secs(secs));
+    }
+
+    /// No more of its object was taken than that it is there, that it is being deleted, and that it has ended.
+    fn seen_in_part(&mut self, now: Now, pod: &Pod, object: &Value) {
+        self.is_dirty = true;
+        let is_later = match &mut self.api {
+            Some(api) if api.is_deleted && pod.deletion.is_none() => false,
+            Some(api) => api.seen(object),
+            api @ None => {
+                *api = Some(InApi::new(pod.reference(), object));
+                true
+            }
+        };
+        if is_later {
+            self.finished_by_others(&object["status"]);
+        }
+        self.ends_if_deleted(now, pod.deletion);
     }
 
     /// Its object is gone: it ends, and there is nobody to tell.
@@ -1340,7 +1405,7 @@ impl Life {
 }
 
 /// Answers a pod that is not remembered. An answer that is lost is given again when the pod is listed again, see `turned_away`.
-fn turn_away(pod: &Pod, object: &Value, known: usize, actions: &mut Vec<PodAction>) {
+fn turn_away(pod: &Pod, object: &Value, why: &str, actions: &mut Vec<PodAction>) {
     let reference = pod.reference();
     if pod.deletion.is_some() {
         actions.push(PodAction::DeletePod(reference));
@@ -1349,7 +1414,7 @@ fn turn_away(pod: &Pod, object: &Value, known: usize, actions: &mut Vec<PodActio
     if matches!(object["status"]["phase"].as_str(), Some("Failed" | "Succeeded")) {
         return;
     }
-    let message = format!("Pod was rejected: this node has {known} pods, and remembers no more");
+    let message = format!("Pod was rejected: {why}");
     let status = json!({"phase": "Failed", "reason": "OutOfpods", "message": message});
     let patch = json!({"metadata": {"uid": reference.uid}, "status": status});
     actions.push(PodAction::PatchPodStatus { pod: reference, patch });
@@ -1383,7 +1448,7 @@ fn without_spec(object: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use crate::pods::fixture::Node;
-    use crate::pods::{PodAction, PodEvent};
+    use crate::pods::{PodAction, PodEvent, part_of};
     use serde_json::{Value, json};
 
     fn pod(name: &str, node: &str) -> Value {
@@ -1445,5 +1510,83 @@ mod tests {
             assert!(["one", "two", "broken"].into_iter().all(|name| node.runs(name)), "{bad}");
         }
         assert!(warnings(&node, "cannot be read and is left alone") > 0);
+    }
+
+    fn patches(node: &Node, name: &str) -> usize {
+        let is_it =
+            |action: &&PodAction| matches!(action, PodAction::PatchPodStatus { pod, .. } if pod.name == name);
+        node.seen.iter().filter(is_it).count()
+    }
+
+    fn part(name: &str, phase: &str) -> Value {
+        let mut pod = part_of(&pod(name, "edge"), 1_000_000);
+        pod["status"]["phase"] = json!(phase);
+        pod
+    }
+
+    fn told_of_parts(node: &Node) -> usize {
+        let is_it =
+            |action: &&PodAction| matches!(action, PodAction::WarnOfNode { reason: "PodsLeftOut", .. });
+        node.seen.iter().filter(is_it).count()
+    }
+
+    #[test]
+    fn running_pod_beyond_its_share_goes_on_until_it_is_deleted() {
+        let mut node = Node::new();
+        node.see(pod("old", "edge"));
+        node.see(pod("other", "edge"));
+        node.wait(2);
+        let told = patches(&node, "old");
+        for is_listed in [true, false] {
+            match is_listed {
+                true => list(&mut node, vec![part("old", "Running"), pod("other", "edge")]),
+                false => node.tell(PodEvent::PodSeen(part("old", "Running"))),
+            }
+            node.wait(5);
+            assert!(node.runs("old") && node.runs("other"));
+        }
+        assert_eq!((patches(&node, "old"), told_of_parts(&node)), (told, 1), "its status is known");
+        // also after a start of the agent, which knows no status then
+        node.start();
+        node.tell(PodEvent::PodSeen(part("old", "Running")));
+        node.wait(2);
+        assert!(node.runs("old"));
+        let mut deleted = part("old", "Running");
+        deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        deleted["metadata"]["deletionGracePeriodSeconds"] = json!(7);
+        node.tell(PodEvent::PodSeen(deleted));
+        node.wait(2);
+        assert!(!node.runs("old") && node.runs("other"));
+        assert_eq!(node.stops(), [("old", 7)]);
+        let deletes = node
+            .seen
+            .iter()
+            .filter(|action| matches!(action, PodAction::DeletePod(pod) if pod.name == "old"));
+        assert_eq!(deletes.count(), 1);
+    }
+
+    #[test]
+    fn pod_beyond_its_share_is_rejected_once() {
+        let mut node = Node::new();
+        node.see(pod("small", "edge"));
+        node.see(part("new", "Pending"));
+        node.wait(2);
+        assert!(!node.runs("new") && node.pods.report().len() == 1);
+        assert_eq!(node.status("new")["phase"], "Failed");
+        let why = node.status("new")["message"].as_str().unwrap_or_default();
+        assert!(why.contains("namespace default have more than its share"), "{why}");
+        list(&mut node, vec![part("new", "Failed"), pod("small", "edge")]);
+        assert_eq!((patches(&node, "new"), told_of_parts(&node)), (1, 1));
+        // it is deleted: nothing is left to end
+        let mut deleted = part("new", "Failed");
+        deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        node.tell(PodEvent::PodSeen(deleted));
+        assert!(
+            node.seen.iter().any(|action| matches!(action, PodAction::DeletePod(pod) if pod.name == "new"))
+        );
+        // a list without such pods ends the matter, so the next is told of
+        list(&mut node, vec![pod("small", "edge")]);
+        node.see(part("newer", "Pending"));
+        assert_eq!(told_of_parts(&node), 2);
     }
 }

@@ -14,6 +14,7 @@ use crate::pods::failing::Failed;
 use crate::pods::life::{ContainerLife, Context, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit};
 use crate::pods::record::Record;
 use crate::pods::resources::qos_class;
+use crate::pods::shares;
 use crate::pods::spec::{Container, Pod, without_nulls};
 use crate::pods::status::{self, ContainerView, Shown, Situation, Terminated};
 use serde_json::{Value, json};
@@ -79,7 +80,7 @@ impl InApi {
             return false;
         }
         self.version = version;
-        if self.sent.is_none() {
+        if self.sent.is_none() && !shares::is_part(object) {
             self.status = without_nulls(&object["status"]);
         }
         true
