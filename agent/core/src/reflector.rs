@@ -191,6 +191,12 @@ impl Reflector {
         gone.into_iter().chain([Shown::One(object)]).collect()
     }
 
+    /// Of the object of this name, as the API server has it; 0 if it is not known.
+    pub(crate) fn bytes_of(&self, namespace: &str, name: &str) -> usize {
+        let known = self.known.as_ref().and_then(|known| known.get(&(namespace.to_owned(), name.to_owned())));
+        known.map_or(0, |known| known.whole_bytes.unwrap_or(known.bytes))
+    }
+
     /// What was taken of each namespace, but for this object.
     fn shares_without(&self, but: &Name) -> Shares {
         let mut shares = Shares::default();

@@ -6,7 +6,7 @@
 //! Without a runtime there is no such actor. Leaves to others: every decision about a pod (`Pods`), how orders are performed.
 
 use crate::config::running::Notice;
-use crate::event::{Action, Answer, HostFacts, Level, Request, RequestKey, Runtime};
+use crate::event::{Action, Answer, HostFacts, Level, Runtime};
 use crate::images::collect::Thresholds;
 use crate::images::collecting::Collecting;
 use crate::kubelet::Config;
@@ -15,13 +15,13 @@ use crate::node::pressure::Pressures;
 use crate::node::registration;
 use crate::node::status::allocatable;
 use crate::pods::event::{
-    NodeFacts, ObjectName, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRef, PodRequest, TokenName,
-    TokenRead,
+    NodeFacts, ObjectRead, PodAction, PodAsk, PodEvent, PodNews, PodRef, PodRequest, TokenName, TokenRead,
 };
+use crate::pods::lane::{Ask, Lane, Purpose};
 use crate::pods::shares::MOST_TAKEN_BYTES;
 use crate::pods::{PodReport, Pods};
 use crate::reflector::{Bounds, Reflector, Shown};
-use crate::turn::{Order, Turn};
+use crate::turn::Turn;
 use crate::watching::Watched;
 use kedge_api::{self as api, excerpt};
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ const WORK_SLOTS: u8 = 4;
 /// Reads of ConfigMaps and Secrets at once: each may bring 1 MiB.
 const READ_SLOTS: u8 = 1;
 const NEWS_SLOTS: u8 = 1;
-/// Events about pods that wait; of more the oldest are dropped.
+/// Events about pods that wait; of more the oldest are dropped, of the namespace that has most.
 const PENDING_NEWS: usize = 64;
 /// Writes of the desired set under way: fewer than the disk's loop holds, so that it never makes core wait.
 const WRITES_AT_ONCE: usize = 4;
@@ -54,64 +54,6 @@ const REREAD_AT_LEAST: Duration = Duration::from_secs(60 * 60);
 const LOOK_LIMIT: Duration = Duration::from_secs(120);
 /// On a Node: its orphaned pods end.
 const RELEASE_ANNOTATION: &str = "kedge.dev/release-pods";
-
-/// What a request is for.
-#[derive(Debug, Clone, PartialEq)]
-enum Purpose {
-    Work(PodRequest),
-    Read(ObjectName),
-    Token(TokenName),
-    News,
-}
-
-#[derive(Debug, Clone)]
-struct Ask {
-    purpose: Purpose,
-    body: PodAsk,
-}
-
-/// Requests of one sort: those that wait, and those in the outbox by their slot.
-#[derive(Debug, Clone)]
-struct Lane {
-    slots: std::ops::Range<u8>,
-    waiting: VecDeque<Ask>,
-    sent: Vec<(u8, Purpose)>,
-}
-
-impl Lane {
-    fn new(slots: std::ops::Range<u8>) -> Self {
-        Self { slots, waiting: VecDeque::new(), sent: Vec::new() }
-    }
-
-    fn send(&mut self, turn: &mut Turn) {
-        for slot in self.slots.clone() {
-            let key = RequestKey::Pods(slot);
-            let is_taken = self.sent.iter().any(|(taken, _)| *taken == slot);
-            // one that another server was asked on is not free before that one answered
-            if is_taken || !turn.outbox.is_free(turn.now, &key) {
-                continue;
-            }
-            let Some(Ask { purpose, body }) = self.waiting.front() else { return };
-            let ask = Box::new(body.clone());
-            if !turn.outbox.put(turn.now, key, Order::Request(Request::Pods { slot, ask })) {
-                return;
-            }
-            self.sent.push((slot, purpose.clone()));
-            self.waiting.pop_front();
-        }
-    }
-
-    fn answered(&mut self, slot: u8) -> Option<Purpose> {
-        let at = self.sent.iter().position(|(taken, _)| *taken == slot)?;
-        Some(self.sent.swap_remove(at).1)
-    }
-
-    /// None of them will be answered.
-    fn give_up(&mut self) -> Vec<Purpose> {
-        let waiting = self.waiting.drain(..).map(|ask| ask.purpose);
-        self.sent.drain(..).map(|(_, purpose)| purpose).chain(waiting).collect()
-    }
-}
 
 /// Every pod of this node.
 #[derive(Debug, Clone)]
@@ -367,8 +309,9 @@ impl PodsActor {
                 self.work_on(PodRequest::CreateMirror { namespace, name }, body);
             }
             PodAction::ReadObject(name) => {
-                let body = PodAsk::Read(name.clone());
-                self.reads.waiting.push_back(Ask { purpose: Purpose::Read(name), body });
+                let (body, namespace) = (PodAsk::Read(name.clone()), name.namespace.clone());
+                let purpose = Purpose::Read(name);
+                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0 });
             }
             PodAction::RequestToken(name) => {
                 let body = PodAsk::CreateToken {
@@ -376,7 +319,8 @@ impl PodsActor {
                     account: name.account.clone(),
                     body: token_request(&name),
                 };
-                self.reads.waiting.push_back(Ask { purpose: Purpose::Token(name), body });
+                let (namespace, purpose) = (name.pod.namespace.clone(), Purpose::Token(name));
+                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0 });
             }
             PodAction::RecordEvent(news) => self.announce(&news, turn),
             PodAction::WarnOfNode { reason, message } => {
@@ -393,11 +337,18 @@ impl PodsActor {
     }
 
     fn work_on(&mut self, request: PodRequest, body: PodAsk) {
+        let (namespace, name) = request.name();
+        let bytes = self.reflector.bytes_of(namespace, name);
+        let namespace = namespace.to_owned();
+        let queue = match self.pods.remembers(&request) {
+            true => &mut self.work.waiting,
+            false => &mut self.work.later,
+        };
         let purpose = Purpose::Work(request);
         // a pod that is not remembered is answered with each list
-        match self.work.waiting.iter_mut().find(|ask| ask.purpose == purpose) {
+        match queue.iter_mut().find(|ask| ask.purpose == purpose) {
             Some(ask) => ask.body = body,
-            None => self.work.waiting.push_back(Ask { purpose, body }),
+            None => queue.push_back(Ask { purpose, body, namespace, bytes }),
         }
     }
 
@@ -415,11 +366,10 @@ impl PodsActor {
             "source": {"component": "kedge", "host": turn.options.node_name},
             "firstTimestamp": turn.now.wall, "lastTimestamp": turn.now.wall, "count": 1,
         });
-        if self.news.waiting.len() == PENDING_NEWS {
-            self.news.waiting.pop_front();
-        }
+        self.news.drop_beyond(PENDING_NEWS);
+        let namespace = namespace.clone();
         let body = PodAsk::PostEvent { namespace: namespace.clone(), body: event };
-        self.news.waiting.push_back(Ask { purpose: Purpose::News, body });
+        self.news.waiting.push_back(Ask { purpose: Purpose::News, body, namespace, bytes: 0 });
     }
 
     fn write(&mut self, turn: &mut Turn) {
@@ -532,7 +482,8 @@ impl PodsActor {
         let collection = self.collecting.next_deadline().filter(|_| self.needed_images.is_some());
         let watch = self.reflector.watching.next_deadline();
         let rereading = self.node_uid.as_ref().map(|_| self.rereading.due);
-        let all = [self.pods.next_deadline(), watch, self.static_wake, collection, rereading];
+        let work = self.work.next_deadline();
+        let all = [self.pods.next_deadline(), watch, self.static_wake, collection, rereading, work];
         all.into_iter().flatten().min()
     }
 
@@ -640,12 +591,14 @@ mod tests {
     use super::*;
     use crate::config::judge::PreviousRun;
     use crate::event::Now;
+    use crate::event::RequestKey;
     use crate::kubelet::schema::{API_VERSION, KIND};
     use crate::kubelet::{self, LayerText, LocalLayers, Origin};
     use crate::options::Options;
     use crate::outbox::{LIMITS, Outbox};
     use crate::pace::Jitter;
     use crate::pods::event::{Inventory, StaticFile};
+    use crate::turn::Order;
     use api::Timestamp;
 
     struct Bench {
@@ -896,8 +849,17 @@ mod tests {
         let mut bench = Bench::new();
         let pods: Vec<Value> = (0..450).map(pod).collect();
         (0..3).for_each(|_| _ = bench.listed(&pods));
-        let waiting = bench.actor.work.waiting.len();
-        assert!((1..=pods.len()).contains(&waiting), "{waiting}");
+        let Lane { waiting, later, .. } = &bench.actor.work;
+        let (known, others) = (waiting.len(), later.len());
+        assert!((1..pods.len()).contains(&others) && known + others <= pods.len(), "{known} {others}");
+        // a pod that runs here does not wait for them
+        let mut ending = pod(0);
+        ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        bench.at(4, |actor, turn| actor.seen(ending, turn));
+        let told =
+            |ask: &Ask| matches!(&ask.purpose, Purpose::Work(request) if bench.actor.pods.remembers(request));
+        assert!(bench.actor.work.waiting.iter().all(told));
+        assert!(!bench.actor.work.later.iter().any(told));
     }
 
     #[test]
@@ -913,7 +875,7 @@ mod tests {
             turn.outbox.server_changed();
             actor.server_changed(turn);
         });
-        assert!(bench.actor.work.sent.is_empty() && bench.actor.work.waiting.is_empty());
+        assert!(bench.actor.work.is_idle());
         bench.node_is("node-1", true);
         bench.listed(&[pod(0)]);
         bench.at(400, |_, _| {});

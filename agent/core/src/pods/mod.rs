@@ -20,6 +20,7 @@ mod fields;
 mod fixture;
 mod hooks;
 mod image_volumes;
+mod lane;
 mod life;
 mod objects;
 mod probes;
@@ -765,6 +766,14 @@ impl Pods {
         }
     }
 
+    /// Whether this is asked for a pod that is known here, or for a mirror.
+    pub(crate) fn remembers(&self, request: &PodRequest) -> bool {
+        let (PodRequest::PatchStatus(pod) | PodRequest::Delete(pod)) = request else { return true };
+        let is_mirror = |mirror: &Mirror| mirror.object["metadata"]["uid"] == pod.uid;
+        PodUid::new(&pod.uid).is_some_and(|uid| self.lives.contains_key(&uid))
+            || self.mirrors.get(&(pod.namespace.clone(), pod.name.clone())).is_some_and(is_mirror)
+    }
+
     /// The life whose object, or mirror, this is. False: there is none.
     fn with_reference(&mut self, pod: &PodRef, change: impl FnOnce(&mut Life)) -> bool {
         let is_it = |life: &&mut Life| life.api.as_ref().is_some_and(|api| api.reference == *pod);
@@ -1246,6 +1255,17 @@ impl Command {
             | Self::StartContainer(key)
             | Self::StopContainer(key)
             | Self::RemoveContainer(key) => &key.pod,
+        }
+    }
+}
+
+impl PodRequest {
+    /// Namespace and name of the pod that it is about.
+    #[must_use]
+    pub fn name(&self) -> (&str, &str) {
+        match self {
+            Self::PatchStatus(pod) | Self::Delete(pod) => (&pod.namespace, &pod.name),
+            Self::CreateMirror { namespace, name } => (namespace, name),
         }
     }
 }

@@ -1,0 +1,272 @@
+//! Requests about pods, of one sort: in which order they are sent, and how many at once.
+//!
+//! Always holds: namespaces take turns, so that what waits for one waits for one request of each other namespace at most; requests
+//! about large pods go one at a time, with a pause after each by its size, for a server may count a request by the bytes of its
+//! object, and gives a node so many; those for pods that are not remembered go last. Leaves to others: what is asked, and what an answer means.
+
+use crate::event::{Request, RequestKey};
+use crate::pods::event::{ObjectName, PodAsk, PodRequest, TokenName};
+use crate::sorted::SortedMap;
+use crate::turn::{Order, Turn};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A pod with more bytes than this is large: our hub counts a report about it as 16 requests.
+const HEAVY_BYTES: usize = 64 * 1024;
+/// Bytes of large pods that are reported on in a second: a quarter of what our hub lets a node do.
+const HEAVY_BYTES_A_SEC: usize = 50 * 1024;
+/// Namespaces whose last turn is known. Of more nothing is lost but their order.
+const KNOWN_TURNS: usize = 256;
+
+/// What a request is for.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Purpose {
+    Work(PodRequest),
+    Read(ObjectName),
+    Token(TokenName),
+    News,
+}
+
+/// A request that waits.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) purpose: Purpose,
+    pub(crate) body: PodAsk,
+    /// Whose turn it is.
+    pub(crate) namespace: String,
+    /// Of the pod that it is about, as far as known.
+    pub(crate) bytes: usize,
+}
+
+impl Ask {
+    fn is_heavy(&self) -> bool {
+        self.bytes > HEAVY_BYTES
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Sent {
+    slot: u8,
+    purpose: Purpose,
+    is_heavy: bool,
+}
+
+/// Those that wait, and those in the outbox by their slot.
+#[derive(Debug, Clone)]
+pub(crate) struct Lane {
+    slots: std::ops::Range<u8>,
+    pub(crate) waiting: VecDeque<Ask>,
+    /// What is asked for pods that are not remembered: there may be thousands.
+    pub(crate) later: VecDeque<Ask>,
+    sent: Vec<Sent>,
+    /// When each namespace had its last turn.
+    turns: SortedMap<String, u64>,
+    turn: u64,
+    /// No request about a large pod begins before.
+    heavy_from: Duration,
+}
+
+impl Lane {
+    pub(crate) fn new(slots: std::ops::Range<u8>) -> Self {
+        let (waiting, later) = (VecDeque::new(), VecDeque::new());
+        Self {
+            slots,
+            waiting,
+            later,
+            sent: Vec::new(),
+            turns: SortedMap::new(),
+            turn: 0,
+            heavy_from: Duration::ZERO,
+        }
+    }
+
+    /// Sends as many as there are slots for.
+    pub(crate) fn send(&mut self, turn: &mut Turn) {
+        for slot in self.slots.clone() {
+            let key = RequestKey::Pods(slot);
+            let is_taken = self.sent.iter().any(|sent| sent.slot == slot);
+            // one that another server was asked on is not free before that one answered
+            if is_taken || !turn.outbox.is_free(turn.now, &key) {
+                continue;
+            }
+            let Some((is_later, at)) = self.next(turn.now.mono) else { return };
+            let queue = if is_later { &self.later } else { &self.waiting };
+            let ask = Box::new(queue[at].body.clone());
+            if !turn.outbox.put(turn.now, key, Order::Request(Request::Pods { slot, ask })) {
+                return;
+            }
+            self.begin(turn.now.mono, slot, is_later, at);
+        }
+    }
+
+    /// When to send again what waits for its time.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let is_under_way = self.sent.iter().any(|sent| sent.is_heavy);
+        let waits = self.waiting.iter().chain(&self.later).any(Ask::is_heavy);
+        (waits && !is_under_way && self.sent.len() < self.slots.len()).then_some(self.heavy_from)
+    }
+
+    /// Which request is next: whether of those that go last, and its place.
+    fn next(&self, now: Duration) -> Option<(bool, usize)> {
+        let of = |is_later: bool, queue| self.next_of(now, queue).map(|at| (is_later, at));
+        of(false, &self.waiting).or_else(|| of(true, &self.later))
+    }
+
+    fn begin(&mut self, now: Duration, slot: u8, is_later: bool, at: usize) {
+        let queue = if is_later { &mut self.later } else { &mut self.waiting };
+        if let Some(ask) = queue.remove(at) {
+            let is_heavy = ask.is_heavy();
+            if is_heavy {
+                let millis = ask.bytes.saturating_mul(1000) / HEAVY_BYTES_A_SEC;
+                self.heavy_from = now + Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+            }
+            self.sent.push(Sent { slot, purpose: ask.purpose, is_heavy });
+            self.had_its_turn(ask.namespace);
+        }
+    }
+
+    /// The first of the namespace whose last turn is longest ago.
+    fn next_of(&self, now: Duration, queue: &VecDeque<Ask>) -> Option<usize> {
+        let may_be_heavy = now >= self.heavy_from && !self.sent.iter().any(|sent| sent.is_heavy);
+        let may = queue.iter().enumerate().filter(|(_, ask)| may_be_heavy || !ask.is_heavy());
+        let last = |ask: &Ask| self.turns.get(&ask.namespace).copied().unwrap_or(0);
+        may.min_by_key(|(_, ask)| last(ask)).map(|(at, _)| at)
+    }
+
+    fn had_its_turn(&mut self, namespace: String) {
+        if self.turns.len() == KNOWN_TURNS && !self.turns.contains_key(&namespace) {
+            self.turns.clear();
+        }
+        self.turn += 1;
+        self.turns.insert(namespace, self.turn);
+    }
+
+    /// Makes room for another where so many wait: the oldest of the namespace that has most of them goes.
+    pub(crate) fn drop_beyond(&mut self, most: usize) {
+        while self.waiting.len() >= most.max(1) {
+            let mut counts: SortedMap<&str, usize> = SortedMap::new();
+            for ask in &self.waiting {
+                *counts.entry(&ask.namespace).or_default() += 1;
+            }
+            let largest = counts.iter().max_by_key(|(_, count)| **count).map(|(namespace, _)| *namespace);
+            let oldest = self.waiting.iter().position(|ask| Some(ask.namespace.as_str()) == largest);
+            self.waiting.remove(oldest.unwrap_or(0));
+        }
+    }
+
+    /// What the request in this slot was for.
+    pub(crate) fn answered(&mut self, slot: u8) -> Option<Purpose> {
+        let at = self.sent.iter().position(|sent| sent.slot == slot)?;
+        Some(self.sent.swap_remove(at).purpose)
+    }
+
+    /// None of them will be answered.
+    pub(crate) fn give_up(&mut self) -> Vec<Purpose> {
+        let waiting = self.waiting.drain(..).chain(self.later.drain(..)).map(|ask| ask.purpose);
+        self.sent.drain(..).map(|sent| sent.purpose).chain(waiting).collect()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sent.is_empty() && self.waiting.is_empty() && self.later.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    const SLOTS: u8 = 4;
+
+    fn ask(namespace: &str, bytes: usize) -> Ask {
+        let body = PodAsk::PostEvent { namespace: namespace.into(), body: Value::Null };
+        Ask { purpose: Purpose::News, body, namespace: namespace.into(), bytes }
+    }
+
+    fn lane(waiting: impl IntoIterator<Item = Ask>, later: impl IntoIterator<Item = Ask>) -> Lane {
+        let mut lane = Lane::new(0..SLOTS);
+        (lane.waiting, lane.later) = (waiting.into_iter().collect(), later.into_iter().collect());
+        lane
+    }
+
+    /// Whom it asks for: as many at once as there are slots, then one for each answer, the oldest first, each in a second.
+    fn asked(mut lane: Lane) -> String {
+        let (mut order, mut now) = (String::new(), Duration::ZERO);
+        loop {
+            now += Duration::from_secs(1);
+            while lane.sent.len() < usize::from(SLOTS)
+                && let Some((is_later, at)) = lane.next(now)
+            {
+                let queue = if is_later { &lane.later } else { &lane.waiting };
+                order.push_str(&queue[at].namespace);
+                let slot = (0..SLOTS).find(|slot| lane.sent.iter().all(|sent| sent.slot != *slot));
+                lane.begin(now, slot.expect("one is free"), is_later, at);
+            }
+            let Some(oldest) = lane.sent.first().map(|sent| sent.slot) else {
+                match lane.next_deadline() {
+                    None => return order,
+                    Some(due) => {
+                        assert!(due > now, "nothing else keeps it waiting");
+                        now = due;
+                        continue;
+                    }
+                }
+            };
+            assert!(
+                lane.sent.iter().filter(|sent| sent.is_heavy).count() <= 1,
+                "heavy ones go one at a time"
+            );
+            lane.answered(oldest);
+        }
+    }
+
+    #[test]
+    fn namespaces_take_turns() {
+        let many = (0..6).map(|_| ask("a", 5000));
+        assert_eq!(
+            asked(lane(many.chain([ask("b", 5000), ask("c", 5000), ask("b", 5000)]), [])),
+            "abcabaaaa"
+        );
+    }
+
+    #[test]
+    fn heavy_requests_hold_up_no_others() {
+        let heavy = || (0..6).map(|_| ask("h", 1_300_000));
+        let light = || (0..6).map(|_| ask("l", 5000));
+        // between two heavy ones are 25 s
+        assert_eq!(asked(lane(heavy().chain(light()), [])), "hllllllhhhhh");
+        assert_eq!(asked(lane(heavy(), light())), "hllllllhhhhh");
+        let of_one = [ask("a", 1_300_000), ask("a", 5000)];
+        assert_eq!(
+            asked(lane(of_one.into_iter().chain((0..20).map(|_| ask("b", 5000))), [])).find('b'),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn requests_for_pods_that_are_not_remembered_go_last() {
+        assert_eq!(asked(lane([ask("a", 5000), ask("a", 5000)], [ask("b", 5000)])), "aab");
+    }
+
+    #[test]
+    fn room_is_made_by_who_has_most() {
+        let mut lane = lane((0..5).map(|_| ask("a", 5000)).chain([ask("b", 5000)]), []);
+        for namespace in ["b", "c", "a", "a"] {
+            lane.drop_beyond(6);
+            lane.waiting.push_back(ask(namespace, 5000));
+        }
+        let left: String = lane.waiting.iter().map(|ask| ask.namespace.as_str()).collect();
+        assert_eq!(left, "abbcaa");
+    }
+
+    #[test]
+    fn turns_that_are_known_do_not_grow() {
+        let mut lane = lane((0..1000).map(|index| ask(&index.to_string(), 5000)), []);
+        while let Some((is_later, at)) = lane.next(Duration::ZERO) {
+            lane.begin(Duration::ZERO, 0, is_later, at);
+            lane.answered(0);
+        }
+        assert!(lane.turns.len() <= KNOWN_TURNS && lane.is_idle());
+    }
+}
