@@ -256,9 +256,9 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The server will refuse the same request again: it lacks a right, or what it says is invalid.
+    /// The server will refuse the same request again: it lacks a right, or what it says is invalid or too large.
     pub(crate) fn is_final(&self) -> bool {
-        matches!(self, Self::Refused { status: 400 | 403 | 422, .. })
+        matches!(self, Self::Refused { status: 400 | 403 | 405 | 413 | 415 | 422, .. })
     }
 
     /// Status and reason of a refusal: its sort, whatever its message names.

@@ -27,6 +27,8 @@ pub(crate) struct Node {
     pub(crate) is_deaf: bool,
     /// Removing logs takes until a test says that it is done.
     pub(crate) keeps_logs: bool,
+    /// The API server answers each status with this HTTP status.
+    pub(crate) refuses_statuses: Option<u16>,
 }
 
 impl Node {
@@ -44,6 +46,7 @@ impl Node {
             disk_hangs: false,
             is_deaf: false,
             keeps_logs: false,
+            refuses_statuses: None,
         };
         node.start();
         node
@@ -192,6 +195,16 @@ impl Node {
                     None => self.records.remove(&file),
                 };
                 PodEvent::DesiredSaved { file, done: Ok(()) }
+            }
+            PodAction::PatchPodStatus { pod, .. } if self.refuses_statuses.is_some() => {
+                let status = self.refuses_statuses.unwrap_or_default();
+                let answer = Answer::Refused {
+                    status,
+                    reason: String::new(),
+                    message: String::new(),
+                    retry_after: None,
+                };
+                PodEvent::Answered { request: PodRequest::PatchStatus(pod), answer }
             }
             PodAction::PatchPodStatus { pod, patch } => {
                 let object = self.objects.get_mut(&pod.uid).expect("it is patched by its UID");

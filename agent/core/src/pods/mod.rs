@@ -1609,4 +1609,21 @@ mod tests {
         node.see(part("newer", "Pending"));
         assert_eq!(told_of_parts(&node), 2);
     }
+
+    #[test]
+    fn pod_whose_status_is_refused_for_good_is_deleted_all_the_same() {
+        for status in [400, 403, 405, 413, 422] {
+            let mut node = Node::new();
+            node.see(pod("a", "edge"));
+            node.wait(2);
+            node.refuses_statuses = Some(status);
+            let mut deleted = pod("a", "edge");
+            deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            deleted["metadata"]["deletionGracePeriodSeconds"] = json!(1);
+            node.see(deleted);
+            node.wait(700);
+            assert!(!node.runs("a"));
+            assert!(node.seen.iter().any(|action| matches!(action, PodAction::DeletePod(_))), "{status}");
+        }
+    }
 }

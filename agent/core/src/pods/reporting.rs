@@ -331,7 +331,7 @@ impl Life {
             }
             Answer::Refused { status: 404, .. } => api.is_deleted = true,
             // a permission may come, and so may a server that takes it; a pod that ends does not wait for that
-            Answer::Refused { status: 400 | 403 | 422, .. } => {
+            refusal if refusal.is_final() => {
                 api.refused = Some(sent);
                 api.retry.0.failed(now.mono);
             }
