@@ -1013,6 +1013,7 @@ impl World {
             PodAction::PatchPodStatus { pod, patch } => {
                 let answer = if is_done { self.patch(&pod, &patch) } else { failed.clone() };
                 let answer = if is_lost { failed } else { answer };
+                self.watch_first();
                 self.tell(PodEvent::Answered { request: PodRequest::PatchStatus(pod), answer });
             }
             PodAction::DeletePod(pod) => {
@@ -1031,6 +1032,7 @@ impl World {
                 if is_lost {
                     answer = failed;
                 }
+                self.watch_first();
                 self.tell(PodEvent::Answered { request: PodRequest::Delete(pod), answer });
             }
             PodAction::CreateMirrorPod { namespace, name, pod } => {
@@ -1048,6 +1050,10 @@ impl World {
                 if is_lost {
                     answer = failed;
                 }
+                if is_done && self.are_answers_late() && self.random.one_in(4) {
+                    self.gone(&key);
+                }
+                self.watch_first();
                 self.tell(PodEvent::Answered {
                     request: PodRequest::CreateMirror { namespace, name },
                     answer,
@@ -1057,13 +1063,26 @@ impl World {
         }
     }
 
+    /// In some walks, so that the others stay as they were when they broke a promise, or noticed a lie.
+    fn are_answers_late(&self) -> bool {
+        self.is_rough && self.lie.is_none() && self.seed.is_multiple_of(5)
+    }
+
+    /// The watch may be faster than the answer.
+    fn watch_first(&mut self) {
+        if self.are_answers_late() && self.random.one_in(2) {
+            (0..4).for_each(|_| self.hear());
+        }
+    }
+
     fn patch(&mut self, pod: &PodRef, patch: &Value) -> Answer {
         let key = (pod.namespace.clone(), pod.name.clone());
-        let is_it =
-            self.api.objects.get(&key).is_some_and(|object| object["metadata"]["uid"] == pod.uid.as_str());
-        if !is_it {
-            let message = "no such pod".to_owned();
-            return Answer::Refused { status: 404, reason: String::new(), message, retry_after: None };
+        let uid = self.api.objects.get(&key).map(|object| &object["metadata"]["uid"]);
+        if uid.is_none_or(|uid| *uid != pod.uid.as_str()) {
+            // another one has the name: its UID is not the one that the patch has
+            let (status, message) = if uid.is_some() { (409, "another UID") } else { (404, "no such pod") };
+            let message = message.to_owned();
+            return Answer::Refused { status, reason: String::new(), message, retry_after: None };
         }
         let old = self.api.objects[&key]["status"].clone();
         let mut new = merged(&old, &patch["status"]);
@@ -1350,6 +1369,31 @@ impl World {
         self.must(has_them, &format!("invariant: {uid} has the files of {expected}: {files:?}"));
     }
 
+    /// What the files say runs, and nothing else of them.
+    fn judge_static(&self) {
+        let pods = self.core.report();
+        let pods: Vec<&PodReport> = pods.iter().filter(|pod| pod.origin == "static").collect();
+        let what = format!("invariant: static pods are those of the files: {:?} {pods:?}", self.files);
+        self.must(pods.len() == self.files.len() && pods.iter().all(|pod| !pod.is_ending), &what);
+        for (pod, text) in pods.iter().zip(self.files.values()) {
+            let image = text.split('\'').nth(1).unwrap();
+            if image != JOB {
+                self.must_run(pod.uid.as_str(), &json!({"containers": [{"name": "main", "image": image}]}));
+            }
+        }
+    }
+
+    /// Somebody edits the files, and nothing fails any more but the way to the API server.
+    fn go_on_alone(&mut self) {
+        (self.api.is_online, self.api.watch) = (false, None);
+        self.is_rough = false;
+        self.edit_files();
+        let until = self.now + SETTLED;
+        while self.now < until || !self.runtime.queue.is_empty() {
+            self.turn();
+        }
+    }
+
     /// What another API server bound and nobody ended goes on with what that one's objects held.
     fn judge_orphans(&self) {
         let pods = self.core.report();
@@ -1377,6 +1421,9 @@ impl World {
                 &format!("invariant: deleted {uid} ends and is reported gone"),
             );
             if uid.starts_with("mirror") {
+                let phase = object["status"]["phase"].as_str();
+                let is_told = matches!(phase, Some("Running" | "Succeeded"));
+                self.must(is_told, &format!("invariant: a mirror shows how its pod does: {object}"));
                 continue;
             }
             desired.insert(uid.to_owned());
@@ -1441,6 +1488,7 @@ impl World {
             mirrors.count() == self.files.len(),
             "invariant: each static pod has its mirror, and no other",
         );
+        self.judge_static();
     }
 }
 
@@ -1484,12 +1532,17 @@ fn walk_with(seed: u64, lie: Option<Lie>) {
         world.step();
     }
     world.unhold();
+    if seed % 7 == 1 {
+        world.go_on_alone();
+        world.judge_static();
+    }
     if seed.is_multiple_of(3) {
         world.api.is_online = false;
         world.api.watch = None;
         world.cut_power();
         world.settle();
         world.judge_offline();
+        world.judge_static();
     }
     world.api.is_online = true;
     world.settle();
@@ -1733,7 +1786,7 @@ impl World {
             self.perform_write();
         } else if !self.api.requests.is_empty() {
             self.perform_request();
-        } else if self.api.watch.as_ref().is_none_or(|watch| !watch.is_empty()) {
+        } else if self.api.is_online && self.api.watch.as_ref().is_none_or(|watch| !watch.is_empty()) {
             self.hear();
         } else {
             let later = self.now + Duration::from_secs(10);

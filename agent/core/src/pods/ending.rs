@@ -2,7 +2,7 @@
 //!
 //! Always holds: sidecars stop after all other containers, the last one first; a container gets what is left of the pod's grace,
 //! at least two seconds; nothing of a pod is removed while one of its containers may run, nor before its final status was
-//! accepted where there is one to report. Leaves to others: performing the steps.
+//! accepted where there is one to report; a static pod's end waits for no API server. Leaves to others: performing the steps.
 
 use crate::pods::event::{ContainerKey, PodAction};
 use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict};

@@ -95,7 +95,15 @@ struct Early {
 struct Mirror {
     hash: String,
     object: Value,
+    /// The server has shown it, and its pod has not taken it: once it did, what the server is told is newer.
+    is_news: bool,
     is_deleting: bool,
+}
+
+impl Mirror {
+    fn uid(&self) -> &Value {
+        &self.object["metadata"]["uid"]
+    }
 }
 
 /// The pods of one node.
@@ -704,22 +712,24 @@ impl Pods {
     }
 
     fn gone(&mut self, now: Now, object: &Value) {
-        if object["metadata"]["annotations"][MIRROR_ANNOTATION].is_string() {
-            let key = name_of(object);
-            let uid = &object["metadata"]["uid"];
-            if self.mirrors.get(&key).is_some_and(|mirror| mirror.object["metadata"]["uid"] == *uid) {
-                self.mirrors.remove(&key);
-                self.touch_all();
-            }
-            return;
-        }
-        let uid = object["metadata"]["uid"].as_str().and_then(PodUid::new);
-        if let Some(uid) = uid {
+        // of one that another has replaced only its UID is known
+        let Some(uid) = object["metadata"]["uid"].as_str() else { return };
+        self.forget_mirror(uid);
+        if let Some(uid) = PodUid::new(uid) {
             self.with(&uid, |life| {
                 if matches!(life.origin, Origin::Api { .. }) {
                     life.gone_from_api(now);
                 }
             });
+        }
+    }
+
+    /// The server has no mirror of this UID any more.
+    fn forget_mirror(&mut self, uid: &str) {
+        let before = self.mirrors.len();
+        self.mirrors.retain(|_, mirror| mirror.uid() != uid);
+        if self.mirrors.len() != before {
+            self.touch_all();
         }
     }
 
@@ -741,14 +751,19 @@ impl Pods {
                 self.touch_all();
             }
             PodRequest::PatchStatus(pod) => {
-                if !self.with_reference(pod, |life| life.status_answered(now, answer)) {
+                // the answer to its creation may come after the news of its end
+                if matches!(answer, Answer::Refused { status: 404, .. }) {
+                    self.forget_mirror(&pod.uid);
+                }
+                // the last word of a static pod that is gone is not said again: its mirror goes, too
+                let is_mirror = self.mirrors.values().any(|mirror| mirror.uid() == pod.uid.as_str());
+                if !self.with_reference(pod, |life| life.status_answered(now, answer)) && !is_mirror {
                     self.turned_away(now, answer);
                 }
             }
             PodRequest::Delete(pod) => {
                 let key = (pod.namespace.clone(), pod.name.clone());
-                let mirror =
-                    self.mirrors.get_mut(&key).filter(|mirror| mirror.object["metadata"]["uid"] == pod.uid);
+                let mirror = self.mirrors.get_mut(&key).filter(|mirror| mirror.uid() == pod.uid.as_str());
                 if let Some(mirror) = mirror {
                     mirror.is_deleting = false;
                     let is_gone =
@@ -921,15 +936,14 @@ impl Pods {
     fn mirror_seen(&mut self, hash: &str, object: &Value) {
         self.touch_all();
         let before = self.mirrors.get(&name_of(object));
-        let is_same =
-            before.is_some_and(|before| before.object["metadata"]["uid"] == object["metadata"]["uid"]);
+        let is_same = before.is_some_and(|before| *before.uid() == object["metadata"]["uid"]);
         let is_deleting = is_same && before.is_some_and(|before| before.is_deleting);
         // news of one that was deleted meanwhile come late
         let version = reporting::version_of(object);
         if before.is_some_and(|before| version.is_some() && version < reporting::version_of(&before.object)) {
             return;
         }
-        let mirror = Mirror { hash: hash.to_owned(), object: object.clone(), is_deleting };
+        let mirror = Mirror { hash: hash.to_owned(), object: object.clone(), is_news: true, is_deleting };
         self.mirrors.insert(name_of(object), mirror);
     }
 
@@ -937,6 +951,7 @@ impl Pods {
     fn settle_mirrors(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         self.mirror_wake = None;
         let Some(node_uid) = self.node_uid.clone() else { return };
+        self.forget_lost_mirrors();
         let statics = self.lives.values().filter(|life| life.is_static() && life.end.is_none());
         let wanted: SortedMap<(String, String), PodUid> =
             statics.map(|life| ((life.namespace.clone(), life.name.clone()), life.uid.clone())).collect();
@@ -965,9 +980,14 @@ impl Pods {
         self.creating.retain(|key, _| wanted.contains_key(key) || self.mirrors.contains_key(key));
         for (key, uid) in wanted {
             let Some(life) = self.lives.get_mut(&uid) else { continue };
-            match self.mirrors.get(&key).filter(|mirror| mirror.hash == uid.as_str() && !mirror.is_deleting) {
-                Some(mirror) => life.mirrored(&mirror.object),
-                None if self.mirrors.contains_key(&key) || self.creating_now.contains(&key) => {}
+            let has_mirror = self.mirrors.contains_key(&key);
+            let is_own = |mirror: &&mut Mirror| mirror.hash == uid.as_str() && !mirror.is_deleting;
+            match self.mirrors.get_mut(&key).filter(is_own) {
+                Some(mirror) => {
+                    let is_news = std::mem::take(&mut mirror.is_news);
+                    life.mirrored(&mirror.object, is_news);
+                }
+                None if has_mirror || self.creating_now.contains(&key) => {}
                 None => {
                     life.api = None;
                     if let Some(retry) = self.creating.get(&key).filter(|retry| !retry.is_due(now.mono)) {
@@ -981,6 +1001,16 @@ impl Pods {
                     }
                 }
             }
+        }
+    }
+
+    /// A static pod, whether it ends or not, has nothing to do with a mirror that is no longer there: what follows it under its name is
+    /// another pod's.
+    fn forget_lost_mirrors(&mut self) {
+        for life in self.lives.values_mut().filter(|life| life.is_static()) {
+            let key = (life.namespace.clone(), life.name.clone());
+            let mirror = self.mirrors.get(&key);
+            life.api.take_if(|api| mirror.is_none_or(|mirror| mirror.uid() != api.reference.uid.as_str()));
         }
     }
 
@@ -1123,8 +1153,9 @@ impl Pods {
         life.delete(&mut ctx);
         if life.is_over_and_gone() {
             let (namespace, name) = (life.namespace, life.name);
-            // what its mirror says is of a life that is over: one that begins anew has another
-            if let Some(mirror) = self.mirrors.get_mut(&(namespace.clone(), name.clone())) {
+            // what its mirror says is of a life that is over: one that begins anew has another; a pod that takes its place may have one
+            let mirror = self.mirrors.get_mut(&(namespace.clone(), name));
+            if let Some(mirror) = mirror.filter(|mirror| mirror.hash == uid.as_str()) {
                 mirror.hash.clear();
             }
             self.make_way(&namespace);
@@ -1338,10 +1369,14 @@ impl Life {
         self.end(now, grace);
     }
 
-    /// Its mirror in the API.
-    fn mirrored(&mut self, object: &Value) {
+    /// Its mirror in the API. What is no news may be from before the status that the server took last.
+    fn mirrored(&mut self, object: &Value, is_news: bool) {
         match &mut self.api {
-            Some(api) if api.reference.uid == object["metadata"]["uid"] => _ = api.seen(object),
+            Some(api) if api.reference.uid == object["metadata"]["uid"] => {
+                if is_news {
+                    api.seen(object);
+                }
+            }
             _ => {
                 self.api = Some(InApi::new(reference_of(object), object));
                 self.learn(&object["status"]);

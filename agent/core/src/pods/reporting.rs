@@ -251,8 +251,12 @@ impl Life {
         self.containers.values().all(|container| container.run.is_none())
     }
 
-    /// Whether the server has the final status, or there is none to tell it to.
+    /// Whether the server has the final status, or there is none to tell it to. A static pod's end waits for no server: its file says
+    /// that it ends, and what takes its place must begin where no server is reached, too.
     pub(crate) fn is_end_reported(&self) -> bool {
+        if self.is_static() {
+            return true;
+        }
         match &self.api {
             Some(_) if self.is_told_by_others() => true,
             Some(api) if !api.is_deleted => api.sent.is_none() && self.is_reported_now(api),

@@ -101,6 +101,9 @@ fn uid(path: &str, object: &Value, node_name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Answer;
+    use crate::pods::fixture::Node;
+    use crate::pods::{ContainerKey, PodAction, PodEvent, PodRef, PodRequest};
 
     const TEXT: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  hostNetwork: true\n  containers:\n  - {name: a, image: x}\n";
 
@@ -157,5 +160,178 @@ mod tests {
         ] {
             assert!(read("/p", text.as_bytes(), "n").is_err(), "{text:?}");
         }
+    }
+
+    /// A node with one static pod, and an API server that this test answers for.
+    struct Mirrored {
+        node: Node,
+        made: u32,
+    }
+
+    const NAMESPACE: &str = "default";
+    const NAME: &str = "web-edge";
+
+    /// With the image that the node has.
+    fn manifest() -> Vec<u8> {
+        TEXT.replace("image: x", "image: 'x:1'").into_bytes()
+    }
+
+    fn uid_of(path: &str) -> String {
+        read(path, &manifest(), "edge").unwrap().uid.to_string()
+    }
+
+    fn pod(mirror: &str) -> PodRef {
+        PodRef { namespace: NAMESPACE.into(), name: NAME.into(), uid: mirror.into() }
+    }
+
+    fn refused(status: u16) -> Answer {
+        Answer::Refused { status, reason: String::new(), message: String::new(), retry_after: None }
+    }
+
+    impl Mirrored {
+        /// The pod of the file `/a` runs, its mirror is `m-1`, and its status was accepted.
+        fn new() -> Self {
+            let mut this = Self { node: Node::new(), made: 0 };
+            this.file("/a");
+            let mirror = this.made();
+            this.created(mirror);
+            this.patched("m-1", Answer::Accepted(None));
+            assert!(this.node.runs(&uid_of("/a")));
+            this.node.seen.clear();
+            this
+        }
+
+        /// The only file is this one now.
+        fn file(&mut self, path: &str) {
+            let file = StaticFile { path: path.into(), content: Ok(manifest()) };
+            self.node.tell(PodEvent::StaticPods(Ok(vec![file])));
+        }
+
+        /// The server makes the mirror that was ordered last.
+        fn made(&mut self) -> Value {
+            let order = self.node.seen.iter().rev().find_map(|action| match action {
+                PodAction::CreateMirrorPod { pod, .. } => Some(pod.clone()),
+                _ => None,
+            });
+            let mut object = order.expect("a mirror is ordered");
+            self.made += 1;
+            object["metadata"]["uid"] = json!(format!("m-{}", self.made));
+            object["metadata"]["resourceVersion"] = json!(self.made.to_string());
+            object
+        }
+
+        fn created(&mut self, mirror: Value) {
+            let request = PodRequest::CreateMirror { namespace: NAMESPACE.into(), name: NAME.into() };
+            self.node.tell(PodEvent::Answered { request, answer: Answer::Accepted(Some(mirror)) });
+        }
+
+        fn patched(&mut self, mirror: &str, answer: Answer) {
+            self.node.tell(PodEvent::Answered { request: PodRequest::PatchStatus(pod(mirror)), answer });
+        }
+
+        fn deleted(&mut self, mirror: &str) {
+            let request = PodRequest::Delete(pod(mirror));
+            self.node.tell(PodEvent::Answered { request, answer: Answer::Accepted(None) });
+        }
+
+        /// What of the API server was ordered: each word with the mirror that it is about.
+        fn asked(&self) -> Vec<String> {
+            let word = |action: &PodAction| match action {
+                PodAction::CreateMirrorPod { .. } => Some("create".to_owned()),
+                PodAction::DeletePod(pod) => Some(format!("delete {}", pod.uid)),
+                PodAction::PatchPodStatus { pod, .. } => Some(format!("patch {}", pod.uid)),
+                PodAction::ListPods => Some("list".to_owned()),
+                _ => None,
+            };
+            self.node.seen.iter().filter_map(word).collect()
+        }
+
+        /// The container of this file's pod, which was told to, ends.
+        fn ends(&mut self, path: &str) {
+            let uid = uid_of(path);
+            let key = |action: &PodAction| match action {
+                PodAction::StopContainer { container, .. } => Some(container.clone()),
+                _ => None,
+            };
+            let stopped: Vec<ContainerKey> = self.node.seen.iter().filter_map(key).collect();
+            assert_eq!(stopped.iter().map(|key| key.pod.as_str()).collect::<Vec<_>>(), [&uid]);
+            self.node.ends(&uid, "a", 137);
+        }
+    }
+
+    #[test]
+    fn pod_of_a_renamed_file_waits_for_no_mirror() {
+        for is_watch_first in [true, false] {
+            let mut this = Mirrored::new();
+            this.node.is_deaf = true;
+            let mirror = json!({"metadata": {"uid": "m-1", "annotations": {"kubernetes.io/config.mirror": uid_of("/a")}}});
+            this.file("/b");
+            if is_watch_first {
+                this.node.tell(PodEvent::PodGone(mirror.clone()));
+            }
+            this.deleted("m-1");
+            if !is_watch_first {
+                this.node.tell(PodEvent::PodGone(mirror));
+            }
+            let other = this.made();
+            this.created(other);
+            this.patched("m-2", Answer::Accepted(None));
+            assert!(this.node.runs(&uid_of("/a")), "it has its grace");
+            this.ends("/a");
+            assert!(this.node.runs(&uid_of("/b")), "watch first: {is_watch_first}; {:?}", this.asked());
+            // the other one's mirror stays, and nothing is said about the one that is gone
+            let asked = this.asked();
+            assert_eq!(asked[..3], ["delete m-1", "create", "patch m-2"], "watch first: {is_watch_first}");
+            assert!(asked[3..].iter().all(|word| word == "patch m-2"), "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn static_pod_is_replaced_without_an_api_server() {
+        let mut this = Mirrored::new();
+        this.node.is_deaf = true;
+        this.file("/b");
+        let no_route = || Answer::Failed("no route".into());
+        let request = PodRequest::Delete(pod("m-1"));
+        this.node.tell(PodEvent::Answered { request, answer: no_route() });
+        this.ends("/a");
+        assert!(this.node.runs(&uid_of("/b")), "{:?}", this.asked());
+        this.patched("m-1", no_route());
+        assert_eq!(this.asked(), ["delete m-1", "patch m-1"], "its end is told once");
+        this.node.wait(10);
+        assert_eq!(this.asked()[2..], ["delete m-1"], "and no pods are listed because of it");
+    }
+
+    #[test]
+    fn mirror_that_went_before_its_creation_was_answered_is_made_again() {
+        let mut this = Mirrored { node: Node::new(), made: 0 };
+        this.file("/a");
+        let mirror = this.made();
+        this.node.tell(PodEvent::PodSeen(mirror.clone()));
+        this.node.tell(PodEvent::PodGone(mirror.clone()));
+        this.created(mirror);
+        this.patched("m-1", refused(404));
+        assert_eq!(this.asked().iter().filter(|word| *word == "create").count(), 2, "{:?}", this.asked());
+        let other = this.made();
+        this.created(other);
+        assert_eq!(this.asked().last().map(String::as_str), Some("patch m-2"));
+    }
+
+    #[test]
+    fn mirror_that_another_pod_replaced_is_made_again() {
+        let mut this = Mirrored::new();
+        // as the watch shows one whose end it did not: nothing but its UID
+        this.node.tell(PodEvent::PodGone(json!({"metadata": {"uid": "m-1"}})));
+        assert_eq!(this.asked(), ["create"]);
+    }
+
+    #[test]
+    fn status_of_a_mirror_is_sent_once() {
+        let mut this = Mirrored::new();
+        this.file("/a");
+        this.node.wait(60);
+        assert_eq!(this.asked(), [""; 0]);
+        this.node.ends(&uid_of("/a"), "a", 1);
+        assert_eq!(this.asked(), ["patch m-1"]);
     }
 }
