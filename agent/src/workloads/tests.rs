@@ -101,6 +101,7 @@ fn order(image: &str, user: &str) -> pods::ContainerOrder {
             path: "/data".into(),
             read_only: false,
             no_exec: false,
+            follows_host: false,
             sub_path: String::new(),
         }],
         resources: Resources::default(),

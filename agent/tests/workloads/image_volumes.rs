@@ -11,6 +11,7 @@ fn mount(path: &str, sub_path: &str) -> Mount {
         path: path.into(),
         read_only: true,
         no_exec: true,
+        follows_host: false,
         sub_path: sub_path.into(),
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -234,5 +235,47 @@ fn path_that_an_annotation_makes_fails_until_that_is_mended() {
         kubectl.run(&["annotate", "pod", "web", "place=logs"]).unwrap();
         setup.shows("the pod", || setup.runs_with(0));
         setup.shows("its file", || setup.log(0).ends_with(" F whole\n"));
+    });
+}
+
+#[test]
+fn what_the_machine_mounts_later_is_seen_where_that_is_asked_for() {
+    isolated_network("volumes::what_the_machine_mounts_later_is_seen_where_that_is_asked_for", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        let run =
+            |line: &str| assert!(Command::new("sh").args(["-c", line]).status().unwrap().success(), "{line}");
+        // as systemd has it for the whole machine
+        run(
+            "mkdir -p /etc/disks/one /etc/disks/part && mount --bind /etc/disks /etc/disks && mount --make-shared /etc/disks",
+        );
+        let volume = json!([{"name": "disks", "hostPath": {"path": "/etc/disks"}}]);
+        let mount = |path: &str, more: Value| {
+            let mut mount = json!({"name": "disks", "mountPath": path, "readOnly": true});
+            mount.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            mount
+        };
+        let mounts = json!([
+            mount("/follows", json!({"mountPropagation": "HostToContainer"})),
+            mount("/alone", json!({}))
+        ]);
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "volumes": volume,
+            "automountServiceAccountToken": false,
+            "containers": [{"name": "main", "image": "web:1", "volumeMounts": mounts,
+                "command": ["/bin/sh", "-c", "until cat /follows/one/file; do sleep 1; done; cat /alone/one/file 2>/dev/null; echo $?; exec sleep 86321"]}]}});
+        kubectl.feed(&["create", "-f", "-"], &pod.to_string()).unwrap();
+        setup.shows("the pod", || setup.runs_with(0));
+        run("mount -t tmpfs later /etc/disks/one && echo later >/etc/disks/one/file");
+        setup.shows("the file", || setup.log(0).ends_with(" F 1\n") && setup.log(0).contains(" F later\n"));
+        // and what is taken away does not stay
+        let mounted = || fs::read_to_string(format!("/proc/{}/mounts", pids()[0])).unwrap();
+        assert!(
+            mounted().contains("later /follows/one tmpfs") && !mounted().contains("later /alone"),
+            "{}",
+            mounted()
+        );
+        run("umount /etc/disks/one");
+        setup.shows("the end of the mount", || !mounted().contains("later /follows"));
     });
 }

@@ -116,6 +116,7 @@ pub(crate) fn mounts(container: &Container, sources: &Sources<'_>) -> Result<Vec
             path: if mount_path.starts_with('/') { mount_path.clone() } else { format!("/{mount_path}") },
             read_only: mount.read_only || has_files(name) || is_image(name),
             no_exec: is_image(name),
+            follows_host: mount.mount_propagation == "HostToContainer",
             sub_path: plain_path(&sub_path),
         });
     }

@@ -651,6 +651,8 @@ pub struct Mount {
     pub read_only: bool,
     /// No program on it can be run.
     pub no_exec: bool,
+    /// What the machine mounts below it later is seen there, too: `mountPropagation: HostToContainer`.
+    pub follows_host: bool,
     /// What of the volume: relative, without `..`; made as a directory if it is not there. No link of the volume may lead out of
     /// it. Empty: all.
     pub sub_path: String,

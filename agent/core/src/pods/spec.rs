@@ -547,6 +547,7 @@ pub(crate) struct VolumeMount {
     pub(crate) read_only: bool,
     pub(crate) sub_path: String,
     pub(crate) sub_path_expr: String,
+    pub(crate) mount_propagation: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]

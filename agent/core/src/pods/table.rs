@@ -117,7 +117,10 @@ pub(crate) const POD_SPEC: &[(&str, Treatment)] = &[
     ("containers[].volumeDevices", Refused(STORAGE)),
     ("containers[].volumeMounts", Below),
     ("containers[].volumeMounts[].mountPath", Served),
-    ("containers[].volumeMounts[].mountPropagation", Only(&["None"], "mounts are not propagated")),
+    (
+        "containers[].volumeMounts[].mountPropagation",
+        Only(&["None", "HostToContainer"], "no container mounts anything on the machine"),
+    ),
     ("containers[].volumeMounts[].name", Served),
     ("containers[].volumeMounts[].readOnly", Served),
     (

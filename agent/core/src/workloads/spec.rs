@@ -120,7 +120,7 @@ pub fn config(
             format!("container {}: the pod has no volume {:?}", container.key.container, mount.volume)
         })?;
         let mode = if mount.read_only { "ro" } else { "rw" };
-        let mut options = vec!["rbind", "rprivate", mode];
+        let mut options = vec!["rbind", propagation(mount.follows_host), mode];
         if mount.no_exec {
             options.extend(["noexec", "nosuid", "nodev"]);
         }
@@ -157,7 +157,8 @@ pub fn config(
             "resources": resources(container, machine, granted),
             "devices": granted.devices.iter().map(node).collect::<Vec<_>>(),
             "sysctl": security.sysctls,
-            "rootfsPropagation": "rprivate",
+            // crun would take all mounts from the machine's first
+            "rootfsPropagation": propagation(container.mounts.iter().any(|mount| mount.follows_host)),
         },
     });
     match (&security.seccomp, &granted.profile) {
@@ -172,6 +173,11 @@ pub fn config(
         config["process"]["apparmorProfile"] = json!(profile);
     }
     Ok(serde_json::to_vec(&config).expect("a JSON value can be written"))
+}
+
+/// Whether what the machine mounts later is mounted there, too; never the other way round.
+fn propagation(follows_host: bool) -> &'static str {
+    if follows_host { "rslave" } else { "rprivate" }
 }
 
 /// The order's, and what a program may count on finding.
@@ -283,6 +289,7 @@ mod tests {
                 path: "/data".into(),
                 read_only: true,
                 no_exec: false,
+                follows_host: false,
                 sub_path: String::new(),
             }],
             resources: Resources { memory_limit_bytes: Some(1 << 20), ..Resources::default() },
@@ -477,6 +484,17 @@ mod tests {
             sys.clone().count() == 2
                 && !sys.flat_map(|it| it["options"].as_array().unwrap()).any(|it| *it == read_only)
         );
+    }
+
+    #[test]
+    fn mounts_of_the_machine_are_followed_where_that_is_asked_for() {
+        let mut order = container();
+        for (follows_host, expected) in [(false, "rprivate"), (true, "rslave")] {
+            order.mounts[0].follows_host = follows_host;
+            let config = made(&order, &shared(), false);
+            assert_eq!(config["linux"]["rootfsPropagation"], expected);
+            assert_eq!(config["mounts"].as_array().unwrap().last().unwrap()["options"][1], expected);
+        }
     }
 
     #[test]
