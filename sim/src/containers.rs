@@ -446,6 +446,7 @@ impl Containers {
             PodAction::RunHook(order) => {
                 Some(PodEvent::HookEnded { container: order.container, kind: order.kind, done: Ok(()) })
             }
+            PodAction::StopRun(_) => None,
             PodAction::NoteHealth { container, health } => {
                 self.health.insert(container, health);
                 None

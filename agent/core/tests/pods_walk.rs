@@ -546,6 +546,8 @@ impl World {
                 self.runtime.hooks.insert((order.container.clone(), order.kind));
                 PodEvent::HookEnded { container: order.container, kind: order.kind, done }
             }
+            // its order is still answered by its end
+            PodAction::StopRun(_) => return,
             PodAction::CollectImages(_) => PodEvent::ImagesCollected(Err("nothing to remove".into())),
             PodAction::MeasurePods { measure, pods } => {
                 let pods: Vec<PodUid> = pods.into_iter().filter(|_| !fails).collect();

@@ -209,6 +209,11 @@ impl Loops {
                     pods.probes.run_hook(*order);
                 }
             }
+            PodAction::StopRun(run) => {
+                if let Some(pods) = &self.pods {
+                    pods.probes.stop(&run);
+                }
+            }
             action => {
                 if let Some(containers) = self.containers() {
                     containers.order(action);

@@ -1,25 +1,29 @@
 //! Runs probes and hooks: programs in containers, GET requests, connections, health calls.
 //!
-//! Always holds: each order is answered, within its timeout once it has begun; a probe that hangs holds up none of another pod, nor
-//! more than a few of its own; what waits for the network costs a task and no thread. Nothing here waits on the main thread for
-//! longer than the kernel takes to answer. Leaves to others: when a probe runs and what its result means (core).
+//! Always holds: each order begins at once, and is answered within its timeout, or sooner when it is stopped: nothing of a program that
+//! was stopped goes on in the container; what waits for the network costs a task and no thread. Nothing here waits on the main thread
+//! for longer than the kernel takes to answer. Leaves to others: when a probe runs, how many at once, and what its result means (core).
 
 mod grpc;
 mod http;
-mod places;
 mod stream;
 
 use crate::beside::beside;
 use crate::workloads::id_of;
 use kedge_core::Event;
-use kedge_core::pods::{Check, ContainerKey, HookAct, HookOrder, PodEvent, PodUid, ProbeOrder, ProbeOutcome};
+use kedge_core::pods::{
+    Check, ContainerKey, HookAct, HookOrder, PodEvent, ProbeKey, ProbeOrder, ProbeOutcome, RunKey,
+};
+use kedge_core::sorted::SortedMap;
 use kedge_platform::workloads::{Exec, ExecEnd, Settings};
-use places::{Lane, Places};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::convert::Infallible;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use stream::Stream;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 /// How much of an output or a body is kept: upstream's limit.
@@ -32,91 +36,93 @@ pub(crate) struct Probes(Arc<Shared>);
 struct Shared {
     settings: Settings,
     events: Sender<Event>,
-    places: Mutex<Places<Work>>,
+    /// What is under way. One that is removed is stopped.
+    runs: Mutex<SortedMap<RunKey, oneshot::Sender<Infallible>>>,
     tls: OnceLock<Arc<rustls::ClientConfig>>,
 }
 
-/// What takes a place.
+/// Ends when a run is to be stopped.
+type Stopped = oneshot::Receiver<Infallible>;
+
 enum Work {
     Probe(ProbeOrder),
-    /// With the end of its time, which began with the order.
-    Hook(HookOrder, Instant),
+    Hook(HookOrder),
 }
 
 impl Work {
-    fn pod(&self) -> &PodUid {
+    fn key(&self) -> RunKey {
         match self {
-            Self::Probe(order) => &order.key.container.pod,
-            Self::Hook(order, _) => &order.container.pod,
-        }
-    }
-
-    fn lane(&self) -> Lane {
-        match self {
-            Self::Probe(ProbeOrder { check: Check::Exec { .. }, .. }) => Lane::Program,
-            Self::Probe(_) => Lane::Network,
-            Self::Hook(..) => Lane::Hook,
+            Self::Probe(order) => RunKey::Probe(order.key.clone()),
+            Self::Hook(order) => RunKey::Hook(order.container.clone(), order.kind),
         }
     }
 }
 
 impl Probes {
     pub(crate) fn new(settings: Settings, events: Sender<Event>) -> Self {
-        let (places, tls) = (Mutex::default(), OnceLock::new());
-        Self(Arc::new(Shared { settings, events, places, tls }))
+        let (runs, tls) = (Mutex::default(), OnceLock::new());
+        Self(Arc::new(Shared { settings, events, runs, tls }))
     }
 
-    /// Begins, as soon as there is a place. Waits for nothing.
+    /// Begins, and waits for nothing.
     pub(crate) fn run(&self, order: ProbeOrder) {
-        self.put(Work::Probe(order));
+        self.begin(Work::Probe(order));
     }
 
     /// The same of a hook.
     pub(crate) fn run_hook(&self, order: HookOrder) {
-        let end = Instant::now() + order.timeout;
-        self.put(Work::Hook(order, end));
+        self.begin(Work::Hook(order));
     }
 
-    fn put(&self, work: Work) {
-        let begun = self.places().take(work.lane(), work.pod().clone(), work);
-        if let Some(work) = begun {
-            self.begin(work);
-        }
+    /// Begins to stop it.
+    pub(crate) fn stop(&self, run: &RunKey) {
+        self.runs().remove(run);
     }
 
     fn begin(&self, work: Work) {
-        let probes = self.clone();
+        let (key, probes) = (work.key(), self.clone());
+        let (goes_on, mut stopped) = oneshot::channel();
+        self.runs().insert(key.clone(), goes_on);
         tokio::spawn(async move {
-            let event = match &work {
-                Work::Probe(order) => {
-                    let outcome = probes.outcome(order).await;
-                    PodEvent::Probed { probe: order.key.clone(), outcome }
-                }
-                Work::Hook(order, end) => {
-                    let done = probes.hook(order, *end).await;
-                    PodEvent::HookEnded { container: order.container.clone(), kind: order.kind, done }
-                }
-            };
-            // the place goes first: what hears of the result may order the next run
-            let next = probes.places().give_back(work.lane(), work.pod());
-            if let Some(next) = next {
-                probes.begin(next);
-            }
+            let done = probes.perform(&work, &mut stopped).await;
+            probes.runs().remove(&key);
+            let event = done.unwrap_or(PodEvent::RunStopped(key));
             let _ = probes.0.events.send(Event::Pods(Box::new(event))).await;
         });
     }
 
-    fn places(&self) -> std::sync::MutexGuard<'_, Places<Work>> {
-        self.0.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn runs(&self) -> MutexGuard<'_, SortedMap<RunKey, oneshot::Sender<Infallible>>> {
+        self.0.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn outcome(&self, order: &ProbeOrder) -> ProbeOutcome {
-        let end = Instant::now() + order.timeout;
-        match &order.check {
-            Check::Exec { command } => {
-                let done = self.exec(&order.key.container, command, order.timeout).await;
-                of_exec(command, order.timeout, done)
+    /// None: it was stopped.
+    async fn perform(&self, work: &Work, stopped: &mut Stopped) -> Option<PodEvent> {
+        Some(match work {
+            Work::Probe(order) => {
+                let outcome = self.probe(order, stopped).await?;
+                PodEvent::Probed { probe: order.key.clone(), outcome }
             }
+            Work::Hook(order) => {
+                let done = self.hook(order, stopped).await?;
+                PodEvent::HookEnded { container: order.container.clone(), kind: order.kind, done }
+            }
+        })
+    }
+
+    async fn probe(&self, order: &ProbeOrder, stopped: &mut Stopped) -> Option<ProbeOutcome> {
+        let ProbeOrder { key: ProbeKey { container, .. }, check, timeout } = order;
+        match check {
+            Check::Exec { command } => {
+                of_exec(command, *timeout, self.exec(container, command, *timeout, stopped).await)
+            }
+            check => unless(stopped, self.connect(check, *timeout)).await,
+        }
+    }
+
+    async fn connect(&self, check: &Check, timeout: Duration) -> ProbeOutcome {
+        let end = Instant::now() + timeout;
+        match check {
+            Check::Exec { .. } => ProbeOutcome::Errored("a program is no connection".into()),
             Check::Http(check) => http::probe(check, end, &|| self.tls()).await,
             Check::Tcp { host, port } => match timeout_at(end, Stream::connect(host, *port)).await {
                 Ok(Ok(_)) => ProbeOutcome::Passed,
@@ -131,7 +137,7 @@ impl Probes {
                     Err(_) => ProbeOutcome::Failed(format!(
                         "timeout: health rpc to {:?} did not complete within {}",
                         stream::shown(host, *port),
-                        seconds(order.timeout)
+                        seconds(timeout)
                     )),
                 }
             }
@@ -139,25 +145,27 @@ impl Probes {
     }
 
     /// As upstream: a program has to end with code 0, a request to be answered.
-    async fn hook(&self, order: &HookOrder, end: Instant) -> Result<(), String> {
-        let limit = end.saturating_duration_since(Instant::now());
-        if limit.is_zero() {
-            return Err("its time was over before there was a place for it".into());
-        }
+    async fn hook(&self, order: &HookOrder, stopped: &mut Stopped) -> Option<Result<(), String>> {
+        let limit = order.timeout;
         match &order.act {
             HookAct::Sleep(time) => {
                 tokio::time::sleep((*time).min(limit)).await;
-                Ok(())
+                Some(Ok(()))
             }
             HookAct::Run(Check::Exec { command }) => {
-                let done = self.exec(&order.container, command, limit).await;
-                match of_exec(command, limit, done) {
+                let done = self.exec(&order.container, command, limit, stopped).await;
+                Some(match of_exec(command, limit, done)? {
                     ProbeOutcome::Passed | ProbeOutcome::Warned(_) => Ok(()),
                     ProbeOutcome::Failed(why) | ProbeOutcome::Errored(why) => Err(why),
-                }
+                })
             }
-            HookAct::Run(Check::Http(check)) => http::get(check, end, &|| self.tls()).await.map(drop),
-            HookAct::Run(Check::Tcp { .. } | Check::Grpc { .. }) => Err("no hook opens a connection".into()),
+            HookAct::Run(Check::Http(check)) => {
+                let end = Instant::now() + limit;
+                unless(stopped, http::get(check, end, &|| self.tls())).await.map(|done| done.map(drop))
+            }
+            HookAct::Run(Check::Tcp { .. } | Check::Grpc { .. }) => {
+                Some(Err("no hook opens a connection".into()))
+            }
         }
     }
 
@@ -166,15 +174,28 @@ impl Probes {
         container: &ContainerKey,
         command: &[String],
         limit: Duration,
+        stopped: &mut Stopped,
     ) -> Result<ExecEnd, String> {
         let (id, command) = (id_of(container), command.to_vec());
         let settings = self.0.settings.clone();
+        let (stop, goes_on) =
+            std::io::pipe().map_err(|error| format!("the program was not run: no pipe: {error}"))?;
         let run = move || {
-            let exec = Exec { id: &id, command: &command, limit, output_bytes: OUTPUT_BYTES };
+            let stop = Some(stop.as_fd());
+            let exec = Exec { id: &id, command: &command, limit, output_bytes: OUTPUT_BYTES, stop };
             exec.run(&settings).map_err(|error| error.to_string())
         };
         // it forks, and may wait for a disk: not on this thread
-        beside(run).await.unwrap_or_else(|error| Err(format!("the program was not run: {error}")))
+        let mut run = std::pin::pin!(beside(run));
+        let done = tokio::select! {
+            done = &mut run => done,
+            _ = stopped => {
+                drop(goes_on);
+                // its place is free once its program has ended
+                run.await
+            }
+        };
+        done.unwrap_or_else(|error| Err(format!("the program was not run: {error}")))
     }
 
     /// Made once: it loads what TLS needs.
@@ -187,8 +208,17 @@ impl Probes {
     }
 }
 
-fn of_exec(command: &[String], limit: Duration, done: Result<ExecEnd, String>) -> ProbeOutcome {
-    match done {
+/// None: it was stopped before.
+async fn unless<T>(stopped: &mut Stopped, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = work => Some(done),
+        _ = stopped => None,
+    }
+}
+
+/// None: it was stopped.
+fn of_exec(command: &[String], limit: Duration, done: Result<ExecEnd, String>) -> Option<ProbeOutcome> {
+    Some(match done {
         Ok(ExecEnd::Ended { code: 0, .. }) => ProbeOutcome::Passed,
         Ok(ExecEnd::Ended { output, .. }) => {
             ProbeOutcome::Failed(String::from_utf8_lossy(&output).into_owned())
@@ -197,8 +227,9 @@ fn of_exec(command: &[String], limit: Duration, done: Result<ExecEnd, String>) -
             let command = kedge_api::excerpt_of(&command.join(" "), 200);
             ProbeOutcome::Failed(format!("command {command:?} timed out after {}", seconds(limit)))
         }
+        Ok(ExecEnd::Stopped) => return None,
         Err(why) => ProbeOutcome::Errored(why),
-    }
+    })
 }
 
 /// What an HTTP probe makes of the answer that a connection gives, and the path that it leads to; for the fuzzer. The connection must

@@ -6,11 +6,12 @@ use kedge_platform::workloads::{ContainerId, Exec, ExecEnd, Session, SessionOrde
 use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
 use std::fs;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 fn run(machine: &Machine, id: &ContainerId, script: &str, limit: Duration) -> Result<ExecEnd, String> {
     let command = ["/bin/sh", "-c", script].map(String::from);
-    let exec = Exec { id, command: &command, limit, output_bytes: 100 };
+    let exec = Exec { id, command: &command, limit, output_bytes: 100, stop: None };
     exec.run(&machine.settings).map_err(|error| error.to_string())
 }
 
@@ -31,7 +32,8 @@ fn program_runs_as_the_container_does() {
         assert!(matches!(&long, Ok(ExecEnd::Ended { code: 0, output }) if output.len() == 100), "{long:?}");
 
         // what could not be run says nothing about the container
-        let missing = Exec { id: &a, command: &["/bin/none".to_owned()], limit: LIMIT, output_bytes: 100 };
+        let none = ["/bin/none".to_owned()];
+        let missing = Exec { id: &a, command: &none, limit: LIMIT, output_bytes: 100, stop: None };
         let error = missing.run(&machine.settings).unwrap_err().to_string();
         assert!(error.contains("crun exec ended with") && error.contains("none"), "{error}");
         assert!(run(&machine, &id("b", 0), "true", LIMIT).is_err());
@@ -40,6 +42,22 @@ fn program_runs_as_the_container_does() {
         let hung = run(&machine, &a, "sleep 77001 & sleep 77002", Duration::from_millis(500));
         assert_eq!(hung, Ok(ExecEnd::TimedOut));
         let is_left = |process: &String| process.contains("7700");
+        wait_until("the end of its processes", LIMIT, || !processes("sleep").iter().any(is_left));
+
+        // and so does what is stopped
+        let (stop, goes_on) = std::io::pipe().unwrap();
+        let command = ["/bin/sh", "-c", "sleep 77004 & sleep 77005"].map(String::from);
+        let stop = Some(stop.as_fd());
+        let long = Exec { id: &a, command: &command, limit: 1000 * LIMIT, output_bytes: 100, stop };
+        let stopped = std::thread::scope(|scope| {
+            let ran = scope.spawn(|| long.run(&machine.settings).map_err(|error| error.to_string()));
+            wait_until("its processes", LIMIT, || {
+                processes("sleep").iter().filter(|it| is_left(it)).count() >= 2
+            });
+            drop(goes_on);
+            ran.join().unwrap()
+        });
+        assert_eq!(stopped, Ok(ExecEnd::Stopped));
         wait_until("the end of its processes", LIMIT, || !processes("sleep").iter().any(is_left));
 
         // one that goes on in the background is not waited for
@@ -150,6 +168,58 @@ fn probes_decide_on_readiness_and_restarts() {
         }
         kubectl.run(&["delete", "pod", "web", "--timeout=60s"]).unwrap();
         assert_eq!(pids(), [0; 0]);
+    });
+}
+
+/// Four pods whose programs never end, sixteen of them, which is as many as run at once; and one more pod.
+#[test]
+fn probe_runs_beside_pods_whose_probes_hang() {
+    isolated_network("probes::probe_runs_beside_pods_whose_probes_hang", || {
+        let setup = Setup::with_runtime();
+        let kubectl = setup.cluster.kubectl();
+        let pod = |name: &str, containers: Vec<Value>| {
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"nodeName": NODE,
+                "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": containers}})
+        };
+        let container = |name: &str| json!({"name": name, "image": "web:1", "command": ["/bin/sh", "-c", "exec sleep 86321"]});
+        let hangs =
+            json!({"exec": {"command": ["sleep", "77123"]}, "periodSeconds": 1, "timeoutSeconds": 1_000_000});
+        let hung = |name: &str| {
+            let mut container = container(name);
+            container["livenessProbe"] = hangs.clone();
+            container["readinessProbe"] = hangs.clone();
+            container
+        };
+        let names = ["hung-0", "hung-1", "hung-2", "hung-3"];
+        for name in names {
+            kubectl.feed(&["apply", "-f", "-"], &pod(name, vec![hung("a"), hung("b")]).to_string()).unwrap();
+        }
+        let programs = || processes("sleep").iter().filter(|process| process.contains("77123")).count();
+        setup.shows("programs in all places", || programs() == 16);
+
+        let mut web = container("main");
+        web["readinessProbe"] =
+            json!({"exec": {"command": ["/bin/sh", "-c", "true"]}, "periodSeconds": 1, "timeoutSeconds": 30});
+        kubectl.feed(&["apply", "-f", "-"], &pod("web", vec![web]).to_string()).unwrap();
+        setup.shows("a pod that is ready beside them", || shown(&setup).1["status"] == "True");
+        setup.shows("why a program of others was stopped", || {
+            has_event(&setup, "probe errored and resulted in unknown state: it was stopped to make room for those of other pods")
+        });
+        wait_until("the end of that program", LIMIT, || programs() == 15);
+        for name in names {
+            let status = kubectl.json(&["get", "pod", name]).unwrap()["status"].take();
+            for container in status["containerStatuses"].as_array().unwrap() {
+                assert_eq!(
+                    (&container["restartCount"], &container["ready"]),
+                    (&json!(0), &json!(false)),
+                    "{status}"
+                );
+            }
+        }
+        // a container ends although programs were stopped in it
+        let all = [&names[..], &["web"]].concat();
+        kubectl.run(&[&["delete", "pod", "--timeout=120s"], &all[..]].concat()).unwrap();
+        assert_eq!((pids(), programs()), (vec![], 0));
     });
 }
 

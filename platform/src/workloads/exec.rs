@@ -2,14 +2,14 @@
 //!
 //! What always holds: the program has all that the first process was given (user, environment, directory, capabilities, control
 //! group, namespaces). It has a limited time: what takes longer is killed with what it started, unless that made a
-//! session of its own; nothing outside of the container's control group is. Its output is kept
+//! session of its own, and so is one that is stopped; nothing outside of the container's control group is. Its output is kept
 //! up to a limit, and the rest is read and dropped, so that it never waits for us. An error means that it did not run.
 //!
-//! Leaves to others: what is run, and what its end means; how many at once.
+//! Leaves to others: what is run, and what its end means; how many at once, and which is stopped for others.
 
 use std::fs::{self, File};
 use std::io::{self, Seek as _, Write as _};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{Pid, getpgid};
 use serde_json::{Value, json};
@@ -43,6 +44,8 @@ pub struct Exec<'a> {
     pub limit: Duration,
     /// How much of its output is kept, both streams together.
     pub output_bytes: usize,
+    /// Once this can be read, or its other end is closed, the program is stopped; None: never.
+    pub stop: Option<BorrowedFd<'a>>,
 }
 
 /// How a program ended.
@@ -57,6 +60,15 @@ pub enum ExecEnd {
     },
     /// It was killed, because its time was over.
     TimedOut,
+    /// It was killed, because it was to be stopped.
+    Stopped,
+}
+
+/// Why a program was killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    TooLong,
+    Stopped,
 }
 
 impl Exec<'_> {
@@ -77,7 +89,11 @@ impl Exec<'_> {
         let failed = |error| WorkloadError::failed(format_args!("run a program in {}", self.id), error);
         let ran = self.run_by(&crun, (&bundle, &container), &process, &pid_file);
         let (status, output) = ran.map_err(failed)?;
-        let Some(status) = status else { return Ok(ExecEnd::TimedOut) };
+        let status = match status {
+            Ok(status) => status,
+            Err(Cut::TooLong) => return Ok(ExecEnd::TimedOut),
+            Err(Cut::Stopped) => return Ok(ExecEnd::Stopped),
+        };
         if !status.success() && pid_file.read().is_none() {
             let said = shortened(&String::from_utf8_lossy(&output));
             return Err(failed(io::Error::other(format!("crun exec ended with {status}: {said}"))));
@@ -95,14 +111,14 @@ impl Exec<'_> {
         in_memory(&process)
     }
 
-    /// None: its time was over.
+    /// How it ended, and what it wrote; `Err`: it was killed.
     fn run_by(
         &self,
         crun: &CrunOrder,
         (bundle, container): (&Path, &Order),
         order: &File,
         pid_file: &PidFile,
-    ) -> io::Result<(Option<ExitStatus>, Vec<u8>)> {
+    ) -> io::Result<(Result<ExitStatus, Cut>, Vec<u8>)> {
         let (output, to_output) = io::pipe()?;
         let fd = order.as_raw_fd();
         let mut command = crun.exec(bundle, self.id, &format!("/proc/self/fd/{fd}"), &pid_file.0);
@@ -112,30 +128,40 @@ impl Exec<'_> {
         // it has the writing ends of the pipe
         drop(command);
         let heard = self.hear(&child, Heard::new(output, self.output_bytes)?);
-        let Ok(Some(kept)) = heard else {
-            kill(&mut child, pid_file, container)?;
-            return heard.map(|_| (None, Vec::new()));
-        };
-        Ok((Some(child.wait()?), kept))
+        match heard {
+            Ok(Ok(kept)) => Ok((Ok(child.wait()?), kept)),
+            cut => {
+                kill(&mut child, pid_file, container)?;
+                cut.map(|cut| (Err(cut.err().unwrap_or(Cut::TooLong)), Vec::new()))
+            }
+        }
     }
 
-    /// Reads until crun has ended; None: it has not within the limit.
-    fn hear(&self, child: &Child, mut output: Heard) -> io::Result<Option<Vec<u8>>> {
+    /// Reads until crun has ended; `Err`: it has not within the limit, or before it was to be stopped.
+    fn hear(&self, child: &Child, mut output: Heard) -> io::Result<Result<Vec<u8>, Cut>> {
         let process = ProcessFd::open(child.id().cast_signed())?;
         let end = process::after(Instant::now(), self.limit);
         loop {
             let has_ended = process.as_ref().is_none_or(|process| process.wait(Duration::ZERO));
             output.read()?;
             if has_ended {
-                return Ok(Some(output.kept));
+                return Ok(Ok(output.kept));
+            }
+            if self.stop.is_some_and(is_readable) {
+                return Ok(Err(Cut::Stopped));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(None);
+                return Ok(Err(Cut::TooLong));
             }
-            wait(process.as_ref(), &[&output], left)?;
+            wait(process.as_ref(), &[&output], self.stop, left)?;
         }
     }
+}
+
+/// Whether there is something to read, or the other end is closed.
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// A file for crun to read.

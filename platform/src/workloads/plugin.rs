@@ -9,7 +9,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, PipeReader, Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -163,15 +163,20 @@ impl Plugin<'_> {
                 let why = format!("not done after {} s", self.limit.as_secs_f32());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
-            wait(process.as_ref(), &[&answer, &errors], left)?;
+            wait(process.as_ref(), &[&answer, &errors], None, left)?;
         }
     }
 }
 
-/// Waits until there is something to read, or the process has ended.
-pub(super) fn wait(process: Option<&ProcessFd>, heard: &[&Heard], left: Duration) -> io::Result<()> {
+/// Waits until there is something to read, there or on `more`, or the process has ended.
+pub(super) fn wait(
+    process: Option<&ProcessFd>,
+    heard: &[&Heard],
+    more: Option<BorrowedFd<'_>>,
+    left: Duration,
+) -> io::Result<()> {
     let open = heard.iter().filter_map(|heard| heard.pipe.as_ref().map(|pipe| pipe.as_fd()));
-    let fds = open.chain(process.map(|process| process.as_fd()));
+    let fds = open.chain(process.map(|process| process.as_fd())).chain(more);
     let mut awaited: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
     match poll(&mut awaited, timeout) {

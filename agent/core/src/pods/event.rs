@@ -17,6 +17,7 @@ pub use crate::images::ImageConfig;
 use crate::images::collect::{Collected, Thresholds};
 use crate::kubelet::Signal;
 use crate::pods::hooks::{HookKind, HookNote, HookOrder};
+use crate::pods::places::RunKey;
 use crate::pods::probes::{Health, ProbeKey, ProbeOrder, ProbeOutcome};
 use crate::sorted::SortedMap;
 use kedge_api::Timestamp;
@@ -98,6 +99,8 @@ pub enum PodEvent {
     Probed { probe: ProbeKey, outcome: ProbeOutcome },
     /// The answer to `RunHook`; `Err`: why it failed, or could not be run.
     HookEnded { container: ContainerKey, kind: HookKind, done: Result<(), String> },
+    /// The answer to `RunProbe` or `RunHook` of a run that was stopped by `StopRun` before its end.
+    RunStopped(RunKey),
     /// `PullImage` found that the image must be fetched and began. No answer yet.
     ImagePulling { pod: PodUid, container: String },
     /// The answer to `PullImage`: every layer of it is unpacked, durable and vouched for.
@@ -186,11 +189,13 @@ pub enum PodAction {
         /// The pod is finished, but its object is not deleted yet.
         keep_logs: bool,
     },
-    /// Run a probe of a container once. Answered by `Probed`, once its timeout is over at the latest; before it begins it may wait
-    /// for a place among others.
+    /// Run a probe of a container once, at once. Answered by `Probed`, once its timeout is over at the latest.
     RunProbe(Box<ProbeOrder>),
-    /// Run a hook of a container. Answered by `HookEnded`, once its timeout is over at the latest.
+    /// Run a hook of a container, at once. Answered by `HookEnded`, once its timeout is over at the latest.
     RunHook(Box<HookOrder>),
+    /// Stop this run, of which nothing goes on in the container; one that has ended is fine. The answer to its order becomes
+    /// `RunStopped` if it had not ended; there is no other.
+    StopRun(RunKey),
     /// Remember this of a run for the next agent, until the run is removed or the machine boots; it comes back by
     /// `Inventory::health`. No answer.
     NoteHealth { container: ContainerKey, health: Health },

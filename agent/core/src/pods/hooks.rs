@@ -2,8 +2,8 @@
 //!
 //! Always holds: postStart runs for each run that starts, and until it has ended the container has not started and those behind it
 //! wait; preStop runs for each stop, within the grace, and the signal follows when it has ended or the grace is over. Each runs once,
-//! but again, with an Event, when no agent saw its end: never is worse than twice, and upstream promises no more. Leaves to others:
-//! running them (`HookOrder`), ending what a killed agent had begun.
+//! but again, with an Event, when no agent saw its end, or it made room for others: never is worse than twice, and upstream promises
+//! no more. Leaves to others: when there is a place for it (`places`), running it (`HookOrder`), ending what a killed agent had begun.
 
 use crate::event::Level;
 use crate::pods::event::{ContainerKey, ContainerState, NodeFacts, PodAction};
@@ -15,7 +15,7 @@ use crate::sorted::SortedMap;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How long a postStart hook may take. Upstream waits for ever; one that hangs would keep its place from other pods' hooks.
+/// How long a postStart hook may take. Upstream waits for ever, and nobody hears that the container never starts.
 const POST_START_LIMIT: Duration = Duration::from_secs(3600);
 
 /// `v1.Lifecycle`.
@@ -101,12 +101,15 @@ impl Hook {
 
 /// Reason and message of an Event.
 fn repetition(kind: HookKind) -> (&'static str, String) {
-    let reason = match kind {
+    let word = kind.word();
+    (repeated(kind), format!("the end of the {word} hook was not seen by the agent before: it is run again"))
+}
+
+fn repeated(kind: HookKind) -> &'static str {
+    match kind {
         HookKind::PostStart => "PostStartHookRepeated",
         HookKind::PreStop => "PreStopHookRepeated",
-    };
-    let word = kind.word();
-    (reason, format!("the end of the {word} hook was not seen by the agent before: it is run again"))
+    }
 }
 
 impl Container {
@@ -161,6 +164,8 @@ pub(crate) struct Hooks {
     pre_stopped: Option<(u32, Duration)>,
     /// What an earlier agent noted of a run.
     found: Option<(u32, HookNote)>,
+    /// One was stopped for others, and an Event says so.
+    made_room: bool,
     /// A hook that is run again, and whose Event waits for the pod's object.
     repeated: Option<HookKind>,
 }
@@ -202,6 +207,16 @@ impl ContainerLife {
     pub(crate) fn grace_after_hook(&self, attempt: u32, now: Duration) -> Option<Duration> {
         let (_, until) = self.hooks.pre_stopped.filter(|(stopped, _)| *stopped == attempt)?;
         Some(until.saturating_sub(now))
+    }
+
+    /// Whether the end of this hook is waited for.
+    pub(crate) fn awaits_hook(&self, of: u32, kind: HookKind) -> bool {
+        match kind {
+            HookKind::PostStart => self.hooks.post_start == Some((of, PostStart::UnderWay)),
+            HookKind::PreStop => {
+                matches!(self.command, Some(Doing::PreStop { attempt, .. }) if attempt == of)
+            }
+        }
     }
 
     fn end_pre_stop(&mut self) {
@@ -316,13 +331,7 @@ impl Life {
         actions: &mut Vec<PodAction>,
     ) {
         let Some(container) = self.containers.get_mut(&key.container) else { return };
-        let is_awaited = match kind {
-            HookKind::PostStart => container.hooks.post_start == Some((key.attempt, PostStart::UnderWay)),
-            HookKind::PreStop => {
-                matches!(container.command, Some(Doing::PreStop { attempt, .. }) if attempt == key.attempt)
-            }
-        };
-        if !is_awaited {
+        if !container.awaits_hook(key.attempt, kind) {
             return;
         }
         self.is_dirty = true;
@@ -351,6 +360,25 @@ impl Life {
         let why = kedge_api::excerpt_of(why, 1000);
         let text = format!("pod {namespace}/{name}: the {word} hook of container {container} failed: {why}");
         actions.push(PodAction::Log(Level::Warn, text));
+    }
+
+    /// A hook was stopped for others, and waits for its next turn.
+    pub(crate) fn hook_made_room(
+        &mut self,
+        key: &ContainerKey,
+        kind: HookKind,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let container = self.containers.get_mut(&key.container);
+        let Some(container) = container.filter(|container| container.awaits_hook(key.attempt, kind)) else {
+            return;
+        };
+        // it may come again each few minutes
+        if std::mem::replace(&mut container.hooks.made_room, true) {
+            return;
+        }
+        let message = format!("the {} hook made room for those of other pods: it is run again", kind.word());
+        self.announce_of(&key.container, true, repeated(kind), message, actions);
     }
 
     /// The agent found this run at its start, with what the last one noted of its hooks.

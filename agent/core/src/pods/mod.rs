@@ -23,6 +23,7 @@ mod image_volumes;
 mod lane;
 mod life;
 mod objects;
+mod places;
 mod probes;
 mod record;
 mod reporting;
@@ -51,9 +52,9 @@ pub use event::{
 pub(crate) use resources::DEVICE;
 
 pub use hooks::{HookAct, HookKind, HookNote, HookOrder};
-pub use shares::{Shares, part_of};
-
+pub use places::RunKey;
 pub use probes::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, ProbeOutcome};
+pub use shares::{Shares, part_of};
 
 use crate::config::digest::Digest;
 use crate::event::{Answer, Level, Now};
@@ -126,6 +127,8 @@ pub struct Pods {
     has_static: bool,
     early: Early,
     lives: BTreeMap<PodUid, Life>,
+    /// Of probes and hooks.
+    places: places::Places,
     eviction: eviction::Eviction,
     /// By priority; none: the machine waits for no pod.
     shutdown_groups: Vec<ShutdownGroup>,
@@ -222,6 +225,7 @@ impl Pods {
             has_static: false,
             early: Early::default(),
             lives: BTreeMap::new(),
+            places: places::Places::default(),
             eviction: eviction::Eviction::default(),
             shutdown_groups: Vec::new(),
             shutdown: None,
@@ -246,8 +250,31 @@ impl Pods {
 
     /// Takes one event; appends the actions it leads to.
     pub fn handle(&mut self, now: Now, event: PodEvent, actions: &mut Vec<PodAction>) {
+        let first = actions.len();
         self.take(now, event, actions);
         self.settle(now, actions);
+        self.give_places(now, first, actions);
+    }
+
+    /// Lets those of the new actions wait that need a place, and begins what has one now.
+    fn give_places(&mut self, now: Now, first: usize, actions: &mut Vec<PodAction>) {
+        for action in actions.split_off(first) {
+            if let Some(other) = self.places.want(now.mono, action) {
+                actions.push(other);
+            }
+        }
+        let lives = &self.lives;
+        let is_wanted = |run: &RunKey| lives.get(&run.container().pod).is_some_and(|life| life.awaits(run));
+        let may_probe = self.is_held == Some(false);
+        let places::Given { actions: begun, expired } = self.places.give(now.mono, may_probe, &is_wanted);
+        actions.extend(begun);
+        for run in expired {
+            let RunKey::Hook(container, kind) = run else { continue };
+            let why = "its time was over before there was a place for it";
+            self.with(&container.pod.clone(), |life| {
+                life.hook_ended(&container, kind, &Err(why.into()), actions);
+            });
+        }
     }
 
     /// When to call `handle` with `Tick` if nothing happens before.
@@ -266,6 +293,7 @@ impl Pods {
             .chain(self.desired_wake)
             .chain(self.list_wake)
             .chain(self.leftover_wake)
+            .chain(self.places.next_deadline())
             .min()
     }
 
@@ -306,13 +334,21 @@ impl Pods {
                 self.with(command.pod(), |life| life.failed(now, &command, &failure, actions));
             }
             PodEvent::Probed { probe, outcome } => {
+                self.places.ended(&RunKey::Probe(probe.clone()));
                 if let Some(life) = self.lives.get_mut(&probe.container.pod) {
                     life.probed(now, &probe, &outcome, actions);
                 }
             }
             PodEvent::HookEnded { container, kind, done } => {
+                self.places.ended(&RunKey::Hook(container.clone(), kind));
                 if let Some(life) = self.lives.get_mut(&container.pod) {
                     life.hook_ended(&container, kind, &done, actions);
+                }
+            }
+            PodEvent::RunStopped(run) => {
+                self.places.stopped(&run);
+                if let Some(life) = self.lives.get_mut(&run.container().pod) {
+                    life.made_room(now, &run, actions);
                 }
             }
             PodEvent::Tick | PodEvent::StaticPodsUnchanged => {}
@@ -1230,7 +1266,7 @@ impl Pods {
 
     /// How much is kept, by sort, for tests that watch that nothing grows.
     #[must_use]
-    pub fn kept(&self) -> [(&'static str, usize); 6] {
+    pub fn kept(&self) -> [(&'static str, usize); 7] {
         let containers = self.lives.values().map(|life| life.containers.len()).sum();
         let older = self
             .lives
@@ -1243,6 +1279,7 @@ impl Pods {
             ("earlier runs", older.sum()),
             ("objects", self.objects.values().map(Objects::len).sum()),
             ("mirrors", self.mirrors.len() + self.creating.len() + self.creating_now.len()),
+            ("probes and hooks", self.places.len()),
             (
                 "complaints",
                 self.complaints.len()

@@ -185,9 +185,10 @@ fn programs_are_judged_by_their_end() {
     let command = ["cat", "/tmp/health"].map(String::from);
     let of = |done| of_exec(&command, Duration::from_secs(1), done);
     let ended = |code, output: &str| Ok(ExecEnd::Ended { code, output: output.into() });
-    assert_eq!(of(ended(0, "x")), ProbeOutcome::Passed);
-    assert_eq!(of(ended(1, "no file\n")), ProbeOutcome::Failed("no file\n".into()));
+    assert_eq!(of(ended(0, "x")), Some(ProbeOutcome::Passed));
+    assert_eq!(of(ended(1, "no file\n")), Some(ProbeOutcome::Failed("no file\n".into())));
     let timed_out = "command \"cat /tmp/health\" timed out after 1s";
-    assert_eq!(of(Ok(ExecEnd::TimedOut)), ProbeOutcome::Failed(timed_out.into()));
-    assert_eq!(of(Err("no crun".into())), ProbeOutcome::Errored("no crun".into()));
+    assert_eq!(of(Ok(ExecEnd::TimedOut)), Some(ProbeOutcome::Failed(timed_out.into())));
+    assert_eq!(of(Err("no crun".into())), Some(ProbeOutcome::Errored("no crun".into())));
+    assert_eq!(of(Ok(ExecEnd::Stopped)), None);
 }

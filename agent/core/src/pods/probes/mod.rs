@@ -2,8 +2,8 @@
 //!
 //! Always holds: of each probe one run is under way; results of another run of the container are dropped; a verdict changes only
 //! after as many equal results in a row as its threshold says; liveness and readiness wait for the startup probe; what could not
-//! be run counts neither way; a new agent believes what the last one knew until the next verdict. Leaves to others: running them
-//! (`ProbeOrder`), stopping a container that failed (`starting`).
+//! be run, or made room for others, counts neither way; a new agent believes what the last one knew until the next verdict. Leaves
+//! to others: when there is a place for a run (`places`), running it (`ProbeOrder`), stopping a container that failed (`starting`).
 
 mod order;
 pub(crate) mod spec;
@@ -13,6 +13,7 @@ pub use order::{Check, Health, HttpCheck, ProbeKey, ProbeKind, ProbeOrder, Probe
 use crate::event::Now;
 use crate::pods::event::{ContainerState, NodeFacts, PodAction};
 use crate::pods::life::{ContainerLife, Doing, Life};
+use crate::pods::places::RunKey;
 use crate::pods::spec::{Container, Pod, RestartPolicy};
 use spec::Probe;
 use std::time::Duration;
@@ -346,6 +347,35 @@ impl Life {
         }
         *told = Some((text.clone(), now.mono));
         self.announce_of(name, true, reason, text, actions);
+    }
+
+    /// Whether the end of a run of a probe or a hook is waited for.
+    pub(crate) fn awaits(&self, run: &RunKey) -> bool {
+        let key = run.container();
+        let Some(container) = self.containers.get(&key.container) else { return false };
+        let is_live = container.run.as_ref().is_some_and(|run| run.attempt == key.attempt && run.is_live());
+        is_live
+            && match run {
+                RunKey::Probe(key) => {
+                    container.probes.attempt == Some(key.container.attempt)
+                        && container.probes.track(key.kind).ordered.is_some()
+                }
+                RunKey::Hook(key, kind) => container.awaits_hook(key.attempt, *kind),
+            }
+    }
+
+    /// A run was stopped for others, and waits for its next turn: it counts neither way.
+    pub(crate) fn made_room(&mut self, now: Now, run: &RunKey, actions: &mut Vec<PodAction>) {
+        if !self.awaits(run) {
+            return;
+        }
+        match run {
+            RunKey::Probe(key) => {
+                let why = "it was stopped to make room for those of other pods, and is run again";
+                self.tell_of_probe(now, key, &ProbeOutcome::Errored(why.into()), actions);
+            }
+            RunKey::Hook(key, kind) => self.hook_made_room(key, *kind, actions),
+        }
     }
 
     /// Why a container that runs must be stopped, by a probe or a hook: its grace, and upstream's words.
