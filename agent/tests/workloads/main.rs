@@ -33,6 +33,7 @@ mod pods;
 mod port_forward;
 mod pressure;
 mod probes;
+mod pulls;
 mod rollouts;
 mod sessions;
 mod setup;

@@ -520,9 +520,15 @@ impl Life {
             return;
         }
         container.pull.failed(now.mono);
-        let (reason, event, text, told) = pull_words(&image, failure, container.pull.failures() > 1);
+        let failures = container.pull.failures();
+        let (reason, event, text, told) = pull_words(&image, failure, failures > 1);
         container.waiting = Some((reason, text));
         self.announce_of(name, true, event, told, actions);
+        // upstream says it again and again
+        if failures == 2 && reason == "ImagePullBackOff" {
+            let message = format!("Back-off pulling image {image:?}");
+            self.announce_of(name, false, "BackOff", message, actions);
+        }
     }
 
     fn create_failed(
