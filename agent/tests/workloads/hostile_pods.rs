@@ -528,3 +528,47 @@ fn large_pods_of_one_namespace_hide_no_news_of_others() {
         }
     });
 }
+
+#[test]
+fn namespaces_of_the_machine_are_shared_where_that_is_asked_for() {
+    isolated_network("hostile_pods::namespaces_of_the_machine_are_shared_where_that_is_asked_for", || {
+        const KINDS: [&str; 4] = ["ipc", "net", "pid", "uts"];
+        let setup = node(|_| ());
+        let own = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).unwrap().display().to_string();
+        let script = format!(
+            "for kind in {}; do readlink /proc/self/ns/$kind; done; exec sleep 86321",
+            KINDS.join(" ")
+        );
+        let run = json!({"command": ["/bin/sh", "-c", script]});
+        let shared = |spec: &Value| -> Vec<&str> {
+            let name = format!(
+                "p{}",
+                spec.as_object().unwrap().keys().map(|key| key.to_lowercase()).collect::<Vec<_>>().join("-")
+            );
+            let mut pod = pod(&name, &run, spec);
+            pod["spec"]["hostNetwork"] = spec.get("hostNetwork").cloned().unwrap_or(json!(false));
+            setup.cluster.kubectl().feed(&["create", "-f", "-"], &pod.to_string()).unwrap();
+            let log = || setup.cluster.kubectl().run(&["logs", &name]).unwrap_or_default();
+            shows(&setup, "its namespaces", &name, || log().lines().count() == KINDS.len());
+            let log = log();
+            KINDS
+                .into_iter()
+                .zip(log.lines())
+                .filter(|(kind, found)| *found == own(kind))
+                .map(|(kind, _)| kind)
+                .collect()
+        };
+        assert_eq!(shared(&json!({"hostNetwork": true})), ["net", "uts"]);
+        assert_eq!(shared(&json!({"hostNetwork": true, "hostPID": true})), ["net", "pid", "uts"]);
+        assert_eq!(shared(&json!({"hostNetwork": true, "hostIPC": true})), ["ipc", "net", "uts"]);
+        // what such a pod began ends with it, and nothing else
+        let other = Command::new("sleep").arg("86322").spawn();
+        let mut other = other.unwrap();
+        let kubectl = setup.cluster.kubectl();
+        kubectl.run(&["delete", "pods", "--all", "--timeout=60s"]).unwrap();
+        assert!(crate::pods::pids().is_empty());
+        assert!(other.try_wait().unwrap().is_none(), "a process of the machine goes on");
+        other.kill().unwrap();
+        other.wait().unwrap();
+    });
+}
