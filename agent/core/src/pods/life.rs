@@ -236,6 +236,8 @@ pub(crate) struct Life {
     pub(crate) active: Option<Active>,
     pub(crate) sandbox: Sandbox,
     pub(crate) sandbox_retry: Retry,
+    /// Since when it waits for objects, to go on with a start.
+    pub(crate) awaits_objects: Option<Duration>,
     pub(crate) swept: Swept,
     /// The disk is short, and the pod has finished: its logs go, too.
     pub(crate) gives_up_logs: bool,
@@ -293,6 +295,7 @@ impl Life {
             active: None,
             sandbox: Sandbox::Absent,
             sandbox_retry: Retry::default(),
+            awaits_objects: None,
             swept: Swept::No,
             gives_up_logs: false,
             network: PodNetwork::default(),

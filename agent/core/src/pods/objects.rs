@@ -132,17 +132,31 @@ impl Objects {
         }
     }
 
-    /// Whether what is known of it would survive a power cut, or is not meant to, and no later state is about to be known. A server
-    /// that did not answer the last time is not waited for.
-    pub(crate) fn is_settled(&self, name: &ObjectName) -> bool {
-        let is_awaited = |object: &Object| object.is_reading && object.failures == 0;
-        self.known.get(name).is_none_or(|object| !object.is_saving && !is_awaited(object))
+    /// Whether what is known of it would survive a power cut, or is not meant to, and no later state is about to be known, for one that
+    /// waits since then: what was read after that is enough, though others have it read again. A server that did not answer the last
+    /// time is not waited for.
+    pub(crate) fn is_settled(&self, name: &ObjectName, since: Duration) -> bool {
+        self.known.get(name).is_none_or(|object| {
+            let is_awaited = object.is_reading && object.failures == 0;
+            !object.is_saving && (!is_awaited || object.read_at.is_some_and(|at| at >= since))
+        })
     }
 
     /// Sees to it that the object is known, and read again if its copy is old; gives when to look again.
     pub(crate) fn want(&mut self, now: Now, name: &ObjectName, actions: &mut Vec<PodAction>) {
+        self.want_since(now, name, now.mono, actions);
+    }
+
+    /// The same, for one that waits since then: a copy that was not old then is not read again.
+    pub(crate) fn want_since(
+        &mut self,
+        now: Now,
+        name: &ObjectName,
+        since: Duration,
+        actions: &mut Vec<PodAction>,
+    ) {
         let object = self.known.entry(name.clone()).or_default();
-        let is_old = object.read_at.is_none_or(|at| now.mono >= at + FRESH);
+        let is_old = object.read_at.is_none_or(|at| since >= at + FRESH);
         let is_due = now.mono >= object.next_read;
         let is_old = is_old && !object.is_immutable;
         if !object.is_reading && object.foreign == 0 && is_due && (is_old || object.missing.is_some()) {
@@ -407,6 +421,9 @@ mod tests {
     use kedge_api::Timestamp;
     use serde_json::json;
 
+    /// For what begins to wait after all reads.
+    const LATER: Duration = Duration::MAX;
+
     fn at(secs: u64) -> Now {
         Now { mono: Duration::from_secs(secs), wall: Timestamp::from_micros(0) }
     }
@@ -454,10 +471,10 @@ mod tests {
         else {
             panic!("{saves:?}")
         };
-        assert!(!objects.is_settled(&secret()), "not before it is durable");
+        assert!(!objects.is_settled(&secret(), LATER), "not before it is durable");
         assert_eq!(objects.next_read(&secret()), Some(Duration::from_secs(61)));
         objects.saved(digest, &Ok(()));
-        assert!(objects.is_settled(&secret()));
+        assert!(objects.is_settled(&secret(), LATER));
         assert_eq!(read(&mut objects, 70, found(&json!({}), "2")), [], "metadata is not worth a write");
 
         let mut again = Objects::default();
@@ -479,7 +496,7 @@ mod tests {
         else {
             panic!("{saves:?}")
         };
-        assert!(!objects.is_settled(&secret()), "not before it is durable");
+        assert!(!objects.is_settled(&secret(), LATER), "not before it is durable");
         objects.saved(digest, &Ok(()));
         assert_eq!(read(&mut objects, 70, ObjectRead::Missing), [], "it lies there");
         let absent = Found::Missing("secret \"s\" not found".into());
@@ -491,7 +508,7 @@ mod tests {
         let mut actions = vec![];
         again.want(at(0), &secret(), &mut actions);
         assert_eq!(actions, [PodAction::ReadObject(secret())], "and asked for as soon as there is somebody");
-        assert!(!again.is_settled(&secret()), "whose answer is waited for");
+        assert!(!again.is_settled(&secret(), LATER), "whose answer is waited for");
         assert_eq!(read(&mut again, 1, found(&json!({}), "1")).len(), 1, "the data takes its place");
         assert!(matches!(again.find(&secret()), Found::Data(_)));
         assert_eq!(read(&mut again, 2, ObjectRead::Missing), [], "the copy of one that was there stays");
@@ -515,7 +532,7 @@ mod tests {
         let mut objects = Objects::default();
         objects.want(at(0), &secret(), &mut vec![]);
         assert_eq!(read(&mut objects, 1, found(&json!({"kedge.dev/offline": "never"}), "1")), []);
-        assert!(objects.is_settled(&secret()) && matches!(objects.find(&secret()), Found::Data(_)));
+        assert!(objects.is_settled(&secret(), LATER) && matches!(objects.find(&secret()), Found::Data(_)));
         let mut objects = Objects::default();
         objects.want(at(0), &secret(), &mut vec![]);
         read(&mut objects, 1, found(&json!({}), "1"));
@@ -572,15 +589,19 @@ mod tests {
     fn read_under_way_is_waited_for_once() {
         let mut objects = Objects::default();
         objects.want(at(0), &secret(), &mut vec![]);
-        assert!(!objects.is_settled(&secret()));
+        assert!(!objects.is_settled(&secret(), LATER));
         read(&mut objects, 0, found(&json!({"kedge.dev/offline": "never"}), "1"));
         objects.want(at(61), &secret(), &mut vec![]);
-        assert!(!objects.is_settled(&secret()), "the answer may be news");
+        assert!(!objects.is_settled(&secret(), LATER), "the answer may be news");
+        assert!(
+            objects.is_settled(&secret(), Duration::ZERO),
+            "for what has waited since before the first one"
+        );
         assert_eq!(objects.next_read(&secret()), None);
         read(&mut objects, 62, ObjectRead::Failed("no route".into()));
-        assert!(objects.is_settled(&secret()));
+        assert!(objects.is_settled(&secret(), LATER));
         objects.want(at(72), &secret(), &mut vec![]);
-        assert!(objects.is_settled(&secret()), "a server that did not answer holds nothing up");
+        assert!(objects.is_settled(&secret(), LATER), "a server that did not answer holds nothing up");
     }
 
     #[test]

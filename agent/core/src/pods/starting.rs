@@ -19,6 +19,7 @@ use crate::pods::status::restarts_after;
 use crate::pods::volumes::{self, VolumeProblem};
 use crate::pods::{resources, security};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The kind of a controller that has one pod on a node.
 const DAEMON_SET: &str = "DaemonSet";
@@ -163,17 +164,28 @@ impl Life {
     }
 
     /// Reads again what may be old, for a container that starts.
-    fn refresh_objects(pod: &Pod, ctx: &mut Context<'_>) {
+    fn refresh_objects(pod: &Pod, since: Duration, ctx: &mut Context<'_>) {
         if !ctx.can_read {
             return;
         }
         for name in objects::needed_by(pod) {
-            ctx.objects.want(ctx.now, &name, ctx.actions);
+            ctx.objects.want_since(ctx.now, &name, since, ctx.actions);
         }
     }
 
-    pub(crate) fn are_objects_settled(pod: &Pod, ctx: &Context<'_>) -> bool {
-        objects::needed_by(pod).iter().all(|name| ctx.objects.is_settled(name))
+    /// The same; true once all are known.
+    fn await_objects(&mut self, pod: &Pod, ctx: &mut Context<'_>) -> bool {
+        let since = *self.awaits_objects.get_or_insert(ctx.now.mono);
+        Self::refresh_objects(pod, since, ctx);
+        let are_known = Self::are_objects_settled(pod, since, ctx);
+        self.awaits_objects.take_if(|_| are_known);
+        are_known
+    }
+
+    /// For what waits since then. What was read meanwhile is enough: of many objects, or over a slow line, the first is read again before
+    /// the last is there, and the wait would never end.
+    pub(crate) fn are_objects_settled(pod: &Pod, since: Duration, ctx: &Context<'_>) -> bool {
+        objects::needed_by(pod).iter().all(|name| ctx.objects.is_settled(name, since))
     }
 
     /// Network, volumes, cgroup; true if they are there.
@@ -197,8 +209,7 @@ impl Life {
             self.announce(true, "NetworkNotReady", message, ctx.actions);
             return false;
         }
-        Self::refresh_objects(pod, ctx);
-        if !Self::are_objects_settled(pod, ctx) {
+        if !self.await_objects(pod, ctx) {
             return false;
         }
         let patience = self.tokens.wait(ctx.now, ctx.can_read);
@@ -431,10 +442,10 @@ impl Life {
             self.pull(pod, spec, ctx);
             return;
         };
-        Self::refresh_objects(pod, ctx);
-        if !Self::are_objects_settled(pod, ctx) {
+        if !self.await_objects(pod, ctx) {
             return;
         }
+        let Some(container) = self.containers.get_mut(&spec.name) else { return };
         let Some(node) = ctx.node else { return };
         let host_ip = &node.addresses[..node.addresses.len().min(1)];
         let pod_ips = if pod.spec.host_network { host_ip } else { &self.network.addresses };
@@ -492,7 +503,7 @@ impl Life {
     }
 
     fn pull(&mut self, pod: &Pod, spec: &Container, ctx: &mut Context<'_>) {
-        Self::refresh_objects(pod, ctx);
+        Self::refresh_objects(pod, ctx.now.mono, ctx);
         let Some(credentials) = credentials(pod, ctx) else { return };
         let Some(container) = self.containers.get_mut(&spec.name) else { return };
         container.command = Some(Doing::Pull);
@@ -607,7 +618,8 @@ fn go_millis(took: std::time::Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::pods::event::PodEvent;
+    use crate::pods::PodAction;
+    use crate::pods::event::{ObjectName, ObjectRead, PodEvent};
     use crate::pods::fixture::Node;
     use serde_json::{Value, json};
 
@@ -656,5 +668,59 @@ mod tests {
         }
         node.wait(2);
         assert_eq!((node.runs("d-a"), node.runs("d-a-s")), (true, true));
+    }
+
+    /// A pod with eight copies of each of so many ConfigMaps of so many bytes, over a line on which each read takes 5 s. Seconds until
+    /// `is_so`, of 400, and the reads.
+    fn over_a_slow_line(maps: usize, bytes: usize, is_so: impl Fn(&Node) -> bool) -> (Option<u64>, usize) {
+        let mut node = Node::new();
+        let source = |number: usize| {
+            let item = |copy: usize| json!({"key": "k", "path": format!("{number}-{copy}")});
+            let items: Vec<Value> = (0..8).map(item).collect();
+            json!({"configMap": {"name": format!("m-{number}"), "items": items}})
+        };
+        let sources: Vec<Value> = (0..maps).map(source).collect();
+        node.bind("p", json!({"volumes": [{"name": "all", "projected": {"sources": sources}}]}));
+        let text = "x".repeat(bytes);
+        let (begun, mut seen, mut reads) = (node.secs, 0, std::collections::VecDeque::<ObjectName>::new());
+        let mut count = 0;
+        while node.secs < begun + 400 {
+            for action in &node.seen[seen..] {
+                if let PodAction::ReadObject(name) = action {
+                    reads.push_back(name.clone());
+                    count += 1;
+                }
+            }
+            seen = node.seen.len();
+            if is_so(&node) {
+                return (Some(node.secs - begun), count);
+            }
+            node.wait(1);
+            if node.secs % 5 == 0
+                && let Some(name) = reads.pop_front()
+            {
+                let read = ObjectRead::Found(json!({"metadata": {}, "data": {"k": text}}));
+                node.tell(PodEvent::ObjectRead { name, read });
+            }
+        }
+        (None, count)
+    }
+
+    #[test]
+    fn pod_starts_although_reading_takes_longer_than_a_copy_is_fresh() {
+        let (secs, reads) = over_a_slow_line(30, 10, |node| node.runs("p"));
+        assert!(secs.is_some_and(|secs| secs < 350), "{secs:?}, {reads} reads");
+    }
+
+    #[test]
+    fn pod_with_too_many_bytes_says_so_once() {
+        let said = |node: &Node| {
+            let told = "FailedMount MountVolume.SetUp failed for volume \"all\" : the files of the pod's volumes are more than 16777216 bytes";
+            node.news().iter().filter(|news| *news == told).count()
+        };
+        let (secs, reads) = over_a_slow_line(20, 1 << 17, |node| said(node) > 0);
+        assert_eq!(secs, Some(99), "once all were read: {reads} reads");
+        let (again, _) = over_a_slow_line(20, 1 << 17, |node| said(node) > 1);
+        assert_eq!(again, None, "not again and again");
     }
 }

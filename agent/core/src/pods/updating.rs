@@ -13,6 +13,7 @@ use crate::pods::life::{Context, Life, Sandbox};
 use crate::pods::spec::Pod;
 use crate::pods::volumes::{self, VolumeProblem};
 use crate::sorted::SortedMap;
+use std::time::Duration;
 
 /// What is known of the files of a pod's volumes.
 #[derive(Debug, Clone, Default)]
@@ -20,6 +21,8 @@ pub(crate) struct Files {
     /// What they should hold may have changed.
     pub(crate) is_stale: bool,
     is_updating: bool,
+    /// Since when they wait for objects.
+    awaits_objects: Option<Duration>,
     /// By volume: what was ordered last. An earlier agent's orders are unknown.
     ordered: SortedMap<String, Digest>,
     retry: Retry,
@@ -51,9 +54,11 @@ impl Life {
             return;
         }
         let Some(node) = ctx.node else { return };
-        if !Self::are_objects_settled(pod, ctx) {
+        let since = *self.files.awaits_objects.get_or_insert(ctx.now.mono);
+        if !Self::are_objects_settled(pod, since, ctx) {
             return;
         }
+        self.files.awaits_objects = None;
         self.files.is_stale = false;
         let mut changed = vec![];
         for made in volumes::file_volumes(pod, ctx.objects, &self.tokens, node) {
@@ -104,7 +109,6 @@ mod tests {
     };
     use kedge_api::Timestamp;
     use serde_json::{Value, json};
-    use std::time::Duration;
 
     /// A node whose disk answers at once.
     struct World {
@@ -254,6 +258,36 @@ mod tests {
         assert!(updates(&world.tell(PodEvent::VolumesUpdated { pod: pod() })).is_empty());
         let labelled = world.tell(PodEvent::PodSeen(object("2")));
         assert_eq!(updates(&labelled), ["all/labels app=\"2\"", "all/token t1"]);
+    }
+
+    #[test]
+    fn edit_comes_although_another_object_is_always_being_read() {
+        let mut shown = object("1");
+        shown["spec"]["volumes"] =
+            json!(["o", "q"].map(|map| json!({"name": map, "configMap": {"name": map}})));
+        let (mut world, _) = World { pods: Pods::new("edge"), secs: 1, disk: vec![] }.begin(vec![], shown);
+        let answer = |world: &mut World, map: &str, text: &str| {
+            let read = ObjectRead::Found(json!({"data": {"key": text}}));
+            world.tell(PodEvent::ObjectRead { name: ObjectName { name: map.into(), ..name() }, read })
+        };
+        answer(&mut world, "o", "1");
+        answer(&mut world, "q", "1");
+        world.tell(PodEvent::PodPrepared { pod: pod(), network: PodNetwork::default() });
+        // each read takes 15 s, and all are read again each 10 s
+        let (mut seen, mut maps) = (vec![], ["o", "q"].into_iter().cycle());
+        for secs in 100..200 {
+            world.secs = secs;
+            if secs % 10 == 0 {
+                world.tell(PodEvent::ObjectsAreOld);
+            }
+            if secs % 15 == 0
+                && let Some(map) = maps.next()
+            {
+                seen.extend(updates(&answer(&mut world, map, &secs.to_string())));
+                seen.extend(updates(&world.tell(PodEvent::VolumesUpdated { pod: pod() })));
+            }
+        }
+        assert_eq!(seen[..2], ["o/key 105", "q/key 120"], "{seen:?}");
     }
 
     #[test]
