@@ -466,6 +466,11 @@ pub fn pods(places: &Places, output: Output) -> Result<(), CommandError> {
         "{:<40} {:<5} {:<10} {:<20} {:>8}  NOTE",
         "POD", "READY", "ORIGIN", "CONTAINER", "RESTARTS"
     ));
+    if pods["isComplete"] == false {
+        eprintln!(
+            "kedge: not all is known yet: there may be other pods, and what is shown not to run may run"
+        );
+    }
     let pulls = images::command::progress(&places.root_dir);
     for pod in pods["pods"].as_array().into_iter().flatten() {
         print_pod(pod, &pulls);

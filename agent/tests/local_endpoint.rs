@@ -15,9 +15,10 @@ use std::time::Duration;
 use kedge::local::answers::{self, Surroundings};
 use kedge::local::client::{AskError, get, post};
 use kedge::local::server::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
-use kedge::local::{Call, Listener, Origin, Response, Verb, serve};
+use kedge::local::{Call, Listener, Origin, Request, Response, Verb, serve};
 use kedge_api::Timestamp;
 use kedge_core::config::records::{self, StateFile};
+use kedge_core::pods::{Inventory, PodEvent};
 use kedge_core::{Action, Core, Event, Now, Options, Outcome, Step};
 use kedge_rig::Scratch;
 use serde_json::{Value, json};
@@ -288,6 +289,10 @@ fn now() -> Now {
 
 /// What decides in an agent, on a disk that stands still from its first write on.
 fn node_whose_disk_stands_still() -> Core {
+    node_that_began(|_| {})
+}
+
+fn node_that_began(make: impl FnOnce(&mut Core)) -> Core {
     let options = Options {
         node_name: "edge-1".into(),
         version: "0.1.0".into(),
@@ -300,6 +305,7 @@ fn node_whose_disk_stands_still() -> Core {
         seed: 1,
     };
     let mut node = Core::new(options, now()).unwrap();
+    make(&mut node);
     let mut event = Event::Start;
     loop {
         let mut actions = Vec::new();
@@ -335,6 +341,27 @@ fn as_the_agent_answers(call: Call) {
             node.handle(now(), event, &mut Vec::new());
         }
     });
+}
+
+#[test]
+fn pods_are_not_complete_before_disk_and_runtime_told() {
+    let mut node = node_that_began(Core::serve_pods);
+    let request = Request {
+        verb: Verb::Get,
+        path: "/pods".into(),
+        query: Vec::new(),
+        body: Vec::new(),
+        origin: Origin::Socket { uid: 0 },
+    };
+    let is_complete = |node: &Core| {
+        let (response, _) = answers::answer(&request, node, now(), &Surroundings::default());
+        serde_json::from_slice::<Value>(&response.body).unwrap()["isComplete"].clone()
+    };
+    assert_eq!(is_complete(&node), false);
+    node.handle(now(), Event::Pods(Box::new(PodEvent::DesiredRead(Ok(vec![])))), &mut Vec::new());
+    assert_eq!(is_complete(&node), false);
+    node.handle(now(), Event::Pods(Box::new(PodEvent::Inventory(Inventory::default()))), &mut Vec::new());
+    assert_eq!(is_complete(&node), true);
 }
 
 #[test]

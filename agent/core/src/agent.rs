@@ -137,6 +137,12 @@ impl Core {
         running.actors.pods.as_ref().map(|pods| pods.report())
     }
 
+    /// Whether [`Self::pods`] has all that there is: not before what lies on the disk and what the runtime has was heard of.
+    pub fn knows_all_pods(&self) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        running.actors.pods.as_ref().is_some_and(|pods| pods.is_report_complete())
+    }
+
     /// The outcome of [`Event::Forgive`] for this UID if it came now. Until a config is in use, no verdict is known.
     pub fn forgiveness(&self, uid: &str) -> Forgiveness {
         match &self.phase {

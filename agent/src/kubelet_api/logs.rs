@@ -127,7 +127,8 @@ fn not_begun(options: &LogsOptions) -> Option<String> {
 
 fn waiting(found: &Value, pod: &str, container: &str) -> Option<String> {
     let (namespace, name) = pod.split_once('/')?;
-    let mut pods = found["pods"].as_array()?.iter();
+    // an agent that has just begun does not know yet that it runs
+    let mut pods = found["pods"].as_array().filter(|_| found["isComplete"] != false)?.iter();
     let of_name = pods.find(|one| one["namespace"] == namespace && one["name"] == name)?;
     let found = of_name["containers"].as_array()?.iter().find(|one| one["name"] == container)?;
     if !matches!(found["state"].as_str(), Some("Waiting" | "Created")) {
@@ -166,7 +167,8 @@ mod tests {
             one("b", "Waiting", Value::Null),
             one("c", "Running", Value::Null),
         ];
-        let found = json!({"pods": [{"namespace": "n", "name": "p", "containers": containers}]});
+        let mut found =
+            json!({"isComplete": true, "pods": [{"namespace": "n", "name": "p", "containers": containers}]});
         let check = |pod: &str, container: &str, expect: Option<&str>| {
             let why = waiting(&found, pod, container);
             assert_eq!(why.as_deref().map(|why| why.rsplit(": ").next().unwrap()), expect, "{why:?}");
@@ -176,5 +178,7 @@ mod tests {
         check("n/p", "c", None);
         check("n/p", "d", None);
         check("m/p", "a", None);
+        found["isComplete"] = json!(false);
+        assert_eq!(waiting(&found, "n/p", "a"), None, "of an agent that has just begun: it may run");
     }
 }

@@ -15,7 +15,10 @@ pub(super) async fn serve(exchange: Exchange, node: Arc<Node>) -> io::Result<()>
         tokio::task::spawn_blocking(move || client::get(&node.agent.places.socket(), "/pods")).await?;
     match asked {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
-            Ok(found) => exchange.answer(200, "application/json", list(&found).to_string().as_bytes()).await,
+            Ok(found) => match list(&found) {
+                Some(list) => exchange.answer(200, "application/json", list.to_string().as_bytes()).await,
+                None => exchange.refuse(503, UNKNOWN).await,
+            },
             Err(error) => exchange.refuse(500, &format!("the agent's pods are no JSON: {error}")).await,
         },
         Ok(answer) => exchange.answer(answer.status, "text/plain; charset=utf-8", &answer.body).await,
@@ -23,9 +26,14 @@ pub(super) async fn serve(exchange: Exchange, node: Arc<Node>) -> io::Result<()>
     }
 }
 
-fn list(found: &Value) -> Value {
-    let items: Vec<Value> = found["pods"].as_array().into_iter().flatten().map(pod).collect();
-    json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+/// Who asks takes what is not listed for gone.
+const UNKNOWN: &str = "the agent does not know yet which pods it has: it has just begun, or cannot read its disk or the runtime's state";
+
+/// None: the agent does not know them all.
+fn list(found: &Value) -> Option<Value> {
+    let pods = found["pods"].as_array().filter(|_| found["isComplete"] != false)?;
+    let items: Vec<Value> = pods.iter().map(pod).collect();
+    Some(json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 
 fn pod(found: &Value) -> Value {
@@ -57,13 +65,16 @@ mod tests {
         let container =
             |name: &str, state: &str| json!({"name": name, "state": state, "restarts": 2, "reason": "x"});
         let containers = [container("a", "Running"), container("b", "Waiting"), container("c", "Lost")];
-        let found = json!({"pods": [{"name": "p", "namespace": "n", "uid": "u", "containers": containers}]});
-        let list = list(&found);
+        let mut found = json!({"isComplete": true,
+            "pods": [{"name": "p", "namespace": "n", "uid": "u", "containers": containers}]});
+        let shown = list(&found).unwrap();
         let states = ["/running", "/waiting/reason", "/terminated"];
         for (number, state) in states.iter().enumerate() {
             let path = format!("/items/0/status/containerStatuses/{number}/state{state}");
-            assert!(list.pointer(&path).is_some(), "{path} in {list}");
+            assert!(shown.pointer(&path).is_some(), "{path} in {shown}");
         }
-        assert_eq!(list["items"][0]["metadata"], json!({"name": "p", "namespace": "n", "uid": "u"}));
+        assert_eq!(shown["items"][0]["metadata"], json!({"name": "p", "namespace": "n", "uid": "u"}));
+        found["isComplete"] = json!(false);
+        assert_eq!(list(&found), None, "an agent that has just begun");
     }
 }

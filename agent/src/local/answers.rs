@@ -31,7 +31,10 @@ pub fn answer(request: &Request, node: &Core, now: Now, around: &Surroundings) -
         (Verb::Get, "/status") => (Response::json(200, &status(&report, around)), None),
         (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, &around.process)), None),
         (Verb::Get, "/pods") => match node.pods() {
-            Some(pods) => (Response::json(200, &json!({"pods": pods})), None),
+            // what is unknown is not gone: an agent that has just begun does not know yet what runs
+            Some(pods) => {
+                (Response::json(200, &json!({"pods": pods, "isComplete": node.knows_all_pods()})), None)
+            }
             None => (Response::text(404, NO_RUNTIME), None),
         },
         (Verb::Post, "/pods/release") => release(request, node),

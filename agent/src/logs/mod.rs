@@ -161,11 +161,16 @@ pub(crate) fn logs_dir(agent: &AgentOptions) -> Result<PathBuf, CommandError> {
 fn has_ended(options: &LogsOptions, run: &Run) -> bool {
     let Ok(answer) = client::get(&options.agent.places.socket(), "/pods") else { return false };
     let Ok(body) = serde_json::from_slice::<Value>(&answer.body) else { return false };
-    let Some(pods) = body["pods"].as_array() else { return false };
-    let of_pod = pods.iter().find(|pod| pod["uid"] == run.uid());
+    shows_the_end(&body, run.uid(), run.container())
+}
+
+/// What an agent that has just begun does not list, or does not know to run, may run.
+fn shows_the_end(found: &Value, uid: &str, container: &str) -> bool {
+    let Some(pods) = found["pods"].as_array().filter(|_| found["isComplete"] != false) else { return false };
+    let of_pod = pods.iter().find(|pod| pod["uid"] == uid);
     let containers = of_pod.and_then(|pod| pod["containers"].as_array());
-    let container = containers.into_iter().flatten().find(|one| one["name"] == run.container());
-    container.is_none_or(|container| container["state"] != "Running")
+    let container = containers.into_iter().flatten().find(|one| one["name"] == container);
+    container.is_none_or(|container| !matches!(container["state"].as_str(), Some("Running" | "Unknown")))
 }
 
 /// For messages.
@@ -175,4 +180,39 @@ fn listed(names: &[String]) -> String {
 
 fn cannot_read(path: &Path, error: &io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn log_that_is_followed_ends_with_what_is_known_to_have_ended() {
+        let shown = |state: &str| {
+            let containers = match state {
+                "" => json!([]),
+                state => json!([{"name": "side", "state": "Exited"}, {"name": "main", "state": state}]),
+            };
+            json!({"isComplete": true, "pods": [{"uid": "other"}, {"uid": "u", "containers": containers}]})
+        };
+        let ends = |found: &Value| shows_the_end(found, "u", "main");
+        for (state, expect) in [
+            ("Running", false),
+            ("Unknown", false),
+            ("Exited", true),
+            ("Lost", true),
+            ("Waiting", true),
+            ("", true),
+        ] {
+            let mut found = shown(state);
+            assert_eq!(ends(&found), expect, "{state}");
+            // an agent that has just begun
+            found["isComplete"] = json!(false);
+            assert!(!ends(&found), "{state}");
+        }
+        assert!(ends(&json!({"isComplete": true, "pods": []})), "the pod is gone");
+        assert!(ends(&json!({"pods": []})), "of an earlier release");
+        assert!(!ends(&json!({"isComplete": false, "pods": []})) && !ends(&Value::Null));
+    }
 }

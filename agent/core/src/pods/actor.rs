@@ -490,6 +490,10 @@ impl PodsActor {
     pub(crate) fn report(&self) -> Vec<PodReport> {
         self.pods.report()
     }
+
+    pub(crate) fn is_report_complete(&self) -> bool {
+        self.pods.is_report_complete()
+    }
 }
 
 /// When what pods refer to is read again. No watch of each object: that would be a connection for each.

@@ -1264,6 +1264,13 @@ impl Pods {
         self.lives.values().map(|life| life.for_people(is_orphaned(life))).collect()
     }
 
+    /// Whether what lies on the disk and what the runtime has was heard of. Before, pods and containers that are not reported may be there,
+    /// and those that are may run.
+    #[must_use]
+    pub fn is_report_complete(&self) -> bool {
+        self.has_desired && self.has_inventory
+    }
+
     /// How much is kept, by sort, for tests that watch that nothing grows.
     #[must_use]
     pub fn kept(&self) -> [(&'static str, usize); 7] {
@@ -1539,9 +1546,12 @@ fn without_spec(object: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use crate::event::Now;
     use crate::pods::fixture::Node;
-    use crate::pods::{PodAction, PodEvent, part_of};
+    use crate::pods::{Inventory, PodAction, PodEvent, Pods, part_of};
+    use kedge_api::Timestamp;
     use serde_json::{Value, json};
+    use std::time::Duration;
 
     fn pod(name: &str, node: &str) -> Value {
         json!({"metadata": {"name": name, "namespace": "default", "uid": name, "generation": 1},
@@ -1556,6 +1566,24 @@ mod tests {
     fn warnings(node: &Node, said: &str) -> usize {
         let is_it = |action: &&PodAction| matches!(action, PodAction::Log(_, text) if text.contains(said));
         node.seen.iter().filter(is_it).count()
+    }
+
+    #[test]
+    fn report_is_complete_once_disk_and_runtime_are_known() {
+        let now = Now { mono: Duration::ZERO, wall: Timestamp::default() };
+        let (disk, runtime) = (PodEvent::DesiredRead(Ok(vec![])), PodEvent::Inventory(Inventory::default()));
+        let unread = PodEvent::DesiredRead(Err("input/output error".into()));
+        let check = |news: &[&PodEvent], expect: bool| {
+            let mut pods = Pods::new("edge");
+            news.iter().for_each(|event| pods.handle(now, (*event).clone(), &mut vec![]));
+            assert_eq!(pods.is_report_complete(), expect, "{news:?}");
+        };
+        check(&[], false);
+        check(&[&disk], false);
+        check(&[&runtime], false);
+        check(&[&runtime, &unread], false);
+        check(&[&disk, &runtime], true);
+        check(&[&runtime, &unread, &disk], true);
     }
 
     #[test]
