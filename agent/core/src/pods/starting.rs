@@ -696,7 +696,7 @@ mod tests {
                 return (Some(node.secs - begun), count);
             }
             node.wait(1);
-            if node.secs % 5 == 0
+            if node.secs.is_multiple_of(5)
                 && let Some(name) = reads.pop_front()
             {
                 let read = ObjectRead::Found(json!({"metadata": {}, "data": {"k": text}}));
