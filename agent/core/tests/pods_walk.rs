@@ -1643,6 +1643,32 @@ fn status_that_comes_back_changed_holds_up_no_deletion() {
 }
 
 #[test]
+fn pod_that_may_not_run_is_asked_for_no_image_ahead() {
+    let mut core = begun();
+    let pod = |version: u32| {
+        let mut pod = misplaced(0);
+        pod["metadata"]["resourceVersion"] = json!(version.to_string());
+        let request = json!({"revision": "r", "images": [{"image": "next:1", "policy": ""}]}).to_string();
+        pod["metadata"]["annotations"] = json!({"kedge.dev/pull-ahead": request});
+        pod
+    };
+    let pods = vec![pod(1)];
+    let mut actions = told(&mut core, 1, PodEvent::PodsListed { node_uid: "n".into(), pods });
+    let mut sent = 0;
+    // each status is shown by the watch, with an annotation that the node does not keep
+    for version in 2..8 {
+        let Some((reference, patch)) = patched(&actions).pop() else { break };
+        sent += 1;
+        let mut stored = pod(version);
+        stored["status"] = merged(&stored["status"], &patch["status"]);
+        let request = PodRequest::PatchStatus(reference);
+        actions = told(&mut core, 1, PodEvent::Answered { request, answer: Answer::Accepted(None) });
+        actions.extend(told(&mut core, 1, PodEvent::PodSeen(stored)));
+    }
+    assert_eq!(sent, 1, "{actions:?}");
+}
+
+#[test]
 fn list_from_a_backup_is_believed() {
     let mut core = begun();
     let pod = |version: &str, phase: &str| {

@@ -107,7 +107,9 @@ impl Ahead {
 impl Life {
     pub(crate) fn note_what_is_asked_ahead(&mut self) {
         if let (Origin::Api { .. }, Some(pod)) = (&self.origin, &self.pod) {
-            self.ahead.asked(pod.annotations.get(PULL_AHEAD_ANNOTATION));
+            // one that has nothing to do here keeps no annotations: it would be asked anew by each news of it
+            let asked = pod.annotations.get(PULL_AHEAD_ANNOTATION).filter(|_| !self.is_idle());
+            self.ahead.asked(asked);
         }
     }
 

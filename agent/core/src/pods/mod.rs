@@ -1164,12 +1164,12 @@ impl Pods {
             actions,
         };
         life.note_results();
-        life.note_what_is_asked_ahead();
         life.announce_lost(ctx.actions);
         if life.end.is_none() && !is_held {
             life.admit(&mut ctx);
             life.see_to_deadline(&mut ctx);
         }
+        life.note_what_is_asked_ahead();
         life.save(&mut ctx);
         if !is_held {
             life.see_to_hooks(&mut ctx);

@@ -177,7 +177,7 @@ impl Life {
     }
 
     /// It was rejected, or had finished before it came here, and the runtime has nothing of it. The API server knows as much.
-    fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let is_rejected = matches!(self.verdict, Verdict::Rejected(_));
         (is_rejected || self.is_finished_elsewhere) && !self.has_begun()
     }
