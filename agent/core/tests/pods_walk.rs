@@ -49,16 +49,19 @@ enum Lie {
     CriticalIsHidden,
     /// The server counts restarts that never were.
     RestartsAreMore,
+    /// The server patches any version, whichever the patch names.
+    VersionIsIgnored,
 }
 
 impl Lie {
-    const ALL: [(Self, &str); 6] = [
+    const ALL: [(Self, &str); 7] = [
         (Self::PassedIsFailed, "invariant: no container is stopped that nobody asked to stop"),
         (Self::TokenEndsEarly, "invariant: no token expires in a running pod with contact"),
         (Self::ObjectInParts, "invariant: the files of a volume are of one edit"),
         (Self::PressureIsOver, "invariant: no pod is evicted after the pressure passed"),
         (Self::CriticalIsHidden, "invariant: no critical pod is evicted"),
         (Self::RestartsAreMore, "invariant: restarts are never taken back"),
+        (Self::VersionIsIgnored, "invariant: a time of a status stays while what it is of does"),
     ];
 }
 
@@ -114,6 +117,8 @@ struct Api {
     /// What the agent's watch has not delivered yet. None: it must list.
     watch: Option<VecDeque<PodEvent>>,
     requests: VecDeque<PodAction>,
+    /// Patches of an agent that was killed: they arrive later, before those of the next one.
+    late: VecDeque<PodAction>,
     /// The ConfigMap `m`: None: there is none; 0: it lacks the key.
     map: Option<u64>,
     /// Whether there is a Secret `s`.
@@ -208,6 +213,7 @@ impl World {
             is_online: true,
             watch: None,
             requests: VecDeque::new(),
+            late: VecDeque::new(),
             map: Some(1),
             has_secret: true,
         };
@@ -729,6 +735,8 @@ impl World {
 
     fn crash_agent(&mut self) {
         self.note("== the agent is killed".into());
+        let sent = std::mem::take(&mut self.api.requests).into_iter();
+        self.api.late.extend(sent.filter(|request| matches!(request, PodAction::PatchPodStatus { .. })));
         let queue = std::mem::take(&mut self.runtime.queue);
         for command in queue {
             if self.random.one_in(2) {
@@ -987,6 +995,13 @@ impl World {
     }
 
     fn perform_request(&mut self) {
+        if let Some(PodAction::PatchPodStatus { pod, patch }) = self.api.late.pop_front() {
+            if self.api.is_online {
+                self.note(format!("       late: {pod:?} {patch}").chars().take(1200).collect());
+                self.patch(&pod, &patch);
+            }
+            return;
+        }
         let Some(request) = self.api.requests.pop_front() else { return };
         let is_lost = !self.api.is_online || (self.is_rough && self.random.one_in(10));
         let is_done = self.api.is_online && !(is_lost && self.random.one_in(2));
@@ -1086,6 +1101,12 @@ impl World {
             let message = message.to_owned();
             return Answer::Refused { status, reason: String::new(), message, retry_after: None };
         }
+        let meant = &patch["metadata"]["resourceVersion"];
+        let is_meant = meant.is_null() || *meant == self.api.objects[&key]["metadata"]["resourceVersion"];
+        if !is_meant && self.lie != Some(Lie::VersionIsIgnored) {
+            let message = "the object has been modified".to_owned();
+            return Answer::Refused { status: 409, reason: "Conflict".into(), message, retry_after: None };
+        }
         let old = self.api.objects[&key]["status"].clone();
         let mut new = merged(&old, &patch["status"]);
         self.judge_status(&pod.uid, &old, &new);
@@ -1113,6 +1134,11 @@ impl World {
                 all.any(|told| told["state"]["terminated"]["exitCode"].as_i64().unwrap_or(0) != 0);
             self.must(new["reason"].is_string() || has_failed, "invariant: a pod that failed has a cause");
         }
+        let moved = moved_time(old, new);
+        self.must(
+            moved.is_none(),
+            &format!("invariant: a time of a status stays while what it is of does: {uid}: {moved:?}"),
+        );
         for list in ["containerStatuses", "initContainerStatuses"] {
             for before in old[list].as_array().into_iter().flatten() {
                 let after = new[list]
@@ -1494,6 +1520,22 @@ impl World {
     }
 }
 
+/// A time of the status that another one took the place of: since when the pod is there, or a condition is as it is.
+fn moved_time(old: &Value, new: &Value) -> Option<String> {
+    if old["startTime"].is_string() && new["startTime"] != old["startTime"] {
+        return Some(format!("startTime {}, then {}", old["startTime"], new["startTime"]));
+    }
+    let conditions = |status: &Value| status["conditions"].as_array().cloned().unwrap_or_default();
+    let after = conditions(new);
+    conditions(old).iter().find_map(|before| {
+        let now = after.iter().find(|now| now["type"] == before["type"])?;
+        let [was, is] = [before, now].map(|one| one["lastTransitionTime"].as_str().unwrap_or_default());
+        // all times here are of one form
+        let is_right = if now["status"] == before["status"] { is == was } else { is >= was };
+        (!is_right).then(|| format!("{before}, then {now}"))
+    })
+}
+
 fn merged(old: &Value, patch: &Value) -> Value {
     let mut new = old.as_object().cloned().unwrap_or_default();
     for (key, value) in patch.as_object().unwrap() {
@@ -1640,6 +1682,73 @@ fn status_that_comes_back_changed_holds_up_no_deletion() {
     assert!(ends.contains(&removal), "{ends:?}");
     let last = told(&mut core, 2, PodEvent::PodRemoved { pod: PodUid::new("u-0").unwrap() });
     assert!(last.iter().any(|action| matches!(action, PodAction::DeletePod(_))), "{last:?}");
+}
+
+#[test]
+fn status_for_an_old_version_waits_for_news() {
+    let mut core = begun();
+    let pod = |version: u32| {
+        let mut pod = misplaced(0);
+        pod["metadata"]["resourceVersion"] = json!(version.to_string());
+        pod
+    };
+    let listed = |version| PodEvent::PodsListed { node_uid: "n".into(), pods: vec![pod(version)] };
+    let conflict = |pod: &PodRef| {
+        let (reason, message) = ("Conflict".to_owned(), "it has another version".to_owned());
+        let answer = Answer::Refused { status: 409, reason, message, retry_after: None };
+        PodEvent::Answered { request: PodRequest::PatchStatus(pod.clone()), answer }
+    };
+    let named = |actions: &[PodAction]| {
+        let versions =
+            patched(actions).into_iter().map(|(_, patch)| patch["metadata"]["resourceVersion"].clone());
+        versions.collect::<Vec<_>>()
+    };
+    let first = told(&mut core, 1, listed(7));
+    assert_eq!(named(&first), ["7"], "an earlier agent may have sent one");
+    let (reference, _) = patched(&first).pop().unwrap();
+    let at_once = told(&mut core, 2, conflict(&reference));
+    assert!(patched(&at_once).is_empty() && !at_once.contains(&PodAction::ListPods), "{at_once:?}");
+    let seen = told(&mut core, 3, PodEvent::PodSeen(pod(8)));
+    assert_eq!(named(&seen), ["8"], "no wait once it is known");
+    // the watch was faster than the answer
+    told(&mut core, 4, PodEvent::PodSeen(pod(9)));
+    assert_eq!(named(&told(&mut core, 5, conflict(&reference))), ["9"]);
+    told(&mut core, 6, conflict(&reference));
+    let silence = told(&mut core, 600, PodEvent::Tick);
+    assert!(patched(&silence).is_empty() && silence.contains(&PodAction::ListPods), "{silence:?}");
+    assert!(told(&mut core, 601, PodEvent::Tick).is_empty(), "once");
+    assert_eq!(named(&told(&mut core, 602, listed(11))), ["11"]);
+    told(&mut core, 603, conflict(&reference));
+    let again = told(&mut core, 604, PodEvent::PodSeen(pod(12)));
+    assert!(patched(&again).is_empty(), "somebody changes it again and again: {again:?}");
+    let last = told(&mut core, 2000, PodEvent::Tick);
+    assert_eq!(named(&last), ["12"]);
+    let request = PodRequest::PatchStatus(reference);
+    let rest = told(&mut core, 2001, PodEvent::Answered { request, answer: Answer::Accepted(None) });
+    assert!(patched(&rest).is_empty(), "{rest:?}");
+}
+
+#[test]
+fn status_of_a_mirror_is_sent_once() {
+    let mut core = begun();
+    told(&mut core, 1, PodEvent::PodsListed { node_uid: "n".into(), pods: vec![] });
+    let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: w}\nspec: {hostNetwork: true, containers: [{name: a, image: x}]}";
+    let file = StaticFile { path: "/etc/static/w.yaml".into(), content: Ok(text.into()) };
+    let actions = told(&mut core, 2, PodEvent::StaticPods(Ok(vec![file])));
+    let creation = actions.into_iter().find_map(|action| match action {
+        PodAction::CreateMirrorPod { namespace, name, pod } => Some((namespace, name, pod)),
+        _ => None,
+    });
+    let (namespace, name, mut mirror) = creation.unwrap();
+    (mirror["metadata"]["uid"], mirror["metadata"]["resourceVersion"]) = (json!("m"), json!("5"));
+    let request = PodRequest::CreateMirror { namespace, name };
+    let answer = Answer::Accepted(Some(mirror));
+    let sent = patched(&told(&mut core, 3, PodEvent::Answered { request, answer }));
+    let [(reference, _)] = &sent[..] else { panic!("{sent:?}") };
+    // the answer has no object, and the watch has not shown what it made
+    let request = PodRequest::PatchStatus(reference.clone());
+    let next = told(&mut core, 4, PodEvent::Answered { request, answer: Answer::Accepted(None) });
+    assert!(patched(&next).is_empty(), "{next:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::event::{Answer, Now};
 use crate::pods::{
     ContainerKey, ContainerState, DesiredFile, DesiredFound, Exit, Image, ImageConfig, Inventory, NodeFacts,
-    Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNetworks, PodRequest, PodUid, Pods,
+    Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNetworks, PodRef, PodRequest, PodUid, Pods,
 };
 use kedge_api::Timestamp;
 use serde_json::{Value, json};
@@ -29,6 +29,24 @@ pub(crate) struct Node {
     pub(crate) keeps_logs: bool,
     /// The API server answers each status with this HTTP status.
     pub(crate) refuses_statuses: Option<u16>,
+    pub(crate) patches: Patches,
+    /// One that arrives before the next.
+    late: Option<(PodRef, Value)>,
+    version: u64,
+}
+
+/// What becomes of patches of a status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patches {
+    Answered,
+    /// They are taken, and the answer is lost; the watch may show what they made before that is known.
+    Unheard {
+        are_shown: bool,
+    },
+    /// They do not arrive.
+    Lost,
+    /// They arrive late, and nobody is there for the answer.
+    Late,
 }
 
 impl Node {
@@ -47,6 +65,9 @@ impl Node {
             is_deaf: false,
             keeps_logs: false,
             refuses_statuses: None,
+            patches: Patches::Answered,
+            late: None,
+            version: 1,
         };
         node.start();
         node
@@ -102,7 +123,9 @@ impl Node {
     }
 
     /// A pod is there, or is another one now.
-    pub(crate) fn see(&mut self, object: Value) {
+    pub(crate) fn see(&mut self, mut object: Value) {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         let name = object["metadata"]["name"].as_str().expect("it has one").to_owned();
         self.objects.insert(name, object.clone());
         self.tell(PodEvent::PodSeen(object));
@@ -208,13 +231,51 @@ impl Node {
             }
             PodAction::PatchPodStatus { pod, patch } => {
                 // that of a mirror is answered by the test
-                let object = self.objects.get_mut(&pod.uid)?;
-                merge(&mut object["status"], &patch["status"]);
-                let answer = Answer::Accepted(Some(object.clone()));
+                self.objects.get(&pod.uid)?;
+                if let Some((pod, patch)) = self.late.take() {
+                    self.patch(&pod, &patch);
+                }
+                if self.patches == Patches::Late {
+                    self.late = Some((pod, patch));
+                    return None;
+                }
+                let failed = Answer::Failed("the connection broke off".into());
+                let mut answer = match self.patches {
+                    Patches::Lost => failed.clone(),
+                    _ => self.patch(&pod, &patch),
+                };
+                if let Patches::Unheard { are_shown } = self.patches {
+                    answer = failed;
+                    if are_shown {
+                        self.tell(PodEvent::PodSeen(self.objects[&pod.uid].clone()));
+                    }
+                }
                 PodEvent::Answered { request: PodRequest::PatchStatus(pod), answer }
+            }
+            PodAction::ListPods => {
+                PodEvent::PodsListed { node_uid: "n".into(), pods: self.objects.values().cloned().collect() }
             }
             _ => return None,
         })
+    }
+
+    /// The server takes it, unless it is meant for another version.
+    fn patch(&mut self, pod: &PodRef, patch: &Value) -> Answer {
+        let object = self.objects.get_mut(&pod.uid).expect("it is patched by its UID");
+        let (meant, version) =
+            (&patch["metadata"]["resourceVersion"], &object["metadata"]["resourceVersion"]);
+        if !meant.is_null() && meant != version {
+            let (reason, message) = ("Conflict".to_owned(), "it has another version".to_owned());
+            return Answer::Refused { status: 409, reason, message, retry_after: None };
+        }
+        let before = object["status"].clone();
+        merge(&mut object["status"], &patch["status"]);
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        if let Some(moved) = moved_time(&before, &object["status"]) {
+            panic!("{}: {moved}", pod.name);
+        }
+        Answer::Accepted(Some(object.clone()))
     }
 
     fn run(&mut self, key: ContainerKey, state: ContainerState) -> PodEvent {
@@ -259,6 +320,19 @@ impl Node {
 
 fn observation(container: ContainerKey, state: ContainerState) -> Observation {
     Observation { container, state, image_name: "x:1".into(), image_reference: "x:1".into() }
+}
+
+/// A time of the status that another one took the place of, although what it is of is as it was.
+fn moved_time(before: &Value, after: &Value) -> Option<String> {
+    if before["startTime"].is_string() && before["startTime"] != after["startTime"] {
+        return Some(format!("startTime {}, then {}", before["startTime"], after["startTime"]));
+    }
+    let conditions = |status: &Value| status["conditions"].as_array().cloned().unwrap_or_default();
+    let (before, after) = (conditions(before), conditions(after));
+    before.iter().find_map(|was| {
+        let is = after.iter().find(|is| is["type"] == was["type"] && is["status"] == was["status"])?;
+        (is["lastTransitionTime"] != was["lastTransitionTime"]).then(|| format!("{was}, then {is}"))
+    })
 }
 
 /// As a strategic merge patch.

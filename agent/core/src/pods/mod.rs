@@ -1364,11 +1364,7 @@ impl Life {
         self.pod = Some(Rc::new(pod));
         match &mut self.api {
             // what the server had before the pod was deleted there comes late
-            Some(api) if !api.is_deleted || deletion.is_some() => {
-                if api.seen(object) {
-                    self.finished_by_others(&object["status"]);
-                }
-            }
+            Some(api) if !api.is_deleted || deletion.is_some() => self.seen_in_api(object),
             _ => {
                 self.api = Some(InApi::new(reference, object));
                 self.learn(&object["status"]);
@@ -1418,7 +1414,7 @@ impl Life {
         match &mut self.api {
             Some(api) if api.reference.uid == object["metadata"]["uid"] => {
                 if is_news {
-                    api.seen(object);
+                    self.seen_in_api(object);
                 }
             }
             _ => {

@@ -1,8 +1,10 @@
 //! What of a pod is recorded on disk and reported to the API server.
 //!
 //! Always holds: one write and one request of a pod are under way; a status is sent only if it differs from what the server has,
-//! and not before the results in it are durable; the record is removed before the node's last word on the pod, so that no pod
-//! comes back whose object is gone. Leaves to others: what a status says (`status`), what a record holds (`record`).
+//! and not before the results in it are durable; where the server may have a status of this node that the node has not seen, the
+//! next one takes effect only on the version that it was composed for; the record is removed before the node's last word on the
+//! pod, so that no pod comes back whose object is gone. Leaves to others: what a status says (`status`), what a record holds
+//! (`record`).
 
 use crate::config::digest::Digest;
 use crate::event::{Answer, Now};
@@ -30,7 +32,15 @@ pub(crate) struct InApi {
     /// The status that the server has.
     pub(crate) status: Value,
     /// A status that was sent and not answered.
-    pub(crate) sent: Option<Value>,
+    pub(crate) sent: Option<Sent>,
+    /// The server may have a status of this node that `status` lacks: the answer to one was lost, an earlier agent may have sent one,
+    /// or the watch is behind.
+    is_unsure: bool,
+    base: Base,
+    /// Refusals in a row because the server has another version.
+    conflicts: u32,
+    /// Times of the status that was composed last, taken or not.
+    given: Value,
     /// The server will not take this status.
     refused: Option<Value>,
     /// The status that it took last: one that comes back changed is not sent over and over.
@@ -44,6 +54,29 @@ pub(crate) struct InApi {
     pub(crate) is_deleted: bool,
     pub(crate) retry: RetryState,
 }
+
+/// Whether the server can take a status that was composed for the version last seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Base {
+    #[default]
+    Usable,
+    /// It refused one, for it has a later version: the watch is to show that.
+    Old,
+    /// The watch has not, and the pods are listed.
+    OldAndListed,
+}
+
+/// A status on its way.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sent {
+    status: Value,
+    /// The only version that the server may change by it; None: any.
+    version: Option<u64>,
+}
+
+/// Conflicts in a row after which the next try waits its time, although the new version was seen: somebody changes the pod again and
+/// again.
+const QUICK_TRIES: u32 = 3;
 
 /// The back-off of requests; compared never.
 #[derive(Debug, Clone, Default)]
@@ -62,6 +95,10 @@ impl InApi {
             version: version_of(object),
             status: without_nulls(&object["status"]),
             sent: None,
+            is_unsure: true,
+            base: Base::Usable,
+            conflicts: 0,
+            given: Value::Null,
             refused: None,
             accepted: None,
             repeats: RetryState::default(),
@@ -72,18 +109,31 @@ impl InApi {
         }
     }
 
-    /// Takes a later state of the object; an earlier one, from before the node's own patch, says nothing new.
-    /// Returns whether it is one.
+    /// Takes a later state of the object; the same or an earlier one says nothing new. Returns whether it is one.
     pub(crate) fn seen(&mut self, object: &Value) -> bool {
         let version = version_of(object);
-        if version.is_some() && version < self.version {
+        if version.is_some() && version <= self.version {
             return false;
         }
         self.version = version;
-        if self.sent.is_none() && !shares::is_part(object) {
+        // of what does not fit nothing is known but its version
+        if !shares::is_part(object) {
             self.status = without_nulls(&object["status"]);
+            // it may be from before a status that was taken since
+            let taken = self.accepted.as_ref();
+            self.is_unsure |= taken.is_some_and(|taken| !status::has_times(&self.status, taken));
+        }
+        if std::mem::take(&mut self.base) != Base::Usable {
+            self.hurry();
         }
         true
+    }
+
+    /// What the last try was refused for is known now.
+    fn hurry(&mut self) {
+        if self.conflicts <= QUICK_TRIES {
+            self.retry.0.succeeded();
+        }
     }
 }
 
@@ -300,25 +350,41 @@ impl Life {
         let addresses = ctx.node.map(|node| node.addresses.as_slice()).unwrap_or_default();
         let Some(situation) = self.situation(&pod, addresses) else { return };
         let new = status::compose(&situation, &api.status, ctx.now.wall);
-        let Some(patch) = status::patch(&api.reference, &api.status, &new) else { return };
+        let Some(api) = &mut self.api else { return };
+        api.given = status::times_of(&new);
+        let Some(mut patch) = status::patch(&api.reference, &api.status, &new) else {
+            api.conflicts = 0;
+            return;
+        };
         let is_repeated = api.accepted.as_ref() == Some(&new);
         let due = api.retry.0.due().max(if is_repeated { api.repeats.0.due() } else { Duration::ZERO });
         if ctx.now.mono < due {
             self.wake_at(due);
             return;
         }
-        let reference = api.reference.clone();
-        if let Some(api) = &mut self.api {
-            api.sent = Some(new);
+        if api.base == Base::Old {
+            api.base = Base::OldAndListed;
+            api.retry.0.failed(ctx.now.mono);
+            let due = api.retry.0.due();
+            self.wake_at(due);
+            if !ctx.actions.contains(&PodAction::ListPods) {
+                ctx.actions.push(PodAction::ListPods);
+            }
+            return;
         }
-        ctx.actions.push(PodAction::PatchPodStatus { pod: reference, patch });
+        let version = api.version.filter(|_| api.is_unsure);
+        if let Some(version) = version {
+            patch["metadata"]["resourceVersion"] = json!(version.to_string());
+        }
+        api.sent = Some(Sent { status: new, version });
+        ctx.actions.push(PodAction::PatchPodStatus { pod: api.reference.clone(), patch });
     }
 
     /// The server answered to a status.
     pub(crate) fn status_answered(&mut self, now: Now, answer: &Answer) {
         self.is_dirty = true;
         let Some(api) = &mut self.api else { return };
-        let Some(sent) = api.sent.take() else { return };
+        let Some(Sent { status: sent, version }) = api.sent.take() else { return };
         match answer {
             Answer::Accepted(object) => {
                 api.refused = None;
@@ -326,12 +392,15 @@ impl Life {
                     Some(object) if object.get("status").is_some() => _ = api.seen(object),
                     _ => api.status = status::merged(&api.status, &sent),
                 }
+                (api.is_unsure, api.base, api.conflicts) = (false, Base::Usable, 0);
                 api.retry.0.succeeded();
                 match api.accepted.as_ref() == Some(&sent) {
                     true => api.repeats.0.failed(now.mono),
                     false => api.repeats.0.succeeded(),
                 }
                 api.accepted = Some(sent);
+                let known = api.status.clone();
+                self.finished_by_others(&known);
             }
             Answer::Refused { status: 404, .. } => api.is_deleted = true,
             // a permission may come, and so may a server that takes it; a pod that ends does not wait for that
@@ -339,8 +408,25 @@ impl Life {
                 api.refused = Some(sent);
                 api.retry.0.failed(now.mono);
             }
-            // also a conflict (409): if another pod of that name has come, the watch shows that this one is gone
-            Answer::Refused { .. } | Answer::Failed(_) => api.retry.0.failed(now.mono),
+            // it has another version, or another pod of that name has come: the watch shows either
+            Answer::Refused { status: 409, .. } => {
+                if api.conflicts == 0 {
+                    // it answers again
+                    api.retry.0.succeeded();
+                }
+                api.conflicts = api.conflicts.saturating_add(1);
+                api.retry.0.failed(now.mono);
+                match version {
+                    Some(_) if api.version == version => api.base = Base::Old,
+                    Some(_) => api.hurry(),
+                    None => {}
+                }
+            }
+            Answer::Refused { .. } | Answer::Failed(_) => {
+                // the server may have taken it all the same
+                api.is_unsure = true;
+                api.retry.0.failed(now.mono);
+            }
         }
     }
 
@@ -379,6 +465,21 @@ impl Life {
         // until the watch shows that it is gone, what comes late must meet it
         let is_in_api = matches!(self.origin, Origin::Api { .. }) && self.api.is_some();
         self.end.is_some() && self.is_swept() && !self.has_record() && !is_in_api
+    }
+
+    /// Its object, or its mirror, in a later state than the one known.
+    pub(crate) fn seen_in_api(&mut self, object: &Value) {
+        let Some(api) = self.api.as_mut().filter(|api| api.reference.uid == object["metadata"]["uid"]) else {
+            return;
+        };
+        if !api.seen(object) {
+            return;
+        }
+        match api.accepted {
+            // what an earlier agent reported may arrive after this one began
+            None => self.learn(&object["status"]),
+            Some(_) => self.finished_by_others(&object["status"]),
+        }
     }
 
     /// Takes from the API's status what this process did not see: restarts, and how earlier runs ended.
@@ -460,6 +561,7 @@ impl Life {
             host_addresses,
             qos: qos_class(&pod.spec).word(),
             ahead: self.ahead.judged(),
+            given: self.api.as_ref().map_or(&Value::Null, |api| &api.given),
         })
     }
 
@@ -617,7 +719,7 @@ pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 #[cfg(test)]
 mod tests {
     use crate::pods::ContainerState;
-    use crate::pods::fixture::Node;
+    use crate::pods::fixture::{Node, Patches};
     use serde_json::{Value, json};
 
     /// The state of each container, those of init first.
@@ -658,6 +760,82 @@ mod tests {
         node.wait(2);
         let is = |reason: &str| ("terminated".to_owned(), reason.to_owned());
         assert_eq!(states(&node, "p"), [is("Completed"), is("Error"), is("Completed")]);
+    }
+
+    /// What a pod is reported to be: whether it is ready and since when, and how often its container was restarted.
+    fn reported(node: &Node) -> (Value, String, u64) {
+        let ready = node.condition("p", "Ready");
+        let restarts = node.status("p")["containerStatuses"][0]["restartCount"].as_u64();
+        let since = ready["lastTransitionTime"].as_str().unwrap_or_default().to_owned();
+        (ready["status"].clone(), since, restarts.unwrap_or_default())
+    }
+
+    /// The server sees to it that no time moves, in each of these.
+    #[test]
+    fn times_stay_when_an_answer_is_lost() {
+        for are_shown in [true, false] {
+            for is_restarted in [false, true] {
+                let mut node = Node::new();
+                node.patches = Patches::Unheard { are_shown };
+                node.bind("p", json!({}));
+                let began = node.status("p")["startTime"].clone();
+                assert!(began.is_string(), "it was taken");
+                node.secs += 3;
+                if is_restarted {
+                    node.start();
+                }
+                node.wait(3);
+                node.patches = Patches::Answered;
+                node.wait(60);
+                let (is_ready, since, _) = reported(&node);
+                assert_eq!((&node.status("p")["startTime"], is_ready), (&began, json!("True")));
+                // what was sent meanwhile: that it is not ready for a moment, which it is not any more when that is heard of
+                node.patches = Patches::Unheard { are_shown };
+                node.ends("p", "a", 1);
+                node.wait(3);
+                let (is_ready, fell, _) = reported(&node);
+                assert_eq!((is_ready, fell > since), (json!("False"), true));
+                node.patches = Patches::Answered;
+                node.wait(60);
+                let (is_ready, rose, restarts) = reported(&node);
+                assert_eq!((is_ready, rose >= fell, restarts), (json!("True"), true, 1));
+            }
+        }
+    }
+
+    #[test]
+    fn time_that_was_given_out_is_sent_until_it_is_taken() {
+        let mut node = Node::new();
+        node.patches = Patches::Lost;
+        node.bind("p", json!({}));
+        let began = node.epoch + i64::try_from(node.secs).unwrap();
+        node.wait(60);
+        assert!(node.status("p")["startTime"].is_null());
+        node.patches = Patches::Answered;
+        node.wait(60);
+        let began = json!(kedge_api::Timestamp::from_micros(began * 1_000_000));
+        assert_eq!(
+            (&node.status("p")["startTime"], &node.condition("p", "Ready")["status"]),
+            (&began, &json!("True"))
+        );
+        assert_eq!(node.condition("p", "PodScheduled")["lastTransitionTime"], began);
+    }
+
+    /// An agent is killed, its status is on its way, and the next agent reads the pods before it arrives.
+    #[test]
+    fn times_stay_when_a_status_of_an_earlier_agent_is_late() {
+        let mut node = Node::new();
+        node.patches = Patches::Late;
+        node.bind("p", json!({}));
+        let sent = node.secs;
+        node.secs += 5;
+        node.patches = Patches::Answered;
+        node.start();
+        node.wait(60);
+        let began =
+            kedge_api::Timestamp::from_micros((node.epoch + i64::try_from(sent).unwrap()) * 1_000_000);
+        assert_eq!(node.status("p")["startTime"], json!(began));
+        assert_eq!(reported(&node).0, "True");
     }
 
     /// An agent before this one could not say how it is; the runtime says so at the start, before the API server is reached.

@@ -1,8 +1,8 @@
 //! A pod's status as upstream's node agent composes it: phase, conditions, container states; and the patch that brings it to the
 //! API server.
 //!
-//! Always holds: a condition keeps its `lastTransitionTime` while its status stays; conditions of others are left alone; a patch
-//! has only what changed. Leaves to others: what containers do (`life`), when it is sent.
+//! Always holds: a condition keeps its `lastTransitionTime` while its status stays, whether or not the server took it yet;
+//! conditions of others are left alone; a patch has only what changed. Leaves to others: what containers do (`life`), when it is sent.
 
 use crate::outbox::json_bytes;
 use crate::pods::admission::NOT_SERVED;
@@ -209,6 +209,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) qos: &'static str,
     /// How the images do that are pulled ahead, if any are asked for.
     pub(crate) ahead: Option<Judged>,
+    /// The times of the status that was composed before, by [`times_of`]: those of what the server may lack. Null: there was none.
+    pub(crate) given: &'a Value,
 }
 
 /// The phase: upstream's `getPhase`.
@@ -298,7 +300,8 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
     if situation.generation > 0 {
         set("observedGeneration", json!(situation.generation));
     }
-    set("startTime", old.get("startTime").cloned().unwrap_or_else(|| json!(now)));
+    let began = old.get("startTime").or_else(|| situation.given.get("startTime"));
+    set("startTime", began.cloned().unwrap_or_else(|| json!(now)));
     if let Some(first) = situation.host_addresses.first() {
         set("hostIP", json!(first));
         set("hostIPs", json!([{"ip": first}]));
@@ -388,12 +391,10 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
     let disrupted = |message: &str| ("DisruptionTarget", (true, "TerminationByKubelet", message.to_owned()));
     let all = all.into_iter().chain(situation.disruption.map(disrupted));
     let ahead = situation.ahead.clone().map(|judged| (kedge_api::IMAGES_PULLED, judged));
-    let old = old["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     let condition = |(kind, (is_true, reason, message)): (&str, Judged)| {
         let status = if is_true { "True" } else { "False" };
-        let before = old.iter().find(|before| before["type"] == kind && before["status"] == status);
-        let since = before.map(|before| before["lastTransitionTime"].clone()).filter(|time| !time.is_null());
-        let mut condition = json!({"type": kind, "status": status, "lastTransitionTime": since.unwrap_or_else(|| json!(now))});
+        let since = since(kind, status, old, situation.given).unwrap_or_else(|| json!(now));
+        let mut condition = json!({"type": kind, "status": status, "lastTransitionTime": since});
         if !reason.is_empty() {
             condition["reason"] = json!(reason);
         }
@@ -406,6 +407,40 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
         condition
     };
     all.chain(ahead).map(condition).collect()
+}
+
+/// Since when a condition has this status: as the server has it, else as it was given out before.
+fn since(kind: &str, status: &str, old: &Value, given: &Value) -> Option<Value> {
+    let [there, before] = [old, given].map(|status| condition_of(status, kind));
+    let time = |condition: &Value| {
+        let time = &condition["lastTransitionTime"];
+        (condition["status"] == status && !time.is_null()).then(|| time.clone())
+    };
+    let instant = |time: &Value| Timestamp::parse(time.as_str().unwrap_or_default()).ok();
+    // what others did to it since is later
+    let is_latest =
+        |time: &Value| there.is_none_or(|there| instant(&there["lastTransitionTime"]) <= instant(time));
+    there.and_then(time).or_else(|| before.and_then(time).filter(is_latest))
+}
+
+fn condition_of<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
+    status["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
+}
+
+/// What [`Situation::given`] is of this status.
+pub(crate) fn times_of(status: &Value) -> Value {
+    json!({"startTime": status["startTime"], "conditions": status["conditions"]})
+}
+
+/// Whether a status has the times of another one, and what they are of.
+pub(crate) fn has_times(status: &Value, other: &Value) -> bool {
+    let has = |condition: &Value| {
+        let there = condition["type"].as_str().and_then(|kind| condition_of(status, kind));
+        there.is_some_and(|there| {
+            ["status", "lastTransitionTime"].iter().all(|key| there[*key] == condition[*key])
+        })
+    };
+    status["startTime"] == other["startTime"] && other["conditions"].as_array().into_iter().flatten().all(has)
 }
 
 fn initialized(situation: &Situation<'_>, phase: &str) -> Judged {
@@ -638,6 +673,7 @@ mod tests {
             host_addresses: &["10.0.0.1".into()],
             qos: "BestEffort",
             ahead: None,
+            given: &Value::Null,
         })
     }
 
@@ -733,6 +769,23 @@ mod tests {
         ] {
             assert_eq!(with(policy, words, is_over, phase), expect, "{policy} {words} over: {is_over}");
         }
+    }
+
+    #[test]
+    fn condition_that_others_changed_is_newer_than_what_was_given_out() {
+        with("Always", "run", false, |situation| {
+            let given = times_of(&compose(situation, &json!({}), at(5)));
+            let (main, init) = (situation.main.clone(), vec![]);
+            let situation = Situation { main, init, failed: None, ahead: None, given: &given, ..*situation };
+            let since = |changed: i64| {
+                let ready = json!({"type": "Ready", "status": "False", "lastTransitionTime": at(changed)});
+                let status = compose(&situation, &json!({"conditions": [ready]}), at(9));
+                let conditions = status["conditions"].as_array().unwrap();
+                let ready = conditions.iter().find(|condition| condition["type"] == "Ready").unwrap();
+                ready["lastTransitionTime"].clone()
+            };
+            assert_eq!([since(4), since(7)], [json!(at(5)), json!(at(9))]);
+        });
     }
 
     fn condition(status: &Value, kind: &str) -> (String, String, String) {
