@@ -16,7 +16,7 @@ use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
 use kedge_core::{
     Action, Answer, Collection, Core, Event, Exit, HostFacts, LeaseRequest, Level, Listing, Now, Options,
-    Outcome, PodNetworks, Report, Request, Runtime, Step, WatchEnd, WatchFailure, Watched,
+    Outcome, PodNetworks, Report, Request, RequestKey, Runtime, Step, WatchEnd, WatchFailure, Watched,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
@@ -107,6 +107,8 @@ pub struct Node {
     pub name: String,
     pub disk: Disk,
     pub link: bool,
+    /// The watch of the pods shows no changes meanwhile.
+    pub watch_is_late: bool,
     pub board: Board,
     pub version: String,
     pub local: LocalLayers,
@@ -140,6 +142,7 @@ impl Node {
             name: name.to_owned(),
             disk: Disk::new(),
             link: true,
+            watch_is_late: false,
             board: Board::default(),
             version: "0.1.0".into(),
             local: LocalLayers::default(),
@@ -454,8 +457,11 @@ impl Node {
     pub fn do_watch_pods(&mut self, hub: &Hub) -> bool {
         let Some(process) = &mut self.process else { return false };
         let round = process.pods_round;
-        let Some(watch) = process.pods_watch.as_mut().filter(|watch| watch.looked_at != Some(hub.changes()))
-        else {
+        let is_late = self.watch_is_late;
+        let is_due = |watch: &&mut PodsWatch| {
+            watch.looked_at != Some(hub.changes()) && (watch.shown.is_none() || !is_late)
+        };
+        let Some(watch) = process.pods_watch.as_mut().filter(is_due) else {
             return false;
         };
         let (pods, version) = hub.pods_of(&self.name);
@@ -480,6 +486,14 @@ impl Node {
         let answer = instead.unwrap_or_else(|| hub.answer(&self.name, &request));
         self.handle(Event::Answered(request.key(), answer));
         true
+    }
+
+    /// The server does what the oldest request asks. What the answer to it was, nobody hears; which one it would have been for.
+    pub fn do_request_unheard(&mut self, hub: &mut Hub) -> Option<RequestKey> {
+        let process = self.process.as_mut().filter(|process| !process.requests.is_empty())?;
+        let request = process.requests.remove(0);
+        hub.answer(&self.name, &request);
+        Some(request.key())
     }
 
     pub fn do_renewal(&mut self, hub: &mut Hub, instead: Option<Answer>) -> bool {

@@ -11,7 +11,7 @@
 mod mutants;
 
 use kedge_core::pods::{Exit, PodAsk};
-use kedge_core::{Answer, Event, Request};
+use kedge_core::{Answer, Event, Request, RequestKey};
 use kedge_platform::fake::{Loss, Random};
 use kedge_sim::containers::{Containers, Lie};
 use kedge_sim::hub::Hub;
@@ -39,6 +39,8 @@ const DANGEROUS: &str = "dangerous:1";
 const TRIAL: &str = "configTrialDuration: 60s";
 /// After that much a trial is over, and a renewal was accepted since.
 const PROVEN: Duration = Duration::from_secs(80);
+/// Time between the end of an agent that is killed and the supervisor's next start.
+const RESTART_DELAY: Duration = Duration::from_secs(2);
 /// Longer than any back-off of a pod.
 const REST: Duration = Duration::from_secs(900);
 /// Such rests until all must be well.
@@ -52,6 +54,13 @@ struct Run {
     world: World,
     random: Random,
     mutant: Option<Mutant>,
+    /// Of requests that are taken some answers are lost.
+    loses_answers: bool,
+    /// Requests whose answers are lost, until that is known, and the agent's start that sent them.
+    unanswered: Vec<(u64, RequestKey)>,
+    /// Requests of an agent that was killed: they arrive just before the next agent's first status.
+    late: Vec<Request>,
+    lost: u64,
     /// UID of each pod that was not deleted.
     pods: BTreeMap<&'static str, String>,
     /// What the server had of each pod, by its UID, after so many changes.
@@ -83,6 +92,10 @@ impl Run {
             world,
             random,
             mutant,
+            loses_answers: false,
+            unanswered: Vec::new(),
+            late: Vec::new(),
+            lost: 0,
             pods: BTreeMap::new(),
             told: BTreeMap::new(),
             changes: 0,
@@ -139,7 +152,7 @@ impl Run {
             if !self.turn() {
                 break;
             }
-            self.invariant_status_never_goes_back()?;
+            self.judge_changes()?;
             self.containers().check()?;
         }
         let is_at_rest = left > 0 || some.is_some();
@@ -162,13 +175,77 @@ impl Run {
         if is_lost {
             return self.world.do_request(Some(Answer::Accepted(None)));
         }
+        if self.sends_a_status() {
+            self.let_the_late_arrive();
+            if self.loses_answers && self.random.one_in(8) {
+                self.kill_the_agent();
+                return true;
+            }
+        }
+        if self.mutant == Some(Mutant::VersionIsIgnored) {
+            self.mean_any_version();
+        }
+        if self.lose_an_answer() {
+            return true;
+        }
         let World { nodes, hub, .. } = &mut self.world;
-        nodes[0].turn(hub)
+        nodes[0].turn(hub) || self.know_a_loss()
     }
 
-    /// Nothing that was said of a pod is taken back: how often it was restarted, that it is over, which generation it was of, since when
-    /// it is there.
-    fn invariant_status_never_goes_back(&mut self) -> Check {
+    /// The server takes the oldest request, and its answer is lost: what becomes of that is known later.
+    fn lose_an_answer(&mut self) -> bool {
+        if !self.unanswered.is_empty() && self.random.one_in(4) {
+            return self.know_a_loss();
+        }
+        if !self.loses_answers || !self.world.link || self.world.exited() || !self.random.one_in(3) {
+            return false;
+        }
+        let World { nodes, hub, .. } = &mut self.world;
+        let Some(key) = nodes[0].do_request_unheard(hub) else { return false };
+        self.lost += 1;
+        self.unanswered.push((self.world.starts, key));
+        true
+    }
+
+    /// The next request is a pod's status.
+    fn sends_a_status(&self) -> bool {
+        let first = self.world.process.as_ref().and_then(|process| process.requests.first());
+        first.is_some_and(|request| match request {
+            Request::Pods { ask, .. } => matches!(**ask, PodAsk::PatchStatus { .. }),
+            _ => false,
+        })
+    }
+
+    fn let_the_late_arrive(&mut self) {
+        for request in std::mem::take(&mut self.late) {
+            if self.world.link {
+                self.world.hub.answer(NODE, &request);
+            }
+        }
+    }
+
+    /// A connection turns out to be broken.
+    fn know_a_loss(&mut self) -> bool {
+        let Some((start, key)) = self.unanswered.pop() else { return false };
+        if start == self.world.starts && !self.world.exited() {
+            self.world.handle(Event::Answered(key, Answer::Failed("the connection broke off".into())));
+        }
+        true
+    }
+
+    fn mean_any_version(&mut self) {
+        for request in self.world.process.iter_mut().flat_map(|process| &mut process.requests) {
+            if let Request::Pods { ask, .. } = request
+                && let PodAsk::PatchStatus { body, .. } = &mut **ask
+                && let Some(metadata) = body["metadata"].as_object_mut()
+            {
+                metadata.remove("resourceVersion");
+            }
+        }
+    }
+
+    /// What the server has of each pod is compared with what it had before the last change.
+    fn judge_changes(&mut self) -> Check {
         let changes = self.world.hub.changes();
         if std::mem::replace(&mut self.changes, changes) == changes {
             return Ok(());
@@ -176,9 +253,9 @@ impl Run {
         let mut told = BTreeMap::new();
         for pod in self.world.hub.pods_of(NODE).0 {
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-            let why = self.told.get(&uid).and_then(|before| taken_back(before, &pod));
-            if let Some(why) = why {
-                return Err(format!("invariant_status_never_goes_back: {uid}: {why}"));
+            if let Some(before) = self.told.get(&uid) {
+                invariant_status_never_goes_back(&uid, before, &pod)?;
+                invariant_no_time_of_a_status_moves(&uid, before, &pod)?;
             }
             told.insert(uid, pod);
         }
@@ -234,6 +311,11 @@ impl Run {
                 self.say("the link comes or goes");
             }
             15 => return self.prune(),
+            17 => {
+                self.loses_answers = !self.loses_answers;
+                self.world.watch_is_late = self.loses_answers && self.random.percent(50);
+                self.say("answers are lost, or not");
+            }
             16 => {
                 let is_stuck = self.random.percent(50);
                 self.containers().is_stuck = is_stuck;
@@ -294,7 +376,14 @@ impl Run {
     fn kill_the_agent(&mut self) {
         if self.world.process.is_some() && !self.world.exited() {
             self.say("the agent is killed");
+            let process = self.world.process.as_mut().expect("it has not exited");
+            // what it has sent arrives all the same
+            self.late = std::mem::take(&mut process.requests);
+            if self.random.percent(50) {
+                self.let_the_late_arrive();
+            }
             self.world.crash();
+            self.world.advance(RESTART_DELAY);
         }
     }
 
@@ -308,6 +397,10 @@ impl Run {
         while !self.world.exited() && self.turn() {}
         if !self.world.exited() {
             return Err("no rest: an agent that is asked to stop does not".into());
+        }
+        if self.world.process.is_none() {
+            // it was killed first
+            return Ok(());
         }
         self.world.exit();
         self.world.version = if self.world.version == "0.1.0" { "0.2.0" } else { "0.1.0" }.into();
@@ -430,6 +523,7 @@ impl Run {
     fn come_to_rest(&mut self) -> Check {
         self.say("== everything works from here on");
         self.world.link = true;
+        (self.loses_answers, self.world.watch_is_late) = (false, false);
         self.containers().fails = false;
         self.containers().is_stuck = false;
         let mut at_last = Ok(());
@@ -516,22 +610,47 @@ impl Run {
     }
 }
 
-/// What of a pod's status was taken back.
-fn taken_back(before: &Value, after: &Value) -> Option<String> {
+/// Nothing that was said of a pod is taken back: how often it was restarted, that it is over, which generation it was of.
+fn invariant_status_never_goes_back(uid: &str, before: &Value, after: &Value) -> Check {
     let (old, new) = (&before["status"], &after["status"]);
     let is_over = matches!(old["phase"].as_str(), Some("Failed" | "Succeeded"));
     let generation = |status: &Value| status["observedGeneration"].as_i64().unwrap_or(0);
     let is_back = is_over && new["phase"] != old["phase"]
         || generation(new) < generation(old)
-        || generation(new) > after["metadata"]["generation"].as_i64().unwrap_or(0)
-        || old["startTime"].is_string() && new["startTime"] != old["startTime"];
+        || generation(new) > after["metadata"]["generation"].as_i64().unwrap_or(0);
     let restarts = |status: &Value, name: &Value| {
         let mut all = status["containerStatuses"].as_array().into_iter().flatten();
         all.find(|told| told["name"] == *name).and_then(|told| told["restartCount"].as_u64())
     };
     let mut told = old["containerStatuses"].as_array().into_iter().flatten();
     let is_less = told.any(|told| restarts(new, &told["name"]) < restarts(old, &told["name"]));
-    (is_back || is_less).then(|| format!("{old}, then {new}"))
+    match is_back || is_less {
+        true => Err(format!("invariant_status_never_goes_back: {uid}: {old}, then {new}")),
+        false => Ok(()),
+    }
+}
+
+/// Since when a pod is there never changes once it is said, and since when a condition is as it is, only with its status, to a later
+/// time: no clock of this world goes back.
+fn invariant_no_time_of_a_status_moves(uid: &str, before: &Value, after: &Value) -> Check {
+    let (old, new) = (&before["status"], &after["status"]);
+    let has_start_moved = old["startTime"].is_string() && new["startTime"] != old["startTime"];
+    let now = |kind: &Value| {
+        new["conditions"].as_array().into_iter().flatten().find(|condition| condition["type"] == *kind)
+    };
+    // all of them are of one form
+    let time = |condition: &Value| condition["lastTransitionTime"].as_str().unwrap_or_default().to_owned();
+    let has_moved = |condition: &&Value| {
+        now(&condition["type"]).is_some_and(|now| match now["status"] == condition["status"] {
+            true => time(now) != time(condition),
+            false => time(now) < time(condition),
+        })
+    };
+    let moved = old["conditions"].as_array().into_iter().flatten().find(has_moved);
+    match (has_start_moved, moved) {
+        (false, None) => Ok(()),
+        _ => Err(format!("invariant_no_time_of_a_status_moves: {uid}: {old}, then {new}")),
+    }
 }
 
 /// What one run came to: why it failed, and its trace.
@@ -565,7 +684,7 @@ fn pods_and_configurations_keep_every_invariant() {
     let seeds = number_from_environment("KEDGE_SIM_SEEDS").map_or(SEEDS, |seeds| (seeds / 40).max(1));
     let limit = number_from_environment("KEDGE_SIM_SECONDS").map(Duration::from_secs);
     let (begun, mut started, mut adopted, mut strikes) = (begun(), 0, 0, 0);
-    let (mut killed, mut cut, mut resumed) = (0, 0, 0);
+    let (mut killed, mut cut, mut resumed, mut lost) = (0, 0, 0, 0);
     for seed in only.map_or(0..seeds, |seed| seed..seed + 1) {
         if limit.is_some_and(|limit| begun.elapsed() > limit) {
             break;
@@ -579,7 +698,7 @@ fn pods_and_configurations_keep_every_invariant() {
                  cargo test -p kedge-sim --test pods"
             );
         }
-        strikes += run.strikes;
+        (strikes, lost) = (strikes + run.strikes, lost + run.lost);
         let containers = run.containers();
         (started, adopted) = (started + containers.started, adopted + containers.adopted);
         (killed, cut, resumed) =
@@ -587,10 +706,13 @@ fn pods_and_configurations_keep_every_invariant() {
     }
     println!(
         "{started} runs of containers, {adopted} adopted by a next agent, {killed} killed after their grace; {strikes} strikes of a workload; \
-         {cut} pulls cut, {resumed} resumed"
+         {cut} pulls cut, {resumed} resumed; {lost} answers lost"
     );
-    let is_met = killed > 0 && cut > 0 && resumed > 0;
-    assert!(only.is_some() || is_met, "no container was killed, or no pull was cut and resumed");
+    let is_met = killed > 0 && cut > 0 && resumed > 0 && lost > 0;
+    assert!(
+        only.is_some() || is_met,
+        "no container was killed, no pull was cut and resumed, or no answer lost"
+    );
     assert!(only.is_some() || started > 0 && adopted > 0, "nothing ran that an agent could adopt");
 }
 

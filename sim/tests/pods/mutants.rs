@@ -13,13 +13,15 @@ pub(crate) enum Mutant {
     StatusIsLost,
     /// Restarts are counted that never were.
     RestartsAreMore,
+    /// The server changes a pod's status whichever version of it was meant.
+    VersionIsIgnored,
     /// A reset of the board takes the proof of the configuration with it.
     ProofIsLost,
 }
 
 impl Mutant {
     /// Each, and the invariant that notices it.
-    pub(crate) const ALL: [(Self, &str); 14] = [
+    pub(crate) const ALL: [(Self, &str); 15] = [
         (Self::Lie(Lie::EndsWithTheAgent), "invariant_no_end_of_the_agent_ends_a_container"),
         (Self::Lie(Lie::StopIsIgnored), "invariant_no_pod_runs_twice"),
         (Self::Lie(Lie::EndIsUnseen), "invariant_what_is_reported_as_running_runs"),
@@ -33,6 +35,7 @@ impl Mutant {
         (Self::DeletionIsLost, "invariant_a_deleted_pod_ends_and_is_gone"),
         (Self::StatusIsLost, "invariant_what_is_asked_for_runs_and_is_reported"),
         (Self::RestartsAreMore, "invariant_status_never_goes_back"),
+        (Self::VersionIsIgnored, "invariant_no_time_of_a_status_moves"),
         (Self::ProofIsLost, "invariant_a_workload_condemns_no_proven_config"),
     ];
 }
