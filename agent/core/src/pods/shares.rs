@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::reporting::MIRROR_ANNOTATION;
 
-/// Most pods that are taken. Two namespaces may have a third of them each, or one half.
+/// Most pods that are taken; of one namespace half of what the others leave.
 pub(crate) const MOST_TAKEN: usize = 1000;
 /// Most bytes of these together, as text: 250 pods of the largest size that etcd takes would be 375 MB, and real ones have 5 kB.
 pub(crate) const MOST_TAKEN_BYTES: usize = 16 << 20;
@@ -64,7 +64,7 @@ impl Shares {
         }
     }
 
-    /// A namespace may have as much as it leaves to others: the first half of all, the second a third, and so on.
+    /// A namespace may have as much as it leaves to others: half of what those before it left.
     fn fits(&self, namespace: &str, bytes: usize) -> bool {
         let own = self.of.get(namespace).copied().unwrap_or_default();
         own.pods < MOST_TAKEN.saturating_sub(self.all.pods)
