@@ -7,8 +7,9 @@
 //! there is nobody to ask. Leaves to others: what a pod does with the data (`environment`, `volumes`).
 
 use crate::config::digest::Digest;
-use crate::event::Now;
+use crate::event::{Level, Now};
 use crate::pods::event::{DesiredFile, ObjectKind, ObjectName, ObjectRead, PodAction};
+use crate::pods::shares::Shares;
 use crate::pods::spec::{FileSource, Pod, PodSpec};
 use crate::sorted::{SortedMap, SortedSet};
 use base64::Engine as _;
@@ -26,6 +27,11 @@ const FRESH: Duration = Duration::from_secs(60);
 const FIRST_WAIT: Duration = Duration::from_secs(10);
 /// Long enough that 100 pods with missing objects cost a hub little, short enough for somebody who creates one.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Most bytes of all objects: they are held in memory. Of one namespace half of what the others leave, as of pods.
+const MOST_DATA_BYTES: usize = 32 << 20;
+/// An object for which there is no room is read again so late: each time costs all its bytes.
+const LARGE_WAIT: Duration = Duration::from_secs(600);
 
 /// Names of objects that are missing, kept on disk: a pod can name thousands, and each takes a block.
 const MOST_MISSING: usize = 64;
@@ -55,7 +61,7 @@ struct Object {
     next_read: Duration,
     failures: u32,
     /// What is written, or being written.
-    saved: Option<Vec<u8>>,
+    saved: Option<Digest>,
     is_saving: bool,
 }
 
@@ -119,7 +125,7 @@ impl Objects {
         let object = self.known.entry(record.object).or_default();
         object.data = missing.is_none().then_some(data);
         object.missing = missing;
-        object.saved = Some(content.to_vec());
+        object.saved = Some(Digest::of(content));
         Ok(())
     }
 
@@ -196,6 +202,10 @@ impl Objects {
         actions: &mut Vec<PodAction>,
     ) -> bool {
         let has_room = matches!(read, ObjectRead::Missing) && self.has_room_for_a_missing_one();
+        let fits = match &read {
+            ObjectRead::Found(found) => self.fits(name, bytes_of(&data_of(name.kind, found))),
+            _ => true,
+        };
         let Some(object) = self.known.get_mut(name) else { return false };
         if object.foreign > 0 {
             object.foreign -= 1;
@@ -206,8 +216,19 @@ impl Objects {
             ObjectRead::Found(found) => {
                 object.failures = 0;
                 object.read_at = Some(now.mono);
-                object.next_read = now.mono;
-                return object.take(&self.node_uid, name, &found, actions);
+                let data = data_of(name.kind, &found);
+                if fits {
+                    object.next_read = now.mono;
+                    return object.take(&self.node_uid, name, &found, data, actions);
+                }
+                object.next_read = now.mono + LARGE_WAIT;
+                let why = too_large(name, &data);
+                if object.data.is_some() {
+                    let text = format!("{why}; pods keep what was read of it before");
+                    actions.push(PodAction::Log(Level::Warn, text));
+                    return false;
+                }
+                return object.missing.replace(why).is_none();
             }
             ObjectRead::Missing => {
                 if object.data.is_none() && has_room {
@@ -225,6 +246,17 @@ impl Objects {
         let is_news = object.missing.as_ref() != Some(&missing);
         object.missing = Some(missing);
         is_news
+    }
+
+    /// Whether there is room for data of so many bytes beside what is known of others.
+    fn fits(&self, name: &ObjectName, bytes: usize) -> bool {
+        let mut shares = Shares::within(usize::MAX, MOST_DATA_BYTES);
+        for (other, object) in self.known.iter().filter(|(other, _)| *other != name) {
+            if let Some(data) = &object.data {
+                shares.add(&other.namespace, bytes_of(data));
+            }
+        }
+        shares.fits(&name.namespace, bytes)
     }
 
     /// Whether one more absence may be written.
@@ -293,10 +325,10 @@ impl Object {
         node_uid: &str,
         name: &ObjectName,
         found: &Value,
+        data: Data,
         actions: &mut Vec<PodAction>,
     ) -> bool {
         self.is_immutable = found["immutable"] == true;
-        let data = data_of(name.kind, found);
         let may_lie_on_disk = found["metadata"]["annotations"][OFFLINE_ANNOTATION] != "never";
         let is_news = self.missing.take().is_some() || self.data.as_ref() != Some(&data);
         let content = may_lie_on_disk.then(|| record_of(node_uid, name, Some(&data)));
@@ -313,13 +345,31 @@ impl Object {
         content: Option<Vec<u8>>,
         actions: &mut Vec<PodAction>,
     ) {
-        if content != self.saved {
+        let digest = content.as_deref().map(Digest::of);
+        if digest != self.saved {
             self.is_saving = true;
-            self.saved.clone_from(&content);
+            self.saved = digest;
             let file = DesiredFile::Object(file_of(node_uid, name));
             actions.push(PodAction::SaveDesired { file, content });
         }
     }
+}
+
+fn bytes_of(data: &Data) -> usize {
+    data.iter().map(|(key, value)| key.len() + value.len()).sum()
+}
+
+fn too_large(name: &ObjectName, data: &Data) -> String {
+    let ObjectName { kind, namespace, name } = name;
+    let kind = match kind {
+        ObjectKind::ConfigMap => "configmap",
+        ObjectKind::Secret => "secret",
+    };
+    format!(
+        "{kind} {name:?} has {} bytes: with it namespace {namespace} would have more than its share of the {MOST_DATA_BYTES} bytes \
+         of ConfigMaps and Secrets that this node holds",
+        bytes_of(data)
+    )
 }
 
 /// Upstream's words.
@@ -525,6 +575,57 @@ mod tests {
             assert!(matches!(objects.find(&name), Found::Missing(_)));
         }
         assert_eq!(saves.len(), MOST_MISSING);
+    }
+
+    #[test]
+    fn objects_of_one_namespace_leave_room_to_those_of_others() {
+        let mut objects = Objects::default();
+        let mut actions = vec![];
+        let large = |secs: u64,
+                     name: &ObjectName,
+                     bytes: usize,
+                     objects: &mut Objects,
+                     actions: &mut Vec<PodAction>| {
+            objects.want(at(secs), name, &mut vec![]);
+            let map = json!({"metadata": {}, "data": {"key": "x".repeat(bytes)}});
+            objects.answered(at(secs), name, ObjectRead::Found(map), actions)
+        };
+        let map = |namespace: &str, number: usize| ObjectName {
+            kind: ObjectKind::ConfigMap,
+            namespace: namespace.into(),
+            name: format!("m-{number}"),
+        };
+        (0..100).for_each(|number| _ = large(1, &map("hog", number), 1 << 20, &mut objects, &mut actions));
+        let held =
+            (0..100).filter(|number| matches!(objects.find(&map("hog", *number)), Found::Data(_))).count();
+        assert_eq!(held, 16, "half of 32 MiB");
+        let Found::Missing(why) = objects.find(&map("hog", 99)) else { panic!("there is no room for it") };
+        assert!(
+            why.contains(
+                "configmap \"m-99\" has 1048579 bytes: with it namespace hog would have more than its share"
+            ),
+            "{why}"
+        );
+        assert!(large(2, &map("other", 0), 1 << 20, &mut objects, &mut actions), "it is news");
+        assert!(matches!(objects.find(&map("other", 0)), Found::Data(_)));
+        // it is read again, but seldom
+        let read_again = |objects: &mut Objects, secs: u64| {
+            let mut actions = vec![];
+            objects.want(at(secs), &map("hog", 99), &mut actions);
+            actions.len()
+        };
+        assert_eq!((read_again(&mut objects, 600), read_again(&mut objects, 601)), (0, 1));
+        // one that grows beyond it stays as it was, and one that goes leaves room
+        actions.clear();
+        assert!(!large(3, &map("hog", 0), 2 << 20, &mut objects, &mut actions));
+        assert!(matches!(objects.find(&map("hog", 0)), Found::Data(data) if data["key"].len() == 1 << 20));
+        assert!(
+            matches!(&actions[..], [PodAction::Log(Level::Warn, text)] if text.contains("pods keep what was read of it before")),
+            "{actions:?}"
+        );
+        objects.keep_only(&SortedSet::from([map("other", 0)]), &mut vec![]);
+        assert!(large(700, &map("hog", 99), 1 << 20, &mut objects, &mut actions));
+        assert!(matches!(objects.find(&map("hog", 99)), Found::Data(_)));
     }
 
     #[test]

@@ -19,28 +19,41 @@ const LONGEST_TEXT: usize = 512;
 /// Beside the fields of a pod, where no API server lets anybody write: this is a part of so many bytes.
 const PART: &str = "partOf";
 
-/// Pods, and their bytes as text.
+/// How many, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Amount {
-    pods: usize,
+    count: usize,
     bytes: usize,
 }
 
 impl Amount {
     fn add(&mut self, bytes: usize) {
-        self.pods += 1;
+        self.count += 1;
         self.bytes += bytes;
     }
 }
 
 /// What was taken of each namespace.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Shares {
+    most: Amount,
     all: Amount,
     of: SortedMap<String, Amount>,
 }
 
+impl Default for Shares {
+    /// Of pods.
+    fn default() -> Self {
+        Self::within(MOST_TAKEN, MOST_TAKEN_BYTES)
+    }
+}
+
 impl Shares {
+    /// Of so many things, of so many bytes together.
+    pub(crate) fn within(count: usize, bytes: usize) -> Self {
+        Self { most: Amount { count, bytes }, all: Amount::default(), of: SortedMap::new() }
+    }
+
     /// The pod, or what is taken of one that does not fit.
     pub fn take(&mut self, pod: Value) -> Value {
         if is_part(&pod) {
@@ -60,15 +73,15 @@ impl Shares {
         self.all.add(bytes);
         match self.of.get_mut(namespace) {
             Some(own) => own.add(bytes),
-            None => _ = self.of.insert(namespace.to_owned(), Amount { pods: 1, bytes }),
+            None => _ = self.of.insert(namespace.to_owned(), Amount { count: 1, bytes }),
         }
     }
 
     /// A namespace may have as much as it leaves to others: half of what those before it left.
-    fn fits(&self, namespace: &str, bytes: usize) -> bool {
+    pub(crate) fn fits(&self, namespace: &str, bytes: usize) -> bool {
         let own = self.of.get(namespace).copied().unwrap_or_default();
-        own.pods < MOST_TAKEN.saturating_sub(self.all.pods)
-            && own.bytes + bytes <= MOST_TAKEN_BYTES.saturating_sub(self.all.bytes)
+        own.count < self.most.count.saturating_sub(self.all.count)
+            && own.bytes.saturating_add(bytes) <= self.most.bytes.saturating_sub(self.all.bytes)
     }
 }
 
