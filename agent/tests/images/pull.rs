@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::LazyLock;
 
 use kedge_core::images::BlobDigest;
@@ -30,6 +31,21 @@ pub(crate) fn image() -> &'static Image {
     &IMAGE
 }
 
+/// `cap_net_bind_service=ep`, as the kernel stores it in version 2.
+const CAPABILITY: &[u8] = b"\x01\0\0\x02\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+/// An extended attribute of a file, in hexadecimal; None if it has none of that name.
+fn attribute(path: &Path, name: &str) -> Option<String> {
+    let script = "import os, sys\nprint(os.getxattr(sys.argv[1], sys.argv[2], follow_symlinks=False).hex())";
+    let output = Command::new("python3").args(["-c", script]).arg(path).arg(name).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    output.status.success().then(|| said.trim().to_owned())
+}
+
+fn hex(bytes: &[u8]) -> Option<String> {
+    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 fn make_image() -> Image {
     let base = Archive::default()
         .directory("bin")
@@ -48,6 +64,10 @@ fn make_image() -> Image {
         .file("data/.wh..wh..opq", b"")
         .extended("SCHILY.xattr.user.note", b"line\nline")
         .file("etc/noted", b"6")
+        .extended("SCHILY.xattr.security.capability", CAPABILITY)
+        .file("bin/capable", b"8")
+        .extended("SCHILY.xattr.trusted.overlay.redirect", b"/etc")
+        .directory("moved")
         .extended("path", b"a/path/that/needs/an/extended/header/and/directories/that/are/not/listed/file")
         .file("short", b"7");
     Image::new(vec![Packed::gzip(&base), Packed::zstd(&top)])
@@ -75,6 +95,7 @@ fn pulled_image_is_what_a_container_should_see() {
     let listing = node.listing(&pulled, "%M %U %n %P %s %l");
     let expect = "\
 -rw-r--r-- 0 1 a/path/that/needs/an/extended/header/and/directories/that/are/not/listed/file 1 \n\
+-rw-r--r-- 0 1 bin/capable 1 \n\
 -rw-r--r-- 0 1 data/c 1 \n\
 -rw-r--r-- 0 1 etc/kept 1 \n\
 -rw-r--r-- 0 1 etc/noted 1 \n\
@@ -87,6 +108,11 @@ drwxr-xr-x";
     let tick = fs::metadata(node.layers(&pulled)[0].join("bin/tick")).unwrap();
     assert_eq!(tick.mtime(), 1_700_000_000);
     assert_eq!(node.names("blobs"), [""; 0], "each byte is kept once");
+    // what a layer may set lies on the disk; what overlayfs keeps notes by does not
+    let top = &node.layers(&pulled)[1];
+    assert_eq!(attribute(&top.join("etc/noted"), "user.note"), hex(b"line\nline"));
+    assert_eq!(attribute(&top.join("bin/capable"), "security.capability"), hex(CAPABILITY));
+    assert_eq!(attribute(&top.join("moved"), "trusted.overlay.redirect"), None);
 
     registry.take_seen();
     let again = node.ok(&["pull", &name])[0].clone();

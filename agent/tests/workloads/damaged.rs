@@ -289,6 +289,41 @@ fn unreadable_record_of_a_pod_ends_nothing() {
     });
 }
 
+/// Nothing but its record says how it ended, and twice is better than never: it runs again, once for each time.
+#[test]
+fn unreadable_record_of_a_finished_static_pod_runs_it_once_more() {
+    isolated_network("damaged::unreadable_record_of_a_finished_static_pod_runs_it_once_more", || {
+        let mut node = Node::new();
+        let mut once = stays("once", "once", &node.shared, &Value::Null);
+        once["spec"].as_object_mut().unwrap().remove("nodeName");
+        once["spec"]["restartPolicy"] = json!("Never");
+        once["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", "echo once >>/shared/ran"]);
+        let beside = node.manifest.with_file_name("once.json");
+        fs::write(&beside, once.to_string()).unwrap();
+        let is_over = |node: &Node| node.pod("once-edge-1")["status"]["phase"] == "Succeeded";
+        node.setup.shows("its end", || is_over(&node));
+        let web = node.uid();
+        let desired = fs::read_dir(node.root().join("pods/desired")).unwrap().flatten();
+        let names = desired.map(|entry| entry.file_name().into_string().unwrap());
+        let [record] = &names.filter(|name| !name.contains(&web)).collect::<Vec<_>>()[..] else {
+            panic!("one has a record")
+        };
+        let record = format!("pods/desired/{record}");
+        for (before, spoilt) in (1..).zip(some()) {
+            node.check_goes_on(&record, spoilt, &format!("{record} cannot be used"));
+            node.setup.shows("the record as it should be", || node.is_json(&record));
+            node.setup.shows("its end", || is_over(&node));
+            assert_eq!(node.starts("once"), before + 1, "{spoilt:?}: {}", node.log());
+        }
+        let ran = node.starts("once");
+        node.stop();
+        node.start();
+        node.await_all("with a record that can be read");
+        node.setup.shows("its end", || is_over(&node));
+        assert_eq!(node.starts("once"), ran, "{}", node.log());
+    });
+}
+
 #[test]
 fn unreadable_state_of_images_ends_nothing() {
     isolated_network("damaged::unreadable_state_of_images_ends_nothing", || {
