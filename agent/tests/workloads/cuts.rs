@@ -1,10 +1,10 @@
 //! Power cuts at every flush of the life of pods, with the real agent, crun and a real file system: bound, started, ended and started again,
-//! done, deleted, replaced by another of the same name.
+//! done, deleted, replaced by another of the same name; its ConfigMap edited.
 //!
 //! The node's root directory and its containers' logs lie on a disk whose every write is logged. It is rebuilt as a cut at each flush could
 //! have left it, and the agent is started on each as another boot, first without an API server. Always holds: a pod that had run runs again,
-//! once; a pod that was done or gone does not; a pod whose binding was under way runs, or is not known; no record is half
-//! written. Of some disks the agent then meets the API server as it was at the end, and comes to what that wants. The checker is checked: an agent
+//! once; a pod that was done or gone does not; a pod whose binding was under way runs, or is not known; a ConfigMap is seen as it was
+//! before an edit or after it, and as after it where a container had seen that; no record is half written. Of some disks the agent then meets the API server as it was at the end, and comes to what that wants. The checker is checked: an agent
 //! whose directories are not synced must be caught.
 //!
 //! `KEDGE_CRASH_FULL=1` checks more of what a flush that was under way can leave. Each boot has namespaces of its own, which end with it.
@@ -44,6 +44,8 @@ pub(crate) type Mark = &'static str;
 
 /// It runs all the time.
 const ANCHOR: Mark = "anchor";
+/// Both values of its ConfigMap are edited.
+const EDITED: Mark = "edited";
 /// It is killed, deleted and replaced by one of the same name.
 const FIRST: Mark = "first";
 const SECOND: Mark = "second";
@@ -76,6 +78,8 @@ enum Expect {
 #[derive(Debug, Default)]
 struct Story {
     steps: Vec<(u64, &'static str)>,
+    /// The container saw the edit.
+    edited: Option<u64>,
     pods: BTreeMap<Mark, Moments>,
 }
 
@@ -91,6 +95,17 @@ impl Story {
         }
     }
 
+    /// What the pod of this mark may write when it starts on a disk of this moment.
+    fn lines_of(&self, mark: Mark, at: u64) -> Vec<String> {
+        let before = self.edited.is_none_or(|edited| at < edited).then_some("edited 1 1");
+        match mark {
+            EDITED => before.into_iter().chain(["edited 2 2"]).map(str::to_owned).collect(),
+            FIRST | SECOND => vec![format!("{mark} hello 1234")],
+            PRIVATE => vec![format!("{mark} hello {NEVER_ON_DISK}")],
+            _ => vec![mark.to_owned()],
+        }
+    }
+
     fn mark_of(&self, uid: &Value) -> Option<Mark> {
         self.pods.iter().find(|(_, pod)| *uid == pod.uid.as_str()).map(|(mark, _)| *mark)
     }
@@ -98,7 +113,7 @@ impl Story {
 
 impl History for Story {
     fn acknowledged(&self) -> Vec<u64> {
-        self.pods.values().flat_map(|pod| [pod.ran, pod.over]).flatten().collect()
+        self.pods.values().flat_map(|pod| [pod.ran, pod.over]).chain([self.edited]).flatten().collect()
     }
 
     /// Before the first step the image is fetched, which `agent/tests/images` cuts.
@@ -139,13 +154,18 @@ fn with_objects(secret: &str) -> Value {
         "volumes": [{"name": "keys", "secret": {"secretName": secret}}]})
 }
 
-/// What the pod of this mark writes when it starts.
-fn line_of(mark: Mark) -> String {
-    match mark {
-        FIRST | SECOND => format!("{mark} hello 1234"),
-        PRIVATE => format!("{mark} hello {NEVER_ON_DISK}"),
-        _ => mark.to_owned(),
-    }
+/// With two values of one ConfigMap.
+fn pair(value: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "pair"}, "data": {"a": value, "b": value}})
+}
+
+/// Writes both of them, and stays.
+fn shows_a_pair(shared: &Path) -> Value {
+    let script =
+        "echo $0 $(cat /pair/a) $(cat /pair/b) >>/shared/ran; trap 'exit 0' TERM; sleep 86322 & wait";
+    let more = json!({"volumeMounts": [{"name": "pair", "mountPath": "/pair"}],
+        "volumes": [{"name": "pair", "configMap": {"name": "pair"}}]});
+    pod("edited", EDITED, script, shared, &more)
 }
 
 /// The node while its disk is recorded.
@@ -196,11 +216,21 @@ impl Live<'_> {
             json!({"apiVersion": "v1", "kind": "Secret", "stringData": text(NEVER_ON_DISK),
                 "metadata": {"name": "private", "annotations": {"kedge.dev/offline": "never"}}}),
         ]);
+        self.apply(&[pair("1")]);
         self.step("a pod is bound");
         self.bind("anchor", ANCHOR, stays("anchor", ANCHOR, self.shared, &Value::Null), is_ready);
         self.step("one with a ConfigMap and a Secret is bound");
         self.bind("web", FIRST, stays("web", FIRST, self.shared, &with_objects("keys")), is_ready);
-        self.step("its container ends and is started again");
+        self.step("one with a volume of a ConfigMap is bound");
+        self.bind("edited", EDITED, shows_a_pair(self.shared), is_ready);
+        self.step("its ConfigMap is edited");
+        self.apply(&[pair("2")]);
+        self.setup.shows("the edit in the container", || {
+            let [pid] = pids(EDITED)[..] else { return false };
+            fs::read_to_string(format!("/proc/{pid}/root/pair/b")).is_ok_and(|value| value == "2")
+        });
+        self.story.edited = Some(self.clock.now());
+        self.step("the container of the other ends and is started again");
         pids(FIRST).into_iter().for_each(kill);
         self.setup.shows("another container", || {
             let status = self.status("web")["status"].take();
@@ -338,7 +368,7 @@ impl Boots {
                 return Ok(());
             }
             self.begin_hub(&mut booted).map_err(|error| error.to_string())?;
-            booted.judge_with_server(story)
+            booted.judge_with_server(story, at)
         });
         let judged = judged.and_then(|()| no_half_file(mounted.path()));
         judged.map_err(|why| format!("{why}\n{:?}\n{}", booted.lines(), booted.log()))
@@ -413,7 +443,7 @@ impl Booted {
         let copies =
             files.filter_map(|file| serde_json::from_slice::<Value>(&fs::read(file.path()).ok()?).ok());
         let names: Vec<Value> = copies.map(|mut copy| copy["object"]["name"].take()).collect();
-        ["words", "keys"].iter().all(|name| names.contains(&json!(name)))
+        ["words", "keys", "pair"].iter().all(|name| names.contains(&json!(name)))
     }
 
     /// Without an API server: waits until it has come to what the disk says, and judges that.
@@ -427,7 +457,7 @@ impl Booted {
         if settled.is_none() {
             return Err(format!("without an API server: {last}: {:?}", self.pods(story)));
         }
-        self.judge_lines(|mark| match story.expects(mark, at) {
+        self.judge_lines(story, at, |mark| match story.expects(mark, at) {
             Expect::Runs => 1..=1,
             Expect::MayRun => 0..=1,
             Expect::RunsNot => 0..=0,
@@ -437,7 +467,7 @@ impl Booted {
     /// Empty: it is.
     fn why_not_settled(&self, story: &Story, at: u64, pods: &BTreeMap<Mark, Value>) -> Option<String> {
         // the job may be done, and looks like one that waits
-        for mark in [ANCHOR, FIRST, SECOND, PRIVATE] {
+        for mark in [ANCHOR, EDITED, FIRST, SECOND, PRIVATE] {
             let expect = story.expects(mark, at);
             let Some(pod) = pods.get(mark) else {
                 if expect == Expect::Runs {
@@ -460,24 +490,29 @@ impl Booted {
         Some(String::new())
     }
 
-    fn judge_lines(&self, expect: impl Fn(Mark) -> std::ops::RangeInclusive<usize>) -> Result<(), String> {
-        for mark in [ANCHOR, FIRST, SECOND, JOB, PRIVATE] {
+    fn judge_lines(
+        &self,
+        story: &Story,
+        at: u64,
+        expect: impl Fn(Mark) -> std::ops::RangeInclusive<usize>,
+    ) -> Result<(), String> {
+        for mark in [ANCHOR, EDITED, FIRST, SECOND, JOB, PRIVATE] {
             let (count, expect) = (self.count(mark), expect(mark));
             if !expect.contains(&count) {
                 return Err(format!("{mark} was started {count} times in this boot, expected {expect:?}"));
             }
-            let wrong =
-                self.lines().into_iter().find(|line| line.starts_with(mark) && *line != line_of(mark));
-            if let Some(line) = wrong {
-                return Err(format!("{mark} wrote {line:?}, expected {:?}", line_of(mark)));
+            let right = story.lines_of(mark, at);
+            let mut own = self.lines().into_iter().filter(|line| line.starts_with(mark));
+            if let Some(line) = own.find(|line| !right.contains(line)) {
+                return Err(format!("{mark} wrote {line:?}, expected one of {right:?}"));
             }
         }
         Ok(())
     }
 
     /// With the API server of the end of the run: comes to what that wants.
-    fn judge_with_server(&self, story: &Story) -> Result<(), String> {
-        let wanted = [ANCHOR, JOB, PRIVATE];
+    fn judge_with_server(&self, story: &Story, at: u64) -> Result<(), String> {
+        let wanted = [ANCHOR, EDITED, JOB, PRIVATE];
         let mut seen = None;
         let reached = poll(LIMIT, || {
             let pods = self.pods(story)?;
@@ -485,7 +520,7 @@ impl Booted {
             let is_running =
                 |mark: Mark| pods.get(mark).is_some_and(|pod| pod["containers"][0]["state"] == "Running");
             let runs = |mark: Mark| is_running(mark) && self.count(mark) > 0;
-            let is_so = known == wanted && runs(ANCHOR) && runs(PRIVATE) && !is_running(JOB);
+            let is_so = known == wanted && runs(ANCHOR) && runs(EDITED) && runs(PRIVATE) && !is_running(JOB);
             seen = Some(pods);
             is_so.then_some(())
         });
@@ -493,8 +528,8 @@ impl Booted {
             let hub = fs::read_to_string(self.directory.join("hub.log")).unwrap_or_default();
             return Err(format!("with the API server: expected {wanted:?}, known are {seen:?}\n{hub}"));
         }
-        self.judge_lines(|mark| match mark {
-            ANCHOR | PRIVATE => 1..=1,
+        self.judge_lines(story, at, |mark| match mark {
+            ANCHOR | EDITED | PRIVATE => 1..=1,
             _ => 0..=1,
         })
     }
