@@ -115,9 +115,11 @@ pub struct Page {
     pub remaining: Option<usize>,
 }
 
-/// Most bytes of the objects of a page, where pages are asked for; one object may have more. A client that asks for so many objects at
-/// once means small ones, and a node reads no page of more than 4 MiB.
-const MAX_PAGE_BYTES: usize = 3 << 20;
+/// Bytes of the objects of any page that is asked for; one object may have more. Who asks for so many objects at once means small ones,
+/// and a node, which asks for 50, reads no page of more than 4 MiB.
+const PAGE_BYTES: usize = 3 << 20;
+/// And for each object that is asked for at once: 10,000 have 80 MB.
+const PAGE_BYTES_PER_OBJECT: usize = 8 << 10;
 
 /// The parameters of a list.
 #[derive(Debug, Default)]
@@ -383,7 +385,8 @@ fn page<'a>(
     revision: u64,
     limit: Option<usize>,
 ) -> Page {
-    let most_bytes = if limit.is_some() { MAX_PAGE_BYTES } else { usize::MAX };
+    let most_bytes =
+        limit.map_or(usize::MAX, |limit| limit.saturating_mul(PAGE_BYTES_PER_OBJECT).max(PAGE_BYTES));
     let limit = limit.unwrap_or(usize::MAX);
     let mut page = Page { objects: Vec::new(), revision, next: None, remaining: None };
     let mut last: Option<&String> = None;
