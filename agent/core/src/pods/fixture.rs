@@ -2,8 +2,9 @@
 
 use crate::event::{Answer, Now};
 use crate::pods::{
-    ContainerKey, ContainerState, DesiredFile, DesiredFound, Exit, Image, ImageConfig, Inventory, NodeFacts,
-    Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNetworks, PodRef, PodRequest, PodUid, Pods,
+    Command, ContainerKey, ContainerState, DesiredFile, DesiredFound, Exit, Failure, FailureReason, Image,
+    ImageConfig, Inventory, NodeFacts, Observation, PodAction, PodEvent, PodFound, PodNetwork, PodNetworks,
+    PodRef, PodRequest, PodUid, Pods,
 };
 use kedge_api::Timestamp;
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ pub(crate) struct Node {
     pub(crate) disk_is_full: bool,
     /// Writes are not answered.
     pub(crate) disk_hangs: bool,
+    /// No container starts.
+    pub(crate) fails_starts: bool,
     /// Containers do not end.
     pub(crate) is_deaf: bool,
     /// Removing logs takes until a test says that it is done.
@@ -62,6 +65,7 @@ impl Node {
             runs: BTreeMap::new(),
             disk_is_full: false,
             disk_hangs: false,
+            fails_starts: false,
             is_deaf: false,
             keeps_logs: false,
             refuses_statuses: None,
@@ -193,6 +197,10 @@ impl Node {
                 PodEvent::ImageReady { pod: order.pod, container: order.container, image }
             }
             PodAction::CreateContainer(order) => self.run(order.key, ContainerState::Created),
+            PodAction::StartContainer(key) if self.fails_starts => {
+                let failure = Failure { reason: FailureReason::Other, message: "it fails".into() };
+                PodEvent::Failed { command: Command::StartContainer(key), failure }
+            }
             PodAction::StartContainer(key) => {
                 let started = self.now().wall;
                 self.run(key, ContainerState::Running { pid: 7, started })

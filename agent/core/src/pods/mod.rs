@@ -1722,4 +1722,17 @@ mod tests {
             assert!(node.seen.iter().any(|action| matches!(action, PodAction::DeletePod(_))), "{status}");
         }
     }
+
+    #[test]
+    fn runs_whose_start_fails_are_not_kept() {
+        for list in ["containers", "initContainers"] {
+            let mut node = Node::new();
+            node.fails_starts = true;
+            node.bind("a", json!({list: [{"name": "broken", "image": "x:1"}]}));
+            node.wait(4000);
+            let starts = node.seen.iter().filter(|action| matches!(action, PodAction::StartContainer(_)));
+            assert!(starts.count() > 10);
+            assert!(node.runs.len() <= 2, "{list}: {:?}", node.runs.keys());
+        }
+    }
 }

@@ -380,7 +380,11 @@ impl Life {
             }
             None => {}
         }
-        self.create(pod, spec, ctx);
+        // or those whose start fails each time would all be kept
+        self.remove_older(&spec.name, ctx);
+        if self.containers.get(&spec.name).is_some_and(|container| container.command.is_none()) {
+            self.create(pod, spec, ctx);
+        }
     }
 
     /// Notes whether the latest run is stopped for another to take its place.
