@@ -64,6 +64,8 @@ pub(crate) struct Lane {
     turn: u64,
     /// No request about a large pod begins before.
     heavy_from: Duration,
+    /// When to look again for one that waits for that alone. Nothing else in here comes with time.
+    wake: Option<Duration>,
 }
 
 impl Lane {
@@ -77,11 +79,17 @@ impl Lane {
             turns: SortedMap::new(),
             turn: 0,
             heavy_from: Duration::ZERO,
+            wake: None,
         }
     }
 
     /// Sends as many as there are slots for.
     pub(crate) fn send(&mut self, turn: &mut Turn) {
+        self.fill(turn);
+        self.wake = self.waits_until(turn.now.mono);
+    }
+
+    fn fill(&mut self, turn: &mut Turn) {
         for slot in self.slots.clone() {
             let key = RequestKey::Pods(slot);
             let is_taken = self.sent.iter().any(|sent| sent.slot == slot);
@@ -101,9 +109,14 @@ impl Lane {
 
     /// When to send again what waits for its time.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.wake
+    }
+
+    /// A time to come: what waits for the outbox or for an answer is sent with that.
+    fn waits_until(&self, now: Duration) -> Option<Duration> {
         let is_under_way = self.sent.iter().any(|sent| sent.is_heavy);
-        let waits = self.waiting.iter().chain(&self.later).any(Ask::is_heavy);
-        (waits && !is_under_way && self.sent.len() < self.slots.len()).then_some(self.heavy_from)
+        let mut waiting = self.waiting.iter().chain(&self.later);
+        (now < self.heavy_from && !is_under_way && waiting.any(Ask::is_heavy)).then_some(self.heavy_from)
     }
 
     /// Which request is next: whether of those that go last, and its place.
@@ -204,10 +217,9 @@ mod tests {
                 lane.begin(now, slot.expect("one is free"), is_later, at);
             }
             let Some(oldest) = lane.sent.first().map(|sent| sent.slot) else {
-                match lane.next_deadline() {
+                match lane.waits_until(now) {
                     None => return order,
                     Some(due) => {
-                        assert!(due > now, "nothing else keeps it waiting");
                         now = due;
                         continue;
                     }
@@ -247,6 +259,19 @@ mod tests {
     #[test]
     fn requests_for_pods_that_are_not_remembered_go_last() {
         assert_eq!(asked(lane([ask("a", 5000), ask("a", 5000)], [ask("b", 5000)])), "aab");
+    }
+
+    /// Or the agent would look again at once, and again.
+    #[test]
+    fn wait_for_something_else_than_time_has_no_deadline() {
+        let mut lane = lane([ask("h", 1_300_000), ask("h", 1_300_000)], []);
+        let at = Duration::from_secs;
+        assert_eq!(lane.waits_until(at(1)), None, "it may go now, as soon as the outbox takes it");
+        lane.begin(at(1), 0, false, 0);
+        assert_eq!(lane.waits_until(at(1)), None, "an answer comes first");
+        lane.answered(0);
+        let due = lane.waits_until(at(2)).expect("the next waits for its time");
+        assert!(due > at(20) && lane.waits_until(due).is_none(), "{due:?}");
     }
 
     #[test]
