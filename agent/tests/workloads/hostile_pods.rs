@@ -3,7 +3,7 @@
 //! one that must go on. What a container's own system calls may do is tried in `escapes`.
 
 use crate::pods::{NODE, Setup, layout_of};
-use crate::setup::{LIMIT, add_program, isolated_network, isolated_network_alone};
+use crate::setup::{LIMIT, add_program, isolated_network, isolated_network_alone, kill};
 use kedge_rig::scratch::poll;
 use serde_json::{Value, json};
 use std::fs;
@@ -523,7 +523,12 @@ fn large_pods_of_one_namespace_hide_no_news_of_others() {
                 phase(next["metadata"]["name"].as_str().unwrap()) == "Running"
             });
             if name == "web" {
-                setup.replace_the_agent();
+                let agent = setup.cluster.agent(NODE).babysitter();
+                let before = agent.state();
+                kill(before.pid.unwrap().into());
+                agent
+                    .wait_until("another agent", LIMIT, |state| state.runs > before.runs && state.is_ready())
+                    .unwrap();
             }
         }
     });
