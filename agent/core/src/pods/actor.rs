@@ -430,8 +430,12 @@ impl PodsActor {
         if std::mem::replace(&mut self.looks, around.pressures.looks) != around.pressures.looks {
             self.take(PodEvent::Looked(around.pressures.pressing.clone()), turn);
         }
+        let pods = &self.pods;
+        // the refusal of a pod that has been taken meanwhile would end it
+        let is_stale =
+            |purpose: &Purpose| matches!(purpose, Purpose::Work(request) if pods.remembers(request));
         for lane in [&mut self.work, &mut self.reads, &mut self.news] {
-            lane.send(turn);
+            lane.send(turn, &is_stale);
         }
     }
 

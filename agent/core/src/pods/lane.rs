@@ -15,6 +15,8 @@ use std::time::Duration;
 const HEAVY_BYTES: usize = 64 * 1024;
 /// Bytes of large pods that are reported on in a second: a quarter of what our hub lets a node do.
 const HEAVY_BYTES_A_SEC: usize = 50 * 1024;
+/// Longest pause after one: a pod of 3 MiB, the largest that is read.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Namespaces whose last turn is known. Of more nothing is lost but their order.
 const KNOWN_TURNS: usize = 256;
 
@@ -83,13 +85,13 @@ impl Lane {
         }
     }
 
-    /// Sends as many as there are slots for.
-    pub(crate) fn send(&mut self, turn: &mut Turn) {
-        self.fill(turn);
+    /// Sends as many as there are slots for. `is_stale`: what was asked for a pod that was not remembered, and is now, says nothing.
+    pub(crate) fn send(&mut self, turn: &mut Turn, is_stale: &dyn Fn(&Purpose) -> bool) {
+        self.fill(turn, is_stale);
         self.wake = self.waits_until(turn.now.mono);
     }
 
-    fn fill(&mut self, turn: &mut Turn) {
+    fn fill(&mut self, turn: &mut Turn, is_stale: &dyn Fn(&Purpose) -> bool) {
         for slot in self.slots.clone() {
             let key = RequestKey::Pods(slot);
             let is_taken = self.sent.iter().any(|sent| sent.slot == slot);
@@ -97,7 +99,7 @@ impl Lane {
             if is_taken || !turn.outbox.is_free(turn.now, &key) {
                 continue;
             }
-            let Some((is_later, at)) = self.next(turn.now.mono) else { return };
+            let Some((is_later, at)) = self.next_valid(turn.now.mono, is_stale) else { return };
             let queue = if is_later { &self.later } else { &self.waiting };
             let ask = Box::new(queue[at].body.clone());
             if !turn.outbox.put(turn.now, key, Order::Request(Request::Pods { slot, ask })) {
@@ -125,13 +127,25 @@ impl Lane {
         of(false, &self.waiting).or_else(|| of(true, &self.later))
     }
 
+    /// The same, without those that are stale.
+    fn next_valid(&mut self, now: Duration, is_stale: &dyn Fn(&Purpose) -> bool) -> Option<(bool, usize)> {
+        loop {
+            let (is_later, at) = self.next(now)?;
+            if !is_later || !is_stale(&self.later[at].purpose) {
+                return Some((is_later, at));
+            }
+            self.later.remove(at);
+        }
+    }
+
     fn begin(&mut self, now: Duration, slot: u8, is_later: bool, at: usize) {
         let queue = if is_later { &mut self.later } else { &mut self.waiting };
         if let Some(ask) = queue.remove(at) {
             let is_heavy = ask.is_heavy();
             if is_heavy {
                 let millis = ask.bytes.saturating_mul(1000) / HEAVY_BYTES_A_SEC;
-                self.heavy_from = now + Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+                let pause = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+                self.heavy_from = now + pause.min(LONGEST_PAUSE);
             }
             self.sent.push(Sent { slot, purpose: ask.purpose, is_heavy });
             self.had_its_turn(ask.namespace);
@@ -259,6 +273,16 @@ mod tests {
     #[test]
     fn requests_for_pods_that_are_not_remembered_go_last() {
         assert_eq!(asked(lane([ask("a", 5000), ask("a", 5000)], [ask("b", 5000)])), "aab");
+    }
+
+    #[test]
+    fn answer_to_a_pod_that_is_remembered_now_is_not_sent() {
+        let mut lane = lane([], [ask("taken", 5000), ask("other", 5000)]);
+        // all have one purpose here: the first is asked about, and stale
+        let asked = std::cell::Cell::new(0);
+        let is_stale = |_: &Purpose| asked.replace(asked.get() + 1) == 0;
+        let (is_later, at) = lane.next_valid(Duration::ZERO, &is_stale).expect("the other is sent");
+        assert!(is_later && lane.later[at].namespace == "other" && lane.later.len() == 1);
     }
 
     /// Or the agent would look again at once, and again.

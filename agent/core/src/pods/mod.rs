@@ -96,7 +96,7 @@ struct Early {
 struct Mirror {
     hash: String,
     object: Value,
-    /// The server has shown it, and its pod has not taken it: once it did, what the server is told is newer.
+    /// The server has shown it, and its pod has not taken it: once it did, the next status is newer.
     is_news: bool,
     is_deleting: bool,
 }
@@ -1700,7 +1700,7 @@ mod tests {
         assert!(
             node.seen.iter().any(|action| matches!(action, PodAction::DeletePod(pod) if pod.name == "new"))
         );
-        // a list without such pods ends the matter, so the next is told of
+        // after a list without such pods the next one is reported
         list(&mut node, vec![pod("small", "edge")]);
         node.see(part("newer", "Pending"));
         assert_eq!(told_of_parts(&node), 2);
