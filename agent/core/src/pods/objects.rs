@@ -202,10 +202,11 @@ impl Objects {
         actions: &mut Vec<PodAction>,
     ) -> bool {
         let has_room = matches!(read, ObjectRead::Missing) && self.has_room_for_a_missing_one();
-        let fits = match &read {
-            ObjectRead::Found(found) => self.fits(name, bytes_of(&data_of(name.kind, found))),
-            _ => true,
+        let data = match &read {
+            ObjectRead::Found(found) => data_of(name.kind, found),
+            _ => Data::new(),
         };
+        let fits = self.fits(name, bytes_of(&data));
         let Some(object) = self.known.get_mut(name) else { return false };
         if object.foreign > 0 {
             object.foreign -= 1;
@@ -216,7 +217,6 @@ impl Objects {
             ObjectRead::Found(found) => {
                 object.failures = 0;
                 object.read_at = Some(now.mono);
-                let data = data_of(name.kind, &found);
                 if fits {
                     object.next_read = now.mono;
                     return object.take(&self.node_uid, name, &found, data, actions);
@@ -224,7 +224,10 @@ impl Objects {
                 object.next_read = now.mono + LARGE_WAIT;
                 let why = too_large(name, &data);
                 if object.data.is_some() {
-                    let text = format!("{why}; pods keep what was read of it before");
+                    if !may_lie_on_disk(&found) {
+                        object.save(&self.node_uid, name, None, actions);
+                    }
+                    let text = format!("{why}; pods keep the data that was read before");
                     actions.push(PodAction::Log(Level::Warn, text));
                     return false;
                 }
@@ -329,9 +332,8 @@ impl Object {
         actions: &mut Vec<PodAction>,
     ) -> bool {
         self.is_immutable = found["immutable"] == true;
-        let may_lie_on_disk = found["metadata"]["annotations"][OFFLINE_ANNOTATION] != "never";
         let is_news = self.missing.take().is_some() || self.data.as_ref() != Some(&data);
-        let content = may_lie_on_disk.then(|| record_of(node_uid, name, Some(&data)));
+        let content = may_lie_on_disk(found).then(|| record_of(node_uid, name, Some(&data)));
         self.save(node_uid, name, content, actions);
         self.data = Some(data);
         is_news
@@ -353,6 +355,10 @@ impl Object {
             actions.push(PodAction::SaveDesired { file, content });
         }
     }
+}
+
+fn may_lie_on_disk(object: &Value) -> bool {
+    object["metadata"]["annotations"][OFFLINE_ANNOTATION] != "never"
 }
 
 fn bytes_of(data: &Data) -> usize {
@@ -620,9 +626,16 @@ mod tests {
         assert!(!large(3, &map("hog", 0), 2 << 20, &mut objects, &mut actions));
         assert!(matches!(objects.find(&map("hog", 0)), Found::Data(data) if data["key"].len() == 1 << 20));
         assert!(
-            matches!(&actions[..], [PodAction::Log(Level::Warn, text)] if text.contains("pods keep what was read of it before")),
+            matches!(&actions[..], [PodAction::Log(Level::Warn, text)] if text.contains("pods keep the data that was read before")),
             "{actions:?}"
         );
+        // also then a Secret that may no longer lie on the disk is removed from it
+        actions.clear();
+        let private = json!({"metadata": {"annotations": {OFFLINE_ANNOTATION: "never"}}, "data": {"key": "x".repeat(2 << 20)}});
+        objects.want(at(700), &map("hog", 0), &mut vec![]);
+        objects.answered(at(700), &map("hog", 0), ObjectRead::Found(private), &mut actions);
+        let file = DesiredFile::Object(file_of("", &map("hog", 0)));
+        assert!(actions.contains(&PodAction::SaveDesired { file, content: None }), "it is removed");
         objects.keep_only(&SortedSet::from([map("other", 0)]), &mut vec![]);
         assert!(large(700, &map("hog", 99), 1 << 20, &mut objects, &mut actions));
         assert!(matches!(objects.find(&map("hog", 99)), Found::Data(_)));
