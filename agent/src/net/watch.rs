@@ -42,7 +42,8 @@ pub const MAX_LISTED: usize = 5_000;
 /// Most bytes of a page of one object.
 pub const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;
 
-/// Longest pause before a page that a busy server asks us to wait for.
+/// Pause before a page that a busy server asks us to wait for.
+const LEAST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// After a page that is too large so many times fewer objects are asked for at once.
@@ -163,7 +164,8 @@ fn list_as(
             }
             // the pages before it would be read for nothing
             Err(NetError::Refused { status: 429, retry_after, .. }) if pages > 0 && left > LONGEST_PAUSE => {
-                std::thread::sleep(retry_after.unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE));
+                // on a thread of its own; a server that says 0 is not asked without end
+                std::thread::sleep(retry_after.unwrap_or(LONGEST_PAUSE).clamp(LEAST_PAUSE, LONGEST_PAUSE));
                 continue;
             }
             answer => answer?,
