@@ -51,10 +51,11 @@ pub fn write(places: &Places) -> ExitCode {
 fn written(root: &Path) -> (End, String) {
     let path = root.join(format!(".kedge-doctor-{}", std::process::id()));
     let begun = Instant::now();
-    let written = File::create(&path).and_then(|mut file| {
-        file.write_all(&[0; 4096])?;
-        file.sync_all()
-    });
+    let written =
+        linux::open_regular_as(&path, File::options().write(true).create_new(true)).and_then(|mut file| {
+            file.write_all(&[0; 4096])?;
+            file.sync_all()
+        });
     let took = begun.elapsed();
     let _ = fs::remove_file(&path);
     match written {

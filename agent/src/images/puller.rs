@@ -24,7 +24,7 @@ use kedge_core::sorted::SortedSet;
 use kedge_platform::images::{
     BlobError, BlobName, Cancelled, Claim, IMPORT, Limits, Part, Step, Unpack, UnpackError,
 };
-use kedge_platform::linux::read_named_file;
+use kedge_platform::linux::{open_named_file, read_named_file};
 use kedge_platform::trees;
 use log::warn;
 
@@ -286,7 +286,7 @@ impl Puller {
     }
 
     fn extracted(&self, path: &Path) -> Result<PathBuf, PullError> {
-        let mut file = std::fs::File::open(path).map_err(|error| unreadable(path, &error))?;
+        let mut file = open_named_file(path).map_err(|error| PullError::new(Sort::Bad, chain(&error)))?;
         let mut magic = [0; 4];
         let count = file.read(&mut magic).map_err(|error| unreadable(path, &error))?;
         let packing = match &magic[..count] {

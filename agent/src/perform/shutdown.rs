@@ -9,6 +9,7 @@ use super::lock;
 use kedge_core::Event;
 use kedge_core::pods::PodEvent;
 use kedge_platform::linux::logind::{Delay, Logind};
+use kedge_platform::linux::write_regular;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -122,7 +123,7 @@ fn see_to_limit(logind: &mut Logind, places: &Places, needed: Duration) -> io::R
     if let Some(folder) = places.drop_in.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    std::fs::write(&places.drop_in, text)?;
+    write_regular(&places.drop_in, text.as_bytes())?;
     logind.reload()?;
     for _ in 0..LOOKS {
         std::thread::sleep(LOOK);

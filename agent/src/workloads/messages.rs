@@ -172,10 +172,16 @@ mod tests {
         remove(&places, &key()).unwrap();
         std::os::unix::fs::symlink(&secret, &file).unwrap();
         let refused = read(&places, &key());
-        assert!(refused.ends_with("not a regular file") && !refused.contains("hidden"), "{refused}");
+        assert!(
+            refused.ends_with("not a regular file but a symbolic link") && !refused.contains("hidden"),
+            "{refused}"
+        );
         remove(&places, &key()).unwrap();
         assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
-        assert!(read(&places, &key()).ends_with("not a regular file"), "and it does not wait");
+        assert!(
+            read(&places, &key()).ends_with("not a regular file but a named pipe"),
+            "and it does not wait"
+        );
     }
 
     #[test]

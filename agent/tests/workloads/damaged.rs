@@ -594,6 +594,11 @@ fn container_logs_are_written_again_whatever_befell_them() {
             ("0.log", Damage::FullDirectory),
             ("0.log", Damage::LinkToPasswd),
             ("0.log.1", Damage::FullDirectory),
+            // nobody reads it: who opens it to write waits for ever
+            ("0.log", Damage::Fifo),
+            ("0.log.1", Damage::Fifo),
+            ("0.log", Damage::LinkToZero),
+            ("0.log", Damage::Fifo),
         ];
         for (at, (file, damage)) in ways.into_iter().enumerate() {
             let what = format!("{file}, {damage:?}");

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::linux::read_up_to;
-use crate::trees;
+use crate::{linux, trees};
 
 /// Longest claim: 127 layers, a blob and a chain of 65 bytes for each, and the config; more is unknown, not nothing.
 const CLAIM_BYTES: usize = 64 * 1024;
@@ -38,7 +38,10 @@ impl Claim {
         let number = CLAIMS.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("{}-{number}", std::process::id()));
         // what an earlier process of this number left is not locked; whoever lists claims looks for a moment whether this one is
-        let file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&path)?;
+        let file = linux::open_regular_as(
+            &path,
+            File::options().create(true).write(true).truncate(true).mode(0o600),
+        )?;
         file.lock()?;
         Ok(Self { file, path })
     }
@@ -75,7 +78,7 @@ pub(super) fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
             trees::remove(&path)?;
             continue;
         }
-        let file = match File::open(&path) {
+        let file = match linux::open_regular(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             file => file?,
         };
@@ -106,7 +109,7 @@ pub(super) fn lines(directory: &Path) -> io::Result<Vec<Vec<String>>> {
         if !is_file(&path) {
             continue;
         }
-        let file = match File::open(&path) {
+        let file = match linux::open_regular(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             file => file?,
         };

@@ -315,7 +315,7 @@ impl Layers {
         let path = self.directory.join(".lock");
         let failed = |source| UnpackError::Io { operation: "lock", path: path.clone(), source };
         super::clear_lock(&path).map_err(failed)?;
-        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+        let file = linux::open_lock(&path).map_err(failed)?;
         // whoever holds it is bound by a time limit
         loop {
             match file.try_lock() {

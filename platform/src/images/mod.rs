@@ -23,9 +23,9 @@ mod mounts;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::files::Files as _;
@@ -174,10 +174,8 @@ impl ImageFiles {
         let path = self.root.join(name);
         clear_lock(&path)?;
         // garbage collection looks each minute: it opens nothing for writing
-        match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
-            }
+        match linux::open_regular(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => linux::open_lock(&path),
             opened => opened,
         }
     }

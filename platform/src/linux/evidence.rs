@@ -5,11 +5,10 @@
 //!
 //! Leaves to others: which evidence was believed before: `exit`.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Roots, clocks, read_text};
+use super::{Roots, clocks, read_regular, read_text};
 use crate::exit::{PANIC_RECORDS_LIMIT, ResetTraces, fingerprint};
 
 /// `WDIOF_CARDRESET` of linux/watchdog.h: the card reset the machine.
@@ -19,7 +18,7 @@ const WATCHDOGS_LIMIT: usize = 16;
 /// Most names looked at in each of pstore's directories.
 const NAMES_LIMIT: usize = 4096;
 /// Bytes of a record that its fingerprint is taken of; parts are a few KiB.
-const RECORD_BYTES: u64 = 64 * 1024;
+const RECORD_BYTES: usize = 64 * 1024;
 /// systemd-pstore files records two directories deep.
 const DEPTH_LIMIT: usize = 3;
 
@@ -101,12 +100,13 @@ fn gather(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
 
 /// The fingerprint of a record that may be a panic's.
 fn panic_record(path: &Path) -> Option<String> {
-    let mut content = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(RECORD_BYTES).read_to_end(&mut content));
-    if let Err(error) = read {
-        log::warn!("cannot read {}: {error}", path.display());
-        return None;
-    }
+    let content = match read_regular(path, RECORD_BYTES) {
+        Ok(content) => content,
+        Err(error) => {
+            log::warn!("cannot read {}: {error}", path.display());
+            return None;
+        }
+    };
     // The first line is `Panic#2 Part1`, `Oops#1 Part1`, ...; a compressed record does not show it and counts.
     let survived = ["Oops#", "Shutdown#", "Restart#", "Halt#", "Poweroff#", "Power off#"];
     let survived = survived.iter().any(|reason| content.starts_with(reason.as_bytes()));

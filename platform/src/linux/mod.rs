@@ -17,14 +17,15 @@ pub mod logind;
 mod memory;
 mod place;
 mod program;
+mod regular;
 pub mod slots;
 mod stack;
 pub mod state;
 mod supervisor;
 mod usage;
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -47,6 +48,9 @@ pub use host::{LinuxHost, process_facts, watchdogs};
 pub use memory::memory_limit;
 pub use place::{make_way, make_way_alone, set_aside_from};
 pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
+pub use regular::{
+    kind_in_its_place, open_lock, open_regular, open_regular_as, read_end, read_regular, write_regular,
+};
 pub use stack::give_back_stack;
 pub use supervisor::NotifySocket;
 pub use usage::{
@@ -119,17 +123,8 @@ pub fn thread_time() -> io::Result<Duration> {
 /// The whole content of a regular file that the operator named: links are followed, for `/etc` is often made of them;
 /// anything else that is not a file is refused without blocking on it.
 pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {
-    let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::NotFound => ReadError::NotFound { path: path.to_path_buf() },
-        _ => ReadError::Io { operation: "read", path: path.to_path_buf(), source },
-    };
-    // Looked at before it is opened: opening a device can have effects.
-    let kind = disk::kind_of_type(path.metadata().map_err(failed)?.file_type());
-    if kind != Kind::File {
-        return Err(ReadError::NotAFile { path: path.to_path_buf(), kind });
-    }
-    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let file = open_named_file(path)?;
+    let failed = |source| ReadError::Io { operation: "read", path: path.to_path_buf(), source };
     let size = file.metadata().map_err(failed)?.len();
     let content = read_up_to(file, limit.saturating_add(1)).map_err(failed)?;
     if content.len() > limit {
@@ -139,33 +134,22 @@ pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> 
     Ok(content)
 }
 
-/// The last bytes of a regular file, `limit` at most, which a stranger may write to: anything else in its place, a link too, is
-/// refused without blocking on it.
-///
-/// # Errors
-/// It is not such a file, or cannot be read.
-pub fn read_end(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut file = open_regular(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
-    let mut content = Vec::new();
-    file.take(limit).read_to_end(&mut content)?;
-    Ok(content)
-}
-
-/// A regular file, to be read, where a stranger may write: anything else in its place, a link too, is refused without blocking on it.
-///
-/// # Errors
-/// It is not such a file, or cannot be opened.
-pub fn open_regular(path: &Path) -> io::Result<File> {
-    let refuse = || io::Error::other("not a regular file");
+/// A regular file that the operator named, to be read, as [`read_named_file`] finds it.
+pub fn open_named_file(path: &Path) -> Result<File, ReadError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => ReadError::NotFound { path: path.to_path_buf() },
+        _ => ReadError::Io { operation: "read", path: path.to_path_buf(), source },
+    };
+    let check = |found: Metadata| match disk::kind_of_type(found.file_type()) {
+        Kind::File => Ok(()),
+        kind => Err(ReadError::NotAFile { path: path.to_path_buf(), kind }),
+    };
     // Looked at before it is opened: opening a device can have effects.
-    if !path.symlink_metadata()?.is_file() {
-        return Err(refuse());
-    }
-    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOFOLLOW).bits();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(refuse()) }
+    check(path.metadata().map_err(failed)?)?;
+    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    check(file.metadata().map_err(failed)?)?;
+    Ok(file)
 }
 
 /// The previous exit as recorded in `files` and remembered by the machine.

@@ -188,7 +188,7 @@ pub struct SlotsLock(#[allow(dead_code, reason = "held, not used")] File);
 /// # Errors
 /// Somebody has it, and `waits` is false: `WouldBlock`.
 pub fn lock(path: &Path, waits: bool) -> io::Result<SlotsLock> {
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    let file = super::open_lock(path)?;
     match waits {
         true => file.lock()?,
         false => file.try_lock()?,

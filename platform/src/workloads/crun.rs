@@ -5,22 +5,27 @@
 //!
 //! Leaves to others: what becomes of a container that crun could not make (`shim`, `linux`).
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::places::Places;
 use super::process;
 use super::records::{CrunOrder, ERROR_BYTES, shortened};
 use super::{ContainerId, Settings};
-use crate::linux::read_up_to;
+use crate::linux::read_regular;
 
 /// crun's errors, in the bundle.
 const LOG: &str = "crun.log";
 /// Where crun leaves the ID of the container's first process, in the bundle.
 pub(super) const PID_FILE: &str = "pid";
+const PID_BYTES: usize = 64;
+/// Longest `config.json` read: ten times what the environment of a process may have, and the mounts of the largest pod.
+const CONFIG_BYTES: usize = 32 * 1024 * 1024;
 /// How long `crun delete` may take beyond what the kernel needs to end processes.
 pub(super) const DELETE_WITHIN: Duration = Duration::from_secs(15);
 
@@ -144,6 +149,21 @@ impl CrunOrder {
     }
 }
 
+/// The first process of a container, as its bundle says.
+pub(super) fn process(bundle: &Path) -> io::Result<Value> {
+    let path = bundle.join("config.json");
+    let config = read_regular(&path, CONFIG_BYTES).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+    let mut config: Value =
+        config.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    Ok(config["process"].take())
+}
+
+/// The process in a file that crun wrote.
+pub(super) fn read_pid(path: &Path) -> io::Result<i32> {
+    let text = String::from_utf8_lossy(&read_regular(path, PID_BYTES)?).into_owned();
+    text.trim().parse().map_err(|_| io::Error::other(format!("{}: {text:?} is no process", path.display())))
+}
+
 /// What crun last wrote about its failure.
 pub(super) fn errors(bundle: &Path) -> String {
     errors_in(&bundle.join(LOG))
@@ -151,8 +171,32 @@ pub(super) fn errors(bundle: &Path) -> String {
 
 /// The same in another file.
 pub(super) fn errors_in(log: &Path) -> String {
-    let bytes = File::open(log).and_then(|file| read_up_to(file, 64 * ERROR_BYTES));
+    let bytes = read_regular(log, 64 * ERROR_BYTES);
     let text = bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote no error");
     shortened(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+
+    /// It would wait for ever for somebody who writes to the pipe.
+    #[test]
+    fn files_of_a_bundle_are_read_only_if_they_are_files() {
+        let scratch = Scratch::new("bundle").unwrap();
+        scratch.write("config.json", r#"{"process": {"cwd": "/"}}"#);
+        scratch.write(PID_FILE, "12\n");
+        assert_eq!(process(scratch.path()).unwrap()["cwd"], "/");
+        assert_eq!(read_pid(&scratch.join(PID_FILE)).unwrap(), 12);
+        for name in ["config.json", PID_FILE, LOG] {
+            let _ = fs::remove_file(scratch.join(name));
+            nix::unistd::mkfifo(&scratch.join(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }
+        let refused = process(scratch.path()).unwrap_err().to_string();
+        assert!(refused.ends_with("config.json: not a regular file but a named pipe"), "{refused}");
+        assert!(read_pid(&scratch.join(PID_FILE)).unwrap_err().to_string().contains("named pipe"));
+        assert_eq!(errors(scratch.path()), "it wrote no error");
+    }
 }

@@ -22,6 +22,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{Pid, getpgid};
 use serde_json::{Value, json};
 
+use super::crun;
 use super::places::Places;
 use super::plugin::{Heard, wait};
 use super::process::{self, ProcessFd};
@@ -104,8 +105,7 @@ impl Exec<'_> {
 
     /// The container's own process, but for its command.
     fn process(&self, bundle: &Path) -> io::Result<File> {
-        let config: Value = serde_json::from_slice(&fs::read(bundle.join("config.json"))?)?;
-        let mut process = config["process"].clone();
+        let mut process = crun::process(bundle)?;
         process["args"] = json!(self.command);
         process["terminal"] = json!(false);
         in_memory(&process)
@@ -243,7 +243,7 @@ impl PidFile {
     }
 
     pub(super) fn read(&self) -> Option<i32> {
-        fs::read_to_string(&self.0).ok()?.trim().parse().ok().filter(|pid| *pid > 1)
+        crun::read_pid(&self.0).ok().filter(|pid| *pid > 1)
     }
 }
 

@@ -8,7 +8,7 @@
 //! Leaves to others: when a verb is given (core), what the shim does (`shim`).
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
@@ -35,7 +35,7 @@ use super::{
     ContainerId, ContainerOrder, ContainerState, MakeConfig, Notes, Observation, PodFound, PodOrder,
     PodPlaces, WorkloadError, Workloads, check_name, on, sandbox,
 };
-use crate::linux::Roots;
+use crate::linux::{Roots, kind_in_its_place, open_lock, write_regular};
 use crate::trees::{self, Removal};
 
 /// The file whose lock belongs to the shim.
@@ -450,7 +450,7 @@ impl LinuxWorkloads {
         let places = rootfs::make_places(&root, &order.places);
         let places = places.map_err(on("make the volumes of the image in", &root))?;
         let config = config(&rootfs::user_files(&root)?, &places).map_err(WorkloadError::Refused)?;
-        fs::write(bundle.join("config.json"), config).map_err(on("write config.json in", &bundle))?;
+        write_regular(&bundle.join("config.json"), &config).map_err(on("write config.json in", &bundle))?;
         let order_record = self.order(order);
         Records::of(&bundle).write(ORDER, &order_record)?;
         self.track(&order.id, order_record.group, order_record.notes);
@@ -620,7 +620,7 @@ impl Container {
             // no process holds the lock, so there is no shim, whatever the records say
             Ok(Some(_)) => Shim::Absent,
             // something else is in its place
-            Err(error) if is_no_file(&error) => Shim::Absent,
+            Err(error) if kind_in_its_place(&error).is_some() || is_no_file(&error) => Shim::Absent,
             Err(error) => return Err(on("lock", &self.bundle)(error)),
         };
         Ok(())
@@ -693,8 +693,7 @@ fn ended(exit: ContainerExit) -> ContainerState {
 
 /// The bundle's lock; `None`: a shim has it.
 fn lock(bundle: &Path) -> io::Result<Option<File>> {
-    let file =
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(bundle.join(LOCK))?;
+    let file = open_lock(&bundle.join(LOCK))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Ok(None),

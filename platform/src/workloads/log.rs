@@ -5,14 +5,14 @@
 //! thread only; what waits for it is bounded. While the disk works nothing is lost, however fast the output. What could not be
 //! written is counted, and the log itself says so as soon as it can be written again. A file is rotated between two lines;
 //! each file holds whole lines only. Before lines are written the file is looked at: one that somebody removed or replaced is made
-//! anew; a directory, a link or a socket in its place is renamed.
+//! anew; anything else in its place, such as a named pipe, which would hold the writer for ever, is renamed.
 //!
 //! Leaves to others: when there is something to read (`shim`).
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,6 +23,8 @@ use nix::sys::eventfd::EventFd;
 use time::OffsetDateTime;
 
 use super::records::LogOrder;
+use crate::files::Kind;
+use crate::linux::{kind_in_its_place, open_regular_as};
 use crate::trees;
 
 /// Longest text of one line of the log, as containerd's and CRI-O's: a longer line of output becomes several.
@@ -235,6 +237,10 @@ impl Log {
     /// # Errors
     /// There is no thread or descriptor.
     pub(super) fn start(order: LogOrder) -> io::Result<Self> {
+        Self::start_on(LogFile::new(order))
+    }
+
+    fn start_on(file: LogFile) -> io::Result<Self> {
         let allowance = Some(Allowance::full(Instant::now()));
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue { allowance, ..Queue::default() }),
@@ -247,7 +253,7 @@ impl Log {
         // it copies nothing onto its stack
         let builder = std::thread::Builder::new().name("log".into()).stack_size(64 * 1024);
         builder.spawn(move || {
-            write_all(&theirs, LogFile::new(order));
+            write_all(&theirs, file);
             theirs.queue().done = true;
             theirs.changed.notify_all();
         })?;
@@ -427,10 +433,14 @@ impl Queue {
     }
 }
 
+/// Opens the file to append to it, and makes it if it is missing.
+type OpenLog = Box<dyn Fn(&Path) -> io::Result<File> + Send>;
+
 /// The file, and those before it.
-#[derive(Debug)]
 struct LogFile {
     order: LogOrder,
+    /// [`open_log`] but for tests.
+    open_log: OpenLog,
     file: Option<File>,
     /// Device and inode of it.
     identity: (u64, u64),
@@ -440,7 +450,7 @@ struct LogFile {
 
 impl LogFile {
     fn new(order: LogOrder) -> Self {
-        Self { order, file: None, identity: (0, 0), bytes: 0 }
+        Self { order, open_log: Box::new(open_log), file: None, identity: (0, 0), bytes: 0 }
     }
 
     /// Appends whole lines, rotating between them. Returns lines and bytes that could not be written, and why.
@@ -471,10 +481,7 @@ impl LogFile {
             return;
         }
         let is_ours = match std::fs::symlink_metadata(&self.order.path) {
-            Ok(found) => {
-                let is_it = (found.dev(), found.ino()) == self.identity;
-                is_it && (!found.is_file() || found.len() == self.bytes)
-            }
+            Ok(found) => (found.dev(), found.ino()) == self.identity && found.len() == self.bytes,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         };
         if !is_ours {
@@ -518,36 +525,40 @@ impl LogFile {
         if self.file.is_some() {
             return Ok(());
         }
-        let open = || {
-            let mut options = OpenOptions::new();
-            options.append(true).create(true).mode(0o640).custom_flags(OFlag::O_NOFOLLOW.bits());
-            options.open(&self.order.path)
-        };
-        let mut file = match open() {
-            Err(error) if is_no_file(&error) => {
-                self.set_aside()?;
-                open()?
+        let (mut file, notice) = match (self.open_log)(&self.order.path) {
+            Ok(file) => (file, None),
+            Err(error) => {
+                let notice = self.set_aside(kind_in_its_place(&error).ok_or(error)?)?;
+                ((self.open_log)(&self.order.path)?, Some(notice))
             }
-            opened => opened?,
         };
         let found = file.metadata()?;
         self.identity = (found.dev(), found.ino());
         self.bytes = found.len();
-        if self.bytes > 0 && !ends_with_newline(&self.order.path, self.bytes) {
+        if self.bytes > 0 && !ends_with_newline(&file, self.bytes) {
             file.write_all(b"\n")?;
             self.bytes += 1;
+        }
+        if let Some(notice) = notice {
+            file.write_all(&notice)?;
+            self.bytes += notice.len() as u64;
         }
         self.file = Some(file);
         Ok(())
     }
 
-    /// Renames what lies in the file's place to `LOG.aside`, and removes an older one of that name.
-    fn set_aside(&self) -> io::Result<()> {
+    /// Renames what lies in the file's place to `LOG.aside`, and removes an older one of that name. Returns the line that says so.
+    fn set_aside(&self, found: Kind) -> io::Result<Vec<u8>> {
         let aside = self.named("aside");
         std::fs::rename(&self.order.path, &aside).or_else(|_| {
             trees::remove(&aside)?;
             std::fs::rename(&self.order.path, &aside)
-        })
+        })?;
+        let mut notice = Vec::new();
+        let name = aside.file_name().unwrap_or_default().display();
+        let text = format!("kedge: a {found} lay in place of this log, and was renamed to {name}");
+        put_line(&mut notice, Stream::Stderr, 'F', text.as_bytes());
+        Ok(notice)
     }
 
     /// The file's name and one more ending.
@@ -578,20 +589,26 @@ impl LogFile {
     }
 }
 
-/// What is there is a directory, a link or a socket.
-fn is_no_file(error: &io::Error) -> bool {
-    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EISDIR | Errno::ELOOP | Errno::ENXIO))
+fn open_log(path: &Path) -> io::Result<File> {
+    open_regular_as(path, File::options().read(true).append(true).create(true).mode(0o640))
 }
 
-fn ends_with_newline(path: &Path, bytes: u64) -> bool {
-    use std::os::unix::fs::FileExt as _;
+fn ends_with_newline(file: &File, bytes: u64) -> bool {
     let mut last = [0];
-    let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, bytes - 1));
-    read.is_ok() && last == [b'\n']
+    file.read_exact_at(&mut last, bytes - 1).is_ok() && last == [b'\n']
 }
 
 fn first_line(lines: &[u8]) -> usize {
     lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1)
+}
+
+/// A log whose disk is as slow as its reader.
+#[cfg(test)]
+pub(super) fn on_a_pipe(order: LogOrder) -> (Log, io::PipeReader) {
+    let (reader, writer) = io::pipe().unwrap();
+    let open_log: OpenLog = Box::new(move |_| Ok(File::from(OwnedFd::from(writer.try_clone()?))));
+    let file = LogFile { open_log, ..LogFile::new(order) };
+    (Log::start_on(file).unwrap(), reader)
 }
 
 #[cfg(test)]
@@ -615,6 +632,16 @@ mod tests {
 
         fn text(&self, name: &str) -> String {
             fs::read_to_string(self.0.join(name)).unwrap_or_default()
+        }
+
+        /// The log begins with the line about what lay in its place, and goes on with `rest`.
+        fn check_notice(&self, kind: &str, rest: &str) {
+            let text = self.text("0.log");
+            let (notice, written) = text.split_once('\n').unwrap();
+            let expect = format!("kedge: a {kind} lay in place of this log, and was renamed to 0.log.aside");
+            assert!(notice.ends_with(&format!(" stderr F {expect}")), "{notice}");
+            assert_eq!(written, rest);
+            assert!(self.0.join("0.log.aside").symlink_metadata().is_ok(), "{kind}");
         }
     }
 
@@ -741,12 +768,48 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::create_dir_all(path.join("full")).unwrap();
         write("six\n");
-        assert_eq!(place.text("0.log"), "six\n", "a directory in its place");
         assert!(place.0.join("0.log.aside/full").exists());
-        fs::remove_file(&path).unwrap();
-        std::os::unix::fs::symlink("/nonexistent/thing", &path).unwrap();
-        write("seven\n");
-        assert_eq!(place.text("0.log"), "seven\n", "a link in its place");
+        place.check_notice("directory", "six\n");
+    }
+
+    /// A named pipe that nobody reads would hold the writer for ever, one that somebody reads would take the lines.
+    #[test]
+    fn anything_in_place_of_the_file_is_renamed_and_noted() {
+        type Put = fn(&Path);
+        let pipe: Put = |path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let others: [(&str, Put); 4] = [
+            ("named pipe", pipe),
+            ("symbolic link", |path| std::os::unix::fs::symlink("/nonexistent/thing", path).unwrap()),
+            ("symbolic link", |path| std::os::unix::fs::symlink("/dev/full", path).unwrap()),
+            ("socket", |path| drop(std::os::unix::net::UnixListener::bind(path).unwrap())),
+        ];
+        let place = Place::new("in-its-place");
+        let path = place.0.join("0.log");
+        let mut file = LogFile::new(place.order(1 << 20, 3));
+        let mut write = |text: &str| assert_eq!(file.append_all(text.as_bytes()), (0, 0, String::new()));
+        for (kind, put) in others {
+            let _ = fs::remove_file(&path);
+            put(&path);
+            write("text\n");
+            place.check_notice(kind, "text\n");
+        }
+        let _ = fs::remove_file(&path);
+        pipe(&path);
+        let reader = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path).unwrap();
+        write("text\n");
+        place.check_notice("named pipe", "text\n");
+        drop(reader);
+        write("more\n");
+        place.check_notice("named pipe", "text\nmore\n");
+        for (name, put) in [("0.log.1", pipe), ("0.log.2", pipe)] {
+            put(&place.0.join(name));
+        }
+        let mut small = LogFile::new(place.order(1, 3));
+        for text in ["one\n", "two\n", "three\n"] {
+            assert_eq!(small.append_all(text.as_bytes()), (0, 0, String::new()));
+        }
+        assert_eq!((place.text("0.log.2").as_str(), place.text("0.log.1").as_str()), ("one\n", "two\n"));
+        assert_eq!(place.text("0.log"), "three\n", "pipes of rotated names are replaced");
     }
 
     /// Length by length, as it fills: a file that was emptied is not taken to be full.
@@ -816,10 +879,8 @@ mod tests {
     #[test]
     fn queue_that_stays_full_drops_lines_after_patience() {
         let place = Place::new("stuck");
-        // a writer that never comes back: its log is a pipe nobody reads
-        let path = place.0.join("0.log");
-        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let log = Log::start(place.order(1 << 30, 1)).unwrap();
+        // a writer that never comes back: its disk is a pipe nobody reads
+        let (log, disk) = on_a_pipe(place.order(1 << 30, 1));
         let begin = Instant::now();
         let text = [b'x'; 1000];
         let mut taken = 0;
@@ -834,6 +895,6 @@ mod tests {
         let dropped = log.finish(Duration::ZERO);
         assert!(dropped >= 1, "{dropped}");
         // lets the writer's thread end
-        let _ = File::open(&path).and_then(|mut file| file.read_to_end(&mut Vec::new()));
+        drop(disk);
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Leaves to others: what is asked, and what the answer means.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, PipeReader, Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::MetadataExt as _;
@@ -22,6 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::process::{self, ProcessFd};
+use crate::linux::open_lock;
 
 /// How much of a plugin's errors is kept; the rest is read and dropped.
 const ERROR_BYTES: usize = 4 * 1024;
@@ -64,7 +65,7 @@ pub struct PluginOutput {
 /// # Errors
 /// The file cannot be made or locked.
 pub fn plugins_of_earlier_agents(lock: &Path, grace: Duration) -> io::Result<Option<File>> {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(lock)?;
+    let file = open_lock(lock)?;
     if is_locked_within(&file, grace)? {
         return Ok(Some(file));
     }

@@ -23,7 +23,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
 
 use super::WorkloadError;
-use crate::linux::{find_file, read_up_to, reopen};
+use crate::linux::{find_file, open_regular, open_regular_as, read_up_to, reopen};
 
 /// The kernel takes one page of mount options.
 const OPTIONS_BYTES: usize = 4095;
@@ -201,7 +201,7 @@ fn copy_one(from: &Path, to: &Path, found: &Metadata) -> io::Result<()> {
         return std::os::unix::fs::lchown(to, Some(found.uid()), Some(found.gid()));
     }
     if kind.is_file() {
-        let mut source = File::open(from)?;
+        let mut source = open_regular(from)?;
         let mut copy = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
         io::copy(&mut source, &mut copy)?;
     } else {
@@ -333,7 +333,8 @@ pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> 
     match found.metadata()?.is_dir() {
         true => make_plain_directory(target, 0o700)?,
         false => {
-            drop(fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(target)?)
+            open_regular_as(target, File::options().write(true).create(true).truncate(false).mode(0o600))
+                .map(drop)?;
         }
     }
     let source = format!("/proc/self/fd/{}", found.as_raw_fd());

@@ -7,7 +7,7 @@
 //!
 //! Leaves to others: addresses (the network's plugins, in the namespace), volumes, the containers.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -31,6 +31,7 @@ use super::process::ProcessName;
 use super::records::{ORDER, Records, VERSION};
 use super::rootfs::{make_directory, unmount};
 use super::{PodOrder, PodPlaces, WorkloadError, check_name, on};
+use crate::linux::{kind_in_its_place, open_regular, write_regular};
 use crate::trees;
 
 /// As containerd's and Docker's.
@@ -127,15 +128,27 @@ fn write_files(directory: &Path, order: &PodOrder) -> Result<(), WorkloadError> 
         check_name("file of a pod", &name.replace('.', "-"))?;
         let path = directory.join(name);
         // all are emptied before the first one is written: a container may have filled them
-        File::create(&path).map_err(on("empty", &path))?;
+        make_empty(&path).map_err(on("empty", &path))?;
     }
     for (name, text) in &order.files {
         let path = directory.join(name);
-        fs::write(&path, text)
+        write_regular(&path, text.as_bytes())
             .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)))
             .map_err(on("write", &path))?;
     }
     Ok(())
+}
+
+/// An empty file of ours; what lies in its place goes: the machine's other users put it there, or a damaged disk.
+fn make_empty(path: &Path) -> io::Result<()> {
+    match write_regular(path, b"") {
+        Err(error) if kind_in_its_place(&error).is_some() => {
+            log::warn!("{}: {error}; it is removed", path.display());
+            trees::remove(path)?;
+            write_regular(path, b"")
+        }
+        made => made,
+    }
 }
 
 /// Mounts a file system in memory, unless it is there.
@@ -221,7 +234,7 @@ fn is_mount_point(directory: &Path) -> bool {
 
 /// Makes a namespace, prepares it, and then binds it to a file. The thread that is in it ends; the file keeps it.
 fn bind_new_namespace(file: &Path, name: &str, flag: CloneFlags, hostname: &str) -> io::Result<()> {
-    File::create(file)?;
+    make_empty(file)?;
     in_thread(|| {
         unshare(flag)?;
         match name {
@@ -285,14 +298,14 @@ fn hold_processes(pod: &Path, cgroups: &Cgroups, program: &Path, order: &PodOrde
     }
     end_pause(pod)?;
     unmount(&file)?;
-    File::create(&file)?;
+    make_empty(&file)?;
     let root = pod.join("empty");
     make_directory(&root, 0o555).map_err(io::Error::other)?;
     let (waits, go) = std::io::pipe()?;
     let process = in_thread(|| {
         // containers see through its /proc/1/net what its network has
         for (name, flag) in NAMESPACES.into_iter().filter(|(name, _)| is_own(order, name)) {
-            setns(File::open(pod.join(name))?, flag)?;
+            setns(open_regular(&pod.join(name))?, flag)?;
         }
         // for the children of this thread
         unshare(CloneFlags::CLONE_NEWPID)?;
@@ -344,4 +357,34 @@ fn end_pause(pod: &Path) -> io::Result<()> {
         fd.reap();
     }
     Records::of(pod).remove(PAUSE).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+    use nix::sys::stat::Mode;
+
+    /// It would wait for ever for somebody who reads the pipe.
+    #[test]
+    fn what_lies_in_place_of_a_file_of_a_pod_is_removed() {
+        let scratch = Scratch::new("pod-file").unwrap();
+        let elsewhere = scratch.write("elsewhere", "stays");
+        let path = scratch.join("hosts");
+        let puts: [&dyn Fn(); 5] = [
+            &|| (),
+            &|| drop(scratch.write("hosts", "a container filled it")),
+            &|| nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap(),
+            &|| fs::create_dir_all(path.join("full")).unwrap(),
+            &|| std::os::unix::fs::symlink(&elsewhere, &path).unwrap(),
+        ];
+        for put in puts {
+            put();
+            make_empty(&path).unwrap();
+            assert!(path.symlink_metadata().unwrap().is_file());
+            assert_eq!(fs::read(&path).unwrap(), b"");
+            fs::remove_file(&path).unwrap();
+        }
+        assert_eq!(fs::read(elsewhere).unwrap(), b"stays");
+    }
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::cgroups::Cgroups;
 use super::crun;
@@ -259,8 +259,7 @@ impl Drop for Files {
 
 /// The container's own process, but for its command and its terminal.
 fn process_of(bundle: &Path, order: &SessionOrder<'_>) -> io::Result<File> {
-    let config: Value = serde_json::from_slice(&fs::read(bundle.join("config.json"))?)?;
-    let mut process = config["process"].clone();
+    let mut process = crun::process(bundle)?;
     process["args"] = json!(order.command);
     process["terminal"] = json!(order.terminal.is_some());
     if let Some(WindowSize { rows, columns }) = order.terminal {

@@ -203,11 +203,7 @@ impl Shim {
 
     /// The container's first process, as crun left it in its file.
     fn pid(&self) -> io::Result<i32> {
-        let path = self.bundle.join(crun::PID_FILE);
-        let text = std::fs::read_to_string(&path)?;
-        text.trim()
-            .parse()
-            .map_err(|_| io::Error::other(format!("{}: {text:?} is no process", path.display())))
+        crun::read_pid(&self.bundle.join(crun::PID_FILE))
     }
 
     /// Takes all children that have ended out of the process table: crun, the container, and, where the container has no PID
@@ -374,6 +370,7 @@ fn poll_once(awaited: &mut [PollFd<'_>], limit: PollTimeout) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::log::on_a_pipe;
     use super::super::records::{Console, LogOrder};
     use super::*;
     use std::io::{Read as _, Write as _};
@@ -384,15 +381,13 @@ mod tests {
         let _ = std::fs::remove_dir_all(&scratch);
         std::fs::create_dir_all(&scratch).unwrap();
         let path = scratch.join("0.log");
-        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let log = Log::start(LogOrder { path: path.clone(), max_bytes: 1 << 30, max_files: 1 }).unwrap();
+        let (log, mut disk) = on_a_pipe(LogOrder { path, max_bytes: 1 << 30, max_files: 1 });
         let (reader, mut writer) = std::io::pipe().unwrap();
         // twenty times what waits for the log's disk
         writer.write_all(&b"x\n".repeat(30_000)).unwrap();
         drop(writer);
         let taken = std::thread::spawn(move || {
             let mut lines = 0;
-            let mut disk = std::fs::File::open(&path).unwrap();
             let mut some = [0; 512];
             while let Ok(count @ 1..) = disk.read(&mut some) {
                 lines += some[..count].iter().filter(|byte| **byte == b'\n').count();

@@ -3,7 +3,6 @@
 //! What always holds: nothing of a pod is entered but its network namespace, by a thread that makes the socket there and ends; a
 //! pod that is not here gives no socket, never one of the machine. Leaves to others: connecting, and what is said.
 
-use std::fs::File;
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -14,6 +13,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use super::places::Places;
 use super::records::{ORDER, Records};
 use super::{Settings, check_name, sandbox};
+use crate::linux::open_regular;
 
 fn places(settings: &Settings) -> Places {
     Places { run: settings.run.clone(), data: settings.data.clone() }
@@ -36,7 +36,7 @@ pub fn pod_socket(settings: &Settings, uid: &str, peer: IpAddr) -> io::Result<Tc
     if order.host_network {
         return make().map(TcpStream::from);
     }
-    let namespace = File::open(places.pod(uid).join("net"))?;
+    let namespace = open_regular(&places.pod(uid).join("net"))?;
     // a socket stays in the namespace that it was made in
     sandbox::in_thread(|| {
         setns(&namespace, CloneFlags::CLONE_NEWNET)?;

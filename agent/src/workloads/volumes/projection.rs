@@ -7,6 +7,7 @@
 
 use kedge_core::pods::VolumeFile;
 use kedge_core::sorted::{SortedMap, SortedSet};
+use kedge_platform::linux::open_regular;
 use kedge_platform::trees;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
@@ -212,7 +213,7 @@ fn holds(set: &Path, files: &[VolumeFile], group: Option<u32>) -> bool {
 }
 
 fn is_same(path: &Path, file: &VolumeFile, group: Option<u32>) -> io::Result<bool> {
-    let found = fs::File::open(path)?;
+    let found = open_regular(path)?;
     let metadata = found.metadata()?;
     let is_other = |wanted: Option<u32>, found: u32| wanted.is_some_and(|wanted| wanted != found);
     if metadata.permissions().mode() & 0o7777 != mode_of(file, group)
