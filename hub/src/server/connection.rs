@@ -383,9 +383,12 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
     caller.note(identity.as_deref().ok().and_then(Option::as_ref));
     let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
     let now = Instant::now();
-    let paced = match renews && renewals::costs_little(&parts, incoming.size_hint().exact()) {
-        true => slot.pace_renewal(now).map(drop),
-        false => slot.pace(now),
+    let paced = match identity.as_deref().ok().and_then(Option::as_ref) {
+        _ if renews && renewals::costs_little(&parts, incoming.size_hint().exact()) => {
+            slot.pace_renewal(now).map(drop)
+        }
+        Some(identity) if calls::is_first_try(&server, identity, parts.uri.path()) => Ok(()),
+        _ => slot.pace(now),
     };
     let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews, presented);
     let mut handled = false;

@@ -125,6 +125,30 @@ fn call_is_answered_by_its_node_alone() {
     hub.terminate();
 }
 
+/// A node that starts many large pods owes for its reports. Who asks for a log does not wait for that.
+#[test]
+fn node_without_requests_left_takes_its_calls() {
+    let hub = Hub::new();
+    let mut node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    // each as much work as 750 requests
+    let dear = [b"{}".as_slice(), &[b' '; (3 << 20) - 2]].concat();
+    let reviews = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    for _ in 0..2 {
+        node.another().send("POST", reviews, &[("content-type", "application/json")], &dear).expect(201);
+    }
+    assert_eq!(node.get("/version").code, 429);
+    let asked = asks(&hub.admin(), LOG);
+    let mut session = taken(&node, &called(&mut watch));
+    session.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none").unwrap();
+    assert_eq!(asked.join().unwrap().body, b"one");
+    // one try of each call, and none of others
+    let _silent = askers(&hub, LOG, 1);
+    let path = called(&mut watch);
+    let codes = [&path, &path, &path_of("0")].map(|path| node.another().send("POST", path, &[], b"").code);
+    assert_eq!(codes, [400, 429, 429]);
+}
+
 #[test]
 fn log_comes_in_messages_for_a_websocket() {
     let hub = Hub::new();

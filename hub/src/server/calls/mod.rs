@@ -57,6 +57,8 @@ const DIAL: Duration = Duration::from_secs(10);
 const LONGEST_PERIOD: u64 = 40;
 /// The Lease of a node that does not say.
 const LEASE_SECS: u64 = 40;
+/// Where nodes take calls.
+const TAKE: &str = "/apis/kedge.dev/v1/nodes/";
 /// Bytes that wait between the two connections of a session, each way.
 const PIPE_BYTES: usize = 16 * 1024;
 
@@ -83,6 +85,8 @@ enum Holder {
 struct Call {
     node: Box<str>,
     dialled: oneshot::Sender<Dialled>,
+    /// Its node has tried to take it.
+    is_tried: bool,
 }
 
 /// A connection that a node has dialled.
@@ -138,8 +142,15 @@ impl Calls {
         }
         let (sender, dialled) = oneshot::channel();
         let id: Box<str> = id.into();
-        state.waiting.insert(id.clone(), Call { node: node.into(), dialled: sender });
+        state.waiting.insert(id.clone(), Call { node: node.into(), dialled: sender, is_tried: false });
         Ok(Made { session: Session { calls: Arc::clone(self), id, holders }, dialled })
+    }
+
+    /// Whether the call with this id waits for this node, which has not tried to take it before.
+    fn first_try(&self, id: &str, node: &str) -> bool {
+        let mut state = self.state();
+        let call = state.waiting.get_mut(id).filter(|call| *call.node == *node);
+        call.is_some_and(|call| !std::mem::replace(&mut call.is_tried, true))
     }
 
     /// Takes the call with this id, if it is for this node and waits.
@@ -337,6 +348,14 @@ fn new_id() -> Result<String, ApiError> {
     Ok(fresh()?.random.iter().take(20).map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// Whether this is a node's first request for a call that waits for it. That one does not count as a request of the node: whoever asks
+/// must not wait for what the node asked for before.
+pub(super) fn is_first_try(server: &Server, identity: &Identity, path: &str) -> bool {
+    let Some(node) = identity.node() else { return false };
+    let name_and_id = path.strip_prefix(TAKE).and_then(|rest| rest.split_once("/calls/"));
+    name_and_id.is_some_and(|(name, id)| name == node && server.calls.first_try(id, node))
+}
+
 /// A node takes a call: `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`.
 pub(super) fn take(context: &RequestContext<'_>, node: &str, id: &str) -> Result<Response<Body>, ApiError> {
     // the credential's own identity: an administrator who acts as a node is not that node
@@ -386,6 +405,8 @@ mod tests {
     fn call_is_taken_once_and_by_its_node() {
         let calls = Arc::new(Calls::default());
         let made = make(&calls, "a", "u", "1").unwrap();
+        assert!(!calls.first_try("1", "b") && !calls.first_try("2", "a"));
+        assert_eq!([0; 2].map(|_| calls.first_try("1", "a")), [true, false]);
         assert!(calls.take("1", "b").is_none() && calls.take("2", "a").is_none());
         assert!(calls.take("1", "a").is_some(), "what another node tried changes nothing");
         assert!(calls.take("1", "a").is_none());
