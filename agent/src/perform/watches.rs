@@ -182,6 +182,18 @@ impl<'a> Target<'a> {
         Self { of, path, params, kind }
     }
 
+    /// Why this is no item of a list of these. A list that has such a one does not say what else there is not.
+    fn stranger(&self, item: &Value) -> Option<String> {
+        if let Some(kind) = item.get("kind").filter(|kind| *kind != self.kind && *kind != api::METADATA_KIND)
+        {
+            let kind = api::excerpt(&kind.to_string());
+            return Some(format!("an item of the list has the kind {kind}, expected {}", self.kind));
+        }
+        let has = |field: &str| item["metadata"][field].as_str().is_some_and(|text| !text.is_empty());
+        let lacking = ["name", "uid"].into_iter().find(|field| !has(field))?;
+        Some(format!("an item of the list has no metadata.{lacking}"))
+    }
+
     fn listed(&self, mut objects: Vec<Value>) -> Event {
         objects.iter_mut().for_each(|object| self.complete(object));
         self.listing(Listing::Objects(objects))
@@ -301,6 +313,9 @@ impl Listener<'_> {
         };
         self.token.busy();
         let listed = listed?;
+        if let Some(why) = listed.items.iter().find_map(|item| self.target.stranger(item)) {
+            return Err(NetError::Garbled { request: format!("GET {path}"), status: Some(200), why });
+        }
         Ok((self.target.listed(listed.items), listed.resource_version))
     }
 

@@ -25,7 +25,10 @@ mod identity;
 mod image_volumes;
 mod killed_agents;
 mod logs;
+mod lying_server;
 mod messages;
+#[path = "../net_server/mod.rs"]
+mod net_server;
 mod network;
 mod orphans;
 mod pod_proxy;
