@@ -26,6 +26,7 @@ mod image_volumes;
 mod killed_agents;
 mod logs;
 mod lying_server;
+mod many_probes;
 mod messages;
 #[path = "../net_server/mod.rs"]
 mod net_server;
