@@ -30,8 +30,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Most bytes of all objects: they are held in memory. Of one namespace half of what the others leave, as of pods.
 const MOST_DATA_BYTES: usize = 32 << 20;
-/// An object for which there is no room is read again so late: each time costs all its bytes.
-const LARGE_WAIT: Duration = Duration::from_secs(600);
+/// An object for which there is no room, or that makes a pod's volumes too large, is read again so late: each time costs all its bytes.
+pub(crate) const LARGE_WAIT: Duration = Duration::from_secs(600);
 
 /// Names of objects that are missing, kept on disk: a pod can name thousands, and each takes a block.
 const MOST_MISSING: usize = 64;

@@ -209,6 +209,10 @@ impl Life {
             self.announce(true, "NetworkNotReady", message, ctx.actions);
             return false;
         }
+        if let Some(until) = self.files.rest_until(ctx.now) {
+            self.wake_at(until);
+            return false;
+        }
         if !self.await_objects(pod, ctx) {
             return false;
         }
@@ -220,6 +224,12 @@ impl Life {
             Ok(volumes) => volumes,
             Err(VolumeProblem::Awaited) => {
                 patience.into_iter().for_each(|until| self.wake_at(until));
+                return false;
+            }
+            Err(VolumeProblem::TooLarge(why)) => {
+                self.announce(true, "FailedMount", why, ctx.actions);
+                self.files.are_too_large(ctx.now);
+                self.files.rest_until(ctx.now).into_iter().for_each(|until| self.wake_at(until));
                 return false;
             }
             Err(VolumeProblem::Failed(why)) => {

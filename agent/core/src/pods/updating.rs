@@ -10,6 +10,7 @@ use crate::event::Now;
 use crate::pods::backoff::Retry;
 use crate::pods::event::{Failure, PodAction, Volume, VolumeFile, VolumeSource};
 use crate::pods::life::{Context, Life, Sandbox};
+use crate::pods::objects::LARGE_WAIT;
 use crate::pods::spec::Pod;
 use crate::pods::volumes::{self, VolumeProblem};
 use crate::sorted::SortedMap;
@@ -26,9 +27,22 @@ pub(crate) struct Files {
     /// By volume: what was ordered last. An earlier agent's orders are unknown.
     ordered: SortedMap<String, Digest>,
     retry: Retry,
+    /// They were too large to be made, and nothing is read for them before, unless what they should hold changes.
+    too_large_until: Option<Duration>,
 }
 
 impl Files {
+    /// They are too large.
+    pub(crate) fn are_too_large(&mut self, now: Now) {
+        self.is_stale = false;
+        self.too_large_until = Some(now.mono + LARGE_WAIT);
+    }
+
+    /// Until when nothing is read for them.
+    pub(crate) fn rest_until(&self, now: Now) -> Option<Duration> {
+        self.too_large_until.filter(|until| !self.is_stale && now.mono < *until)
+    }
+
     /// The pod is prepared with these.
     pub(crate) fn made(&mut self, volumes: &[Volume]) {
         *self = Self::default();
@@ -72,7 +86,9 @@ impl Life {
                 }
                 // it is looked at again when an answer comes
                 Err(VolumeProblem::Awaited) => {}
-                Err(VolumeProblem::Failed(why)) => self.announce(true, "FailedMount", why, ctx.actions),
+                Err(VolumeProblem::Failed(why) | VolumeProblem::TooLarge(why)) => {
+                    self.announce(true, "FailedMount", why, ctx.actions);
+                }
             }
         }
         if !changed.is_empty() {
@@ -301,6 +317,38 @@ mod tests {
         assert!(has_event(&failed, "FailedMount") && updates(&failed).is_empty(), "{failed:?}");
         assert!(updates(&world.at(109)).is_empty());
         assert!(updates(&world.at(110)).contains(&"map/key 2".to_owned()), "what was written is unknown");
+    }
+
+    #[test]
+    fn volume_that_is_too_large_is_looked_at_seldom() {
+        let mut shown = object("1");
+        // many files of one object: more than a pod may have
+        let sources = (0..20).map(|number| {
+            let items = json!([{"key": "key", "path": format!("f-{number}")}]);
+            json!({"configMap": {"name": "o", "items": items}})
+        });
+        shown["spec"]["volumes"] =
+            json!([{"name": "all", "projected": {"sources": sources.collect::<Vec<_>>()}}]);
+        let (mut world, _) = World { pods: Pods::new("edge"), secs: 1, disk: vec![] }.begin(vec![], shown);
+        let large = "x".repeat(1 << 20);
+        let refused = world.map_is(&large);
+        assert!(has_event(&refused, "FailedMount"), "{refused:?}");
+        let mut reads = vec![];
+        for secs in 2..1802 {
+            let actions = world.at(secs);
+            // what concerns other pods has this one looked at, too
+            let other = ObjectName { name: "other".into(), ..name() };
+            let all = [actions, world.tell(PodEvent::ObjectRead { name: other, read: ObjectRead::Missing })];
+            if all.iter().flatten().any(|action| *action == PodAction::ReadObject(name())) {
+                reads.push(secs);
+                assert!(!world.map_is(&large).contains(&PodAction::ReadObject(name())));
+            }
+        }
+        assert_eq!(reads, [601, 1201, 1801], "each ten minutes");
+        // an edit that somebody else's need shows is taken at once
+        world.tell(PodEvent::ObjectsAreOld);
+        let prepared = world.map_is("small");
+        assert!(prepared.iter().any(|action| matches!(action, PodAction::PreparePod(_))), "{prepared:?}");
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub(crate) enum VolumeProblem {
     Awaited,
     /// Event `FailedMount`.
     Failed(String),
+    /// The same: its files have more bytes than a node holds for a pod. To look again costs all of them.
+    TooLarge(String),
 }
 
 /// What is wrong with the volumes or mounts of this spec, whatever the objects hold.
@@ -170,6 +172,7 @@ struct Maker<'a> {
 enum Lack {
     Awaited,
     Failed(String),
+    TooLarge(String),
 }
 
 impl Maker<'_> {
@@ -190,11 +193,13 @@ impl Maker<'_> {
                 let id = self.images.and_then(|images| images.id(&volume.name));
                 VolumeSource::Image { id: id.ok_or(VolumeProblem::Awaited)?.clone() }
             }
-            _ => self.files(volume).map_err(|lack| match lack {
-                Lack::Awaited => VolumeProblem::Awaited,
-                Lack::Failed(why) => {
-                    let name = &volume.name;
-                    VolumeProblem::Failed(format!("MountVolume.SetUp failed for volume {name:?} : {why}"))
+            _ => self.files(volume).map_err(|lack| {
+                let of_volume =
+                    |why| format!("MountVolume.SetUp failed for volume {:?} : {why}", volume.name);
+                match lack {
+                    Lack::Awaited => VolumeProblem::Awaited,
+                    Lack::Failed(why) => VolumeProblem::Failed(of_volume(why)),
+                    Lack::TooLarge(why) => VolumeProblem::TooLarge(of_volume(why)),
                 }
             })?,
         };
@@ -313,7 +318,7 @@ impl Maker<'_> {
     ) -> Result<(), Lack> {
         let bytes = FILE_BYTES + path.len() + content.len();
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
-            Lack::Failed(format!("the files of the pod's volumes are more than {MOST_FILE_BYTES} bytes"))
+            Lack::TooLarge(format!("the files of the pod's volumes are more than {MOST_FILE_BYTES} bytes"))
         })?;
         let file = VolumeFile { path: path.to_owned(), mode: mode & 0o777, owner: None, content };
         files.insert(path.to_owned(), file);
@@ -368,7 +373,7 @@ mod tests {
         };
         assert!(made(items(15), read()).is_ok());
         match made(items(16), read()) {
-            Err(VolumeProblem::Failed(why)) => assert!(why.contains("16777216 bytes"), "{why}"),
+            Err(VolumeProblem::TooLarge(why)) => assert!(why.contains("16777216 bytes"), "{why}"),
             other => panic!("{:?}", other.map(|_| ())),
         }
     }
