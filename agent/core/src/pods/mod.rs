@@ -105,6 +105,24 @@ impl Mirror {
     fn uid(&self) -> &Value {
         &self.object["metadata"]["uid"]
     }
+
+    /// Somebody else deletes it: this node's own orders leave no grace.
+    fn is_leaving(&self) -> bool {
+        self.object["metadata"]["deletionTimestamp"].is_string()
+    }
+
+    /// Whether it is another's doing when it goes.
+    fn goes_by_others(&self) -> bool {
+        self.is_leaving() || !self.is_deleting
+    }
+}
+
+/// When a mirror that somebody else deleted is made again: at once, then after growing pauses, for a controller may delete each.
+#[derive(Debug, Clone, Default)]
+struct Remaking {
+    pauses: backoff::Restarts,
+    /// When the last one was found gone, until another is made.
+    gone: Option<Duration>,
 }
 
 /// The pods of one node.
@@ -153,6 +171,8 @@ pub struct Pods {
     /// Mirrors that are being created.
     creating: SortedMap<(String, String), backoff::Retry>,
     creating_now: SortedSet<(String, String)>,
+    /// Mirrors of static pods that others deleted.
+    remaking: SortedMap<(String, String), Remaking>,
     /// When a mirror is created or deleted again.
     mirror_wake: Option<Duration>,
     /// How containers of static pods ended that are not started again, from records whose file was not read yet.
@@ -240,6 +260,7 @@ impl Pods {
             mirrors: SortedMap::new(),
             creating: SortedMap::new(),
             creating_now: SortedSet::new(),
+            remaking: SortedMap::new(),
             mirror_wake: None,
             static_results: SortedMap::new(),
             statics: SortedMap::new(),
@@ -592,8 +613,8 @@ impl Pods {
             let reads: Vec<_> = self.objects.values_mut().flat_map(Objects::give_up_reads).collect();
             self.objects_of(&node_uid).await_foreign(reads);
         }
-        self.node_uid = Some(node_uid.clone());
-        self.mirrors.clear();
+        let is_same_node = self.node_uid.replace(node_uid.clone()).as_ref() == Some(&node_uid);
+        let mirrors = std::mem::take(&mut self.mirrors);
         let mut listed = BTreeSet::new();
         let foreign = pods.iter().filter(|object| self.is_bound_elsewhere(object)).count();
         if foreign > 0 {
@@ -615,6 +636,10 @@ impl Pods {
             }
             self.seen(now, object, actions);
         }
+        let lost = |(key, mirror): &(_, Mirror)| mirror.goes_by_others() && !self.mirrors.contains_key(key);
+        let lost: Vec<_> =
+            mirrors.into_iter().filter(|it| is_same_node && lost(it)).map(|(key, _)| key).collect();
+        lost.into_iter().for_each(|key| self.mirror_lost(now, key));
         for life in self.lives.values_mut() {
             let is_bound_here = match &life.origin {
                 Origin::Api { node_uid: bound } => *bound == node_uid,
@@ -750,7 +775,7 @@ impl Pods {
     fn gone(&mut self, now: Now, object: &Value) {
         // of one that another has replaced only its UID is known
         let Some(uid) = object["metadata"]["uid"].as_str() else { return };
-        self.forget_mirror(uid);
+        self.forget_mirror(now, uid);
         if let Some(uid) = PodUid::new(uid) {
             self.with(&uid, |life| {
                 if matches!(life.origin, Origin::Api { .. }) {
@@ -761,12 +786,18 @@ impl Pods {
     }
 
     /// The server has no mirror of this UID any more.
-    fn forget_mirror(&mut self, uid: &str) {
-        let before = self.mirrors.len();
-        self.mirrors.retain(|_, mirror| mirror.uid() != uid);
-        if self.mirrors.len() != before {
-            self.touch_all();
+    fn forget_mirror(&mut self, now: Now, uid: &str) {
+        let key = self.mirrors.iter().find(|(_, mirror)| mirror.uid() == uid).map(|(key, _)| key.clone());
+        let Some(key) = key else { return };
+        if self.mirrors.remove(&key).is_some_and(|mirror| mirror.goes_by_others()) {
+            self.mirror_lost(now, key);
         }
+        self.touch_all();
+    }
+
+    /// Somebody else deleted a mirror.
+    fn mirror_lost(&mut self, now: Now, key: (String, String)) {
+        self.remaking.entry(key).or_default().gone = Some(now.mono);
     }
 
     fn answered(&mut self, now: Now, request: &PodRequest, answer: &Answer) {
@@ -789,7 +820,7 @@ impl Pods {
             PodRequest::PatchStatus(pod) => {
                 // the answer to its creation may come after the news of its end
                 if matches!(answer, Answer::Refused { status: 404, .. }) {
-                    self.forget_mirror(&pod.uid);
+                    self.forget_mirror(now, &pod.uid);
                 }
                 // the last word of a static pod that is gone is not said again: its mirror goes, too
                 let is_mirror = self.mirrors.values().any(|mirror| mirror.uid() == pod.uid.as_str());
@@ -805,7 +836,11 @@ impl Pods {
                     let is_gone =
                         matches!(answer, Answer::Accepted(_) | Answer::Refused { status: 404 | 409, .. });
                     if is_gone {
+                        let is_lost = mirror.is_leaving();
                         self.mirrors.remove(&key);
+                        if is_lost {
+                            self.mirror_lost(now, key);
+                        }
                     } else {
                         self.creating.entry(key).or_default().failed(now.mono);
                     }
@@ -999,7 +1034,7 @@ impl Pods {
             .collect();
         for (key, mirror) in &mut self.mirrors {
             let is_right = wanted.get(key).is_some_and(|uid| uid.as_str() == mirror.hash);
-            let is_leaving = mirror.object["metadata"]["deletionTimestamp"].is_string();
+            let is_leaving = mirror.is_leaving();
             let may_delete = self.has_static && (!ending.contains(key) || wanted.contains_key(key));
             let waits = self.creating.get(key).filter(|retry| !retry.is_due(now.mono));
             if (is_right || !may_delete) && !is_leaving || mirror.is_deleting {
@@ -1014,6 +1049,7 @@ impl Pods {
             }
         }
         self.creating.retain(|key, _| wanted.contains_key(key) || self.mirrors.contains_key(key));
+        self.remaking.retain(|key, _| wanted.contains_key(key));
         for (key, uid) in wanted {
             let Some(life) = self.lives.get_mut(&uid) else { continue };
             let has_mirror = self.mirrors.contains_key(&key);
@@ -1026,11 +1062,17 @@ impl Pods {
                 None if has_mirror || self.creating_now.contains(&key) => {}
                 None => {
                     life.api = None;
-                    if let Some(retry) = self.creating.get(&key).filter(|retry| !retry.is_due(now.mono)) {
-                        self.mirror_wake =
-                            Some(self.mirror_wake.map_or(retry.due(), |wake| wake.min(retry.due())));
+                    let again = self.remaking.get(&key).and_then(|it| Some(it.pauses.due(it.gone?)));
+                    let due = self.creating.get(&key).map(backoff::Retry::due).max(again).unwrap_or_default();
+                    if now.mono < due {
+                        self.mirror_wake = Some(self.mirror_wake.map_or(due, |wake| wake.min(due)));
                     } else if let Some(pod) = life.pod.as_ref() {
                         let pod = reporting::mirror_of(pod, uid.as_str(), &self.node_name, &node_uid);
+                        if let Some(remaking) = self.remaking.get_mut(&key)
+                            && let Some(gone) = remaking.gone.take()
+                        {
+                            remaking.pauses.restarted(gone, now.mono);
+                        }
                         let (namespace, name) = key.clone();
                         self.creating_now.insert(key);
                         actions.push(PodAction::CreateMirrorPod { namespace, name, pod });
@@ -1285,7 +1327,10 @@ impl Pods {
             ("containers", containers),
             ("earlier runs", older.sum()),
             ("objects", self.objects.values().map(Objects::len).sum()),
-            ("mirrors", self.mirrors.len() + self.creating.len() + self.creating_now.len()),
+            (
+                "mirrors",
+                self.mirrors.len() + self.creating.len() + self.creating_now.len() + self.remaking.len(),
+            ),
             ("probes and hooks", self.places.len()),
             (
                 "complaints",

@@ -325,6 +325,89 @@ mod tests {
         assert_eq!(this.asked(), ["create"]);
     }
 
+    /// How somebody has a mirror deleted.
+    #[derive(Debug, Clone, Copy)]
+    enum Deleted {
+        /// With no grace: the watch shows that it is gone.
+        AtOnce,
+        /// With a grace: the node says the last word.
+        Gracefully,
+        /// While the watch is away: a list lacks it.
+        Unseen,
+    }
+
+    /// When mirrors are made by a node whose mirrors somebody deletes this many seconds after each was made.
+    fn remade(how: Deleted, after: u64, until: u64) -> Vec<u64> {
+        let mut this = Mirrored::new();
+        let (mut times, mut made_at) = (vec![], this.node.secs);
+        let begun = this.node.secs;
+        while this.node.secs < begun + until {
+            this.node.wait(1);
+            if this.asked().iter().any(|word| word == "create") {
+                times.push(this.node.secs - begun);
+                made_at = this.node.secs;
+                let mirror = this.made();
+                this.created(mirror);
+                let uid = format!("m-{}", this.made);
+                this.patched(&uid, Answer::Accepted(None));
+                this.node.seen.clear();
+            }
+            if this.node.secs == made_at + after {
+                let uid = format!("m-{}", this.made);
+                let gone = json!({"metadata": {"uid": uid, "annotations": {"kubernetes.io/config.mirror": uid_of("/a")}}});
+                match how {
+                    Deleted::AtOnce => this.node.tell(PodEvent::PodGone(gone)),
+                    Deleted::Unseen => {
+                        this.node.tell(PodEvent::PodsListed { node_uid: "n".into(), pods: vec![] });
+                    }
+                    Deleted::Gracefully => {
+                        let version = (1000 + this.made).to_string();
+                        let leaving = json!({"metadata": {"uid": uid, "namespace": NAMESPACE, "name": NAME,
+                            "resourceVersion": version, "deletionTimestamp": "2027-01-15T08:00:00Z",
+                            "annotations": {"kubernetes.io/config.mirror": uid_of("/a")}}});
+                        this.node.tell(PodEvent::PodSeen(leaving));
+                        assert!(this.asked().contains(&format!("delete {uid}")), "{:?}", this.asked());
+                        this.deleted(&uid);
+                    }
+                }
+            }
+        }
+        times
+    }
+
+    #[test]
+    fn mirrors_that_are_deleted_again_and_again_are_made_after_pauses() {
+        for how in [Deleted::AtOnce, Deleted::Gracefully, Deleted::Unseen] {
+            let times = remade(how, 1, 1500);
+            let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            // each a second after its deletion at the latest, which comes a second after its creation
+            let expect = [10, 20, 40, 80, 160, 300, 300, 300];
+            assert!(times[0] <= 3, "the first at once: {times:?}");
+            let is_so = |(pause, expect): (&u64, &u64)| (*expect..=expect + 2).contains(pause);
+            assert!(pauses.len() >= 7 && pauses.iter().zip(&expect).all(is_so), "{how:?}: {pauses:?}");
+        }
+    }
+
+    #[test]
+    fn mirror_that_stayed_is_made_again_at_once() {
+        let times = remade(Deleted::AtOnce, 700, 3000);
+        let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(times.len() >= 3 && pauses.iter().all(|pause| *pause <= 702), "{times:?}");
+    }
+
+    #[test]
+    fn mirrors_that_the_node_deletes_leave_no_pause() {
+        let mut this = Mirrored::new();
+        for (round, path) in ["/b", "/a", "/b", "/a"].into_iter().enumerate() {
+            this.node.seen.clear();
+            this.file(path);
+            let mirror = format!("m-{}", round + 1);
+            this.deleted(&mirror);
+            let other = this.made();
+            this.created(other);
+        }
+    }
+
     #[test]
     fn status_of_a_mirror_is_sent_once() {
         let mut this = Mirrored::new();
