@@ -353,6 +353,10 @@ fn merge(old: &mut Value, patch: &Value) {
                 let list = fields.entry(key).or_insert_with(|| json!([]));
                 let list = list.as_array_mut().expect("it is a list");
                 for condition in conditions {
+                    if condition["$patch"] == "delete" {
+                        list.retain(|other| other["type"] != condition["type"]);
+                        continue;
+                    }
                     match list.iter_mut().find(|other| other["type"] == condition["type"]) {
                         Some(there) => merge(there, condition),
                         None => list.push(condition.clone()),

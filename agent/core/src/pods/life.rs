@@ -227,6 +227,8 @@ pub(crate) struct Life {
     pub(crate) pod: Option<Rc<Pod>>,
     pub(crate) api: Option<InApi>,
     pub(crate) verdict: Verdict,
+    /// The API server's spec asks for other resources than it was admitted with.
+    pub(crate) awaits_resize: bool,
     pub(crate) end: Option<End>,
     /// The node ends it, and its object stays.
     pub(crate) failed: Option<Failed>,
@@ -289,6 +291,7 @@ impl Life {
             pod: None,
             api: None,
             verdict: Verdict::Pending,
+            awaits_resize: false,
             end: None,
             failed: None,
             shutdown: None,

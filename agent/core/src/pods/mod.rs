@@ -27,6 +27,7 @@ mod places;
 mod probes;
 mod record;
 mod reporting;
+mod resizing;
 mod resources;
 mod security;
 pub(crate) mod shares;
@@ -1392,7 +1393,7 @@ impl PodRequest {
 
 impl Life {
     /// The API server binds it to this node: its object, now or in a later state.
-    fn bound(&mut self, now: Now, origin: Origin, pod: Pod, object: &Value, problem: Option<String>) {
+    fn bound(&mut self, now: Now, origin: Origin, mut pod: Pod, object: &Value, problem: Option<String>) {
         self.is_dirty = true;
         if self.origin != origin {
             self.origin = origin;
@@ -1400,6 +1401,9 @@ impl Life {
         }
         self.namespace.clone_from(&pod.namespace);
         self.name.clone_from(&pod.name);
+        let admitted =
+            self.pod.as_ref().filter(|known| self.verdict == Verdict::Admitted && !known.is_slim());
+        self.awaits_resize = admitted.is_some_and(|known| resizing::keep_admitted(&mut pod, known));
         let is_new_spec = self.pod.as_ref().is_none_or(|known| known.raw_spec != pod.raw_spec);
         self.saved.is_stale |= is_new_spec;
         let is_known = |known: &Rc<Pod>| known.labels == pod.labels && known.annotations == pod.annotations;

@@ -15,6 +15,7 @@ use crate::pods::event::{
 use crate::pods::failing::Failed;
 use crate::pods::life::{ContainerLife, Context, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit};
 use crate::pods::record::Record;
+use crate::pods::resizing;
 use crate::pods::resources::qos_class;
 use crate::pods::shares;
 use crate::pods::spec::{Container, Pod, without_nulls};
@@ -372,12 +373,18 @@ impl Life {
             }
             return;
         }
+        let is_told = status::has_condition(&api.status, resizing::CONDITION);
+        let is_news = !is_told && status::has_condition(&new, resizing::CONDITION);
         let version = api.version.filter(|_| api.is_unsure);
         if let Some(version) = version {
             patch["metadata"]["resourceVersion"] = json!(version.to_string());
         }
         api.sent = Some(Sent { status: new, version });
         ctx.actions.push(PodAction::PatchPodStatus { pod: api.reference.clone(), patch });
+        if is_news {
+            let message = format!("Pod resize {}: {}", resizing::REASON, resizing::WHY);
+            self.announce(true, resizing::EVENT, message, ctx.actions);
+        }
     }
 
     /// The server answered to a status.
@@ -561,6 +568,7 @@ impl Life {
             host_addresses,
             qos: qos_class(&pod.spec).word(),
             ahead: self.ahead.judged(),
+            awaits_resize: self.awaits_resize && !self.is_over(),
             given: self.api.as_ref().map_or(&Value::Null, |api| &api.given),
         })
     }

@@ -8,6 +8,7 @@ use crate::outbox::json_bytes;
 use crate::pods::admission::NOT_SERVED;
 use crate::pods::event::{Exit, PodRef};
 use crate::pods::probes::Health;
+use crate::pods::resizing;
 use crate::pods::spec::{Container, Ephemeral, PodSpec, ReadinessGate, RestartPolicy};
 use crate::pods::table::EPHEMERAL;
 use kedge_api::Timestamp;
@@ -209,6 +210,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) qos: &'static str,
     /// How the images do that are pulled ahead, if any are asked for.
     pub(crate) ahead: Option<Judged>,
+    /// The API server's spec asks for other resources than the pod has.
+    pub(crate) awaits_resize: bool,
     /// The times of the status that was composed before, by [`times_of`]: those of what the server may lack. Null: there was none.
     pub(crate) given: &'a Value,
 }
@@ -324,7 +327,14 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
     let message_bytes = TERMINATION_MESSAGES_BYTES / situation.spec.all_containers().count().max(1);
     let statuses = |views: &[ContainerView], specs: &[Container], is_init| {
         let pairs = views.iter().zip(specs);
-        pairs.map(|(view, spec)| view.json(spec, is_init, message_bytes)).collect::<Value>()
+        let json = |(view, spec): (&ContainerView, &Container)| {
+            let mut json = view.json(spec, is_init, message_bytes);
+            if let (true, Some(fields)) = (situation.awaits_resize, json.as_object_mut()) {
+                fields.extend(resizing::shown(&spec.resources));
+            }
+            json
+        };
+        pairs.map(json).collect::<Value>()
     };
     if !situation.init.is_empty() {
         set("initContainerStatuses", statuses(&situation.init, &situation.spec.init_containers, true));
@@ -391,6 +401,8 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
     let disrupted = |message: &str| ("DisruptionTarget", (true, "TerminationByKubelet", message.to_owned()));
     let all = all.into_iter().chain(situation.disruption.map(disrupted));
     let ahead = situation.ahead.clone().map(|judged| (kedge_api::IMAGES_PULLED, judged));
+    let infeasible = || (resizing::CONDITION, (true, resizing::REASON, resizing::WHY.to_owned()));
+    let resize = situation.awaits_resize.then(infeasible);
     let condition = |(kind, (is_true, reason, message)): (&str, Judged)| {
         let status = if is_true { "True" } else { "False" };
         let since = since(kind, status, old, situation.given).unwrap_or_else(|| json!(now));
@@ -406,7 +418,7 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
         }
         condition
     };
-    all.chain(ahead).map(condition).collect()
+    all.chain(ahead).chain(resize).map(condition).collect()
 }
 
 /// Since when a condition has this status: as the server has it, else as it was given out before.
@@ -421,6 +433,10 @@ fn since(kind: &str, status: &str, old: &Value, given: &Value) -> Option<Value> 
     let is_latest =
         |time: &Value| there.is_none_or(|there| instant(&there["lastTransitionTime"]) <= instant(time));
     there.and_then(time).or_else(|| before.and_then(time).filter(is_latest))
+}
+
+pub(crate) fn has_condition(status: &Value, kind: &str) -> bool {
+    condition_of(status, kind).is_some()
 }
 
 fn condition_of<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -507,6 +523,9 @@ fn with_gates(spec: &PodSpec, containers: &Judged, old: &Value) -> Judged {
 /// Fields of a status that a patch of this agent may remove.
 const OWNED: &[&str] = &["reason", "message", "podIP", "podIPs"];
 
+/// Conditions that come and go with the request that they answer.
+const ANSWERS: [&str; 2] = [kedge_api::IMAGES_PULLED, resizing::CONDITION];
+
 /// The strategic merge patch from `old` to `new`; None if nothing differs.
 pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
     let mut changes = Map::new();
@@ -516,11 +535,12 @@ pub(crate) fn patch(pod: &PodRef, old: &Value, new: &Value) -> Option<Value> {
             let conditions = value.as_array().into_iter().flatten();
             let changed = conditions.filter(|condition| !has_same(before, condition));
             let mut changed: Vec<Value> = changed.map(|condition| over(before, condition)).collect();
-            // this one comes and goes with the request that it answers
-            let answer = json!({"type": kedge_api::IMAGES_PULLED});
-            let is_answered = |list: &[Value]| of_its_type(list, &answer).is_some();
-            if is_answered(before) && !is_answered(value.as_array().map(Vec::as_slice).unwrap_or_default()) {
-                changed.push(json!({"type": kedge_api::IMAGES_PULLED, "$patch": "delete"}));
+            let now = value.as_array().map(Vec::as_slice).unwrap_or_default();
+            for kind in ANSWERS {
+                let answer = json!({"type": kind});
+                if of_its_type(before, &answer).is_some() && of_its_type(now, &answer).is_none() {
+                    changed.push(json!({"type": kind, "$patch": "delete"}));
+                }
             }
             if !changed.is_empty() {
                 changes.insert(key.clone(), Value::Array(changed));
@@ -586,7 +606,7 @@ pub(crate) fn merged(old: &Value, new: &Value) -> Value {
     }
     let ours = new["conditions"].as_array().cloned().unwrap_or_default();
     let others = old["conditions"].as_array().cloned().unwrap_or_default().into_iter();
-    let others = others.filter(|other| other["type"] != kedge_api::IMAGES_PULLED);
+    let others = others.filter(|other| ANSWERS.iter().all(|kind| other["type"] != *kind));
     let others = others.filter(|other| ours.iter().all(|own| own["type"] != other["type"]));
     let conditions = others.chain(ours.clone()).collect::<Vec<_>>();
     merged.insert("conditions".into(), Value::Array(conditions));
@@ -659,6 +679,7 @@ mod tests {
         let spec = json!({"restartPolicy": policy, "initContainers": inits, "containers": mains});
         let spec = PodSpec::deserialize(spec).unwrap();
         run(&Situation {
+            awaits_resize: false,
             spec: &spec,
             generation: 2,
             init,
