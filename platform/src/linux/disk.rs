@@ -272,15 +272,65 @@ pub(crate) fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
+/// Tries to find a path that leads up and down again: the kernel refuses one while anything of the machine is renamed or mounted, for
+/// it cannot tell whether that leads out, and a container may rename all the time. One try in some is undisturbed.
+const PATH_TRIES: usize = 128;
+
+/// What lies at a path below a directory, found but not opened; no link leads further than `resolve` allows.
+pub(crate) fn find_below(root: &File, path: &Path, resolve: ResolveFlag) -> nix::Result<File> {
+    let find = || {
+        let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
+        openat2(root, path, how).map(File::from)
+    };
+    let mut found = find();
+    for _ in 1..PATH_TRIES {
+        if !matches!(found, Err(Errno::EAGAIN)) {
+            break;
+        }
+        found = find();
+    }
+    found
+}
+
 /// A regular file below a directory that a stranger filled, found but not opened: a device node may have its name, and opening one
 /// of the machine's devices has effects (`/dev/watchdog` begins to count). `None`: it is no file.
 pub(crate) fn find_file(root: &File, path: &Path, resolve: ResolveFlag) -> io::Result<Option<File>> {
-    let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
-    let found = File::from(openat2(root, path, how)?);
+    let found = find_below(root, path, resolve)?;
     Ok(found.metadata()?.is_file().then_some(found))
 }
 
 /// Opens for reading what was found.
 pub(crate) fn reopen(found: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn path_up_and_down_is_found_while_something_is_renamed() {
+        let place = std::env::temp_dir().join(format!("kedge-renames-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&place);
+        std::fs::create_dir_all(place.join("a/b")).unwrap();
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (from, to) = (place.join("c"), place.join("d"));
+                std::fs::create_dir(&from).unwrap();
+                while !ends.load(Ordering::Relaxed) {
+                    std::fs::rename(&from, &to).unwrap();
+                    std::fs::rename(&to, &from).unwrap();
+                }
+            });
+            let root = File::open(&place).unwrap();
+            let path = "a/b/../../".repeat(50) + "a";
+            let find = || find_below(&root, Path::new(&path), ResolveFlag::RESOLVE_BENEATH);
+            let failed: Vec<_> = (0..5000).filter_map(|_| find().err()).collect();
+            ends.store(true, Ordering::Relaxed);
+            assert!(failed.is_empty(), "{} of 5000: {:?}", failed.len(), failed[0]);
+        });
+        std::fs::remove_dir_all(&place).unwrap();
+    }
 }

@@ -58,7 +58,7 @@ pub use usage::{
     processor_time,
 };
 
-pub(crate) use disk::{find_file, read_up_to, reopen};
+pub(crate) use disk::{find_below, find_file, read_up_to, reopen};
 pub(crate) use usage::word_after;
 
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.

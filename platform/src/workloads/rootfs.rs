@@ -17,13 +17,13 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::fcntl::{OFlag, ResolveFlag, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
 
 use super::WorkloadError;
-use crate::linux::{find_file, open_regular, open_regular_as, read_up_to, reopen};
+use crate::linux::{find_below, find_file, open_regular, open_regular_as, read_up_to, reopen};
 
 /// The kernel takes one page of mount options.
 const OPTIONS_BYTES: usize = 4095;
@@ -323,7 +323,7 @@ fn is_mounted(place: &Path) -> io::Result<bool> {
 /// A link leads out of the volume, something on the way is no directory, or the kernel refused.
 pub fn bind_below(volume: &Path, below: &Path, target: &Path) -> io::Result<()> {
     let root = fs::OpenOptions::new().read(true).custom_flags(OFlag::O_DIRECTORY.bits()).open(volume)?;
-    let found = match open_below(&root, below, BENEATH) {
+    let found = match find_below(&root, below, BENEATH) {
         Err(Errno::ENOENT) => {
             let mode = root.metadata()?.permissions().mode() & 0o7777;
             make_below(&root, below, BENEATH, mode)?
@@ -355,7 +355,7 @@ pub(super) fn make_places(root: &Path, places: &[PathBuf]) -> io::Result<Vec<Fou
     let all = whole(&directory)?;
     let make = |place: &PathBuf| {
         let below = place.strip_prefix("/").unwrap_or(place);
-        let made = match open_below(&directory, below, in_root) {
+        let made = match find_below(&directory, below, in_root) {
             Err(Errno::ENOENT) => make_below(&directory, below, in_root, 0o755),
             found => found.map_err(io::Error::from),
         };
@@ -371,17 +371,12 @@ pub(super) fn make_places(root: &Path, places: &[PathBuf]) -> io::Result<Vec<Fou
 /// No link leads out of the volume.
 const BENEATH: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
 
-fn open_below(root: &File, path: &Path, resolve: ResolveFlag) -> nix::Result<File> {
-    let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(resolve);
-    openat2(root, path, how).map(File::from)
-}
-
 /// Directories are made by their parent's descriptor and opened without following a link, so one that takes their place is an error.
 fn make_below(root: &File, path: &Path, resolve: ResolveFlag, mode: u32) -> io::Result<File> {
     let (mut walked, mut parent) = (PathBuf::new(), root.try_clone()?);
     for part in path.components() {
         walked.push(part);
-        parent = match open_below(root, &walked, resolve) {
+        parent = match find_below(root, &walked, resolve) {
             Ok(found) => found,
             Err(Errno::ENOENT) => {
                 match mkdirat(&parent, part.as_os_str(), Mode::S_IRWXU) {
@@ -453,7 +448,7 @@ mod tests {
         link("/proc/self/fd/0", "magic");
         let root = File::open(&volume).unwrap();
         let mode = root.metadata().unwrap().permissions().mode() & 0o7777;
-        let made = |path: &str| match open_below(&root, Path::new(path), BENEATH) {
+        let made = |path: &str| match find_below(&root, Path::new(path), BENEATH) {
             Err(Errno::ENOENT) => make_below(&root, Path::new(path), BENEATH, mode),
             found => found.map_err(io::Error::from),
         };
