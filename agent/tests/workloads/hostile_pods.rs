@@ -98,7 +98,12 @@ fn state(setup: &Setup, name: &str) -> Option<Value> {
 /// Waits for it, and says what became of the pod if it does not come.
 #[track_caller]
 fn shows(setup: &Setup, awaited: &str, pod: &str, is_so: impl Fn() -> bool) {
-    let reached = poll(LIMIT, || is_so().then_some(()));
+    shows_within(LIMIT, setup, awaited, pod, is_so);
+}
+
+#[track_caller]
+fn shows_within(limit: Duration, setup: &Setup, awaited: &str, pod: &str, is_so: impl Fn() -> bool) {
+    let reached = poll(limit, || is_so().then_some(()));
     let kubectl = setup.cluster.kubectl();
     let read = |line: &[&str]| kubectl.run(line).unwrap_or_else(|error| error.to_string());
     let status = || read(&["get", "pod", pod, "-o", "jsonpath={.status}"]);
@@ -575,5 +580,206 @@ fn namespaces_of_the_machine_are_shared_where_that_is_asked_for() {
         assert!(other.try_wait().unwrap().is_none(), "a process of the machine goes on");
         other.kill().unwrap();
         other.wait().unwrap();
+    });
+}
+
+/// Swaps a directory of a volume and links to what lies outside of it, each by one call, until there is a file `stop`; and says how often.
+const SWAPS: &str = r#"
+mkdir "/data/part"; open(my $own, ">", "/data/part/own"); close $own;
+symlink("OUTSIDE", "/data/far"); symlink("UPOUTSIDE", "/data/up");
+my ($part, @links) = ("/data/part", "/data/far", "/data/up");
+open(my $begun, ">", "/data/begun"); close $begun;
+until (-e "/data/stop") {
+    for my $link (@links) { for (1 .. 2) { syscall(CALL, -100, $part, -100, $link, 2); $count++ } }
+}
+$| = 1; print $count;
+sleep 86400;
+"#;
+#[cfg(target_arch = "x86_64")]
+const RENAMEAT2: &str = "316";
+#[cfg(not(target_arch = "x86_64"))]
+const RENAMEAT2: &str = "276";
+const STARTS: usize = 24;
+/// Two dozen containers begin, on a busy machine; each that is refused is tried again after a pause.
+const ALL_TRIES: Duration = Duration::from_secs(300);
+
+/// Containers with a `subPath`, beside one that swaps what is there all the time.
+#[test]
+fn link_swapped_by_a_container_leads_no_other_outside() {
+    isolated_network("hostile_pods::link_swapped_by_a_container_leads_no_other_outside", || {
+        let outside = Outside::new();
+        let setup = node(|_| ());
+        let kubectl = setup.cluster.kubectl();
+        let swaps = SWAPS.replace("UPOUTSIDE", &format!("{UP}{OUTSIDE}")).replace("OUTSIDE", OUTSIDE);
+        let data =
+            |path: &str, part: Option<&str>| json!([{"name": "data", "mountPath": path, "subPath": part}]);
+        let swapper = json!({"name": "swapper", "image": "hostile:1", "restartPolicy": "Always", "resources": {"limits": {"cpu": "300m"}},
+            "command": ["perl", "-e", swaps.replace("CALL", RENAMEAT2)], "volumeMounts": data("/data", None),
+            "startupProbe": {"exec": {"command": ["cat", "/data/begun"]}, "periodSeconds": 1, "timeoutSeconds": 30, "failureThreshold": 60}});
+        let start = |number: usize| {
+            let part = if number.is_multiple_of(2) { "part" } else { "part/deeper" };
+            json!({"name": format!("c{number}"), "image": "hostile:1", "volumeMounts": data("/v", Some(part)),
+                "command": ["/bin/sh", "-c", "ls -a /v; cat /v/secret 2>/dev/null; echo x >/v/made; rm -f /v/made; echo end"]})
+        };
+        let mut pod = pod("race", &json!({}), &json!({"volumes": [{"name": "data", "emptyDir": {}}]}));
+        pod["spec"]["initContainers"] = json!([swapper]);
+        pod["spec"]["containers"] = (0..STARTS).map(start).collect();
+        kubectl.feed(&["create", "-f", "-"], &pod.to_string()).unwrap();
+        let states = || -> Vec<Value> {
+            let pod = kubectl.json(&["get", "pod", "race"]).unwrap_or_default();
+            let all = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+            all.into_iter().map(|mut container| container["state"].take()).collect()
+        };
+        let is_refused = |state: &Value| {
+            let reason = state["waiting"]["reason"].as_str().unwrap_or_default();
+            ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"].contains(&reason)
+        };
+        let has_ended = |state: &Value| state["terminated"].is_object();
+        let count = |is_so: &dyn Fn(&Value) -> bool| states().iter().filter(|state| is_so(state)).count();
+        let log = |container: &str| kubectl.run(&["logs", "race", "-c", container]).unwrap_or_default();
+        shows_within(ALL_TRIES, &setup, "a try of each", "race", || {
+            count(&|state| is_refused(state) || has_ended(state)) == STARTS && count(&has_ended) > 0
+        });
+        let (inside, refused) = (count(&has_ended), count(&is_refused));
+        assert!(refused > 0, "it met the directory and the links: {:?}", states());
+        kubectl.run(&["exec", "race", "-c", "swapper", "--", "/bin/sh", "-c", "echo >/data/stop"]).unwrap();
+        // what was refused is tried again, with pauses
+        shows_within(ALL_TRIES, &setup, "all of them, once nothing is swapped", "race", || {
+            count(&has_ended) == STARTS
+        });
+        for number in 0..STARTS {
+            let log = log(&format!("c{number}"));
+            assert!(
+                log.ends_with("end\n") && !log.contains(SECRET) && !log.contains("secret\n"),
+                "c{number}: {log}"
+            );
+        }
+        let swapped = log("swapper");
+        println!(
+            "measured: {inside} of {STARTS} containers began beside {swapped} swaps, {refused} were refused"
+        );
+        outside.assert_untouched();
+    });
+}
+
+/// Numbers of `add_key`, `request_key` and `keyctl`.
+#[cfg(target_arch = "x86_64")]
+const KEY_CALLS: [&str; 3] = ["248", "249", "250"];
+#[cfg(not(target_arch = "x86_64"))]
+const KEY_CALLS: [&str; 3] = ["217", "218", "219"];
+
+/// What a program has in its session keyring, and what it gets of another one, that is said in its arguments. No call needs a right.
+const KEYS: &str = r#"
+$| = 1; my $user = "user"; my @names = (NAMES);
+sub keyctl { return syscall(KEYCTL, @_) }
+sub said { my ($what, $done) = @_; print "$what ", ($done == -1 ? "no" : "done"), "\n" }
+sub has { my ($what, $key) = @_; my $text = "\0" x 20; said("$what", keyctl(11, $key, $text, 20)) }
+my ($own, $secret) = ("NAME", "SECRET"); my $key = syscall(ADD, $user, $own, $secret, length $secret, -3);
+my $ring = keyctl(0, -3, 0); my $about = "\0" x 200; keyctl(6, $ring, $about, 200); $about =~ s/\0.*//s;
+print "ring $ring $key $about\n"; has("own", $key);
+while (my ($ring, $key, $name) = splice @ARGV, 0, 3) {
+    $ring += 0; $key += 0;
+    said("seen", keyctl(6, $key, my $line = "\0" x 200, 200)); has("read", $key);
+    said("search", keyctl(10, -3, $user, $name, 0)); said("request", syscall(REQUEST, $user, $name, 0, 0));
+    said("link", keyctl(8, $ring, -3)); has("linked", $key);
+    said("list", keyctl(11, $ring, my $keys = "\0" x 40, 40)); said("clear", keyctl(7, $ring)); said("revoke", keyctl(3, $key));
+    for my $name (@names) { keyctl(1, $name); has("joined", $key); said("found", keyctl(10, -3, $user, $name, 0)) }
+}
+open(my $all, "<", "/proc/keys"); print "listed $_" while <$all>;
+print "end\n"; sleep 86400 if WAITS;
+"#;
+
+fn keys(name: &str, names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+    let [add, request, keyctl] = KEY_CALLS;
+    KEYS.replace("KEYCTL", keyctl)
+        .replace("ADD", add)
+        .replace("REQUEST", request)
+        .replace("SECRET", SECRET)
+        .replace("NAMES", &names.join(", "))
+        .replace("NAME", name)
+        .replace("WAITS", if names.is_empty() { "1" } else { "0" })
+}
+
+/// The keys of the agent and of a container, tried by another container without a profile, and by a program beside both.
+#[test]
+fn keys_of_others_are_out_of_reach_without_a_profile() {
+    isolated_network("hostile_pods::keys_of_others_are_out_of_reach_without_a_profile", || {
+        let scratch = kedge_rig::Scratch::new("keys").unwrap();
+        let (program, told) = (scratch.join("agent"), scratch.join("told"));
+        // an agent that has keys, as from whoever started it
+        let [add, _, keyctl] = KEY_CALLS;
+        let script = format!(
+            "#!/usr/bin/perl\nif ($ARGV[0] eq \"agent\") {{\n my ($user, $name, $text) = (\"user\", \"agents\", \"{SECRET}\");\n \
+             my $ring = syscall({keyctl}, 1, 0);\n my $key = syscall({add}, $user, $name, $text, length $text, -3);\n \
+             open(my $told, \">\", \"{}\"); print $told \"$ring $key\"; close $told;\n}}\nexec \"{}\", @ARGV;\n",
+            told.display(),
+            env!("CARGO_BIN_EXE_kedge")
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let mut setup = Setup::before_an_agent(&program, |_| ());
+        hostile_image(&mut setup);
+        setup.await_pods();
+        let kubectl = setup.cluster.kubectl();
+        let agents = fs::read_to_string(&told).unwrap();
+        let container = |script: String, more: &[String]| {
+            let command = [&["perl".to_owned(), "-e".to_owned(), script], more].concat();
+            json!({"command": command, "securityContext": {"seccompProfile": {"type": "Unconfined"}}})
+        };
+        kubectl
+            .feed(
+                &["create", "-f", "-"],
+                &pod("owner", &container(keys("owners", &[]), &[]), &json!({})).to_string(),
+            )
+            .unwrap();
+        let log = |name: &str| kubectl.run(&["logs", name]).unwrap_or_default();
+        shows(&setup, "its keys", "owner", || log("owner").ends_with("end\n"));
+        let owners = log("owner");
+        let ring = |text: &str| -> Vec<String> {
+            let line =
+                text.lines().find_map(|line| line.strip_prefix("ring ")).unwrap_or_else(|| panic!("{text}"));
+            line.split(' ').map(String::from).collect()
+        };
+        let owner = ring(&owners);
+        assert!(owners.contains("own done\n"), "it has its own: {owners}");
+        let agents: Vec<String> = agents.split(' ').map(String::from).collect();
+        assert_ne!(owner[0], agents[0], "a keyring of its own");
+
+        let uid = kubectl.run(&["get", "pod", "owner", "-o", "jsonpath={.metadata.uid}"]).unwrap();
+        let names = [
+            format!("{uid}.main-0"),
+            "_ses".into(),
+            "_ses.0".into(),
+            owner[2].rsplit(';').next().unwrap().into(),
+        ];
+        let others = [&agents[..2], &["agents".into()], &owner[..2], &["owners".into()]].concat();
+        let tries = |name: &str| container(keys(name, &names), &others);
+        let (state, found) = outcome(&setup, &pod("thief", &tries("thiefs"), &json!({})));
+        assert_eq!(state["terminated"]["exitCode"], 0, "{state} {found}");
+        // and programs that are run in containers: they have neither the agent's nor, as by crun, their container's
+        let run = |pod: &str| {
+            let command = tries("programs")["command"].take();
+            let words: Vec<String> =
+                command.as_array().unwrap().iter().map(|word| word.as_str().unwrap().into()).collect();
+            let words = words.iter().map(String::as_str);
+            kubectl.run(&["exec", pod, "--"].into_iter().chain(words).collect::<Vec<_>>()).unwrap()
+        };
+        for (who, found) in [("another container", found), ("a program beside", run("owner"))] {
+            let mine = ring(&found);
+            assert!(mine[0] != owner[0] && mine[0] != agents[0], "{who} has their keyring: {found}");
+            assert!(found.contains("own done\n"), "{who} has its own: {found}");
+            // that there is a key is no secret, nor which keys a keyring has, as their numbers: they are those that are tried
+            assert_eq!(found.matches("seen done\n").count(), 2, "{found}");
+            let is_fine = |line: &&str| {
+                ["own done", "seen done", "list done", "end"].contains(line)
+                    || line.ends_with(" no")
+                    || line.starts_with("ring ")
+            };
+            let wrong: Vec<&str> = found.lines().filter(|line| !is_fine(line)).collect();
+            assert!(wrong.is_empty(), "{who} could do {wrong:?}: {found}");
+            assert_eq!(found.matches("joined no\n").count(), 2 * names.len(), "{found}");
+        }
+        assert!(log("owner").ends_with("end\n") && setup.cluster.agent(NODE).babysitter().state().is_ready());
     });
 }

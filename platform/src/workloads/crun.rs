@@ -77,8 +77,9 @@ impl CrunOrder {
         if let Some(console) = console {
             command.arg("--console-socket").arg(console);
         }
-        command.arg(name_of(id)).stdin(stdin).stdout(stdout).stderr(stderr);
-        process::making_readable_files(&mut command);
+        // the one that it is given here, and not crun's
+        command.arg("--no-new-keyring").arg(name_of(id)).stdin(stdin).stdout(stdout).stderr(stderr);
+        process::with_own_keyring(process::making_readable_files(&mut command));
         command
     }
 
@@ -93,6 +94,7 @@ impl CrunOrder {
     pub(super) fn exec(&self, bundle: &Path, id: &ContainerId, process: &str, pid_file: &Path) -> Command {
         let mut command = self.without_log(bundle);
         command.args(["exec", "--process", process, "--pid-file"]).arg(pid_file).arg(name_of(id));
+        process::with_own_keyring(&mut command);
         command
     }
 
@@ -113,6 +115,7 @@ impl CrunOrder {
             command.arg("--console-socket").arg(console);
         }
         command.arg(name_of(id));
+        process::with_own_keyring(&mut command);
         command
     }
 

@@ -294,6 +294,22 @@ pub(super) fn making_readable_files(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(prepare) }
 }
 
+/// Gives a program, and all that it starts, a session keyring of its own: else what `crun exec` runs has that of the agent. It has no name,
+/// as the one has that crun gives a container: that one may be linked, and its keys read, by whatever has the same user and its number.
+pub(super) fn with_own_keyring(command: &mut Command) -> &mut Command {
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
+    let prepare = || {
+        // SAFETY: two integers, of which the second is no name; no memory is involved.
+        match Errno::result(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, 0_usize) }) {
+            // a kernel without keys
+            Ok(_) | Err(Errno::ENOSYS) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    };
+    // SAFETY: between fork and exec it makes one system call; it takes no lock and allocates nothing.
+    unsafe { command.pre_exec(prepare) }
+}
+
 /// Where system programs are.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
