@@ -368,7 +368,8 @@ async fn resource(
     let known = part == Part::Main || matches!(verb, "get" | "update" | "patch");
     let scoped = !kind.namespaced || !target.namespace.is_empty() || matches!(verb, "list" | "watch");
     if !kind.allows(verb) || !known || !scoped {
-        return Err(ApiError::method_not_allowed());
+        let why = kind.unserved_verb(verb);
+        return Err(why.map_or_else(ApiError::method_not_allowed, ApiError::verb_not_served));
     }
     let writes = !matches!(verb, "get" | "list" | "watch");
     let form = request::wanted_form(&context.parts.headers, writes)?;

@@ -267,6 +267,13 @@ impl Kind {
         }
     }
 
+    /// Why a verb that upstream has is not served, and what to do instead.
+    pub fn unserved_verb(&self, verb: &str) -> Option<&'static str> {
+        (self.kind == "Service" && !self.allows(verb)).then_some(
+            "services can only be read, nothing gives them an address: reach a pod by a hostPort of its node, or by kubectl port-forward",
+        )
+    }
+
     /// Whether it has volatile fields: its objects are renewed, and have a space of revisions of their own.
     pub fn is_renewed(&self) -> bool {
         !self.volatile.is_empty()

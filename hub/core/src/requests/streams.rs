@@ -91,7 +91,7 @@ pub fn serving_node<'a>(pod: &'a Value, subresource: &str, named: &str) -> Resul
         }
         "portforward" => {}
         _ => {
-            check_running(pod)?;
+            check_running(pod, subresource)?;
             check_container(pod, named)?;
         }
     }
@@ -116,11 +116,14 @@ pub fn serving_container<'a>(pod: &'a Value, named: &'a str) -> &'a str {
     }
 }
 
-fn check_running(pod: &Value) -> Result<(), ApiError> {
+fn check_running(pod: &Value, subresource: &str) -> Result<(), ApiError> {
     match text(pod, &["status", "phase"]) {
-        phase @ ("Succeeded" | "Failed") => Err(ApiError::bad_request(format!(
-            "cannot exec into a container in a completed pod; current phase is {phase}"
-        ))),
+        phase @ ("Succeeded" | "Failed") => {
+            // kubectl's own words, which it has for what it sees itself
+            let tried = if subresource == "attach" { "attach" } else { "exec into" };
+            let message = format!("cannot {tried} a container in a completed pod; current phase is {phase}");
+            Err(ApiError::bad_request(message))
+        }
         _ => Ok(()),
     }
 }
@@ -192,6 +195,7 @@ mod tests {
             "a",
             "cannot exec into a container in a completed pod; current phase is Failed",
         );
+        refused(&pod, "attach", "a", "cannot attach a container in a completed pod; current phase is Failed");
     }
 
     #[test]
