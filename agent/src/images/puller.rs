@@ -682,13 +682,17 @@ impl<'a> Pull<'a> {
     fn fetch(&mut self, source: &mut dyn Source, blob: &Blob) -> Result<BlobName, PullError> {
         let name = blob_name(&blob.digest).ok_or_else(|| PullError::new(Sort::Bad, "no digest"))?;
         let (mut resumes, mut is_again) = (0, false);
+        // of all tries: one that is continued again and again is no faster
+        let mut pace = Pace::begin(Instant::now());
         loop {
+            let waits_since = Instant::now();
             let Some(mut part) = self.part(&name, blob)? else { return Ok(name) };
+            pace.pause(waits_since.elapsed());
             let from = part.length();
             self.take_room(blob.size_bytes - from)?;
-            if let Err(error) = self.download(source, &mut part, blob) {
-                let may_go_on =
-                    error.sort == Sort::Unreachable && part.length() > from && resumes < MAX_RESUMES;
+            if let Err(error) = self.download(source, &mut part, blob, &mut pace) {
+                let has_gone_on = part.length() > from && pace.is_kept(0, Instant::now());
+                let may_go_on = error.sort == Sort::Unreachable && has_gone_on && resumes < MAX_RESUMES;
                 if !may_go_on {
                     return Err(error);
                 }
@@ -716,7 +720,13 @@ impl<'a> Pull<'a> {
         }
     }
 
-    fn download(&mut self, source: &mut dyn Source, part: &mut Part, blob: &Blob) -> Result<(), PullError> {
+    fn download(
+        &mut self,
+        source: &mut dyn Source,
+        part: &mut Part,
+        blob: &Blob,
+        pace: &mut Pace,
+    ) -> Result<(), PullError> {
         if part.length() == blob.size_bytes {
             return Ok(());
         }
@@ -737,7 +747,6 @@ impl<'a> Pull<'a> {
             part.restart().map_err(|error| blob_failed(source, &error))?;
         }
         let mut buffer = vec![0; CHUNK_BYTES];
-        let mut pace = Pace { since: Instant::now(), bytes: 0 };
         let mut unchecked = 0;
         loop {
             let count = match stream.reader.read(&mut buffer) {
@@ -761,7 +770,7 @@ impl<'a> Pull<'a> {
                 size: blob.size_bytes,
             });
             self.puller.go_on()?;
-            if !pace.is_kept(count as u64) {
+            if !pace.is_kept(count as u64, Instant::now()) {
                 let text = format!(
                     "{}: blob {}: less than {SLOWEST_BYTES} bytes in {} s",
                     source.shown(),
@@ -780,20 +789,32 @@ impl<'a> Pull<'a> {
     }
 }
 
-/// How fast a download is.
+/// How fast a download is, whatever tries it takes.
 struct Pace {
     since: Instant,
     bytes: u64,
 }
 
 impl Pace {
-    fn is_kept(&mut self, bytes: u64) -> bool {
+    fn begin(now: Instant) -> Self {
+        Self { since: now, bytes: 0 }
+    }
+
+    /// So long it waited for another pull, which is nobody's fault.
+    fn pause(&mut self, waited: Duration) {
+        self.since += waited;
+    }
+
+    /// So much more came; whether that is fast enough. Once it was not, it is not any more.
+    fn is_kept(&mut self, bytes: u64, now: Instant) -> bool {
         self.bytes += bytes;
-        if self.since.elapsed() < SLOWEST_TIME {
+        if now.saturating_duration_since(self.since) < SLOWEST_TIME {
             return true;
         }
         let is_kept = self.bytes >= SLOWEST_BYTES;
-        *self = Self { since: Instant::now(), bytes: 0 };
+        if is_kept {
+            *self = Self::begin(now);
+        }
         is_kept
     }
 }
@@ -842,4 +863,28 @@ fn this_platform() -> Platform {
         (key.trim() == "CPU architecture").then(|| value.trim().parse::<u8>().ok())?
     });
     Platform::of_processor(std::env::consts::ARCH, version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A registry that sends a byte each 20 s, and breaks off before the limit of a try, holds up others no longer than that.
+    #[test]
+    fn slow_download_is_given_up_whatever_tries_it_takes() {
+        let begun = Instant::now();
+        let at = |secs: u64| begun + Duration::from_secs(secs);
+        let mut pace = Pace::begin(begun);
+        assert!((1..15).all(|drop| pace.is_kept(1, at(20 * drop))), "within the time");
+        assert!(!pace.is_kept(1, at(300)));
+        assert!(!pace.is_kept(0, at(301)), "and no further try");
+
+        let mut steady = Pace::begin(begun);
+        let kept = (1..100).all(|time| steady.is_kept(SLOWEST_BYTES / 10 + 1, at(30 * time)));
+        assert!(kept, "as slow as may be");
+
+        let mut waiting = Pace::begin(begun);
+        waiting.pause(Duration::from_secs(1000));
+        assert!(waiting.is_kept(1, at(1299)) && !waiting.is_kept(1, at(1300)));
+    }
 }

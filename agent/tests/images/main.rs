@@ -13,3 +13,4 @@ mod pull;
 mod real_registry;
 mod setup;
 mod signatures;
+mod strangers;
