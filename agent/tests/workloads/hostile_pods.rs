@@ -62,7 +62,7 @@ fn hostile_image(setup: &mut Setup) {
     assert_eq!(code, 0, "{why}");
 }
 
-fn pod(name: &str, container: &Value, spec: &Value) -> Value {
+pub(crate) fn pod(name: &str, container: &Value, spec: &Value) -> Value {
     let mut main = json!({"name": "main", "image": "hostile:1"});
     let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
         "nodeName": NODE, "hostNetwork": true, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
@@ -78,7 +78,7 @@ fn pod(name: &str, container: &Value, spec: &Value) -> Value {
 }
 
 /// What became of the container: it ended, or waits with an error.
-fn state(setup: &Setup, name: &str) -> Option<Value> {
+pub(crate) fn state(setup: &Setup, name: &str) -> Option<Value> {
     let pod = setup.cluster.kubectl().json(&["get", "pod", name]).ok()?;
     if pod["status"]["reason"].is_string() {
         return Some(pod["status"].clone());
@@ -97,7 +97,7 @@ fn state(setup: &Setup, name: &str) -> Option<Value> {
 
 /// Waits for it, and says what became of the pod if it does not come.
 #[track_caller]
-fn shows(setup: &Setup, awaited: &str, pod: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn shows(setup: &Setup, awaited: &str, pod: &str, is_so: impl Fn() -> bool) {
     shows_within(LIMIT, setup, awaited, pod, is_so);
 }
 

@@ -20,6 +20,7 @@ mod escapes;
 mod far_away;
 mod faults;
 mod hooks;
+mod hostile_configs;
 mod hostile_pods;
 mod identity;
 mod image_volumes;

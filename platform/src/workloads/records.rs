@@ -169,14 +169,15 @@ impl ContainerExit {
     }
 }
 
-/// The first [`ERROR_BYTES`] of a text, without what is around it.
+/// The first [`ERROR_BYTES`] of a text, without what is around it. It quotes what images and pods name, and terminals show it: what
+/// would command them becomes blanks.
 pub(super) fn shortened(text: &str) -> String {
     let text = text.trim();
     let mut end = text.len().min(ERROR_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    text[..end].to_owned()
+    text[..end].replace(char::is_control, " ")
 }
 
 /// The wall clock in microseconds since 1970; before that, 0.
@@ -290,5 +291,6 @@ mod tests {
         let long = "é".repeat(ERROR_BYTES);
         assert_eq!(shortened(&long).len(), ERROR_BYTES);
         assert_eq!(shortened(&format!(" a{long}")).len(), ERROR_BYTES - 1);
+        assert_eq!(shortened("exec `a\n\u{1b}[2J`\n"), "exec `a  [2J`");
     }
 }

@@ -4,6 +4,7 @@
 //! entry. Leaves to others: reading the files.
 
 use crate::pods::Security;
+use kedge_api::excerpt;
 
 /// A user as the kernel knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -34,12 +35,16 @@ pub fn resolve(text: &str, passwd: &str, group: &str) -> Result<User, String> {
     let (uid, own_gid) = match (&entry, number(user_text)) {
         (Some(entry), _) => (entry.uid, entry.gid),
         (None, Some(uid)) => (uid, 0),
-        (None, None) => return Err(format!("user {user_text:?} is not in the image's /etc/passwd")),
+        (None, None) => {
+            return Err(format!("user {:?} is not in the image's /etc/passwd", excerpt(user_text)));
+        }
     };
     if let Some(group_text) = group_text {
         let gid = match (gid_of_group(group_text, group), number(group_text)) {
             (Some(gid), _) | (None, Some(gid)) => gid,
-            (None, None) => return Err(format!("group {group_text:?} is not in the image's /etc/group")),
+            (None, None) => {
+                return Err(format!("group {:?} is not in the image's /etc/group", excerpt(group_text)));
+            }
         };
         return Ok(User { uid, gid, groups: Vec::new() });
     }
