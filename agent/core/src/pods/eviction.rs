@@ -153,7 +153,6 @@ impl Pods {
     pub(crate) fn see_to_pressure(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         match &self.eviction.step {
             Step::Ending { pod, until } => {
-                let has_gone = |life: &Life| life.is_down() && life.swept != Swept::No;
                 let has_gone = self.lives.get(pod).is_none_or(has_gone);
                 if has_gone || *until <= now.mono {
                     let freeing = Freeing { until: now.mono + REMOVAL, seen: None };
@@ -216,13 +215,14 @@ impl Pods {
         actions.push(PodAction::MeasurePods { measure, pods });
     }
 
-    /// A pod that an earlier agent evicted may still be ending: what it has is not free yet, and no other ends for that.
+    /// A pod that an earlier agent evicted may still be ending, or what it had being removed: it is not free yet, and no other ends for
+    /// that.
     fn adopt_an_end(&mut self, now: Now) -> bool {
         if std::mem::replace(&mut self.eviction.has_adopted, true) {
             return false;
         }
         let ends = self.lives.values().filter_map(|life| {
-            let failed = life.failed.as_ref().filter(|failed| failed.reason == EVICTED && !life.is_down())?;
+            let failed = life.failed.as_ref().filter(|failed| failed.reason == EVICTED && !has_gone(life))?;
             Some((failed.grace_left(now.mono), life.uid.clone()))
         });
         let Some((grace, pod)) = ends.max() else { return false };
@@ -347,6 +347,11 @@ fn is_limited(life: &Life) -> bool {
     let mut containers = pod.spec.all_containers();
     containers.any(|container| storage_limit(container).is_some())
         || pod.spec.volumes.iter().any(|volume| volume.limit_on_disk().is_some())
+}
+
+/// Whether an evicted pod has ended, and what it had is removed.
+fn has_gone(life: &Life) -> bool {
+    life.is_down() && life.swept != Swept::No
 }
 
 fn evict(
@@ -873,6 +878,33 @@ mod tests {
             measured(&mut node, Measure::Memory, vec![takes("b", 2)]);
             assert_eq!(node.stops().last(), Some(&("b", 30)));
         }
+    }
+
+    #[test]
+    fn next_agent_ends_no_other_pod_while_the_evicted_ones_files_go() {
+        let mut node = Node::new();
+        ["a", "b"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        node.keeps_files = true;
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, vec![takes("a", 3), takes("b", 2)]);
+        assert!(!node.runs("a") && node.stops().len() == 1);
+        node.start();
+        for _ in 0..3 {
+            looked(&mut node, pressing(Signal::Memory, None));
+            node.wait(5);
+        }
+        assert_eq!(asked(&node).len(), 1, "what it had is not free yet");
+        node.keeps_files = false;
+        node.tell(PodEvent::PodRemoved { pod: PodUid::new("a").expect("it is one") });
+        looked(&mut node, pressing(Signal::Memory, None));
+        assert_eq!(asked(&node).len(), 2);
+        // one that went long ago holds up nobody
+        measured(&mut node, Measure::Memory, vec![takes("b", 2)]);
+        assert!(!node.runs("b"));
+        node.start();
+        node.bind("c", spec(0, "0"));
+        looked(&mut node, pressing(Signal::Memory, None));
+        assert_eq!(asked(&node).len(), 3);
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub(crate) struct Node {
     pub(crate) is_deaf: bool,
     /// Removing logs takes until a test says that it is done.
     pub(crate) keeps_logs: bool,
+    /// So does removing anything of a pod.
+    pub(crate) keeps_files: bool,
     /// The API server answers each status with this HTTP status.
     pub(crate) refuses_statuses: Option<u16>,
     pub(crate) patches: Patches,
@@ -68,6 +70,7 @@ impl Node {
             fails_starts: false,
             is_deaf: false,
             keeps_logs: false,
+            keeps_files: false,
             refuses_statuses: None,
             patches: Patches::Answered,
             late: None,
@@ -212,6 +215,7 @@ impl Node {
                 PodEvent::ContainerRemoved(key)
             }
             PodAction::RemovePod { keep_logs: false, .. } if self.keeps_logs => return None,
+            PodAction::RemovePod { .. } if self.keeps_files => return None,
             PodAction::RemovePod { pod, .. } => {
                 self.prepared.remove(&pod);
                 PodEvent::PodRemoved { pod }
