@@ -3,7 +3,7 @@
 //! hil-tests, on a machine of its own.
 
 use crate::pods::{NODE, Setup, layout_with};
-use crate::setup::{isolated_network, isolated_network_alone, kill};
+use crate::setup::{isolated_network, isolated_network_alone, kill, processes};
 use kedge_rig::scratch::poll;
 use serde_json::{Value, json};
 use std::fs;
@@ -178,6 +178,122 @@ fn full_disk_ends_the_greedy_pod_alone() {
         }
         assert_eq!(status(&setup, "within")["phase"], "Running");
         assert_eq!(condition(&setup), "False");
+    });
+}
+
+/// Looks each second; a pod that ends for the threshold has its grace.
+const SOFT: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnodeStatusUpdateFrequency: 1s\n\
+    evictionHard: {nodefs.available: 0%, imagefs.available: 0%}\nevictionSoft: {nodefs.available: 64Mi}\n\
+    evictionSoftGracePeriod: {nodefs.available: 1s}\nevictionMaxPodGracePeriod: 20\nevictionPressureTransitionPeriod: 5s\n";
+/// What a machine takes for it that is busy with all else.
+const BUSY: Duration = Duration::from_secs(240);
+
+/// Waits for it, however busy the machine is.
+#[track_caller]
+fn comes(setup: &Setup, awaited: &str, is_so: impl Fn() -> bool) {
+    let reached = poll(BUSY, || is_so().then_some(()));
+    assert!(reached.is_some(), "waited in vain for {awaited}\n{}", setup.cluster.agent(NODE).log_text());
+}
+
+/// Pods that were evicted, by their status.
+fn evicted(setup: &Setup) -> Vec<String> {
+    let list = setup.cluster.kubectl().json(&["-n", "kube-system", "get", "pods"]).unwrap_or_default();
+    let pods = list["items"].as_array().cloned().unwrap_or_default().into_iter();
+    let evicted = pods.filter(|pod| pod["status"]["reason"] == "Evicted");
+    evicted.map(|mut pod| pod["metadata"]["name"].take().as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// The agent is killed while the pod that it evicts ends, and again when that has ended, before the hub heard of it. `greedy_mib`: beyond
+/// the threshold, or all of the disk, which may then take no record of the eviction.
+fn check_eviction_that_is_cut_short(greedy_mib: u32) {
+    let mut setup = Setup::before_an_agent(env!("CARGO_BIN_EXE_kedge").as_ref(), make_disk);
+    setup.cluster.agent(NODE).write_drop_in("20-pressure.conf", SOFT).unwrap();
+    setup.await_pods();
+    fs::create_dir_all("/etc/go").unwrap();
+    let (root, kubectl) = (setup.cluster.agent(NODE).root_dir(), setup.cluster.kubectl());
+    let apply = |pod: &Value| kubectl.feed(&["apply", "-f", "-"], &pod.to_string()).unwrap();
+    apply(&pod("modest", MODEST_MIB, MODEST_MIB, &json!({})));
+    apply(&pod("critical", CRITICAL_MIB, 0, &json!({"priorityClassName": "system-node-critical"})));
+    // it says that it is told to end, and does not
+    let mut greedy = pod("greedy", 1, greedy_mib, &json!({"terminationGracePeriodSeconds": 60}));
+    let script = greedy["spec"]["containers"][0]["command"][2].as_str().unwrap();
+    let script = script.replace("exec sleep 86321", "while :; do sleep 0.2; done");
+    greedy["spec"]["containers"][0]["command"][2] =
+        json!(format!("trap 'echo told >/go/told' TERM; {script}"));
+    apply(&greedy);
+    let log = |name: &str, word: &str| {
+        kubectl.run(&["-n", "kube-system", "logs", name]).is_ok_and(|text| text.contains(word))
+    };
+    for name in ["modest", "greedy", "critical"] {
+        comes(&setup, &format!("{name} begun"), || log(name, "begun"));
+    }
+    let uid = kubectl
+        .run(&["-n", "kube-system", "get", "pod", "greedy", "-o", "jsonpath={.metadata.uid}"])
+        .unwrap();
+    let runs = || processes("told").iter().any(|process| process.contains("/go/told"));
+    let killed = |why: &'static str| {
+        let agent = setup.cluster.agent(NODE).babysitter();
+        let before = agent.state();
+        kill(before.pid.unwrap().into());
+        move || agent.wait_until(why, BUSY, |state| state.runs > before.runs && state.is_ready()).unwrap()
+    };
+    assert!(runs());
+
+    fs::write("/etc/go/go", "").unwrap();
+    comes(&setup, "the signal", || fs::read_to_string("/etc/go/told").is_ok());
+    let next = killed("the next agent");
+    assert!(runs(), "killed before its end");
+    let record = fs::read_to_string(root.join(format!("pods/desired/{uid}.json"))).unwrap_or_default();
+    let (is_recorded, left) = (record.contains("\"Evicted\""), available_mib(&root));
+    println!("measured: killed with {left} MiB left, record of the eviction: {is_recorded}");
+    assert!(is_recorded || greedy_mib > GREEDY_MIB, "{record}");
+    next();
+    assert!(evicted(&setup).is_empty());
+
+    // nobody hears the end
+    let hub = setup.cluster.hub().pid().unwrap();
+    signal(hub, "STOP");
+    comes(&setup, "its end", || !runs());
+    let next = killed("one more agent");
+    signal(hub, "CONT");
+    next();
+    comes(&setup, "the eviction", || status(&setup, "greedy")["phase"] == "Failed");
+    let greedy = status(&setup, "greedy");
+    assert_eq!(greedy["reason"], "Evicted", "{greedy}");
+    let words = "The node was low on resource: ephemeral-storage. Threshold quantity: 64Mi, available: ";
+    assert!(greedy["message"].as_str().unwrap_or_default().starts_with(words), "{greedy}");
+    comes(&setup, "no pressure", || available_mib(&root) > 64 && condition(&setup) == "False");
+    assert_others_go_on(&setup, |name| log(name, "begun"));
+    assert_eq!(evicted(&setup), ["greedy"]);
+    fs::remove_dir_all("/etc/go").unwrap();
+}
+
+fn signal(pid: i32, name: &str) {
+    let status = Command::new("/usr/bin/env").args(["kill", &format!("-{name}"), &pid.to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn eviction_that_is_cut_short_ends_that_pod_alone() {
+    if !has_loop_devices() {
+        assert!(std::env::var_os("CI").is_none(), "no loop devices, or no mkfs.ext4");
+        eprintln!("skipped: no loop devices, or no mkfs.ext4");
+        return;
+    }
+    isolated_network("pressure::eviction_that_is_cut_short_ends_that_pod_alone", || {
+        check_eviction_that_is_cut_short(GREEDY_MIB);
+    });
+}
+
+#[test]
+fn eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone() {
+    if !has_loop_devices() {
+        assert!(std::env::var_os("CI").is_none(), "no loop devices, or no mkfs.ext4");
+        eprintln!("skipped: no loop devices, or no mkfs.ext4");
+        return;
+    }
+    isolated_network("pressure::eviction_on_a_full_disk_that_is_cut_short_ends_that_pod_alone", || {
+        check_eviction_that_is_cut_short(100_000);
     });
 }
 
