@@ -325,6 +325,11 @@ fn garbage_is_refused() {
     let mut other = Packed::gzip(&Archive::default().file("a", b"1"));
     other.bytes = gzip(&Archive::default().file("a", b"2").bytes());
     refused(&node, other, "unpacks to");
+    // whoever opens it waits for somebody who writes
+    let pipe = node.scratch.join("archive.tar");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let import = ["import", pipe.to_str().unwrap(), "--name", "r.lan/pipe"];
+    node.fails(&import, "archive.tar is a named pipe, expected a file");
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod logs;
 mod lying_server;
 mod many_probes;
 mod messages;
+mod named_pipes;
 #[path = "../net_server/mod.rs"]
 mod net_server;
 mod network;
