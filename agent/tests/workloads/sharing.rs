@@ -1,6 +1,6 @@
 //! What a container sees of its pod, and of the machine.
 
-use crate::setup::{LIMIT, Machine, isolated, processes, wanted};
+use crate::setup::{INSIDE, LIMIT, Machine, isolated, processes, wanted};
 use kedge_platform::workloads::{ContainerState, Workloads};
 use kedge_rig::scratch::wait_until;
 
@@ -199,5 +199,32 @@ fn sysctl_is_set_in_the_namespace_of_the_pod() {
         assert_eq!(machine.logged(&container.id), ["77", "1"]);
         assert_eq!(std::fs::read_to_string(name).unwrap(), before);
         runtime.clean_up(&[container.id]);
+    });
+}
+
+/// The operator's group (`--cgroup-root`) has the share that the operator gave it.
+#[test]
+fn group_above_pods_and_shims_keeps_its_share() {
+    isolated("sharing::group_above_pods_and_shims_keeps_its_share", || {
+        let machine = Machine::new();
+        let mut runtime = machine.open();
+        let wanted = wanted("web", "exit 0");
+        runtime.run_to_end(&wanted);
+        let above = std::env::var(INSIDE).unwrap();
+        let share_of = |group: &str| {
+            let files = [
+                format!("/sys/fs/cgroup/cpu{group}/cpu.shares"),
+                format!("/sys/fs/cgroup{group}/cpu.weight"),
+            ];
+            let text = files.iter().find_map(|file| std::fs::read_to_string(file).ok());
+            text.expect("a machine that shares its processors").trim().to_owned()
+        };
+        let is_one_of = |group: &str, shares: [&str; 2]| {
+            let share = share_of(group);
+            assert!(shares.contains(&share.as_str()), "{group}: {share}");
+        };
+        is_one_of(&above, ["1024", "100"]);
+        is_one_of(&machine.settings.shims_group, ["256", "10"]);
+        runtime.clean_up(&[wanted.id]);
     });
 }

@@ -67,6 +67,14 @@ pub fn shim(bundle: &Path) -> Result<(), WorkloadError> {
     shim.records.write(EXIT, &exit)
 }
 
+/// The groups that get the shims' share: theirs and those above it, because a share counts beside its neighbours only. Not those that
+/// are above this container as well: they are the operator's, and their share is that of the pods, too.
+fn weighed<'a>(shims: &'a str, container: &str) -> impl Iterator<Item = &'a str> {
+    let ends = shims.match_indices('/').map(|(end, _)| end).skip(1).chain([shims.len()]);
+    let is_above = |group: &str| container.strip_prefix(group).is_some_and(|below| below.starts_with('/'));
+    ends.map(|end| &shims[..end]).filter(move |group| !is_above(group))
+}
+
 /// Leaves the agent behind: session, control group, signals.
 fn stand_alone(order: &Order) -> io::Result<SignalFd> {
     // it may lead its group already
@@ -76,9 +84,8 @@ fn stand_alone(order: &Order) -> io::Result<SignalFd> {
     // without it systemd would count the shim as the agent's, and complain at each start
     let _ = order.cgroups.put(&order.shims_group, 0);
     let shares = GroupLimits { cpu_shares: Some(SHIMS_SHARES), ..GroupLimits::default() };
-    for (end, _) in order.shims_group.match_indices('/').skip(1).chain([(order.shims_group.len(), "")]) {
-        // of the group above, too: a share counts beside its neighbours only
-        let _ = order.cgroups.make(&order.shims_group[..end], &shares);
+    for group in weighed(&order.shims_group, &order.group) {
+        let _ = order.cgroups.make(group, &shares);
     }
     // it ends after its container, whoever asks; what a shutdown cannot wait for it kills
     let mut waited = SigSet::empty();
@@ -374,6 +381,16 @@ mod tests {
     use super::super::records::{Console, LogOrder};
     use super::*;
     use std::io::{Read as _, Write as _};
+
+    #[test]
+    fn share_is_that_of_groups_without_pods() {
+        let check = |shims: &str, container: &str, expect: &[&str]| {
+            assert_eq!(weighed(shims, container).collect::<Vec<_>>(), expect);
+        };
+        check("/kedge/shims", "/kedgepods/podx/c-0", &["/kedge", "/kedge/shims"]);
+        check("/a/b/kedge/shims", "/a/b/kedgepods/podx/c-0", &["/a/b/kedge", "/a/b/kedge/shims"]);
+        check("/a/shims", "/a/pods/podx/c-0", &["/a/shims"]);
+    }
 
     #[test]
     fn last_output_is_taken_however_slow_the_log_is() {
