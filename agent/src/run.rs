@@ -44,8 +44,8 @@ const CALLS: usize = 8;
 /// How long one turn of the main loop may take.
 const MAIN_TURN: Duration = Duration::from_secs(20);
 
-/// How often the program's code is given back: what ran since, which is what a renewal and a bookmark need, is in memory. Less often would keep
-/// what a start needed; it costs some thirty minor faults each time.
+/// How often the program's code is given back: what ran since, which is what a renewal and a bookmark need, is in memory. Less often
+/// would keep what a start needed; it costs some thirty minor faults each time.
 const CODE_REST: Duration = Duration::from_secs(30);
 
 /// The name under which the main loop is watched.
@@ -681,8 +681,8 @@ const KEPT_BELOW: [&str; 11] = [
     "volumes",
 ];
 
-/// Logs that what a damaged disk put in place of a directory was set aside: a file there would leave the containers nowhere to live, and the
-/// configuration nowhere to be written, for ever.
+/// Logs that what a damaged disk put in place of a directory was set aside: a file there would leave the containers nowhere to live, and
+/// the configuration nowhere to be written, for ever.
 fn report_way(directory: &Path, made: Result<Option<Displaced>, WriteError>) {
     match made {
         Ok(None) => {}
@@ -693,8 +693,9 @@ fn report_way(directory: &Path, made: Result<Option<Displaced>, WriteError>) {
     }
 }
 
-/// Claims `--root-dir` for this agent, and sees that directories can be made where they belong: the socket alone does not prove it, for it lies in another directory. A directory that cannot
-/// be claimed at all is the disk's matter, and no disk stops an agent: neither does one that holds the process before us.
+/// Claims `--root-dir` for this agent, and sees that directories can be made where they belong: the socket alone does not prove it, for
+/// it lies in another directory. A directory that cannot be claimed at all is the disk's matter, and no disk stops an agent: neither does
+/// one that holds the process before us.
 fn claim(places: &Places, roots: &Roots) -> Result<Records, AgentError> {
     let root_dir = &places.root_dir;
     let directory = root_dir.display();

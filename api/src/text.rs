@@ -1,7 +1,7 @@
 //! Texts from outside: percent encoding, and the beginning of what a stranger wrote.
 //!
-//! Always holds: no function here fails on any input, and each takes time linear in it. Leaves to others: which characters are allowed where,
-//! and limits in bytes.
+//! Always holds: no function here fails on any input, and each takes time linear in it. Leaves to others: which characters are allowed
+//! where, and limits in bytes.
 
 /// A part of a URL with everything encoded but RFC 3986's unreserved characters.
 #[must_use]

@@ -1,7 +1,8 @@
 //! Bodies that clients send to the hub, as JSON or protobuf, and the objects it may find in its store.
 //!
-//! The first byte chooses the kind, the second what is done; the rest is the body as `large` expands it. Checked: an object that is accepted is in its final form (the
-//! schema changes nothing more), can be stored, shown and read back; one that is refused is refused with a Status.
+//! The first byte chooses the kind, the second what is done; the rest is the body as `large` expands it. Checked: an object that is
+//! accepted is in its final form (the schema changes nothing more), can be stored, shown and read back; one that is refused is refused
+//! with a Status.
 
 use crate::Target;
 use crate::input::chosen_kind;

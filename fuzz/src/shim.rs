@@ -1,8 +1,8 @@
 //! What agents and shims of different releases read of each other: the records of a bundle, and both sides of the attach protocol.
 //!
 //! Always checked: a record that was read is written back as itself; an agent takes the container for something, whatever the records
-//! say, and for ended only by a record of its end; a shim gives a client what the container wrote and the container what the client wrote, and
-//! only after a greeting; what it says is the protocol; a client hears an end or a reason.
+//! say, and for ended only by a record of its end; a shim gives a client what the container wrote and the container what the client
+//! wrote, and only after a greeting; what it says is the protocol; a client hears an end or a reason.
 
 use crate::Target;
 use crate::input::{joined, sections};

@@ -1,9 +1,10 @@
 //! One machine in QEMU: power, disks, network, monitor, shell, serial log.
 //!
 //! Owns the QEMU process and the files of one run directory. Always holds: QEMU dies with this program (also by SIGKILL); the guest
-//! reaches two addresses, the hub's and that of a registry, each through a relay, and nothing else; the serial log grows over all starts. The emulated clock of a
-//! machine started from a snapshot continues from the snapshot's time. Cutting the power loses a random part of what the guest wrote and
-//! did not flush: while the machine is on, its disk stays as it was at the start, and a log has all that was written since.
+//! reaches two addresses, the hub's and that of a registry, each through a relay, and nothing else; the serial log grows over all starts.
+//! The emulated clock of a machine started from a snapshot continues from the snapshot's time. Cutting the power loses a random part of
+//! what the guest wrote and did not flush: while the machine is on, its disk stays as it was at the start, and a log has all that was
+//! written since.
 
 use std::ffi::OsStr;
 use std::fs::File;

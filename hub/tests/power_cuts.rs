@@ -44,7 +44,8 @@ const fn roomy(file_system: FileSystem, options: &'static str) -> FileSystem {
     FileSystem { mib: 48, options, ..file_system }
 }
 
-/// One write, or what a read has shown: what the object is afterwards (`None`: gone), and when that was acknowledged, with the version then.
+/// One write, or what a read has shown: what the object is afterwards (`None`: gone), and when that was acknowledged, with the version
+/// then.
 #[derive(Debug, Clone)]
 struct Step {
     content: Option<String>,

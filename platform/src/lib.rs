@@ -1,6 +1,6 @@
 //! What a board can do, as small traits: durable files, clocks, the supervisor's watchdog, how the previous run
-//! ended, facts about the host, slots and state partition of a disk image, and containers (`workloads`). `linux` is the real board, `fake` (feature `fake`) behaves the same in memory and
-//! fails on request.
+//! ended, facts about the host, slots and state partition of a disk image, and containers (`workloads`). `linux` is the real board,
+//! `fake` (feature `fake`) behaves the same in memory and fails on request.
 //!
 //! What always holds: every root (`/proc`, `/sys`, the data directory) is a parameter; nothing read from the machine
 //! can panic or grow without a limit; a write that answered `Ok` survives a power cut.

@@ -1,4 +1,5 @@
-//! What a disk image does with its state partition before systemd starts: check, repair, make, enlarge and mount it, and show what it holds.
+//! What a disk image does with its state partition before systemd starts: check, repair, make, enlarge and mount it, and show what it
+//! holds.
 //!
 //! Always holds: each call is one thing that a power cut may fall into; none waits for a disk without a limit but a mount.
 //! `linux::state` is the real board, `fake::FakeState` behaves the same in memory.

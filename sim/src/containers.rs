@@ -3,8 +3,8 @@
 //!
 //! Owns what is true of each container, beside what the agent was shown of it. Always holds: commands are performed in the order they
 //! were given; one that was under way when the agent or the power went is done wholly, by half or not at all; `/run` and unsynced
-//! layers go with the power, records and logs stay. A pull comes in pieces and may break off between two; a container may ignore all signals but
-//! SIGKILL. It can fail, hang, lie (`Lie`), and keeps the first promise that it saw broken.
+//! layers go with the power, records and logs stay. A pull comes in pieces and may break off between two; a container may ignore all
+//! signals but SIGKILL. It can fail, hang, lie (`Lie`), and keeps the first promise that it saw broken.
 //! Leaves to others: what must hold at rest (`tests/pods`), a configuration's disk (`disk`).
 
 use kedge_api::Timestamp;

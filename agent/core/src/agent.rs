@@ -2,8 +2,8 @@
 //!
 //! `Core::handle` takes one event at one time and appends actions; `Core::next_deadline` says when to call it again without
 //! an event. What is decided is decided by actors with a state of their own, each in its module: the configuration
-//! (`config::actor`), the Node object, the heartbeat, the Events (`node`), the pods (`pods::actor`); here events are routed to them, and what one learns to
-//! the next. Always holds: at most one file step is under way; the Lease, the status and the configuration are
+//! (`config::actor`), the Node object, the heartbeat, the Events (`node`), the pods (`pods::actor`); here events are routed to them, and
+//! what one learns to the next. Always holds: at most one file step is under way; the Lease, the status and the configuration are
 //! independent, so none waits for another; queues have bounds. Leaves to others: performing the actions and reporting
 //! each outcome, in any order and as late as it likes.
 

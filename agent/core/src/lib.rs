@@ -1,8 +1,9 @@
 //! The decisions of the agent: events in, actions out.
 //!
 //! Core reads no clock, file or socket and draws no random number: the time comes with each event, files and answers come as
-//! events, everything to do leaves as a complete action, and the same events give the same actions, every time. What must survive a power cut is two steps: the action that writes it, and, on the event that it is
-//! written, the act. So a simulator can hold the disk, the network and the clock in its hand and cut anywhere.
+//! events, everything to do leaves as a complete action, and the same events give the same actions, every time. What must survive a power
+//! cut is two steps: the action that writes it, and, on the event that it is written, the act. So a simulator can hold the disk, the
+//! network and the clock in its hand and cut anywhere.
 
 mod agent;
 pub mod config;

@@ -4,9 +4,9 @@
 //! only a list that was read to its end, or an event of the watch after it, changes what is known, so a watch that ends, a list that
 //! fails and a server that does not answer change nothing; what a list lacks is gone; an object under a known name with another UID
 //! is another object, and the one before it is shown as gone first; a change that is known is not shown again; what goes beyond the
-//! bounds is not taken, and reported once; of a set each namespace has a share, and what goes beyond that is shown in part; of another server nothing is known; where one object is asked for by its name, what
-//! bears another beside it is not shown. Leaves to others: rounds and pauses (`watching`),
-//! what an object means, and its content: that is shown, not kept.
+//! bounds is not taken, and reported once; of a set each namespace has a share, and what goes beyond that is shown in part; of another
+//! server nothing is known; where one object is asked for by its name, what bears another beside it is not shown. Leaves to others:
+//! rounds and pauses (`watching`), what an object means, and its content: that is shown, not kept.
 
 use crate::config::records::CHECKPOINT_BYTES;
 use crate::event::Listing;

@@ -3,7 +3,8 @@
 //! Always holds: times run from the beginning of the judgement, not from the boot, so what the disk's check takes is no fault of the slot;
 //! a demand that this version does not know condemns nothing. Of a slot that was good before no more is asked than that it can be read:
 //! systemd and the agent deal with restarts, and a bad configuration must not bring back an older image.
-//! Leaves to others: updates (`admission`, `list`); looking (`agent/src/slot.rs`); counting tries, and the reset (the boot loader, systemd).
+//! Leaves to others: updates (`admission`, `list`); looking (`agent/src/slot.rs`); counting tries, and the reset (the boot loader,
+//! systemd).
 
 pub mod admission;
 pub mod list;

@@ -33,7 +33,8 @@ const DEAF_AFTER: Duration = Duration::from_secs(5);
 /// Without watches an object is read this often if no renewal names changes: as rarely as a status is sent.
 const READ_EVERY: Duration = Duration::from_secs(5 * 60);
 
-/// A list is read at least this often, whatever renewals name: a server that was restored from a copy may name what an older history counted.
+/// A list is read at least this often, whatever renewals name: a server that was restored from a copy may name what an older history
+/// counted.
 const READ_AT_LEAST: Duration = Duration::from_secs(60 * 60);
 
 /// UID and resourceVersion of an object: two that have both in common are one and the same.

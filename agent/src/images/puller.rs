@@ -1,8 +1,9 @@
 //! From a reference to an image that can be run.
 //!
-//! Always holds: mirrors are asked first, then the registry; what has to be signed is, before anything but its manifest is fetched; a layer is fetched only if it is missing, continued where an earlier
-//! try ended, compared with its digest, unpacked, made durable; the record comes last. Blobs go once the record stands: on a
-//! device each byte is kept once. What a pull uses it has claimed before: removals go on beside it.
+//! Always holds: mirrors are asked first, then the registry; what has to be signed is, before anything but its manifest is fetched; a
+//! layer is fetched only if it is missing, continued where an earlier try ended, compared with its digest, unpacked, made durable; the
+//! record comes last. Blobs go once the record stands: on a device each byte is kept once. What a pull uses it has claimed before:
+//! removals go on beside it.
 //! Left to others: which pods wait, and when a failed pull is tried again.
 
 use std::io::Read;

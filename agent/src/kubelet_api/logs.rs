@@ -1,7 +1,7 @@
 //! `/containerLogs/NAMESPACE/POD/CONTAINER`: what a container has written.
 //!
-//! Always holds: a caller that reads slowly makes the reading of files wait, not memory grow; one that leaves ends it, also while nothing is
-//! written. Left to others: which files, and what of them (`crate::logs`).
+//! Always holds: a caller that reads slowly makes the reading of files wait, not memory grow; one that leaves ends it, also while nothing
+//! is written. Left to others: which files, and what of them (`crate::logs`).
 
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::sync::Arc;

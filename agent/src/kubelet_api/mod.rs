@@ -1,4 +1,5 @@
-//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec`, `attach`, `port-forward` and `get --raw .../proxy/...` ask of a node.
+//! The kubelet's HTTP API, over any stream: what `kubectl logs`, `exec`, `attach`, `port-forward` and `get --raw .../proxy/...` ask of a
+//! node.
 //!
 //! Owns one exchange: a bounded head is read, a route answers it, the stream ends. Always holds: a caller that is slow, large or gone
 //! costs a bounded amount of memory; an answer that breaks off is never taken for a whole one. It knows no sockets, so whoever accepts

@@ -1,8 +1,9 @@
 //! `/logs`: files below `/var/log`, and the node's journal for who asks by `query`.
 //!
-//! Always holds: no link is followed, so nothing but what lies below that directory is read; a caller that reads slowly makes the reading wait,
-//! not memory grow, and one that leaves ends it; the journal's program gets each word as one argument, a bounded time, and an answer that
-//! it could not complete breaks off. Parameters and their bounds are those of upstream's NodeLogQuery, and so is `enableSystemLogHandler`.
+//! Always holds: no link is followed, so nothing but what lies below that directory is read; a caller that reads slowly makes the reading
+//! wait, not memory grow, and one that leaves ends it; the journal's program gets each word as one argument, a bounded time, and an
+//! answer that it could not complete breaks off. Parameters and their bounds are those of upstream's NodeLogQuery, and so is
+//! `enableSystemLogHandler`.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};

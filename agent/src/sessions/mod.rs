@@ -2,9 +2,10 @@
 //!
 //! Owns which container is meant (`place`), the movement of bytes in both directions (`relay`), and the clients: a person's terminal
 //! (`local`), a WebSocket (`websocket`), streams of SPDY (`spdy_remote`). Connections to ports of a pod are apart
-//! from them (`port_forward`, over `spdy`, which a WebSocket may carry: `tunnel`). Always holds: it works while no agent runs, because everything is read from the records
-//! of the containers; a program that was run for a client ends with it. Memory is bounded: who does not read keeps the program waiting, as at any
-//! pipe. Blocks: it is a command, or a process of its own. Leaves to others: starting and ending programs (platform).
+//! from them (`port_forward`, over `spdy`, which a WebSocket may carry: `tunnel`). Always holds: it works while no agent runs, because
+//! everything is read from the records of the containers; a program that was run for a client ends with it. Memory is bounded: who does
+//! not read keeps the program waiting, as at any pipe. Blocks: it is a command, or a process of its own. Leaves to others: starting and
+//! ending programs (platform).
 
 mod local;
 pub(crate) mod place;

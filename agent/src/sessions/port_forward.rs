@@ -1,8 +1,8 @@
 //! Port-forward: connections to ports of a pod, many at once over one connection of SPDY.
 //!
 //! A client opens two streams for each, one for errors and one for data, with headers that name the port and a request of both. Always
-//! holds: at most [`MOST_STREAMS`] are open; of each direction of a connection [`QUEUE`] pieces wait at most, and what all say to the client waits
-//! in one queue; a client that does not read stops the programs, and a program that does not read stops the client, with
+//! holds: at most [`MOST_STREAMS`] are open; of each direction of a connection [`QUEUE`] pieces wait at most, and what all say to the
+//! client waits in one queue; a client that does not read stops the programs, and a program that does not read stops the client, with
 //! all its connections: the protocol knows no other way. Errors reach the client in the kubelet's form. Leaves to others: frames
 //! (`spdy`), how a port is reached.
 

@@ -3,7 +3,8 @@
 //! Always holds: at most [`CHUNK_BYTES`] of each direction are held here; while a client takes nothing, the program's output is not
 //! read, and while the program takes nothing, the client's input is not. All that the program wrote before its end reaches the
 //! client before the end does; what others hold open behind it is not waited for. A client that is gone
-//! ends it at once, also one whose input the program does not take: it is sent a probe, which fails. Leaves to others: how a client speaks (`Client`), what runs (`Running`).
+//! ends it at once, also one whose input the program does not take: it is sent a probe, which fails. Leaves to others: how a client
+//! speaks (`Client`), what runs (`Running`).
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};

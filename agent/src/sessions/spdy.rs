@@ -1,7 +1,7 @@
 //! SPDY/3.1 frames, as kubectl and Kubernetes' API server speak them: what a client says, and how it is answered.
 //!
-//! Always holds: a control frame has at most [`CONTROL_BYTES`], its headers inflated at most [`HEADER_BYTES`]; data is handed on in the pieces
-//! in which it comes, so a data frame may be of any length; however the bytes are split, the same frames come out. After an
+//! Always holds: a control frame has at most [`CONTROL_BYTES`], its headers inflated at most [`HEADER_BYTES`]; data is handed on in the
+//! pieces in which it comes, so a data frame may be of any length; however the bytes are split, the same frames come out. After an
 //! error nothing more can be read, because all headers of a connection are compressed as one text. Reads no socket.
 //!
 //! Deliberately absent: flow control. Kubernetes' clients neither send WINDOW_UPDATE nor heed it, so a reader that takes no more stops

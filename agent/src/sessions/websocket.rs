@@ -2,9 +2,9 @@
 //! `channel.k8s.io`.
 //!
 //! Each message belongs to a channel, its first byte: 0 input, 1 and 2 outputs, 3 how it ended (a Status), 4 the terminal's size; in v5
-//! 255 closes the channel that the next byte names, and in the first channel 3 has a failure as text, and nothing of a success. Always holds: a message has at most [`MESSAGE_BYTES`], so have the bytes that
-//! wait for a client that does not read; whoever breaks the protocol is gone. Leaves to others: frames (tungstenite), the
-//! way to the client, which program it talks to.
+//! 255 closes the channel that the next byte names, and in the first channel 3 has a failure as text, and nothing of a success. Always
+//! holds: a message has at most [`MESSAGE_BYTES`], so have the bytes that wait for a client that does not read; whoever breaks the
+//! protocol is gone. Leaves to others: frames (tungstenite), the way to the client, which program it talks to.
 
 use std::io;
 use std::net::Shutdown;

@@ -75,7 +75,8 @@ fn remove_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What the messages of a pod's containers take of the disk, by container; the argument is the pod's directory there. None: nobody can tell.
+/// What the messages of a pod's containers take of the disk, by container; the argument is the pod's directory there. None: nobody can
+/// tell.
 pub(super) fn sizes(pod: &Path) -> Option<Vec<(String, DiskUsage)>> {
     let entries = match fs::read_dir(pod.join(DIRECTORY)) {
         Ok(entries) => entries,

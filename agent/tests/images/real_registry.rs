@@ -1,7 +1,9 @@
 //! Debian's `docker-registry`, as sites run it: over TLS with an authority of its own, with a password or with tokens, and with what
-//! happens to sites: damaged disks, a registry that is stopped in the midst of a blob, a store of blobs elsewhere, a node's disk that fills.
+//! happens to sites: damaged disks, a registry that is stopped in the midst of a blob, a store of blobs elsewhere, a node's disk that
+//! fills.
 //!
-//! A link between node and registry stops the bytes where a test wants it. Without the program this is printed and nothing is done; under CI=true it fails.
+//! A link between node and registry stops the bytes where a test wants it. Without the program this is printed and nothing is done; under
+//! CI=true it fails.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};

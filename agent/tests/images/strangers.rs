@@ -1,5 +1,5 @@
-//! Registries as a stranger would write one who wants to hold up, fill or mislead the node: each pull ends soon, by a clear error, and leaves
-//! nothing. What goes wrong by chance is in `pull`.
+//! Registries as a stranger would write one who wants to hold up, fill or mislead the node: each pull ends soon, by a clear error, and
+//! leaves nothing. What goes wrong by chance is in `pull`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,11 +1,12 @@
-//! Power cuts at every flush of the life of pods, with the real agent, crun and a real file system: bound, started, ended and started again,
-//! done, deleted, replaced by another of the same name; its ConfigMap edited.
+//! Power cuts at every flush of the life of pods, with the real agent, crun and a real file system: bound, started, ended and started
+//! again, done, deleted, replaced by another of the same name; its ConfigMap edited.
 //!
 //! The node's root directory and its containers' logs lie on a disk whose every write is logged. It is rebuilt as a cut at each flush could
-//! have left it, and the agent is started on each as another boot, first without an API server. Always holds: a pod that had run runs again,
-//! once; a pod that was done or gone does not; a pod whose binding was under way runs, or is not known; a ConfigMap is seen as it was
-//! before an edit or after it, and as after it where a container had seen that; no record is half written. Of some disks the agent then meets the API server as it was at the end, and comes to what that wants. The checker is checked: an agent
-//! whose directories are not synced must be caught.
+//! have left it, and the agent is started on each as another boot, first without an API server. Always holds: a pod that had run runs
+//! again, once; a pod that was done or gone does not; a pod whose binding was under way runs, or is not known; a ConfigMap is seen as it
+//! was before an edit or after it, and as after it where a container had seen that; no record is half written. Of some disks the agent
+//! then meets the API server as it was at the end, and comes to what that wants. The checker is checked: an agent whose directories are
+//! not synced must be caught.
 //!
 //! `KEDGE_CRASH_FULL=1` checks more of what a flush that was under way can leave. Each boot has namespaces of its own, which end with it.
 

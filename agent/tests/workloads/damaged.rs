@@ -1,9 +1,10 @@
 //! Damaged state of pods and images: each file and directory of it spoilt as a failing disk, an operator or another version would, with the
 //! real agent and crun.
 //!
-//! Always holds, whatever was spoilt: the agent starts and says what it cannot use; a pod's record that cannot be used is kept aside; containers that run
-//! go on, or end once and begin anew where nobody could say how they are; nothing runs twice; what the API server knows too comes back from
-//! there; a list that could not be read ends no pod; everything is as before in the end, without a hand on the disk.
+//! Always holds, whatever was spoilt: the agent starts and says what it cannot use; a pod's record that cannot be used is kept aside;
+//! containers that run go on, or end once and begin anew where nobody could say how they are; nothing runs twice; what the API server
+//! knows too comes back from there; a list that could not be read ends no pod; everything is as before in the end, without a hand on the
+//! disk.
 //!
 //! `KEDGE_CRASH_FULL=1` spoils each file in every way.
 

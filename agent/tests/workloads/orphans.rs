@@ -1,8 +1,8 @@
 //! Pods that an API server left behind, with the real hub, agent and crun: the hub is wiped, so the node's Node has another UID.
 //!
 //! Always holds: what the hub before had bound goes on, over agents, shown as orphaned, until the hub that is there now binds a pod of the
-//! same name or controller, an operator releases it on the node, or the Node's annotation does; the next one begins after it has ended. Under
-//! one UID a list without a pod ends it, and one that could not be read ends none.
+//! same name or controller, an operator releases it on the node, or the Node's annotation does; the next one begins after it has ended.
+//! Under one UID a list without a pod ends it, and one that could not be read ends none.
 
 use crate::killed_agents::pids;
 use crate::pods::{NODE, Setup};

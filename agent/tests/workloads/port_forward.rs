@@ -1,5 +1,5 @@
-//! `kubectl port-forward` of three versions to programs in pods, with a real hub and a real agent: the newest speaks SPDY inside a WebSocket, the
-//! oldest SPDY alone.
+//! `kubectl port-forward` of three versions to programs in pods, with a real hub and a real agent: the newest speaks SPDY inside a
+//! WebSocket, the oldest SPDY alone.
 
 use crate::network::SHIPPED;
 use crate::pods::{NODE, Setup};

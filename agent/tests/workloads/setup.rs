@@ -86,7 +86,8 @@ fn missing_with_network() -> Option<String> {
     missing().or_else(|| absent.map(|path| format!("missing: {path} (.ci/prepare tests)")))
 }
 
-/// A command that runs its further arguments with mounts and processes of their own, which end with this thread: options of `unshare` first.
+/// A command that runs its further arguments with mounts and processes of their own, which end with this thread: options of `unshare`
+/// first.
 pub(crate) fn set_apart() -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--propagation", "private"]);

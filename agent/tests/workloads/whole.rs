@@ -1,5 +1,5 @@
-//! One manifest with all that a node serves, and what it refuses, with a real hub, a real agent, CNI plugins and crun: `whole.yaml`, which booted
-//! images run, too.
+//! One manifest with all that a node serves, and what it refuses, with a real hub, a real agent, CNI plugins and crun: `whole.yaml`,
+//! which booted images run, too.
 
 use crate::pods::{NODE, Setup, put_network};
 use crate::setup::{LIMIT, isolated_network};

@@ -76,7 +76,8 @@ const BODIES: &[(&str, &str, Generated)] = &[
     ("meta/v1", "Status", generated::<meta::Status>),
 ];
 
-/// Fields that k8s-pb 0.9 does not have. The numbers are those of generated.proto of Kubernetes 1.36; all but `configMapRef`, whose number upstream keeps free for it.
+/// Fields that k8s-pb 0.9 does not have. The numbers are those of generated.proto of Kubernetes 1.36; all but `configMapRef`, whose
+/// number upstream keeps free for it.
 const NEWER: &[&str] = &[
     "core/v1/ImageVolumeStatus.imageRef 1",
     "core/v1/NodeAllocatableResourceClaimStatus.containers 2",

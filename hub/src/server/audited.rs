@@ -1,7 +1,8 @@
 //! What of a request goes into the audit log, and the id that ties its line to its answer.
 //!
-//! Always holds: every change that a client asked for, every session with a node and every read of Secrets is recorded with its outcome, or counted; the exception
-//! is what a node reports about itself when it is stored. Left to others: the line, its place and its quota (`crate::audit`).
+//! Always holds: every change that a client asked for, every session with a node and every read of Secrets is recorded with its outcome,
+//! or counted; the exception is what a node reports about itself when it is stored. Left to others: the line, its place and its quota
+//! (`crate::audit`).
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Files and directories below one directory, such as `/var/log`, in which strangers write.
 //!
-//! What always holds: no link is followed below that directory, whatever becomes of it meanwhile, so nothing outside is reached; nothing but a
-//! regular file or a directory is opened, because opening a device has effects and a pipe blocks.
+//! What always holds: no link is followed below that directory, whatever becomes of it meanwhile, so nothing outside is reached; nothing
+//! but a regular file or a directory is opened, because opening a device has effects and a pipe blocks.
 
 use std::fs::File;
 use std::io;

@@ -1,8 +1,8 @@
 //! The program's code and constants: what a start needed once is given back.
 //!
-//! Always holds: only pages that nobody can write to go, and they come back from the kernel's cache, or from flash, when they are used again. The
-//! kernel maps code in pieces of 64 KiB around what runs, and keeps them mapped for as long as the process lives: without this an agent
-//! that renews its Lease holds on to what read its configuration, made its keys and shook hands.
+//! Always holds: only pages that nobody can write to go, and they come back from the kernel's cache, or from flash, when they are used
+//! again. The kernel maps code in pieces of 64 KiB around what runs, and keeps them mapped for as long as the process lives: without this
+//! an agent that renews its Lease holds on to what read its configuration, made its keys and shook hands.
 #![allow(unsafe_code, reason = "madvise and the segments of the program have no safe wrapper in nix")]
 
 use std::ffi::{c_int, c_void};

@@ -20,8 +20,8 @@ use nix::sys::signal::{SigSet, Signal};
 const OWN_IMAGE: &str = "/proc/self/exe";
 
 /// Signals that ask the agent for something, and those that people send by hand because they mean something to other programs:
-/// unless they are taken they kill it, and a kill counts against the configuration. Blocked in every thread but the main one, so that only it takes them, and there
-/// while the program replaces itself.
+/// unless they are taken they kill it, and a kill counts against the configuration. Blocked in every thread but the main one, so that
+/// only it takes them, and there while the program replaces itself.
 const STOP_SIGNALS: [Signal; 6] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2];
 

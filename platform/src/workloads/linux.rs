@@ -1,8 +1,8 @@
 //! Containers by crun and one shim each: the verbs, what is observed, and what a start finds.
 //!
 //! What always holds: the records of a bundle and the lock on it say how its container is; only what was
-//! reported last is kept in memory. So a killed agent loses nothing, and its successor adopts every container by reading. A bundle has at most one
-//! shim: it inherits the lock that is taken here. `order.json` of a bundle is written last and removed first: a bundle without it
+//! reported last is kept in memory. So a killed agent loses nothing, and its successor adopts every container by reading. A bundle has at
+//! most one shim: it inherits the lock that is taken here. `order.json` of a bundle is written last and removed first: a bundle without it
 //! was half made, or half removed, and goes.
 //!
 //! Leaves to others: when a verb is given (core), what the shim does (`shim`).
@@ -177,7 +177,8 @@ impl LinuxWorkloads {
     /// Looks at the board, takes over what an earlier agent left, and removes what nobody needs.
     ///
     /// # Errors
-    /// Our directories cannot be made or read, or the kernel has no descriptors to give. Nothing was decided: what is not known is not gone.
+    /// Our directories cannot be made or read, or the kernel has no descriptors to give. Nothing was decided: what is not known is not
+    /// gone.
     pub fn open(settings: Settings, roots: &Roots) -> Result<Self, WorkloadError> {
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
         for directory in [&places.pods(), &places.crun(), &places.data] {

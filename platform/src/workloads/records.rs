@@ -1,5 +1,5 @@
-//! What agent and shim tell each other, in files of the container's bundle: `order.json` and `notes.json` by the agent; `shim.json`, `state.json` and
-//! `exit.json` by the shim.
+//! What agent and shim tell each other, in files of the container's bundle: `order.json` and `notes.json` by the agent; `shim.json`,
+//! `state.json` and `exit.json` by the shim.
 //!
 //! What always holds: a record is whole or not there. Each has a version: agent and shim may be of different releases, because a
 //! shim lives as long as its container. A field that is added has a default and changes no version; the version changes when

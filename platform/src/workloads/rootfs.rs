@@ -289,8 +289,8 @@ pub fn mount_memory(place: &Path, limit_bytes: u64, mode: u32) -> io::Result<()>
     Ok(mount(Some("tmpfs"), place, Some("tmpfs"), flags, Some(options.as_str()))?)
 }
 
-/// Mounts an image's layers, the topmost first, at a directory, unless something is mounted there: read only, and no program, device or set-user-ID
-/// bit on it counts. `empty` is a directory with nothing in it, for one layer alone is no overlay.
+/// Mounts an image's layers, the topmost first, at a directory, unless something is mounted there: read only, and no program, device or
+/// set-user-ID bit on it counts. `empty` is a directory with nothing in it, for one layer alone is no overlay.
 ///
 /// # Errors
 /// The kernel refused, as one without overlayfs does, or the layers have names that it cannot take.

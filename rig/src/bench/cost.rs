@@ -138,8 +138,8 @@ fn stop(mut agent: Agent) -> Result<(), RigError> {
     agent.stop()
 }
 
-/// A command line that is continued by the file for what is counted and by a program. Nothing is counted until [`BEGIN`], and the program is
-/// only some times slower until then.
+/// A command line that is continued by the file for what is counted and by a program. Nothing is counted until [`BEGIN`], and the program
+/// is only some times slower until then.
 pub(crate) const COUNTER: &str = "valgrind --tool=callgrind --instr-atstart=no --callgrind-out-file=";
 /// An order for [`control`]: count from now on.
 pub(crate) const BEGIN: &str = "--instr=on";

@@ -3,7 +3,8 @@
 //!
 //! Always holds: every node has its own certificate, source address, Node and Lease, one connection that renews and one that
 //! watches its own Node, all over real TLS. As many are connected as the hub has connections for, [`FLEET`] at most; a figure for more
-//! is marked as extrapolated. At last all watches end, and as many nodes as there are connections renew. Ratios compare stages of one run, so they hold on a busy machine, too.
+//! is marked as extrapolated. At last all watches end, and as many nodes as there are connections renew. Ratios compare stages of one
+//! run, so they hold on a busy machine, too.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

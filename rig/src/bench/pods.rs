@@ -1,9 +1,9 @@
 //! Containers of one node: memory, times from an order to a process, bytes to flash.
 //!
 //! Always holds: real crun, real shims, the pods' own process namespaces, an image that is there; times run from the request of this
-//! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun, busybox (static), CNI plugins; what it starts
-//! has control groups of its own, its mounts and its network are those of one thread, and all of it is gone at the end. Left to others:
-//! pulls (`pulls`), probes and volumes (`volumes`), updates (`updates`).
+//! program to what it sees on a watch or in `/proc`, so they hold the hub's part. Needs root, crun, busybox (static), CNI plugins; what
+//! it starts has control groups of its own, its mounts and its network are those of one thread, and all of it is gone at the end. Left to
+//! others: pulls (`pulls`), probes and volumes (`volumes`), updates (`updates`).
 
 mod updates;
 mod volumes;
@@ -437,7 +437,8 @@ impl Bench {
     }
 }
 
-/// A group of this process's own. In a PID namespace, which `.ci/bench` makes, every such process is the first, so the namespace is in its name.
+/// A group of this process's own. In a PID namespace, which `.ci/bench` makes, every such process is the first, so the namespace is in
+/// its name.
 fn group() -> Result<String, RigError> {
     let namespace = Path::new("/proc/self/ns/pid");
     let inode = fs::metadata(namespace).map_err(RigError::io("look at", namespace))?.ino();

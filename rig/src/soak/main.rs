@@ -3,8 +3,8 @@
 //! Four nodes on links that are throttled, stalled, forgotten and cut, under a hub that is restarted and killed again and again and
 //! once is away for ten real minutes. One node is left alone, so one process lives through all of it; the others are pushed to
 //! without end. Always holds: real programs, real TLS, one link per node; a line a minute; at the end one table with the goal
-//! beside each figure, and exit code 0 only if every goal is met. What is pushed is [`pushes`]' own, what the links do [`kedge_rig::link`]'s,
-//! when which of it happens [`run`]'s.
+//! beside each figure, and exit code 0 only if every goal is met. What is pushed is [`pushes`]' own, what the links do
+//! [`kedge_rig::link`]'s, when which of it happens [`run`]'s.
 
 mod disruptions;
 mod figures;

@@ -2,8 +2,9 @@
 //!
 //! Always holds: a command that the world cannot obey ends the test; after each a running agent has a config in use, and has
 //! renewed its Lease if time went by. `push`, `assign`, `follow` and `adopt` take a payload as fields (`maxPods=202
-//! crashLoopThreshold=0`) or as JSON text (`"broken: ["`); `keys` several, each under its key, and `key` follows one. A line of several commands has `; ` between them, `given` hides
-//! what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a` is the UID of ConfigMap `a`.
+//! crashLoopThreshold=0`) or as JSON text (`"broken: ["`); `keys` several, each under its key, and `key` follows one. A line of several
+//! commands has `; ` between them, `given` hides what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a`
+//! is the UID of ConfigMap `a`.
 
 use crate::output::{Observer, shortened_rounds};
 use kedge_core::{Answer, Event, Exit, Step};

@@ -1,8 +1,8 @@
 //! What a node did, as the lines of a scenario.
 //!
 //! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2` its second
-//! version (a checkpoint has the name of the version that it was made of), and `startups a'` are the counts of the second payload of `a`; those
-//! of what did not run last are shown behind a `|`, if there are any. Always holds: every write, exit,
+//! version (a checkpoint has the name of the version that it was made of), and `startups a'` are the counts of the second payload of `a`;
+//! those of what did not run last are shown behind a `|`, if there are any. Always holds: every write, exit,
 //! log line, event and change of the reported condition is a line, and so is an event that is not posted at once. Left out:
 //! reads, requests, renewals, contact, what a command says already (how `stop`, `crash` and `cut` end a run), the event of an
 //! adoption, and the config in use while it stays the same.

@@ -1,8 +1,8 @@
 //! One run of the simulation: a node, a hub and an operator, moved by chance one small act at a time.
 //!
 //! Always holds: the same seed and mode give the same run; after every act everything that was asked for and done is
-//! shown to the model (the expected state), and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is compared
-//! with (`model`).
+//! shown to the model (the expected state), and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is
+//! compared with (`model`).
 
 use crate::configs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
 mod ends;

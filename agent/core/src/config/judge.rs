@@ -2,7 +2,8 @@
 //! that counts, and rules c, d and f.
 //!
 //! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
-//! after it, because a payload that kills the parser must not loop, and because its threshold and trial are known only after parsing. Running time decides, never wall time.
+//! after it, because a payload that kills the parser must not loop, and because its threshold and trial are known only after parsing.
+//! Running time decides, never wall time.
 
 use crate::config::records::{BadKind, Counts, STARTUPS, Verdict};
 use kedge_api::Timestamp;

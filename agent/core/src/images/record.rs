@@ -22,8 +22,8 @@ use crate::sorted::{SortedMap, SortedSet};
 
 /// The form of records that this version reads and writes.
 pub const API_VERSION: &str = "kedge.dev/v1";
-/// Longest record: 512 names of about 500 bytes, 127 layers of 170, 16 signatures of 8.5 KiB (4 KiB of text, each byte escaped). A start reads all records, so what only a container needs, the
-/// image's config, has a file of its own.
+/// Longest record: 512 names of about 500 bytes, 127 layers of 170, 16 signatures of 8.5 KiB (4 KiB of text, each byte escaped). A start
+/// reads all records, so what only a container needs, the image's config, has a file of its own.
 pub const MAX_RECORD_BYTES: usize = 512 << 10;
 /// Most names of one image, and most digests; of more the alphabetically last of the earlier ones are forgotten. A tag for each
 /// build would grow without end.

@@ -4,8 +4,8 @@
 //! Always holds: only a Node of the own name counts; labels of others stay; before the Node was read, or while it cannot be,
 //! nothing is concluded from its absence. Our hub keeps the node's own reports out of its watch. On other servers the watch shows
 //! metadata alone: each version that no request of ours made may be a change of the status, which the node lifecycle makes of a
-//! node that it takes for lost, so the Node is read whole again. Leaves to others: its status and its Lease (`heartbeat`), the config source that it
-//! names (`config`).
+//! node that it takes for lost, so the Node is read whole again. Leaves to others: its status and its Lease (`heartbeat`), the config
+//! source that it names (`config`).
 
 use crate::event::HostFacts;
 use crate::event::{Action, Answer, LONGEST_PATIENCE, Level, Request, RequestKey};

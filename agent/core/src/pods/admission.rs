@@ -84,7 +84,8 @@ pub(crate) fn admit<'a>(
     fits(pod, node, others)
 }
 
-/// Upstream's rule for a node under pressure: critical pods come, and under pressure of memory alone those that request some, or tolerate its taint.
+/// Upstream's rule for a node under pressure: critical pods come, and under pressure of memory alone those that request some, or tolerate
+/// its taint.
 fn refused_under_pressure(pod: &Pod, is_static: bool, node: &NodeFacts) -> Option<String> {
     let taint = ("node.kubernetes.io/memory-pressure", "NoSchedule");
     let may_come = match node.pressures[..] {

@@ -154,8 +154,8 @@ pub enum PodEvent {
 pub enum PodAction {
     /// Directories, volumes, cgroup, namespaces and network of a pod; what is there already stays. Answered by `PodPrepared`.
     PreparePod(Box<PodSandbox>),
-    /// Replace the files of these volumes of a pod that is prepared, each volume's at once; a file that has its content already is not written. It may
-    /// be given while commands of the pod's containers are under way. Answered by `VolumesUpdated`.
+    /// Replace the files of these volumes of a pod that is prepared, each volume's at once; a file that has its content already is not
+    /// written. It may be given while commands of the pod's containers are under way. Answered by `VolumesUpdated`.
     UpdateVolumes { pod: PodUid, volumes: Vec<Volume> },
     /// See that the image is there, by its policy. Answered by `ImageReady`.
     PullImage(Box<ImageOrder>),

@@ -1,8 +1,8 @@
 //! Volumes that are images: seen to before the pod's volumes are made, one after the other, by their own policy and with the pod's secrets.
 //!
-//! Always holds: no volume is made of an image that is not wholly there; an image is needed for as long as a pod that names it is not over; one that
-//! cannot be had keeps the containers that mount it waiting, in the words of their own images. Leaves to others: how an image is pulled, and mounting
-//! it (the runtime).
+//! Always holds: no volume is made of an image that is not wholly there; an image is needed for as long as a pod that names it is not
+//! over; one that cannot be had keeps the containers that mount it waiting, in the words of their own images. Leaves to others: how an
+//! image is pulled, and mounting it (the runtime).
 
 use crate::event::Now;
 use crate::pods::backoff::Retry;

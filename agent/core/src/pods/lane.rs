@@ -2,7 +2,8 @@
 //!
 //! Always holds: namespaces take turns, so that what waits for one waits for one request of each other namespace at most; requests
 //! about large pods go one at a time, with a pause after each by its size, for a server may count a request by the bytes of its
-//! object, and gives a node so many; those for pods that are not remembered go last. Leaves to others: what is asked, and what an answer means.
+//! object, and gives a node so many; those for pods that are not remembered go last. Leaves to others: what is asked, and what an answer
+//! means.
 
 use crate::event::{Request, RequestKey};
 use crate::pods::event::{ObjectName, PodAsk, PodRequest, TokenName};

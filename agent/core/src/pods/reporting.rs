@@ -638,7 +638,8 @@ impl Life {
         }
     }
 
-    /// Upstream's rule for a pod that is over: nothing says that this container ever began. One that may have, and left no trace, has failed.
+    /// Upstream's rule for a pod that is over: nothing says that this container ever began. One that may have, and left no trace, has
+    /// failed.
     fn never_began(&self, pod: &Pod, spec: &Container) -> bool {
         let has_trace = |container: &Container| {
             let life = self.containers.get(&container.name);

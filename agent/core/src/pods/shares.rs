@@ -95,8 +95,8 @@ pub(crate) fn whole_bytes(pod: &Value) -> Option<usize> {
     pod[PART].as_u64().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// What is taken of a pod that does not fit, or of its metadata, and how many bytes it has: which it is, in which version, whether it is being deleted, and
-/// whether it has ended.
+/// What is taken of a pod that does not fit, or of its metadata, and how many bytes it has: which it is, in which version, whether it is
+/// being deleted, and whether it has ended.
 #[must_use]
 pub fn part_of(pod: &Value, whole_bytes: usize) -> Value {
     let short = |value: &Value| match value {

@@ -1,8 +1,8 @@
 //! The steps up: admission, volumes and network, containers in their order.
 //!
 //! Always holds: nothing is started before the pod's record is durable, nor while another pod of its namespace and name, or one that
-//! ends of its DaemonSet, has anything left; init containers run one after the other; an image is seen to before each run. Leaves to others: performing
-//! the steps, and the steps down (`ending`).
+//! ends of its DaemonSet, has anything left; init containers run one after the other; an image is seen to before each run. Leaves to
+//! others: performing the steps, and the steps down (`ending`).
 
 use crate::event::Level;
 use crate::pods::admission::{self, host_ports};

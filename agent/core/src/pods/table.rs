@@ -1,8 +1,8 @@
 //! The one table of the PodSpec: what is served, what is refused and why, what is ignored and why.
 //!
 //! Always holds: each field of upstream's PodSpec has one row, or lies below one, and what is below a served one is read (tests walk
-//! them all); docs/pods.md has the same table; a field without a row is refused by its name. Empty lists, objects and texts, zero and `false` count as absent where a row does not give values, as in
-//! Go's encoding. Leaves to others: what served fields mean.
+//! them all); docs/pods.md has the same table; a field without a row is refused by its name. Empty lists, objects and texts, zero and
+//! `false` count as absent where a row does not give values, as in Go's encoding. Leaves to others: what served fields mean.
 
 use serde_json::Value;
 

@@ -2,8 +2,9 @@
 //!
 //! Always holds: a token is bound to its pod, kept in memory only, and renewed after four fifths of its life or a day, some earlier
 //! so that a fleet does not ask at once; one that cannot be renewed stays as it is. Nothing here reads a wall clock: a life is
-//! counted from the answer. A pod that boots without its API server waits [`PATIENCE`] for the token of the volume that a server adds to every pod,
-//! and then starts without: most pods never ask that server for anything. Leaves to others: files (`volumes`), requests (`actor`).
+//! counted from the answer. A pod that boots without its API server waits [`PATIENCE`] for the token of the volume that a server adds to
+//! every pod, and then starts without: most pods never ask that server for anything. Leaves to others: files (`volumes`), requests
+//! (`actor`).
 
 use crate::config::digest::Digest;
 use crate::event::Now;

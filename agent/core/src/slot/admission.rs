@@ -1,8 +1,8 @@
 //! Whether an update may be written, and where: decided before its first byte is.
 //!
-//! Always holds: what is admitted goes into the slot that does not run, on the disk of the running one, with room for all of it; the running
-//! slot is good and complete, so it can be the fallback. A manifest becomes a boot entry word for word, so it holds one line per key
-//! and no control characters.
+//! Always holds: what is admitted goes into the slot that does not run, on the disk of the running one, with room for all of it; the
+//! running slot is good and complete, so it can be the fallback. A manifest becomes a boot entry word for word, so it holds one line per
+//! key and no control characters.
 //! Leaves to others: looking (`agent/src/slot/admission.rs`); the order of what is written (`list`); writing (`agent/src/slot/update.rs`).
 
 use super::list::{self, Entries, Part, Place, Step};

@@ -143,7 +143,8 @@ async fn listen(address: SocketAddr) -> TcpListener {
     }
 }
 
-/// Waits until somebody connects, or a look is due. The socket is watched no longer then: that is the process' matter, and a flood must not wake the agent.
+/// Waits until somebody connects, or a look is due. The socket is watched no longer then: that is the process' matter, and a flood must
+/// not wake the agent.
 async fn wait_for_caller(listener: TcpListener, look: Option<Instant>) -> io::Result<TcpListener> {
     #[expect(
         deprecated,

@@ -1,8 +1,9 @@
 //! `kedge kubelet-port`: the process that serves all connections to the port.
 //!
 //! Always holds: a connection carries one request; one that is not known to be allowed within [`STRANGER_LIMIT`] ends; at most
-//! [`MOST_SERVED`] requests are served at once. It accepts while the agent that started it lives and for [`IDLE`] after the last connection;
-//! then the agent accepts again, and what is being served here goes on to its end. Left to others: what is served (`kubelet_api`).
+//! [`MOST_SERVED`] requests are served at once. It accepts while the agent that started it lives and for [`IDLE`] after the last
+//! connection; then the agent accepts again, and what is being served here goes on to its end. Left to others: what is served
+//! (`kubelet_api`).
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;

@@ -167,8 +167,8 @@ fn sync(
     false
 }
 
-/// Whether an object is to be deleted: not yet, or again. A mirror pod waits for nobody, but one that an older hub marked has a grace period:
-/// a further deletion ends that.
+/// Whether an object is to be deleted: not yet, or again. A mirror pod waits for nobody, but one that an older hub marked has a grace
+/// period: a further deletion ends that.
 fn is_due(kind: &Kind, object: &Object) -> bool {
     let has_grace =
         || object.value()["metadata"]["deletionGracePeriodSeconds"].as_i64().is_some_and(|secs| secs > 0);

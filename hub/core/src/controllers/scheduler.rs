@@ -1,12 +1,13 @@
 //! The scheduler: binds pods without a node to one that takes them.
 //!
-//! Inputs: Pod, Node. Outputs: Pod (its node, the condition `PodScheduled`), Event. Upstream's filters: cordon, node selector and required node
-//! affinity, taints, host ports, resources; of the nodes that pass, the one of which least is asked for, the names deciding between equals.
+//! Inputs: Pod, Node. Outputs: Pod (its node, the condition `PodScheduled`), Event. Upstream's filters: cordon, node selector and
+//! required node affinity, taints, host ports, resources; of the nodes that pass, the one of which least is asked for, the names deciding
+//! between equals.
 //! Priority decides who comes first and nothing else: nobody is ended for another. Always holds: a pod is bound once, by the rules of a
 //! client's binding, and only while its node is the one that was looked at; what the pods of a node ask for never exceeds what it has by
-//! our doing; a pod that nobody takes says why, in upstream's words, once for each reason, and one that is bound where. A pod that asks for more than this scheduler
-//! knows (required affinity to pods, hard spread over topologies) is not bound. Leaves to others: daemon pods, which have a node from
-//! the start; the node's own admission, which has the last word.
+//! our doing; a pod that nobody takes says why, in upstream's words, once for each reason, and one that is bound where. A pod that asks
+//! for more than this scheduler knows (required affinity to pods, hard spread over topologies) is not bound. Leaves to others: daemon
+//! pods, which have a node from the start; the node's own admission, which has the last word.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

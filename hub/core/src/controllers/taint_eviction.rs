@@ -1,10 +1,10 @@
 //! Ends the pods that do not tolerate a NoExecute taint of their node, or no longer do.
 //!
-//! Inputs: Node, Pod. Outputs: Pod, Event. The rules, the condition and the Events are those of upstream's taint eviction controller. Always
-//! holds: the seconds of a toleration count on the hub's own clock, from when the hub saw taint and pod together, stalls of the hub and its
-//! disk not counted, and anew after a restart; a pod is only ended while its Node is as it was found, so one whose node came back in time
-//! stays; mirror pods, which their node would make again, are left alone. Left to others: the taints of lost nodes and how fast they come
-//! (`nodes`); the node confirms the end of its pods, so that of a silent node stays, being deleted, until then.
+//! Inputs: Node, Pod. Outputs: Pod, Event. The rules, the condition and the Events are those of upstream's taint eviction controller.
+//! Always holds: the seconds of a toleration count on the hub's own clock, from when the hub saw taint and pod together, stalls of the
+//! hub and its disk not counted, and anew after a restart; a pod is only ended while its Node is as it was found, so one whose node came
+//! back in time stays; mirror pods, which their node would make again, are left alone. Left to others: the taints of lost nodes and how
+//! fast they come (`nodes`); the node confirms the end of its pods, so that of a silent node stays, being deleted, until then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

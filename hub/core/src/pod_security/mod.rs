@@ -2,7 +2,8 @@
 //!
 //! The labels `pod-security.kubernetes.io/{enforce,audit,warn}` and their `-version`; texts and rules are upstream's admission plugin of
 //! that name, with no exemptions and `privileged` where a label is missing. Always holds: a label that cannot be read stands for
-//! `restricted`, where it enforces, and for nothing, where it warns. Left to others: when it is asked (`requests`), and warnings (`kedge-hub`).
+//! `restricted`, where it enforces, and for nothing, where it warns. Left to others: when it is asked (`requests`), and warnings
+//! (`kedge-hub`).
 
 mod checks;
 

@@ -1,8 +1,8 @@
 //! The hub's state: all objects, their watchers, and the order of their changes.
 //!
 //! Owns: the index of all objects and their watchers ([`Index`]), the order of durable writes ([`Order`]): preconditions, revisions and
-//! their reservation, the content of the next commit; Leases, which count apart and whose renewals are not written one by one ([`Leases`]); and
-//! the latest change that concerns each node ([`Desired`]).
+//! their reservation, the content of the next commit; Leases, which count apart and whose renewals are not written one by one
+//! ([`Leases`]); and the latest change that concerns each node ([`Desired`]).
 //! Always holds: a durable change becomes visible after the commit that holds it; a renewal at once; revisions rise, also over a crash.
 //! Leaves to others: the durable store itself, its thread, locks and channels. A program with one thread may own all parts:
 //! stage a batch of writes, make its commit durable however it likes, then publish and settle what [`Order::committed`] returns.

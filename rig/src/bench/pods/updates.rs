@@ -1,8 +1,8 @@
 //! Updates of a DaemonSet on a node that runs containers: for how long nobody serves there, with images that come first, without, and under
 //! `maxSurge`; and how many bytes one takes.
 //!
-//! Always holds: hub, agent, crun and registry are real; each update has an image that the node does not have, behind a line of [`LINE`] bytes
-//! a second. A container serves until its process is gone, and the next one from when the hub has its pod as ready.
+//! Always holds: hub, agent, crun and registry are real; each update has an image that the node does not have, behind a line of [`LINE`]
+//! bytes a second. A container serves until its process is gone, and the next one from when the hub has its pod as ready.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -1,8 +1,9 @@
-//! Pods as manifests of large clusters have them: three probes and four volumes each. What they cost while they only run, and how fast a node follows
-//! an edit and a full disk.
+//! Pods as manifests of large clusters have them: three probes and four volumes each. What they cost while they only run, and how fast a
+//! node follows an edit and a full disk.
 //!
-//! Always holds: probes go to a server of this program, so the pods' own work is not measured; what passes between agent and hub is counted by
-//! a relay, renewals and bookmarks apart, which a node without pods has, too; the agent's disk is a tmpfs that this program can fill.
+//! Always holds: probes go to a server of this program, so the pods' own work is not measured; what passes between agent and hub is
+//! counted by a relay, renewals and bookmarks apart, which a node without pods has, too; the agent's disk is a tmpfs that this program
+//! can fill.
 
 use std::collections::BTreeMap;
 use std::fs;

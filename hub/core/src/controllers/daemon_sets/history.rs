@@ -79,8 +79,8 @@ impl Revision {
 /// What is to be done about the history of a set.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
-    /// A revision of the current template is to be made, under this number. What is too much goes all the same: a template that changes with
-    /// every look must not fill the store.
+    /// A revision of the current template is to be made, under this number. What is too much goes all the same: a template that changes
+    /// with every look must not fill the store.
     Make { number: i64, surplus: Vec<String> },
     /// These are not what they should be; the rest holds meanwhile.
     Keep { current: Current, renumber: Option<i64>, doubles: Vec<String>, surplus: Vec<String> },

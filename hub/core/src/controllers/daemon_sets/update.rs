@@ -327,8 +327,8 @@ impl Wanted {
         self.proven.as_ref().is_some_and(|proven| proven.hash == pod.hash)
     }
 
-    /// The name of the pod of a node; the other one if a pod there has it. Not a short hash: of 10,000 nodes two would have the same one in one
-    /// fleet of a hundred, and who may name a node could name it so that another one gets no pod.
+    /// The name of the pod of a node; the other one if a pod there has it. Not a short hash: of 10,000 nodes two would have the same one
+    /// in one fleet of a hundred, and who may name a node could name it so that another one gets no pod.
     fn pod_name(&self, node: &str, taken: &[&Pod]) -> String {
         let of = self.name[..self.name.floor_char_boundary(NAME_BYTES)].trim_end_matches(['.', '-']);
         let name = format!("{of}-{}", history::unique(&format!("{}/{node}", self.name)));

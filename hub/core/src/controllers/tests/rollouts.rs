@@ -1,11 +1,12 @@
 //! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
-//! hang, are ready now and then, find no image, or are called failed by somebody, pulls that take long, full disks, drains, power cuts, links that flap, nodes that are made
-//! anew under their names or get other ones, templates that change with every step, pauses, a hub that is killed between two writes; meanwhile configurations are
-//! pushed, and some nodes have maintenance windows; with `maxUnavailable` or `maxSurge`, and with agents of which some pull ahead. The
-//! controller is told of each change, or reads everything anew. One seed is one run.
+//! hang, are ready now and then, find no image, or are called failed by somebody, pulls that take long, full disks, drains, power cuts,
+//! links that flap, nodes that are made anew under their names or get other ones, templates that change with every step, pauses, a hub
+//! that is killed between two writes; meanwhile configurations are pushed, and some nodes have maintenance windows; with `maxUnavailable`
+//! or `maxSurge`, and with agents of which some pull ahead. The controller is told of each change, or reads everything anew. One seed is
+//! one run.
 //!
-//! After each step of the controller the promises of docs/rollouts.md are checked from what the store and the agents know, not from what the
-//! controller remembers; each has a name in the assertions. In the end the faults stop, and the last revision must be everywhere.
+//! After each step of the controller the promises of docs/rollouts.md are checked from what the store and the agents know, not from what
+//! the controller remembers; each has a name in the assertions. In the end the faults stop, and the last revision must be everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
