@@ -1,9 +1,8 @@
-//! Reads a typed object out of JSON that is parsed already.
+//! Reads a typed object out of JSON, parsed already ([`from_value`]) or not ([`from_slice`]).
 //!
-//! It does what `serde_json::from_value` does, but for one thing: what has named fields is an object, never a list of their
-//! values in order, which serde_json accepts, too, and Kubernetes does not. A reader that knows such lists is half as big again,
-//! and there are some fifty. Text is read by `serde_json::from_slice`, which tells the place of an error and refuses a field that
-//! is there twice.
+//! It does what serde_json's functions of these names do, but for one thing: what has named fields is an object, never a list of
+//! their values in order, which serde_json accepts, too, and Kubernetes does not. A reader that knows such lists is half as big
+//! again, and there are some fifty. What is read from text has the place in errors, and a field that is there twice is refused.
 //!
 //! Leaves to others: keys of maps that are numbers, which no object here has.
 
@@ -14,12 +13,21 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 use serde_json::{Error, Number, Value, map};
-use std::slice;
+use std::{fmt, slice};
 
 /// # Errors
 /// The first value that has another type than expected, or is missing.
 pub fn from_value<'de, T: Deserialize<'de>>(value: &'de Value) -> Result<T, Error> {
     T::deserialize(Parsed(value))
+}
+
+/// # Errors
+/// The first value that has another type than expected, is missing or there twice; what is no JSON; and more than one value.
+pub fn from_slice<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Error> {
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    let read = T::deserialize(Objects(&mut deserializer))?;
+    deserializer.end()?;
+    Ok(read)
 }
 
 #[derive(Clone, Copy)]
@@ -315,6 +323,202 @@ impl<'de> Deserializer<'de> for Key<'de> {
     }
 }
 
+/// Hands on what another deserializer gives, at any depth, but asks it for a map wherever named fields are expected.
+struct Objects<T>(T);
+
+macro_rules! hand_on {
+    ($of:ident: flat $($method:ident)*) => {
+        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, $of::Error> { self.0.$method(visitor) })*
+    };
+    ($of:ident: within $($method:ident)*) => {
+        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, $of::Error> {
+            self.0.$method(Objects(visitor))
+        })*
+    };
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
+    type Error = D::Error;
+
+    hand_on! { D: flat deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128 }
+    hand_on! { D: flat deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128 }
+    hand_on! { D: flat deserialize_f32 deserialize_f64 deserialize_char deserialize_str deserialize_string }
+    hand_on! { D: flat deserialize_bytes deserialize_byte_buf deserialize_unit deserialize_identifier deserialize_ignored_any }
+    hand_on! { D: within deserialize_any deserialize_option deserialize_seq deserialize_map }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_unit_struct(name, visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_newtype_struct(name, Objects(visitor))
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, length: usize, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_tuple(length, Objects(visitor))
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        length: usize,
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_tuple_struct(name, length, Objects(visitor))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.deserialize_map(visitor)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_enum(name, variants, Objects(visitor))
+    }
+}
+
+macro_rules! visit {
+    ($($method:ident: $of:ty),*) => {
+        $(fn $method<E: serde::de::Error>(self, value: $of) -> Result<V::Value, E> { self.0.$method(value) })*
+    };
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Objects<V> {
+    type Value = V::Value;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        self.0.expecting(formatter)
+    }
+
+    visit! { visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64 }
+    visit! { visit_str: &str, visit_borrowed_str: &'de str, visit_string: String }
+
+    fn visit_none<E: serde::de::Error>(self) -> Result<V::Value, E> {
+        self.0.visit_none()
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<V::Value, E> {
+        self.0.visit_unit()
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, held: D) -> Result<V::Value, D::Error> {
+        self.0.visit_some(Objects(held))
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, held: D) -> Result<V::Value, D::Error> {
+        self.0.visit_newtype_struct(Objects(held))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<V::Value, A::Error> {
+        self.0.visit_seq(Objects(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<V::Value, A::Error> {
+        self.0.visit_map(Objects(fields))
+    }
+
+    fn visit_enum<A: EnumAccess<'de>>(self, variant: A) -> Result<V::Value, A::Error> {
+        self.0.visit_enum(Objects(variant))
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Objects<S> {
+    type Value = S::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
+        self.0.deserialize(Objects(deserializer))
+    }
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Objects<A> {
+    type Error = A::Error;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, A::Error> {
+        self.0.next_element_seed(Objects(seed))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.0.size_hint()
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Objects<A> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
+        self.0.next_key_seed(seed)
+    }
+
+    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, A::Error> {
+        self.0.next_value_seed(Objects(seed))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.0.size_hint()
+    }
+}
+
+impl<'de, A: EnumAccess<'de>> EnumAccess<'de> for Objects<A> {
+    type Error = A::Error;
+    type Variant = Objects<A::Variant>;
+
+    fn variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<(T::Value, Self::Variant), A::Error> {
+        self.0.variant_seed(seed).map(|(name, held)| (name, Objects(held)))
+    }
+}
+
+impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
+    type Error = A::Error;
+
+    fn unit_variant(self) -> Result<(), A::Error> {
+        self.0.unit_variant()
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, A::Error> {
+        self.0.newtype_variant_seed(Objects(seed))
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, length: usize, visitor: V) -> Result<V::Value, A::Error> {
+        self.0.tuple_variant(length, Objects(visitor))
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
+        self.0.newtype_variant_seed(NamedFields(visitor))
+    }
+}
+
+/// What a variant with named fields holds, for the visitor that reads them.
+struct NamedFields<V>(V);
+
+impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for NamedFields<V> {
+    type Value = V::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
+        deserializer.deserialize_map(Objects(self.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -397,6 +601,7 @@ mod tests {
         let value = example();
         let read: Everything = from_value(&value).unwrap();
         assert_eq!(read, Everything::deserialize(&value).unwrap());
+        assert_eq!(read, from_slice(value.to_string().as_bytes()).unwrap());
         assert_eq!((read.list.len(), &read.port), (4, &Port::Name("http".into())));
     }
 
@@ -466,6 +671,14 @@ mod tests {
                 let expected = Everything::deserialize(&value).map_err(words);
                 assert_eq!(read, expected, "{wrong} at {pointer:?}");
                 refused += usize::from(read.is_err());
+                let text = value.to_string();
+                let place = |error: Error| error.to_string();
+                let read = from_slice::<Everything>(text.as_bytes()).map_err(place);
+                assert_eq!(
+                    read,
+                    serde_json::from_slice(text.as_bytes()).map_err(place),
+                    "{wrong} at {pointer:?}"
+                );
             }
         }
         assert!(refused > 200, "{refused} were refused");
@@ -481,5 +694,21 @@ mod tests {
         assert!(serde_json::from_value::<Pair>(json!([1])).is_ok());
         let error = from_value::<Pair>(&json!([1])).unwrap_err().to_string();
         assert_eq!(error, "invalid type: sequence, expected struct Pair");
+        let error = from_slice::<Pair>(b"[1]").unwrap_err().to_string();
+        assert_eq!(error, "invalid type: sequence, expected struct Pair at line 1 column 0");
+        let error = from_slice::<Kind>(br#"{"fields": [3]}"#).unwrap_err().to_string();
+        assert!(error.starts_with("invalid type: sequence, expected struct variant Kind::Fields"), "{error}");
+    }
+
+    #[test]
+    fn text_with_more_or_the_same_field_twice_is_refused() {
+        #[derive(Debug, Deserialize)]
+        struct One {
+            #[allow(dead_code, reason = "only read")]
+            one: u8,
+        }
+        let refused = |text: &str| from_slice::<One>(text.as_bytes()).unwrap_err().to_string();
+        assert_eq!(refused(r#"{"one": 1, "one": 2}"#), "duplicate field `one` at line 1 column 16");
+        assert_eq!(refused(r#"{"one": 1} {}"#), "trailing characters at line 1 column 12");
     }
 }

@@ -223,7 +223,7 @@ impl Response {
     /// # Errors
     /// [`NetError::Garbled`] if it is something else.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, NetError> {
-        serde_json::from_slice(&self.body).map_err(|error| NetError::Garbled {
+        kedge_api::read::from_slice(&self.body).map_err(|error| NetError::Garbled {
             request: self.request.clone(),
             status: Some(self.status),
             // the error repeats what it found, which may be the whole answer

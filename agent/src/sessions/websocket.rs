@@ -69,7 +69,7 @@ pub(crate) fn size(json: &[u8]) -> Option<WindowSize> {
         height: u16,
     }
     let size: Size =
-        serde_json::from_slice(json).ok().filter(|size: &Size| size.width > 0 && size.height > 0)?;
+        kedge_api::read::from_slice(json).ok().filter(|size: &Size| size.width > 0 && size.height > 0)?;
     Some(WindowSize { rows: size.height, columns: size.width })
 }
 

@@ -208,7 +208,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
 
     /// What an earlier agent noted of a run.
     fn noted<T: DeserializeOwned>(&self, id: &ContainerId, name: &str) -> Option<(ContainerKey, T)> {
-        let noted = serde_json::from_slice(self.workloads.notes(id).get(name)?.as_bytes()).ok()?;
+        let noted = kedge_api::read::from_slice(self.workloads.notes(id).get(name)?.as_bytes()).ok()?;
         Some((key_of(id)?, noted))
     }
 
@@ -463,7 +463,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         let directory = format!("{}_{}_{uid}", note(NAMESPACE), note(NAME));
         let prepared = Prepared {
             shared: shared(order, &places, note(HOST_PID) == "true"),
-            volumes: serde_json::from_slice(note(VOLUMES).as_bytes()).unwrap_or_default(),
+            volumes: kedge_api::read::from_slice(note(VOLUMES).as_bytes()).unwrap_or_default(),
             logs: self.node.logs.join(directory),
         };
         self.prepared.insert(uid, prepared);
@@ -728,7 +728,7 @@ fn no_network(sandbox: &PodSandbox, why: &str) -> Failed {
 }
 
 fn attachment_in(order: &PodOrder) -> Option<Attachment> {
-    serde_json::from_slice(order.notes.get(NETWORK)?.as_bytes()).ok()
+    kedge_api::read::from_slice(order.notes.get(NETWORK)?.as_bytes()).ok()
 }
 
 /// The addresses of a pod that has its network; None: it has none yet.

@@ -271,7 +271,7 @@ fn payload_of(bytes: &[u8], config: &ConfigRecord) -> Result<String, String> {
 
 fn config_map(bytes: &[u8]) -> Result<ConfigMap, String> {
     // the parser's message repeats a text of the wrong type whole
-    serde_json::from_slice(bytes)
+    kedge_api::read::from_slice(bytes)
         .map_err(|error| format!("it is not a ConfigMap: {}", shortened(&error.to_string())))
 }
 
@@ -368,7 +368,7 @@ mod tests {
             let found = payload_of(object.as_bytes(), &record(payload));
             assert!(found.is_err_and(|why| why.contains("is damaged")), "{object}");
         }
-        let found = payload_of(b"[", &record(b"y"));
+        let found = payload_of(b"{", &record(b"y"));
         assert!(
             found.is_err_and(|why| why.starts_with("its checkpoint is damaged: it is not a ConfigMap: EOF"))
         );

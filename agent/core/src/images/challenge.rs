@@ -149,7 +149,7 @@ struct RawToken {
 pub fn token(bytes: &[u8]) -> Result<String, String> {
     // the error is not repeated: it might quote a part of a token
     let raw: RawToken =
-        serde_json::from_slice(bytes).map_err(|_| "the answer is not the JSON that is expected")?;
+        kedge_api::read::from_slice(bytes).map_err(|_| "the answer is not the JSON that is expected")?;
     let token = raw.token.filter(|token| !token.is_empty()).or(raw.access_token).unwrap_or_default();
     if token.is_empty() || token.len() > MAX_TOKEN_BYTES || !token.bytes().all(|byte| byte.is_ascii_graphic())
     {

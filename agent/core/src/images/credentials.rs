@@ -73,10 +73,10 @@ impl Keyring {
         if bytes.len() > MAX_BYTES {
             return Err(format!("{} bytes, expected at most {MAX_BYTES}", bytes.len()));
         }
-        let raw = match serde_json::from_slice::<RawConfig>(bytes) {
+        let raw = match kedge_api::read::from_slice::<RawConfig>(bytes) {
             Ok(config) => config.auths,
             // an older file is the inner object alone
-            Err(_) => serde_json::from_slice(bytes).map_err(|error| {
+            Err(_) => kedge_api::read::from_slice(bytes).map_err(|error| {
                 format!(
                     "line {}: not the JSON of Docker's config.json, expected {{\"auths\": ...}}",
                     error.line()

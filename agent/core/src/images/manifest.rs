@@ -184,7 +184,7 @@ impl Document {
                 bytes.len()
             ));
         }
-        let raw: RawDocument = serde_json::from_slice(bytes).map_err(|error| {
+        let raw: RawDocument = kedge_api::read::from_slice(bytes).map_err(|error| {
             format!("the manifest is not the JSON that is expected: {}", excerpt(&error.to_string()))
         })?;
         let essence = content_type.map(|text| text.split(';').next().unwrap_or_default().trim());
@@ -365,7 +365,7 @@ impl Config {
         if bytes.len() > MAX_CONFIG_BYTES {
             return Err(format!("the config has {} bytes, expected at most {MAX_CONFIG_BYTES}", bytes.len()));
         }
-        let raw: RawConfig = serde_json::from_slice(bytes).map_err(|error| {
+        let raw: RawConfig = kedge_api::read::from_slice(bytes).map_err(|error| {
             format!("the config is not the JSON that is expected: {}", excerpt(&error.to_string()))
         })?;
         let diff_ids = &raw.rootfs.diff_ids;

@@ -77,12 +77,12 @@ impl Record {
         let damaged = |error: serde_json::Error| {
             Unreadable::damaged(format!("not an image's record: {}", excerpt(&error.to_string())))
         };
-        let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;
+        let version: Version = kedge_api::read::from_slice(bytes).map_err(damaged)?;
         if version.api_version != API_VERSION {
             let found = excerpt(&version.api_version);
             return Err(Unreadable::now(format!("apiVersion is {found:?}, expected {API_VERSION:?}")));
         }
-        serde_json::from_slice(bytes).map_err(damaged)
+        kedge_api::read::from_slice(bytes).map_err(damaged)
     }
 
     /// Its text on disk.

@@ -298,7 +298,7 @@ pub fn listed(bytes: &[u8]) -> Result<Vec<Listed>, String> {
     if bytes.len() > MAX_MANIFEST_BYTES {
         return Err(format!("the manifest has {} bytes, expected at most {MAX_MANIFEST_BYTES}", bytes.len()));
     }
-    let raw: RawManifest = serde_json::from_slice(bytes).map_err(|error| {
+    let raw: RawManifest = kedge_api::read::from_slice(bytes).map_err(|error| {
         format!("the manifest is not the JSON that is expected: {}", excerpt(&error.to_string()))
     })?;
     let mut all: Vec<Listed> = raw.layers.into_iter().filter_map(RawLayer::listed).collect();
@@ -381,7 +381,7 @@ struct RawImage {
 
 /// The manifest that a signed text names.
 fn signed_manifest(payload: &str) -> Result<BlobDigest, String> {
-    let raw: RawPayload = serde_json::from_slice(payload.as_bytes())
+    let raw: RawPayload = kedge_api::read::from_slice(payload.as_bytes())
         .map_err(|error| excerpt(&error.to_string()).to_string())?;
     if raw.critical.signed_type != SIGNED_TYPE {
         let found = excerpt(&raw.critical.signed_type).to_string();

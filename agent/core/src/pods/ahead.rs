@@ -49,7 +49,7 @@ impl Ahead {
         let pulling = self.pulling.take();
         *self = Self { annotation: annotation.cloned(), pulling, ..Self::default() };
         let Some(text) = annotation else { return };
-        match serde_json::from_slice::<PullAhead>(text.as_bytes()) {
+        match kedge_api::read::from_slice::<PullAhead>(text.as_bytes()) {
             Ok(wanted) if wanted.images.len() <= MOST_PULLED_AHEAD => self.wanted = Some(wanted),
             Ok(PullAhead { revision, images }) => {
                 let count = images.len();

@@ -97,7 +97,7 @@ pub(crate) enum Found<'a> {
 
 /// The Node that a copy on disk belongs to.
 pub(crate) fn owner_of(content: &[u8]) -> Result<String, String> {
-    let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+    let record: Record = kedge_api::read::from_slice(content).map_err(|error| error.to_string())?;
     Ok(record.node_uid)
 }
 
@@ -108,7 +108,7 @@ impl Objects {
 
     /// Takes a copy that lies on disk.
     pub(crate) fn take_copy(&mut self, digest: &str, content: &[u8]) -> Result<(), String> {
-        let record: Record = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        let record: Record = kedge_api::read::from_slice(content).map_err(|error| error.to_string())?;
         if record.api_version != RECORD_VERSION
             || record.kind != RECORD_KIND
             || record.node_uid != self.node_uid

@@ -76,7 +76,7 @@ impl Record {
     }
 
     pub(crate) fn read(content: &[u8]) -> Result<(Self, Pod), String> {
-        let mut record: Self = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        let mut record: Self = kedge_api::read::from_slice(content).map_err(|error| error.to_string())?;
         record.ended = record.ended.map(|secs| secs.min(LONGEST_GRACE_SECS));
         if let Some(failed) = &mut record.failed {
             failed.grace_secs = failed.grace_secs.min(LONGEST_GRACE_SECS);

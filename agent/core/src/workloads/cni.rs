@@ -55,7 +55,7 @@ impl Network {
     /// What is wrong with it.
     pub fn read(name: &str, text: &[u8]) -> Result<Self, String> {
         let file: Map<String, Value> =
-            serde_json::from_slice(text).map_err(|error| shown(&error.to_string()))?;
+            kedge_api::read::from_slice(text).map_err(|error| shown(&error.to_string()))?;
         let plugins = match name.ends_with(".conflist") {
             true => plugins_of(&file)?,
             false => vec![file.clone()],

@@ -102,8 +102,8 @@ fn failed(tried: &str, error: impl std::fmt::Display) -> CommandError {
 
 fn shared(options: PortOptions) -> Result<Shared, CommandError> {
     let PortOptions { agent, settings } = options;
-    let settings: ServerSettings =
-        serde_json::from_slice(settings.as_bytes()).map_err(|error| failed("read the settings", error))?;
+    let settings: ServerSettings = kedge_api::read::from_slice(settings.as_bytes())
+        .map_err(|error| failed("read the settings", error))?;
     let clocks = LinuxClocks::new(&Roots::default());
     // as the agent judges certificates
     let clock: WallClock = Arc::new(move || {
