@@ -185,8 +185,7 @@ pub(crate) fn flush() -> bool {
 pub(crate) fn verbosity(verbosity: u8) {
     log::set_max_level(match verbosity {
         0..=3 => LevelFilter::Info,
-        4..=7 => LevelFilter::Debug,
-        _ => LevelFilter::Trace,
+        _ => LevelFilter::Debug,
     });
 }
 
