@@ -6,9 +6,6 @@
 # functions of the library that it may call, directly or through each other, and what functions newer than the list call. Of ring's
 # functions the processor decides which run.
 #
-# The compiler's outliner makes functions of pieces that others share, and numbers them anew in each build: so no list names them. Each
-# stands behind the first function that uses it, of those that run.
-#
 # What only functions that do not run refer to of the constants comes last among these.
 
 FNR == 1 { input++ }
@@ -28,14 +25,10 @@ input == 1 {
 input == 2 {
     split($0, columns, "\t")
     name = columns[1]; section = columns[2]
-    is_outlined[section] = name ~ /^OUTLINED_FUNCTION_/
-    kind[section] = is_outlined[section] ? "-" : name in listed ? listed[name] : "new"
+    kind[section] = name in listed ? listed[name] : "new"
     is_library[section] = match(name, /C[0-9]+[a-z]/) && substr(name, RSTART) ~ /^C(4core|5alloc|3std|3log|4ring)/
     functions[++function_count] = section
-    if (kind[section] != "+") next
-    place_of[section] = place[name]
-    placed[place[name]] = placed[place[name]] " " section
-    if (name ~ /^_R/) printed[place[name]] = printed[place[name]] "*(" section ")\n"
+    if (kind[section] == "+" && name ~ /^_R/) printed[place[name]] = printed[place[name]] "*(" section ")\n"
     next
 }
 
@@ -65,12 +58,7 @@ $3 ~ /^R_/ { uses[from] = uses[from] " " $5; next }
 $1 ~ /^[0-9]+:$/ && $7 in section_of_number { section_of[$8] = section_of_number[$7] }
 
 END {
-    # those with a place in their order, because the first that uses an outlined one has it
-    for (i = 1; i <= places; i++) {
-        count = split(placed[i], sections, " ")
-        for (j = 1; j <= count; j++) runs[++running] = sections[j]
-    }
-    for (i = 1; i <= function_count; i++) if (kind[functions[i]] == "new") runs[++running] = functions[i]
+    for (i = 1; i <= function_count; i++) if (kind[functions[i]] != "-") runs[++running] = functions[i]
     # "running" grows meanwhile
     for (i = 1; i <= running; i++) {
         count = split(uses[runs[i]], symbols, " ")
@@ -80,13 +68,7 @@ END {
                 is_used[used] = 1
                 runs[++running] = used
             }
-            if (kind[used] != "-") continue
-            if (is_outlined[used] && runs[i] in place_of) {
-                kind[used] = "+"
-                place_of[used] = place_of[runs[i]]
-                printed[place_of[used]] = printed[place_of[used]] "*(" used ")\n"
-                runs[++running] = used
-            } else if (is_outlined[used] || is_library[used] && runs[i] !~ /^\.rodata/ || kind[runs[i]] == "new") {
+            if (kind[used] == "-" && (is_library[used] && runs[i] !~ /^\.rodata/ || kind[runs[i]] == "new")) {
                 kind[used] = "near"
                 runs[++running] = used
             }
