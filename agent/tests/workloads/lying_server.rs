@@ -28,8 +28,9 @@ struct World {
     node_uid: String,
     pods: BTreeMap<String, Value>,
     version: u64,
-    /// In place of the next list of pods, once.
+    /// In place of a list of pods: of the next one, or of each.
     list: Option<List>,
+    repeats: bool,
     /// In place of the next watch of pods, once.
     watch: Option<Watch>,
     /// No watch of pods begins: the version is too old.
@@ -39,7 +40,8 @@ struct World {
     /// Lists and watches of pods that were asked for since the latest change, those that were answered with a lie left out.
     lists: usize,
     watches: usize,
-    node_lists: usize,
+    /// Lists of pods that were answered with a lie since then.
+    lies: usize,
     deleted: Vec<String>,
 }
 
@@ -85,20 +87,22 @@ impl Shared {
         change(&mut world);
         world.version += 10;
         world.generation += 1;
-        (world.lists, world.watches, world.node_lists) = (0, 0, 0);
+        (world.lists, world.watches, world.lies) = (0, 0, 0);
         self.0.1.notify_all();
     }
 
     fn answer(&self, heard: &Heard) -> Reply {
         let (path, query) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
         let mut world = self.world();
+        let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")?.parse().ok());
         match (heard.method.as_str(), path) {
             ("GET", "/version") => Reply::ok(r#"{"gitVersion":"v1.36.0"}"#),
-            ("GET", NODES) if query.contains("watch=true") => self.watch(world.generation, None),
-            ("GET", NODES) => {
-                world.node_lists += 1;
-                Reply::ok(&world.list("Node", [world.node()]).to_string())
+            // between the list and its watch there was a change, of which this one could not tell
+            ("GET", NODES | PODS) if from.is_some_and(|from: u64| from < world.version) => {
+                Reply::Chunks(Box::new(|body| body.send(&expired())))
             }
+            ("GET", NODES) if query.contains("watch=true") => self.watch(world.generation, None),
+            ("GET", NODES) => Reply::ok(&world.list("Node", [world.node()]).to_string()),
             ("GET", PODS) if query.contains("watch=true") => {
                 let lie = world.watch.take();
                 world.watches += usize::from(lie.is_none());
@@ -107,8 +111,14 @@ impl Shared {
                     false => self.watch(world.generation, lie),
                 }
             }
-            ("GET", PODS) => match world.list.take() {
-                Some(lie) => lie(&world),
+            ("GET", PODS) => match world.list.clone() {
+                Some(lie) => {
+                    world.lies += 1;
+                    if !world.repeats {
+                        world.list = None;
+                    }
+                    lie(&world)
+                }
                 None => {
                     world.lists += 1;
                     Reply::ok(&world.honest().to_string())
@@ -155,6 +165,14 @@ fn event(kind: &str, object: &Value) -> String {
     format!("{}\n", json!({"type": kind, "object": object}))
 }
 
+/// The pod with another UID, as if it had been made anew.
+fn made_anew(pod: &Value) -> Value {
+    let mut pod = pod.clone();
+    pod["metadata"]["uid"] = json!(format!("{}-anew", pod["metadata"]["uid"].as_str().unwrap()));
+    pod["status"] = json!({"phase": "Pending"});
+    pod
+}
+
 /// What the node does about a lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Then {
@@ -162,6 +180,8 @@ enum Then {
     GoesOn,
     /// What the server really said: these end, the others go on.
     Ends(&'static [&'static str]),
+    /// The first ends, and one of its successor runs.
+    Succeeds,
 }
 
 struct Node {
@@ -183,12 +203,13 @@ impl Node {
             pods: pods_of(&scratch),
             version: 1000,
             list: None,
+            repeats: false,
             watch: None,
             forgets: false,
             generation: 0,
             lists: 0,
             watches: 0,
-            node_lists: 0,
+            lies: 0,
             deleted: vec![],
         };
         let shared = Shared(Arc::new((Mutex::new(world), Condvar::new())));
@@ -227,22 +248,32 @@ impl Node {
         [pids(FIRST), pids(SECOND)]
     }
 
-    /// Tells a lie once, looks when the node asks for more, and is honest again.
+    /// Tells a lie once, looks when the node asks for more, and is honest again. What ends containers it says until they have ended.
     fn check(&self, what: &str, list: Option<List>, watch: Option<Watch>, then: Then) {
         let before = self.running();
-        self.shared.change(|world| (world.list, world.watch) = (list, watch));
+        let least = usize::from(list.is_some());
+        self.shared.change(|world| {
+            (world.list, world.watch, world.repeats) = (list, watch, then != Then::GoesOn);
+        });
         // what it asks for next it asks for when it is done with the lie
-        let is_heard = |world: &World| world.list.is_none() && world.watch.is_none() && world.watches > 0;
+        let is_heard = |world: &World| world.lies >= least && world.watch.is_none() && world.watches > 0;
         self.awaits(&format!("{what}: it was heard"), is_heard);
         let ends: &[&str] = match then {
             Then::GoesOn => &[],
             Then::Ends(names) => names,
+            Then::Succeeds => &[FIRST],
         };
         let names = || [FIRST, SECOND].into_iter().enumerate();
         self.shows(&format!("{what}: the end of what is not there"), || {
             let now = self.running();
             names().all(|(at, name)| !ends.contains(&name) || before[at] != now[at])
         });
+        if then == Then::Succeeds {
+            self.shows(&format!("{what}: its successor"), || {
+                let now = self.running();
+                now[0].len() == 1 && now[0] != before[0]
+            });
+        }
         let others = |when: &str| {
             let now = self.running();
             for (at, name) in names().filter(|(_, name)| !ends.contains(name)) {
@@ -250,7 +281,7 @@ impl Node {
             }
         };
         others("after the lie");
-        self.shared.change(|_| ());
+        self.shared.change(|world| world.list = None);
         self.awaits(&format!("{what}: honest again"), |world| world.lists > 0 && world.watches > 0);
         self.shows(&format!("{what}: one of each runs"), || {
             self.running().iter().all(|pids| pids.len() == 1) && self.says_running()
@@ -268,6 +299,12 @@ impl Node {
     fn says_running(&self) -> bool {
         let world = self.shared.world();
         world.pods.values().all(|pod| pod["status"]["phase"] == "Running")
+    }
+
+    /// How many pods the agent shows as orphaned: those of another Node than it has seen last.
+    fn orphans(&self) -> usize {
+        let pods = self.setup.cluster.agent(NODE).kedge_json(&["pods"]).unwrap_or_default();
+        pods["pods"].as_array().into_iter().flatten().filter(|pod| pod["isOrphaned"] == true).count()
     }
 
     fn log(&self) -> String {
@@ -440,14 +477,28 @@ fn lists_that_lie_end_no_container() {
             world.node_uid = "node-uid-2".into();
             std::mem::take(&mut world.pods);
         });
-        node.awaits("another Node", |world| world.node_lists > 0 && world.lists > 0 && world.watches > 0);
+        node.shows("another Node", || node.orphans() == 2);
         assert_eq!(node.running(), before, "{}", node.log());
         node.shared
             .change(|world| (world.node_uid, world.pods) = ("node-uid-1".into(), pods_of(&node.scratch)));
-        node.awaits("its own Node", |world| world.node_lists > 0 && world.lists > 0 && world.watches > 0);
+        node.shows("its own Node", || node.orphans() == 0);
         node.shows("both run", || node.says_running());
         assert_eq!(node.running(), before, "{}", node.log());
 
+        // and what it really says is so
+        let both = &[FIRST, SECOND];
+        node.check("an empty list", lists(|world| world.list("Pod", [])), None, Then::Ends(both));
+        let null = |world: &World| {
+            let mut list = world.list("Pod", []);
+            list["items"] = Value::Null;
+            list
+        };
+        node.check("an empty list as null", lists(null), None, Then::Ends(both));
+        let one = |world: &World| world.list("Pod", [world.pods[SECOND].clone()]);
+        node.check("a list of the other", lists(one), None, Then::Ends(&[FIRST]));
+        let anew =
+            |world: &World| world.list("Pod", [made_anew(&world.pods[FIRST]), world.pods[SECOND].clone()]);
+        node.check("a successor of its name", lists(anew), None, Then::Succeeds);
         node.has_not_grown(&begin);
     });
 }
