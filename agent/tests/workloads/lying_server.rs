@@ -268,11 +268,14 @@ impl Node {
             let now = self.running();
             names().all(|(at, name)| !ends.contains(&name) || before[at] != now[at])
         });
+        // what ends in turn, once the server is honest again
+        let mut ending = before.clone();
         if then == Then::Succeeds {
             self.shows(&format!("{what}: its successor"), || {
                 let now = self.running();
                 now[0].len() == 1 && now[0] != before[0]
             });
+            ending = self.running();
         }
         let others = |when: &str| {
             let now = self.running();
@@ -284,7 +287,9 @@ impl Node {
         self.shared.change(|world| world.list = None);
         self.awaits(&format!("{what}: honest again"), |world| world.lists > 0 && world.watches > 0);
         self.shows(&format!("{what}: one of each runs"), || {
-            self.running().iter().all(|pids| pids.len() == 1) && self.says_running()
+            let now = self.running();
+            let is_anew = names().all(|(at, name)| !ends.contains(&name) || now[at] != ending[at]);
+            is_anew && now.iter().all(|pids| pids.len() == 1) && self.says_running()
         });
         others("at last");
         assert_eq!(self.shared.world().deleted, Vec::<String>::new(), "{what}");
@@ -471,20 +476,6 @@ fn lists_that_lie_end_no_container() {
         for (what, list) in of_lists {
             node.check(what, list, None, Then::GoesOn);
         }
-        // the Node of another cluster, which has no pods
-        let before = node.running();
-        node.shared.change(|world| {
-            world.node_uid = "node-uid-2".into();
-            std::mem::take(&mut world.pods);
-        });
-        node.shows("another Node", || node.orphans() == 2);
-        assert_eq!(node.running(), before, "{}", node.log());
-        node.shared
-            .change(|world| (world.node_uid, world.pods) = ("node-uid-1".into(), pods_of(&node.scratch)));
-        node.shows("its own Node", || node.orphans() == 0);
-        node.shows("both run", || node.says_running());
-        assert_eq!(node.running(), before, "{}", node.log());
-
         // and what it really says is so
         let both = &[FIRST, SECOND];
         node.check("an empty list", lists(|world| world.list("Pod", [])), None, Then::Ends(both));
@@ -499,6 +490,20 @@ fn lists_that_lie_end_no_container() {
         let anew =
             |world: &World| world.list("Pod", [made_anew(&world.pods[FIRST]), world.pods[SECOND].clone()]);
         node.check("a successor of its name", lists(anew), None, Then::Succeeds);
+
+        // the Node of another cluster, which has no pods
+        let before = node.running();
+        node.shared.change(|world| {
+            world.node_uid = "node-uid-2".into();
+            std::mem::take(&mut world.pods);
+        });
+        node.shows("another Node", || node.orphans() == 2);
+        assert_eq!(node.running(), before, "{}", node.log());
+        node.shared
+            .change(|world| (world.node_uid, world.pods) = ("node-uid-1".into(), pods_of(&node.scratch)));
+        node.shows("its own Node", || node.orphans() == 0);
+        node.shows("both run", || node.says_running());
+        assert_eq!(node.running(), before, "{}", node.log());
         node.has_not_grown(&begin);
     });
 }
