@@ -3,6 +3,7 @@
 //! Always holds: an authorizer is a function of identity, request and stored objects; the first that allows a request decides, and a
 //! request that none allows is refused with the reasons of all. Roles would be one more entry of [`AUTHORIZERS`].
 
+use kedge_api::AUTHENTICATED_GROUP;
 use serde_json::{Value, json};
 
 use super::attributes::{Attributes, ClusterView};
@@ -65,16 +66,19 @@ const DISCOVERY: [&str; 5] =
     ["/.well-known/openid-configuration", "/api", "/apis", "/openapi", "/openid/v1/jwks"];
 
 impl Authorizer for AnyUser {
-    fn judge(&self, _: &Identity, request: &Attributes, _: &dyn ClusterView) -> Opinion {
-        let allowed = if request.resource.is_empty() {
-            is_read(request.verb) && DISCOVERY.into_iter().any(|root| is_below(request.path, root))
-        } else {
-            request.verb == "create"
-                && request.subresource.is_empty()
-                && OWN_REVIEWS.iter().any(|(group, resources)| {
-                    *group == request.group && resources.contains(&request.resource)
-                })
-        };
+    fn judge(&self, identity: &Identity, request: &Attributes, _: &dyn ClusterView) -> Opinion {
+        // a review may ask about somebody who is not
+        let is_authenticated = identity.groups.iter().any(|group| group == AUTHENTICATED_GROUP);
+        let allowed = is_authenticated
+            && if request.resource.is_empty() {
+                is_read(request.verb) && DISCOVERY.into_iter().any(|root| is_below(request.path, root))
+            } else {
+                request.verb == "create"
+                    && request.subresource.is_empty()
+                    && OWN_REVIEWS.iter().any(|(group, resources)| {
+                        *group == request.group && resources.contains(&request.resource)
+                    })
+            };
         if allowed { Opinion::Allow } else { Opinion::NoOpinion(String::new()) }
     }
 }

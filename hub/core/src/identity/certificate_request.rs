@@ -11,6 +11,8 @@ use x509_parser::prelude::{FromDer, GeneralName};
 
 use kedge_api::{CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
 
+use crate::kinds::names::NameRule;
+
 /// Beginning of the users and groups that have a meaning to the authorizers.
 const SYSTEM_PREFIX: &str = "system:";
 /// Longest user or group: as the longest name of an object.
@@ -88,6 +90,16 @@ impl Request {
         })
     }
 
+    /// The reason why no approval makes a certificate of this subject for a node: no Node can have its name, so nobody could revoke it.
+    pub fn impossible_node(&self) -> Option<String> {
+        let node = self.common_name.strip_prefix(NODE_USER_PREFIX)?;
+        let why = NameRule::Subdomain.complaint(node)?;
+        Some(format!(
+            "the subject has the user name {:?}, and no Node has such a name: {why}",
+            kedge_api::excerpt(&self.common_name)
+        ))
+    }
+
     fn check_client(&self, usages: &[&str]) -> Result<(), String> {
         if let Some(why) = self.reserved_subject() {
             return Err(why);
@@ -123,6 +135,9 @@ impl Request {
         }
         if !self.common_name.starts_with(NODE_USER_PREFIX) {
             return Err(format!("subject common name does not begin with {NODE_USER_PREFIX}"));
+        }
+        if let Some(why) = self.impossible_node() {
+            return Err(why);
         }
         let mut sorted = usages.to_vec();
         sorted.sort_unstable();
@@ -224,6 +239,24 @@ pub(crate) mod tests {
             params.subject_alt_names.push(name);
             let found = Request::from_pem(signed(&params).as_bytes()).unwrap().check(NODE_SIGNER, FULL);
             assert_eq!(found, Err(format!("{sort} subjectAltNames are not allowed")));
+        }
+    }
+
+    #[test]
+    fn node_that_cannot_be_is_not_signed() {
+        let why = |node: &str| {
+            let pem = pem(&format!("system:node:{node}"), &["system:nodes"], &[]);
+            let request = Request::from_pem(pem.as_bytes()).unwrap();
+            let signed = request.check(NODE_SIGNER, FULL);
+            assert_eq!(signed.err(), request.impossible_node(), "{node:?}");
+            request.impossible_node()
+        };
+        for node in ["a", "edge-1.site.example"] {
+            assert_eq!(why(node), None);
+        }
+        for node in ["", "../b", "B", "a b", "a:b", "-a", "ä", &"a".repeat(254)] {
+            let why = why(node).unwrap_or_else(|| panic!("{node:?} is signed"));
+            assert!(why.contains("no Node has such a name"), "{why}");
         }
     }
 

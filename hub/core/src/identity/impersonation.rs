@@ -68,6 +68,13 @@ pub fn effective<'a>(
 impl Asked {
     fn read(headers: &[(&str, &[u8])]) -> Result<Asked, Denied> {
         let mut asked = Asked::default();
+        // a server in front may have checked one of two, and which of them counts is anybody's guess
+        for once in ["impersonate-user", "impersonate-uid"] {
+            let times = headers.iter().filter(|(name, _)| *name == once).count();
+            if times > 1 {
+                return Err(bad(format!("header {once}: expected at most one, found {times}")));
+            }
+        }
         for (name, value) in headers {
             let text = std::str::from_utf8(value)
                 .map_err(|_| bad(format!("header {name}: the value is not UTF-8")))?
@@ -191,10 +198,15 @@ mod tests {
             &[("impersonate-user", "")],
             &[("impersonate-user", "jane"), ("impersonate-nonsense", "x")],
             &[("impersonate-user", "jane"), ("impersonate-extra-%zz", "x")],
-            &[("impersonate-user", "jane"); 65],
+            &[("impersonate-user", "jane"), ("impersonate-user", "joe")],
+            &[("impersonate-user", "jane"), ("impersonate-group", "people"), ("impersonate-user", "jane")],
+            &[("impersonate-user", "jane"), ("impersonate-uid", "1"), ("impersonate-uid", "2")],
+            &[("impersonate-group", "people"); 65],
         ] {
             assert_eq!(ask(Some(&admin()), headers).unwrap_err().0, 400, "{headers:?}");
         }
-        assert!(ask(Some(&admin()), &[("impersonate-user", "jane"); MAX_HEADERS]).is_ok());
+        let mut many = [("impersonate-group", "people"); MAX_HEADERS];
+        many[0] = ("impersonate-user", "jane");
+        assert!(ask(Some(&admin()), &many).is_ok());
     }
 }

@@ -254,6 +254,33 @@ mod tests {
         }
     }
 
+    /// A review may ask about any user and groups, also such as no credential proves.
+    #[test]
+    fn only_authenticated_users_review_themselves() {
+        let group = "authorization.k8s.io";
+        let review = Attributes {
+            verb: "create",
+            group,
+            resource: "selfsubjectaccessreviews",
+            ..Attributes::default()
+        };
+        let check = |user: &str, groups: &[&str], expect: bool| {
+            for asked in [review, path("get", "/api"), path("get", "/openapi/v3")] {
+                let found = authorize(Some(&Identity::new(user, groups)), &asked, &Objects::default());
+                assert_eq!(found.is_ok(), expect, "{user} {groups:?} {asked:?}");
+            }
+            let public =
+                authorize(Some(&Identity::new(user, groups)), &path("get", "/version"), &Objects::default());
+            assert_eq!(public, Ok(()), "{user}");
+        };
+        check("jane", &["system:authenticated"], true);
+        check("jane", &["people"], false);
+        check("jane", &[], false);
+        check("system:anonymous", &["system:unauthenticated"], false);
+        check("system:node:a", &["system:nodes"], false);
+        check("admin", &["system:masters"], true);
+    }
+
     /// Nor may they touch the history of one, which a rollout is decided by.
     #[test]
     fn clients_without_rights_write_no_daemon_set() {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use kedge_api::CLIENT_SIGNER;
+use kedge_api::{CLIENT_SIGNER, NODE_SIGNER};
 use serde_json::{Value, json};
 
 use super::kind::{Kind, Selectable};
@@ -64,13 +64,16 @@ pub fn stamp_requester(request: &mut Value, requester: &Identity) {
     }
 }
 
-/// The reason to refuse this subject to any requester: an approval must not create an administrator, nor a name of the system's own.
+/// The reason to refuse this subject to any requester: an approval must not create an administrator, nor a name of the system's own, nor
+/// a node that nothing here can name.
 pub fn forbidden_subject(request: &Value) -> Option<String> {
-    if text(request, &["spec", "signerName"]) != CLIENT_SIGNER {
-        return None;
-    }
+    let judge = match text(request, &["spec", "signerName"]) {
+        CLIENT_SIGNER => Request::reserved_subject,
+        NODE_SIGNER => Request::impossible_node,
+        _ => return None,
+    };
     let body = schema::base64_decode(text(request, &["spec", "request"]))?;
-    Request::from_pem(&body).ok()?.reserved_subject()
+    judge(&Request::from_pem(&body).ok()?)
 }
 
 fn conditions(request: &Value) -> impl Iterator<Item = &Value> {

@@ -20,7 +20,8 @@ pub struct Allowance {
     pub kind: &'static Kind,
     /// Objects charged to one user.
     pub objects: usize,
-    /// Paths and the most bytes of JSON text there; the empty path is the whole object. What was larger before may shrink.
+    /// Paths and the most bytes there, of a text its own and of all else its JSON text; the empty path is the whole object. What was larger
+    /// before may shrink.
     pub parts: &'static [(&'static [&'static str], usize)],
 }
 
@@ -52,7 +53,11 @@ fn of(kind: &Kind) -> Option<&'static Allowance> {
 
 /// Refuses a part that is too large and larger than before.
 pub(super) fn check_size(kind: &Kind, old: Option<&Value>, new: &Value) -> Result<(), ApiError> {
-    let bytes = |value: Option<&Value>| value.map_or(0, |value| value.to_string().len());
+    let bytes = |value: Option<&Value>| match value {
+        // as upstream counts
+        Some(Value::String(text)) => text.len(),
+        value => value.map_or(0, |value| value.to_string().len()),
+    };
     for (path, limit) in of(kind).map_or(&[][..], |allowance| allowance.parts) {
         let found = bytes(at(new, path));
         if found > *limit && found > bytes(old.and_then(|old| at(old, path))) {
@@ -80,6 +85,18 @@ mod tests {
             assert_eq!(quota(allowance.kind), Some(expect), "{}", allowance.kind.kind);
         }
         assert_eq!(quota(&CONFIG_MAP), None);
+    }
+
+    #[test]
+    fn text_is_counted_without_its_quotes() {
+        let check = |message: String, expect: bool| {
+            let event = json!({"metadata": {"name": "e"}, "message": message});
+            assert_eq!(check_size(&EVENT, None, &event).is_ok(), expect, "{} bytes", message.len());
+        };
+        check("x".repeat(1024), true);
+        check("\"\n".repeat(512), true);
+        check("x".repeat(1025), false);
+        check("ä".repeat(513), false);
     }
 
     #[test]
