@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::advice;
 use super::allowance::{check_size, quota};
 use super::create::{check_place, compose, create, created, metadata, set_namespace};
 use super::delete::{check_finalizers, is_released};
@@ -149,16 +150,15 @@ fn edit_found(
         check_size(kind, Some(&old), &new)?;
     }
     if old == new {
-        return Ok(Decision::Answer(Answer::of(current).warned(kind, &new, &old, remarks)));
+        return Ok(Decision::Answer(Answer::of(current).warned(kind, &new, &old, remarks, options)));
     }
     let deleted = is_released(&new);
     if options.dry_run {
         metadata(&mut new).insert("resourceVersion".to_owned(), current.revision.to_string().into());
-        let answer = Answer::dry(new.clone()).warned(kind, &new, &old, remarks);
+        let answer = Answer::dry(new.clone()).warned(kind, &new, &old, remarks, options);
         return Ok(Decision::Answer(Answer { deleted, ..answer }));
     }
-    let mut warnings = (kind.warnings)(&new, Some(&old));
-    warnings.extend(remarks.warnings);
+    let warnings = advice::warnings(kind, &new, Some(&old), options, remarks.warnings);
     let pending = Pending { created: false, deleted, warnings, violation: remarks.audit };
     let quota = options.limited.then(|| quota(kind)).flatten().map(Require::Quota);
     let requires = quota.into_iter().chain(options.requires.iter().cloned()).collect();

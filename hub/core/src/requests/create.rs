@@ -3,6 +3,7 @@
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
+use super::advice;
 use super::allowance::{check_size, quota};
 use super::delete::check_unchanged;
 use super::service_account;
@@ -189,8 +190,7 @@ pub(super) fn created(
     remarks: Remarks,
     options: &WriteOptions<'_>,
 ) -> Decision {
-    let mut warnings = (kind.warnings)(&value, None);
-    warnings.extend(remarks.warnings);
+    let warnings = advice::warnings(kind, &value, None, options, remarks.warnings);
     let violation = remarks.audit;
     if options.dry_run {
         return Decision::Answer(Answer { created: true, warnings, violation, ..Answer::dry(value) });

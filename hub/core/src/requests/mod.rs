@@ -5,6 +5,7 @@
 //! creation time never change; no update is lost, because a write whose revision is no longer the latest is refused by `state`.
 //! Leaves to others: making the write durable and retrying after a concurrent write (`kedge-hub`), HTTP, authorization (`identity`).
 
+mod advice;
 mod allowance;
 mod binding;
 mod change;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use time::OffsetDateTime;
 
+use super::advice;
 use crate::api_error::ApiError;
 use crate::apply::Owner;
 use crate::kinds::{Kind, POD};
@@ -160,9 +161,15 @@ impl Answer {
         Answer { value: Some(value), ..Answer::default() }
     }
 
-    pub(super) fn warned(mut self, kind: &Kind, new: &Value, old: &Value, remarks: Remarks) -> Answer {
-        self.warnings = (kind.warnings)(new, Some(old));
-        self.warnings.extend(remarks.warnings);
+    pub(super) fn warned(
+        mut self,
+        kind: &Kind,
+        new: &Value,
+        old: &Value,
+        remarks: Remarks,
+        options: &WriteOptions<'_>,
+    ) -> Answer {
+        self.warnings = advice::warnings(kind, new, Some(old), options, remarks.warnings);
         self.violation = remarks.audit;
         self
     }

@@ -39,6 +39,7 @@ use history::{Current, Revision, Step};
 use kedge_api::PULL_AHEAD_ANNOTATION;
 use known::{Known, Owner, Sort};
 use rest::{Basis, Rows};
+pub(crate) use rollout::complaints;
 use rollout::{Failures, Judge, Settings, Verdict};
 use telling::{Deed, Telling};
 use update::{Plan, Pod, Proven, Strategy, Wanted};

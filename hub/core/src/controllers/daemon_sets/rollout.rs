@@ -320,6 +320,11 @@ impl Settings {
     }
 }
 
+/// What of the annotations of a set cannot be read, and what holds instead.
+pub(crate) fn complaints(set: &Value) -> Vec<String> {
+    Settings::read(set).wrong
+}
+
 fn complaint(key: &str, found: &str, expected: &str, consequence: &str) -> String {
     let shown = &found[..found.floor_char_boundary(SHOWN_BYTES)];
     format!("annotation {key} is {shown:?}, expected {expected}; {consequence}")
