@@ -292,8 +292,10 @@ fn authorize_path(context: &RequestContext<'_>) -> Result<(), ApiError> {
 }
 
 fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, ApiError> {
-    if matches!(route, Route::Unknown) {
-        return Err(ApiError::path_not_found());
+    match &route {
+        Route::Unknown => return Err(ApiError::path_not_found()),
+        Route::Unserved(why) => return Err(ApiError::not_served(why)),
+        _ => {}
     }
     if !matches!(context.parts.method, Method::GET | Method::HEAD) {
         return Err(ApiError::method_not_allowed());
@@ -328,6 +330,7 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         | Route::LocalSubjectReview(_)
         | Route::TokenReview
         | Route::Bindings(_)
+        | Route::Unserved(_)
         | Route::NodeAccess { .. }
         | Route::NodeProxy { .. }
         | Route::PodProxy { .. }
@@ -363,6 +366,10 @@ async fn resource(
                 let why = kind.unserved(name);
                 return Err(why.map_or_else(ApiError::path_not_found, ApiError::not_served));
             }
+        // whoever takes away what could not be made finds nothing: a client that undoes its work goes on by that
+        if verb == "delete" && part == Part::Main && !exists(context, target) {
+            return Err(ApiError::not_found(kind, &target.name));
+        }
         },
     };
     let known = part == Part::Main || matches!(verb, "get" | "update" | "patch");
@@ -387,6 +394,10 @@ async fn resource(
             if let Some(old) = context.server.hub.get(kind.stored(), &target.namespace, &target.name) {
                 context.charge(Work::Parsed(old.json.len()));
             }
+fn exists(context: &RequestContext<'_>, target: &Target) -> bool {
+    context.server.hub.get(target.kind.stored(), &target.namespace, &target.name).is_some()
+}
+
             write(context, verb, target, part, writer, &body).await
         }
     }

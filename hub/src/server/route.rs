@@ -66,6 +66,8 @@ pub(super) enum Route {
     Call { node: String, id: String },
     /// `/kedge/rollouts/NAMESPACE/NAME`: how the update of a DaemonSet goes.
     Rollout { namespace: String, name: String },
+    /// What Kubernetes has there is not served, and why.
+    Unserved(String),
     /// Nothing is served there.
     Unknown,
 }
@@ -233,7 +235,8 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
                 name: name.to_owned(),
                 subresource: subresource.to_owned(),
             }),
-            _ => Route::Unknown,
+            Some(_) => Route::Unknown,
+            None => kinds::absent(group, plural).map_or(Route::Unknown, Route::Unserved),
         }
     };
     match rest {
@@ -360,11 +363,27 @@ mod tests {
     }
 
     #[test]
+    fn absent_kinds_are_known_in_every_version() {
+        for (path, expect) in [
+            ("/apis/apps/v1/deployments", "deployments.apps"),
+            ("/apis/apps/v1/namespaces/n/deployments", "deployments.apps"),
+            ("/apis/apps/v1beta1/namespaces/n/deployments/d/scale", "deployments.apps"),
+            ("/apis/batch/v1/namespaces/n/jobs", "jobs.batch"),
+            ("/apis/rbac.authorization.k8s.io/v1/clusterroles/r", "clusterroles.rbac.authorization.k8s.io"),
+            ("/api/v1/namespaces/n/resourcequotas", "resourcequotas"),
+            ("/apis/policy/v1/poddisruptionbudgets", "poddisruptionbudgets.policy"),
+        ] {
+            let Route::Unserved(why) = parse(path) else { panic!("{path}") };
+            assert!(why.starts_with(&format!("{expect} is not served: ")), "{path}: {why}");
+        }
+    }
+
+    #[test]
     fn unserved_paths_are_unknown() {
         for path in [
             "/api/v2",
-            "/apis/apps/v1/deployments",
-            "/apis/policy/v1/poddisruptionbudgets",
+            "/apis/apps/v1/gadgets",
+            "/apis/deployments",
             "/api/v1/configmaps/c",
             "/api/v1/namespaces/a/nodes",
             "/api/v1/namespaces/a/configmaps/c/status/x",

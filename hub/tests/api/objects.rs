@@ -64,7 +64,7 @@ fn object_is_created_replaced_and_deleted() {
 fn invalid_requests_get_upstreams_refusals() {
     let hub = Hub::new();
     let mut client = hub.admin();
-    client.get("/apis/apps/v1/deployments").refused(404, "the server could not find the requested resource");
+    client.get("/apis/apps/v1/gadgets").refused(404, "the server could not find the requested resource");
     client
         .post("/api/v1/configmaps", &map("a", "1"))
         .refused(405, "the server does not allow this method on the requested resource");

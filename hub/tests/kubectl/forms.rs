@@ -240,7 +240,15 @@ fn generators_create_the_object_they_print() {
         assert_eq!(pull["type"], "kubernetes.io/dockerconfigjson");
         assert_eq!(hub.map("env")["data"]["B"], "two");
         assert_eq!(kubectl.ok("run once --image=i --restart=Never"), "pod/once created\n");
-        contains(&kubectl.fails("create deployment x --image=y"), &["could not find the requested resource"]);
+        for (made, expect) in [
+            ("deployment x --image=y", "deployments.apps is not served: use a DaemonSet"),
+            ("job x --image=y", "jobs.batch is not served: "),
+            ("role x --verb=get --resource=pods", "roles.rbac.authorization.k8s.io is not served: "),
+            ("quota x --hard=pods=1", "resourcequotas is not served: "),
+        ] {
+            contains(&kubectl.fails(&format!("create {made}")), &[expect]);
+        }
+        assert_eq!(kubectl.ok("delete service web --ignore-not-found"), "");
         if kubectl.version != "1.20" {
             // header, claims and signature
             assert_eq!(kubectl.ok("create token robot").split('.').count(), 3);

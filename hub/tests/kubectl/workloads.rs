@@ -410,7 +410,10 @@ fn logs_exec_and_port_forward_report_an_unreachable_node() {
         assert_eq!(kubectl.ok("logs unbound"), "", "nothing has run");
         check("port-forward p 0:80", "pod is not running. Current status=Pending");
         check("top nodes", "metrics not available yet");
-        check("scale ds/agent --replicas=2", "could not find the requested resource");
+        check(
+            "scale ds/agent --replicas=2",
+            "daemonsets/scale is not served: a DaemonSet has one pod on each node",
+        );
         if kubectl.version == "1.36" {
             check("patch pod p --subresource=resize -p {\"spec\":{}}", "a pod is not resized in place");
             check("debug p --image=i", "use kubectl exec, or debug a copy of the pod");

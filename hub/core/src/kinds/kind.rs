@@ -260,6 +260,9 @@ impl Kind {
             ("Pod", "resize") => Some(
                 "pods/resize is not served: a pod is not resized in place, delete it and create it with the other resources",
             ),
+            ("DaemonSet", "scale") => Some(
+                "daemonsets/scale is not served: a DaemonSet has one pod on each node, choose nodes by its nodeSelector or affinity",
+            ),
             ("Pod", "ephemeralcontainers") => Some(
                 "pods/ephemeralcontainers is not served: use kubectl exec, or debug a copy of the pod (kubectl debug --copy-to)",
             ),

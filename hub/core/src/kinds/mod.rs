@@ -4,6 +4,7 @@
 //! Always holds: entries are statics, compared by [`Kind::resource_name`]; rules see only values that passed
 //! [`schema::conform`]. Left to others: authorization (`identity`), and what happens later (`controllers`).
 
+mod absent;
 pub mod certificate_request;
 pub mod config_map;
 pub mod controller_revision;
@@ -29,6 +30,7 @@ pub mod table;
 use serde_json::Value;
 
 pub use crate::value::{at, text};
+pub use absent::absent;
 pub use certificate_request::CERTIFICATE_REQUEST;
 pub use config_map::CONFIG_MAP;
 pub use controller_revision::CONTROLLER_REVISION;
