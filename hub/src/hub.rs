@@ -46,6 +46,7 @@ pub struct Hub {
     audit: Option<Audit>,
     tokens: OnceLock<Tokens>,
     rollouts: OnceLock<Defaults>,
+    names: OnceLock<Vec<String>>,
     loops: Arc<Loops>,
 }
 
@@ -78,9 +79,9 @@ impl Hub {
         let audit = audited.map(open).transpose()?;
         let loops = Arc::new(Loops::default());
         writer.health().report_turns(loops.watch("store"));
-        let (tokens, rollouts) = (OnceLock::new(), OnceLock::new());
-        let hub =
-            Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit, tokens, rollouts, loops });
+        let (tokens, rollouts, names) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let locks = KeyedLocks::default();
+        let hub = Arc::new(Hub { memory, writer, locks, audit, tokens, rollouts, names, loops });
         hub.make_namespaces();
         Ok(hub)
     }
@@ -218,6 +219,16 @@ impl Hub {
 
     pub(crate) fn rollout_defaults(&self) -> Defaults {
         self.rollouts.get().copied().unwrap_or_default()
+    }
+
+    /// The names and addresses by which clients reach the hub: those of its certificate.
+    pub fn use_names(&self, names: Vec<String>) {
+        // the first ones hold: a certificate has them
+        drop(self.names.set(names));
+    }
+
+    pub(crate) fn names(&self) -> &[String] {
+        self.names.get().map_or(&[], Vec::as_slice)
     }
 
     /// The loops that must make progress while the hub runs.

@@ -101,7 +101,9 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let address = listener.local_addr().map_err(|error| cannot_listen(options.listen, &error))?;
 
     let now = OffsetDateTime::now_utc();
-    let pki = Pki::open(&options.data_dir, &addresses::names(&options, address), now).map_err(text)?;
+    let names = addresses::names(&options, address);
+    let pki = Pki::open(&options.data_dir, &names, now).map_err(text)?;
+    hub.use_names(names);
     let (admin_url, node_url) = addresses::urls(&options, address);
     let (host, port) = addresses::service(&options, address);
     hub.publish_service(host, port, address.port());

@@ -24,6 +24,7 @@ mod limits;
 mod link;
 mod node_access;
 mod node_streams;
+mod location;
 mod openapi;
 mod own_watches;
 mod pieces;

@@ -4,7 +4,7 @@
 //! hub's own: it runs no script in it, and no header of it says anything about the hub. Left to others: whom a name means
 //! (`kedge_hub_core::requests`), the way to the program (`calls`).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::Full;
@@ -15,6 +15,7 @@ use kedge_hub_core::requests::{ProgramAddress, ProxyTarget};
 
 use super::calls::{self, Answer, Question};
 use super::context::RequestContext;
+use super::location::Way;
 use super::request::{RequestBody, header as header_of};
 use super::respond::{self, Body};
 use super::route::Target;
@@ -33,9 +34,11 @@ const OF_CONNECTIONS: [&str; 9] = [
 ];
 /// What of a request is for the hub alone. Cookies: those that one program sets would be shown to all others. The library sets the length.
 const OF_THE_HUB: [&str; 4] = ["authorization", "content-length", "cookie", "expect"];
-/// What of an answer is passed on, beside names that begin with `x-`. Others could say something about the hub to a browser, or a
-/// warning to kubectl.
-const SHOWN: [HeaderName; 18] = [
+/// What of an answer is passed on, beside names that begin with `x-`: what is about this body, its place in a cache, and the program.
+/// Others speak to a browser about the hub, whose origin it takes the answer for (cookies, `Clear-Site-Data`,
+/// `Strict-Transport-Security`, `Alt-Svc`), ask for the caller's password in its name (`WWW-Authenticate`), lead on without a status
+/// (`Refresh`, `Link`, `Content-Location`), or are the hub's own words to kubectl (`Warning`, `Audit-Id`).
+const SHOWN: [HeaderName; 17] = [
     header::ACCEPT_RANGES,
     header::AGE,
     header::ALLOW,
@@ -53,7 +56,24 @@ const SHOWN: [HeaderName; 18] = [
     header::RETRY_AFTER,
     header::SERVER,
     header::VARY,
-    header::WWW_AUTHENTICATE,
+];
+/// Beginnings of names with `x-` that are not about the answer: orders to a server in front of the hub, which would send a file of its own
+/// or another request's answer in place of this one, or end its trust in the hub; what such a server says about a caller; the API
+/// server's own; and orders to browsers.
+const ORDERS: [&str; 13] = [
+    "x-accel-",
+    "x-dns-prefetch-",
+    "x-envoy-",
+    "x-forwarded-",
+    "x-kedge-",
+    "x-kubernetes-",
+    "x-lighttpd-",
+    "x-litespeed-",
+    "x-permitted-cross-domain-",
+    "x-remote-",
+    "x-reproxy-",
+    "x-send-file",
+    "x-sendfile",
 ];
 /// What a browser makes of it: nothing runs, nothing is sent, and it has an origin of its own.
 const SANDBOX: &str = "sandbox";
@@ -95,14 +115,17 @@ pub(super) async fn answer(
     *request.method_mut() = method.clone();
     *request.uri_mut() = path;
     *request.headers_mut() = passed_on(&parts.headers, parts.uri.path(), context.trail.from(), &program);
-    let prefix = parts.uri.path().strip_suffix(below.unwrap_or_default()).unwrap_or_default();
-    let host = header_of(&parts.headers, "host").to_owned();
-    let authority = authority(&program);
+    let way = Way {
+        prefix: parts.uri.path().strip_suffix(below.unwrap_or_default()).unwrap_or_default(),
+        asked: (below.unwrap_or("/"), parts.uri.query()),
+        host: header_of(&parts.headers, "host"),
+        names: context.server.hub.names(),
+        program: SocketAddr::from((program.address, program.port)),
+    };
     let shown = |answer: &Answer| {
         let mut response = Response::new(());
         *response.status_mut() = answer.response.status();
-        *response.headers_mut() =
-            shown(answer.response.headers(), method, &Way { prefix, host: &host, authority: &authority });
+        *response.headers_mut() = shown(&answer.response, method, &way);
         response
     };
     let ProgramAddress { node, uid, address, port } = program;
@@ -120,7 +143,7 @@ fn moved(to: &str) -> Response<Body> {
 }
 
 fn authority(program: &ProgramAddress<'_>) -> String {
-    std::net::SocketAddr::from((program.address, program.port)).to_string()
+    SocketAddr::from((program.address, program.port)).to_string()
 }
 
 /// The headers that a program sees.
@@ -159,22 +182,13 @@ fn of_this_connection(headers: &HeaderMap) -> Vec<String> {
     values.flat_map(|value| value.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect()
 }
 
-/// How a program is reached from outside, and by what its own links may call it.
-struct Way<'a> {
-    /// The path of the proxy, up to where that of the program begins.
-    prefix: &'a str,
-    /// As the client calls the hub.
-    host: &'a str,
-    /// As the hub calls the program.
-    authority: &'a str,
-}
-
 /// The headers that a client sees.
-fn shown(given: &HeaderMap, method: &Method, way: &Way<'_>) -> HeaderMap {
+fn shown<B>(answer: &Response<B>, method: &Method, way: &Way<'_>) -> HeaderMap {
+    let given = answer.headers();
     let named = of_this_connection(given);
+    let is_own = |name: &str| name.starts_with("x-") && !ORDERS.iter().any(|order| name.starts_with(order));
     let is_shown = |name: &HeaderName| {
-        (SHOWN.contains(name) || name.as_str().starts_with("x-"))
-            && !named.iter().any(|known| known == name.as_str())
+        (SHOWN.contains(name) || is_own(name.as_str())) && !named.iter().any(|known| known == name.as_str())
     };
     let mut headers = HeaderMap::new();
     for (name, value) in given.iter().filter(|(name, _)| is_shown(name)) {
@@ -183,41 +197,17 @@ fn shown(given: &HeaderMap, method: &Method, way: &Way<'_>) -> HeaderMap {
     if let Some(length) = given.get(header::CONTENT_LENGTH).filter(|_| *method == Method::HEAD) {
         headers.insert(header::CONTENT_LENGTH, length.clone());
     }
-    let location = given.get(header::LOCATION).and_then(|location| location.to_str().ok());
-    if let Some(Ok(location)) = location.map(|location| HeaderValue::try_from(way.led(location))) {
+    // a client that repeats a change elsewhere does so with the caller's credentials: nobody goes on with anything but a read
+    let goes_on = matches!(*method, Method::GET | Method::HEAD) || !answer.status().is_redirection();
+    let location = given.get(header::LOCATION).filter(|_| goes_on);
+    let led = location.and_then(|location| way.led(location.to_str().ok()?));
+    if let Some(Ok(location)) = led.map(HeaderValue::try_from) {
         headers.insert(header::LOCATION, location);
     }
     headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(SANDBOX));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers
-}
-
-impl Way<'_> {
-    /// Where a program's `Location` leads from outside, as upstream rewrites it: an absolute path, alone or behind the program's own name,
-    /// is one below the proxy. Relative paths are right as they are, and those of other hosts stay.
-    fn led(&self, location: &str) -> String {
-        let (origin, path) = match location.find("//") {
-            Some(at) if at == 0 || matches!(&location[..at], "http:" | "https:") => {
-                let end = location[at + 2..].find(['/', '?', '#']).map_or(location.len(), |end| at + 2 + end);
-                let host = &location[at + 2..end];
-                match host {
-                    host if host == self.authority => ("", &location[end..]),
-                    host if host == self.host => location.split_at(end),
-                    _ => return location.to_owned(),
-                }
-            }
-            _ => ("", location),
-        };
-        let is_below = path
-            .strip_prefix(self.prefix)
-            .is_some_and(|rest| matches!(rest.bytes().next(), None | Some(b'/' | b'?' | b'#')));
-        match path.starts_with('/') {
-            true if !is_below => format!("{origin}{}{path}", self.prefix),
-            true => format!("{origin}{path}"),
-            false => location.to_owned(),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -276,11 +266,23 @@ mod tests {
         assert_eq!(fields(&passed_on(&HeaderMap::new(), "/p", from, &PROGRAM)), expect);
     }
 
-    const WAY: Way<'_> = Way { prefix: "/api/proxy", host: "hub:6443", authority: "10.0.0.2:8080" };
+    const WAY: Way<'_> = Way {
+        prefix: "/api/proxy",
+        asked: ("/", None),
+        host: "hub:6443",
+        names: &[],
+        program: SocketAddr::new(PROGRAM.address, PROGRAM.port),
+    };
+
+    fn answer(status: u16, fields: &[(&'static str, &str)]) -> Response<()> {
+        let mut answer = Response::builder().status(status).body(()).unwrap();
+        *answer.headers_mut() = map(fields);
+        answer
+    }
 
     #[test]
     fn browser_takes_no_answer_for_the_hubs() {
-        let given = map(&[
+        let given = [
             ("content-type", "text/html"),
             ("content-length", "3"),
             ("content-security-policy", "sandbox allow-scripts allow-same-origin"),
@@ -295,13 +297,27 @@ mod tests {
             ("link", "</api>; rel=preload"),
             ("warning", "299 - \"false\""),
             ("audit-id", "false"),
+            ("www-authenticate", "Basic realm=\"hub\""),
+            ("content-location", "/api"),
+            ("x-accel-redirect", "/etc/shadow"),
+            ("x-sendfile", "/etc/shadow"),
+            ("x-send-file", "/etc/shadow"),
+            ("x-lighttpd-send-file", "/etc/shadow"),
+            ("x-litespeed-location", "/secret"),
+            ("x-reproxy-url", "http://other/"),
+            ("x-envoy-immediate-health-check-fail", "true"),
+            ("x-kubernetes-pf-flowschema-uid", "1"),
+            ("x-kedge-calls", "1"),
+            ("x-remote-user", "admin"),
+            ("x-forwarded-host", "other"),
             ("connection", "close, x-hop"),
             ("x-hop", "1"),
             ("transfer-encoding", "chunked"),
             ("trailer", "x-late"),
             ("etag", "\"1\""),
             ("x-total", "3"),
-        ]);
+        ];
+        let given = answer(200, &given);
         let mut expect = vec![
             "content-security-policy: sandbox",
             "content-type: text/html",
@@ -312,38 +328,25 @@ mod tests {
         assert_eq!(fields(&shown(&given, &Method::GET, &WAY)), expect);
         expect.insert(0, "content-length: 3");
         assert_eq!(fields(&shown(&given, &Method::HEAD, &WAY)), expect);
-        let nothing = shown(&HeaderMap::new(), &Method::GET, &WAY);
+        let nothing = shown(&answer(200, &[]), &Method::GET, &WAY);
         assert_eq!(nothing[header::CONTENT_TYPE], "application/octet-stream");
     }
 
     #[test]
-    fn location_of_a_program_leads_below_its_proxy() {
-        let check = |given: &str, expect: &str| {
-            let given = map(&[("location", given)]);
-            assert_eq!(shown(&given, &Method::GET, &WAY)[header::LOCATION], expect);
+    fn change_is_led_nowhere() {
+        let check = |method: &Method, status: u16, expect: Option<&str>| {
+            let given = answer(status, &[("location", "/a")]);
+            let found = shown(&given, method, &WAY).get(header::LOCATION).cloned();
+            assert_eq!(found.as_ref().map(|value| value.to_str().unwrap()), expect, "{method} {status}");
         };
-        check("/a?b=/c", "/api/proxy/a?b=/c");
-        check("/", "/api/proxy/");
-        check("http://10.0.0.2:8080/a", "/api/proxy/a");
-        check("https://10.0.0.2:8080/a/", "/api/proxy/a/");
-        check("//10.0.0.2:8080/a", "/api/proxy/a");
-        check("https://hub:6443/a", "https://hub:6443/api/proxy/a");
-        // those that are right already
-        check("/api/proxy/a", "/api/proxy/a");
-        check("/api/proxy", "/api/proxy");
-        check("/api/proxyless", "/api/proxy/api/proxyless");
-        for other in [
-            "a/b",
-            "../a",
-            "?a",
-            "#a",
-            "http://other/a",
-            "//other/a",
-            "mailto:a@b",
-            "a//b",
-            "http://10.0.0.2:8080",
-        ] {
-            check(other, other);
+        for status in [300, 301, 302, 303, 307, 308] {
+            check(&Method::GET, status, Some("/api/proxy/a"));
+            check(&Method::HEAD, status, Some("/api/proxy/a"));
+            for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+                check(&method, status, None);
+            }
         }
+        // names what was made; no client goes there by itself
+        check(&Method::POST, 201, Some("/api/proxy/a"));
     }
 }

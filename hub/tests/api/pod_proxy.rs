@@ -267,3 +267,49 @@ fn flood_of_requests_to_programs_is_limited() {
     assert!(chunks < 1000, "{chunks} chunks of 64 KiB were taken from the program");
     hub.admin().get(&format!("{PODS}/p")).expect(200);
 }
+
+#[test]
+fn program_leads_no_client_out_of_its_proxy() {
+    let hub = Hub::new();
+    let (node, mut watch) = with_address(&hub);
+    let mut located = |method: &str, status: u16, location: &str| -> Option<String> {
+        let asked = asks(&hub, method, "/item/1", "\r\n");
+        let (mut session, _) = connected(&node, &mut watch);
+        session.read_until("\r\n\r\n");
+        let said = format!(
+            "HTTP/1.1 {status} X\r\nLocation: {location}\r\nWWW-Authenticate: Basic realm=\"hub\"\r\nX-Accel-Redirect: /etc/shadow\r\n\
+             Set-Cookie: a=b\r\nContent-Length: 0\r\n\r\n"
+        );
+        session.write_raw(said.as_bytes()).unwrap();
+        let answer = asked.join().unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        for order in ["authenticate", "accel", "cookie"] {
+            assert!(!answer.to_lowercase().contains(order), "{answer}");
+        }
+        answer.lines().find_map(|line| line.strip_prefix("location: ").map(str::to_owned))
+    };
+    let port = hub.url.rsplit_once(':').unwrap().1;
+    let victim = "/api/v1/namespaces/victim";
+    for location in [
+        "../../../../../../../../api/v1/namespaces/victim".to_owned(),
+        format!("{PROXY}/../../../../../../../api/v1/namespaces/victim"),
+        format!("{PROXY}/%2e%2E/..\\.%2e/../../../../api/v1/namespaces/victim"),
+        format!("HTTPS://hub.example:{port}{victim}"),
+        format!("https://LOCALHOST:{port}{victim}"),
+        format!("https://127.0.0.1:{port}{victim}"),
+        format!("https://0x7f.1:{port}{victim}"),
+        format!("https://[::1]:{port}{victim}"),
+        format!("\\\\localhost:{port}{victim}"),
+    ] {
+        let led = located("GET", 307, &location);
+        assert_eq!(led.as_deref(), Some(&*format!("{PROXY}{victim}")), "{location}");
+        assert_eq!(located("DELETE", 307, &location), None, "{location}");
+    }
+    for method in ["POST", "PUT", "PATCH", "DELETE"] {
+        assert_eq!(located(method, 302, "/fine"), None, "{method}");
+    }
+    assert_eq!(
+        located("GET", 302, "https://sso.example/login").as_deref(),
+        Some("https://sso.example/login")
+    );
+}
