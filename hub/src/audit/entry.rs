@@ -68,6 +68,23 @@ impl Note {
     }
 }
 
+/// When in the life of a request a line is written, in upstream's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Stage {
+    /// Before it is carried out: it has no outcome yet.
+    RequestReceived,
+    ResponseComplete,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Stage::RequestReceived => "RequestReceived",
+            Stage::ResponseComplete => "ResponseComplete",
+        }
+    }
+}
+
 /// What was acted on.
 #[derive(Debug, Default, Clone, Copy, Hash)]
 pub(crate) struct ObjectRef<'a> {
@@ -96,7 +113,8 @@ pub(crate) struct Entry<'a> {
     pub(crate) agent: &'a str,
     pub(crate) verb: &'a str,
     pub(crate) object: ObjectRef<'a>,
-    /// The answer's status.
+    pub(crate) stage: Stage,
+    /// The answer's status, of a request that is complete.
     pub(crate) code: u16,
     pub(crate) received: OffsetDateTime,
     pub(crate) ended: OffsetDateTime,
@@ -120,6 +138,7 @@ impl<'a> Entry<'a> {
             agent: "",
             verb,
             object: ObjectRef::default(),
+            stage: Stage::ResponseComplete,
             code: 200,
             received: now,
             ended: now,
@@ -132,17 +151,23 @@ impl<'a> Entry<'a> {
         let ObjectRef { resource, subresource, .. } = self.object;
         let slash = if subresource.is_empty() { "" } else { "/" };
         let subresource = cut(subresource, GROUP_CHARS);
-        format!("{} {resource}{slash}{subresource} {}", self.verb, self.code)
+        let outcome = match self.stage {
+            Stage::RequestReceived => "begun".to_owned(),
+            Stage::ResponseComplete => self.code.to_string(),
+        };
+        format!("{} {resource}{slash}{subresource} {outcome}", self.verb)
     }
 
     /// With a line break at its end.
     pub(super) fn line(&self) -> String {
         let mut event = json!({
-            "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata", "stage": "ResponseComplete",
+            "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata", "stage": self.stage.name(),
             "auditID": self.id, "verb": self.verb, "requestURI": cut(self.uri, TEXT_CHARS), "user": user(self.user),
-            "responseStatus": {"code": self.code},
             "requestReceivedTimestamp": micros(self.received), "stageTimestamp": micros(self.ended),
         });
+        if self.stage == Stage::ResponseComplete {
+            event["responseStatus"] = json!({"code": self.code});
+        }
         if let Some(impersonated) = self.impersonated {
             event["impersonatedUser"] = user(impersonated);
         }
@@ -241,6 +266,7 @@ mod tests {
                 namespace: "x",
                 name: "y",
             },
+            stage: Stage::ResponseComplete,
             code: 403,
             received: time,
             ended: time + time::Duration::milliseconds(5),
@@ -260,6 +286,10 @@ mod tests {
             "annotations": {"kedge.dev/names": "a,b", "kedge.dev/count": "2"},
         });
         assert_eq!(serde_json::from_str::<Value>(&entry.line()).unwrap(), expect);
+        let begun = Entry { stage: Stage::RequestReceived, ..entry };
+        let line = serde_json::from_str::<Value>(&begun.line()).unwrap();
+        assert_eq!((&line["stage"], line.get("responseStatus")), (&json!("RequestReceived"), None));
+        assert_eq!(begun.act(), "patch daemonsets/status begun");
     }
 
     #[test]

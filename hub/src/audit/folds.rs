@@ -99,7 +99,7 @@ fn facts<'a>(entry: &'a Entry<'_>) -> impl Hash + use<'a> {
     let user = |user: &'a kedge_hub_core::identity::Identity| {
         (&user.user, &user.uid, &user.groups, &user.credential)
     };
-    let act = (entry.verb, entry.object, entry.code, entry.uri);
+    let act = (entry.verb, entry.object, entry.stage, entry.code, entry.uri);
     (user(entry.user), entry.impersonated.map(user), entry.from, entry.agent, act, entry.notes)
 }
 

@@ -4,7 +4,8 @@
 //! of people. Always holds: a class of callers has a file, a queue and a budget of its own (`class`), so none can push out the lines of
 //! another; what an identity repeats (`folds`) or does beyond its quota, requests without a valid credential, requests over a limit, and
 //! lines for which there was no room are counted, and the counts are lines (`quota`). A line is written soon after the answer, not before
-//! it: a power cut may lose the last lines. While the disk is full or takes no writes, lines wait in memory: what room there is belongs to
+//! it: a power cut may lose the last lines. The first line of a command is the exception: it is on the disk, or the command is not carried
+//! out. While the disk is full or takes no writes, lines wait in memory: what room there is belongs to
 //! deletions.
 
 mod certificate;
@@ -17,12 +18,13 @@ mod rotating;
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::identity::Identity;
 use time::OffsetDateTime;
+use tokio::sync::oneshot;
 
 use class::{Budget, CLASSES};
 use folds::{Folded, Folds};
@@ -32,7 +34,7 @@ use rotating::Rotating;
 pub(crate) use certificate::certificate_notes;
 pub(crate) use class::Class;
 pub(crate) use command::{append_line, try_append_line};
-pub(crate) use entry::{Entry, Note, ObjectRef};
+pub(crate) use entry::{Entry, Note, ObjectRef, Stage};
 
 /// Between two tries to write what waits.
 const RETRY: Duration = Duration::from_secs(5);
@@ -47,6 +49,8 @@ const ANONYMOUS: &str = "system:anonymous";
 pub struct Audit {
     shared: Arc<Shared>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    /// Of the administrators' log.
+    path: PathBuf,
 }
 
 #[derive(Debug, Default)]
@@ -64,22 +68,30 @@ struct State {
     closed: bool,
 }
 
+/// There is no room for a line: its caller's quota is used up, or too many lines wait for the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoRoom;
+
 /// Lines of one class that wait for the disk.
 #[derive(Debug, Default)]
 struct Log {
     waiting: String,
+    /// Told once all lines before are on the disk; dropped if they cannot be written now.
+    awaited: Vec<oneshot::Sender<()>>,
     lost: u64,
     quotas: Quotas,
     folds: Folds,
 }
 
 impl Log {
-    fn push(&mut self, budget: &Budget, line: &str) {
-        if self.waiting.len() + line.len() <= budget.waiting_bytes {
+    fn push(&mut self, budget: &Budget, line: &str) -> bool {
+        let fits = self.waiting.len() + line.len() <= budget.waiting_bytes;
+        if fits {
             self.waiting.push_str(line);
         } else {
             self.lost += 1;
         }
+        fits
     }
 
     /// After a write there is room for the number of lines that found none.
@@ -108,20 +120,25 @@ fn count_line(source: Option<&Source>, count: u64) -> String {
 }
 
 impl State {
-    fn record(&mut self, class: Class, entry: &Entry<'_>, line: &str, now: Instant) {
+    /// Queues a line, or counts it.
+    ///
+    /// # Errors
+    /// It is counted as one that was left out or lost, and not as a repetition of lines that are there.
+    fn record(&mut self, class: Class, entry: &Entry<'_>, line: &str, now: Instant) -> Result<(), NoRoom> {
         let log = &mut self.logs[class as usize];
         let whose = class.whose(entry);
         let (act, is_own) = (entry.act(), entry.is_own());
         let wanted = Wanted { whose: &whose, act: &act, bytes: line.len(), is_own, requests: 1 };
-        if log.folds.take(entry, &whose, line, now) || !log.quotas.take(class.budget(), &wanted, now) {
+        let is_folded = log.folds.take(entry, &whose, line, now);
+        if is_folded || !log.quotas.take(class.budget(), &wanted, now) {
             self.count_soon(now);
-        } else {
-            self.push(class, line);
+            return if is_folded { Ok(()) } else { Err(NoRoom) };
         }
+        if self.push(class, line) { Ok(()) } else { Err(NoRoom) }
     }
 
-    fn push(&mut self, class: Class, line: &str) {
-        self.logs[class as usize].push(class.budget(), line);
+    fn push(&mut self, class: Class, line: &str) -> bool {
+        self.logs[class as usize].push(class.budget(), line)
     }
 
     fn count(&mut self, source: Source, now: Instant) {
@@ -142,24 +159,29 @@ impl State {
                 let (bytes, is_own) = (line.len(), *is_own);
                 let wanted = Wanted { whose, act, bytes, is_own, requests: *repeats };
                 if log.quotas.take(budget, &wanted, now) {
-                    log.push(budget, line);
+                    // a line that is lost is counted
+                    let _ = log.push(budget, line);
                 }
             }
             if let Some((count, whose)) = log.quotas.omitted(budget, now) {
                 let line = own_line(&[(Note::Omitted, count.to_string()), (Note::OmittedOf, whose)]);
-                log.push(budget, &line);
+                let _ = log.push(budget, &line);
             }
         }
         let (sources, rest) = self.counts.take();
         let rest = (rest > 0).then(|| count_line(None, rest));
         let lines = sources.iter().map(|(source, count)| count_line(Some(source), *count)).chain(rest);
         for line in lines {
-            self.push(Class::Refused, &line);
+            let _ = self.push(Class::Refused, &line);
         }
     }
 
     fn is_waiting(&self) -> bool {
-        self.logs.iter().any(|log| !log.waiting.is_empty())
+        self.logs.iter().any(|log| !log.waiting.is_empty()) || self.is_awaited()
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.logs.iter().any(|log| !log.awaited.is_empty())
     }
 }
 
@@ -170,11 +192,12 @@ impl Shared {
     }
 
     /// Changes the state, and wakes the thread if it has something to do.
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
-        change(&mut state);
+        let changed = change(&mut state);
         drop(state);
         self.changed.notify_one();
+        changed
     }
 
     /// Waits for lines, or until counts are due. `retry`: lines wait already, and are tried again later or at the end.
@@ -187,7 +210,7 @@ impl Shared {
                 state.write_counts(now);
             }
             let ready = match retry_at {
-                Some(at) => at <= now,
+                Some(at) => at <= now || state.is_awaited(),
                 None => state.is_waiting(),
             };
             if ready || state.closed {
@@ -209,23 +232,38 @@ impl Shared {
         let mut retry = false;
         loop {
             let closed = self.wait(retry);
-            // at the end lines are tried on any disk
-            retry = (!closed && must_wait()) || !self.write(files);
+            // at the end lines are tried on any disk, and before it those without which a command is refused
+            let all = closed || !must_wait();
+            retry = !self.write(files, all);
             if closed {
                 return;
             }
         }
     }
 
-    /// Writes what waits, one write for each file; returns whether nothing is left.
-    fn write(&self, files: &mut [Rotating]) -> bool {
+    /// Writes what waits, one write for each file, or only the logs with awaited lines; returns whether nothing is left.
+    fn write(&self, files: &mut [Rotating], is_for_all: bool) -> bool {
         let mut all = true;
         for (at, file) in files.iter_mut().enumerate() {
-            let text = std::mem::take(&mut self.state().logs[at].waiting);
-            if text.is_empty() {
+            let (text, awaited) = {
+                let log = &mut self.state().logs[at];
+                if !is_for_all && log.awaited.is_empty() {
+                    all &= log.waiting.is_empty();
+                    continue;
+                }
+                (std::mem::take(&mut log.waiting), std::mem::take(&mut log.awaited))
+            };
+            if text.is_empty() && awaited.is_empty() {
                 continue;
             }
-            let written = file.write_lines(&text);
+            let written = text.is_empty() || file.write_lines(&text);
+            // folded lines are awaited, too: the ones that they repeat may have been written just now
+            if written && !awaited.is_empty() && file.sync() {
+                for waits in awaited {
+                    // who waits may have left
+                    let _ = waits.send(());
+                }
+            }
             let log = &mut self.state().logs[at];
             if written {
                 log.count_lost();
@@ -258,13 +296,34 @@ impl Audit {
         let running = Arc::clone(&shared);
         let run = move || running.run(&mut files, must_wait);
         let thread = std::thread::Builder::new().name("audit".to_owned()).spawn(run)?;
-        Ok(Audit { shared, thread: Mutex::new(Some(thread)) })
+        let path = data_dir.join(Class::Administration.budget().file);
+        Ok(Audit { shared, thread: Mutex::new(Some(thread)), path })
     }
 
     /// Queues a line; never waits for the disk.
     pub(crate) fn record(&self, class: Class, entry: &Entry<'_>) {
         let line = entry.line();
-        self.shared.change(|state| state.record(class, entry, &line, Instant::now()));
+        // what is left out is counted
+        let _ = self.shared.change(|state| state.record(class, entry, &line, Instant::now()));
+    }
+
+    /// Queues a line whose writing is awaited: what comes back is told when it is on the disk, and ends without that if it cannot be
+    /// written now. A line that repeats ones of the same minute is counted like any other; those are on the disk then.
+    ///
+    /// # Errors
+    /// There is no room for the line.
+    pub(crate) fn record_durably(
+        &self,
+        class: Class,
+        entry: &Entry<'_>,
+    ) -> Result<oneshot::Receiver<()>, NoRoom> {
+        let line = entry.line();
+        let (written, is_written) = oneshot::channel();
+        self.shared.change(|state| {
+            state.record(class, entry, &line, Instant::now())?;
+            state.logs[class as usize].awaited.push(written);
+            Ok(is_written)
+        })
     }
 
     /// Queues a line about an act of the hub.
@@ -285,6 +344,11 @@ impl Audit {
         if first {
             self.shared.changed.notify_one();
         }
+    }
+
+    /// Whether the log has a line about a certificate for a node of this name; also where it cannot be read. Blocks.
+    pub(crate) fn has_issued(&self, node: &str) -> bool {
+        rotating::files(&self.path).any(|log| certificate::is_for(node, &log).unwrap_or(true))
     }
 
     /// Writes what waits and ends. Blocks.
@@ -450,7 +514,7 @@ mod tests {
             let object =
                 ObjectRef { resource: "configmaps", namespace: &number.to_string(), ..ObjectRef::default() };
             let entry = Entry { object, from, ..Entry::own(&user, "create", OffsetDateTime::UNIX_EPOCH) };
-            state.record(Class::Administration, &entry, &line, now);
+            let _ = state.record(Class::Administration, &entry, &line, now);
             let log = &mut state.logs[0];
             written[usize::from(number % 400 == 0)] += std::mem::take(&mut log.waiting).lines().count();
         }
@@ -553,8 +617,8 @@ mod tests {
         for _ in 0..1030 {
             shared.change(|state| state.push(Class::Administration, &line));
         }
-        assert!(shared.write(&mut files), "the lines");
-        assert!(shared.write(&mut files), "their number");
+        assert!(shared.write(&mut files, true), "the lines");
+        assert!(shared.write(&mut files, true), "their number");
         let text = std::fs::read_to_string(folder.join(Class::Administration.budget().file)).unwrap();
         assert_eq!(text.lines().count(), 1024 + 1);
         assert_eq!(note(&serde_json::from_str(text.lines().last().unwrap()).unwrap(), Note::Lost), 6);
@@ -571,11 +635,11 @@ mod tests {
         std::fs::create_dir(folder.join("audit.log.4")).unwrap();
         let record = |line| shared.change(|state| state.push(Class::Administration, line));
         record("one\n");
-        assert!(!shared.write(&mut files));
+        assert!(!shared.write(&mut files, true));
         record("two\n");
         assert_eq!(shared.state().logs[0].waiting, "one\ntwo\n");
         std::fs::remove_dir(folder.join("audit.log.4")).unwrap();
-        assert!(shared.write(&mut files));
+        assert!(shared.write(&mut files, true));
         assert_eq!(std::fs::read_to_string(folder.join("audit.log")).unwrap(), "one\ntwo\n");
     }
 }

@@ -16,13 +16,15 @@ pub(super) struct Rotating {
     path: PathBuf,
     /// `None` until the disk lets it be opened.
     file: Option<File>,
+    /// The file's name may not be on the disk yet.
+    is_new: bool,
     limit: u64,
     failing: bool,
 }
 
 impl Rotating {
     pub(super) fn open(path: PathBuf, limit: u64) -> io::Result<Rotating> {
-        let mut log = Rotating { path, file: None, limit, failing: false };
+        let mut log = Rotating { path, file: None, is_new: true, limit, failing: false };
         match log.reopen() {
             Err(error) if crate::store::sort_of(&error).is_none() => return Err(error),
             // the hub starts on a disk that takes no writes
@@ -34,6 +36,26 @@ impl Rotating {
 
     fn reopen(&mut self) -> io::Result<()> {
         self.file = Some(append(&self.path)?);
+        self.is_new = true;
+        Ok(())
+    }
+
+    /// Has the disk keep what was written; returns whether it does.
+    pub(super) fn sync(&mut self) -> bool {
+        let synced = self.flush();
+        if let Err(error) = &synced {
+            log::error!("cannot write {}: {error}", self.path.display());
+        }
+        synced.is_ok()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
+        file.sync_data()?;
+        if let Some(parent) = self.path.parent().filter(|_| self.is_new) {
+            File::open(parent)?.sync_all()?;
+            self.is_new = false;
+        }
         Ok(())
     }
 
@@ -69,10 +91,7 @@ impl Rotating {
 
     /// `audit.log` becomes `audit.log.1`, that one `.2`, and so on; the last one is deleted.
     fn rotate(&mut self) -> io::Result<()> {
-        let numbered = |number: usize| match number {
-            0 => self.path.clone(),
-            _ => PathBuf::from(format!("{}.{number}", self.path.display())),
-        };
+        let numbered = |number| numbered(&self.path, number);
         for number in (0..FILES - 1).rev() {
             match fs::rename(numbered(number), numbered(number + 1)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -81,6 +100,18 @@ impl Rotating {
         }
         self.reopen()
     }
+}
+
+fn numbered(path: &Path, number: usize) -> PathBuf {
+    match number {
+        0 => path.to_owned(),
+        _ => PathBuf::from(format!("{}.{number}", path.display())),
+    }
+}
+
+/// The files of a log, the latest first.
+pub(super) fn files(path: &Path) -> impl Iterator<Item = PathBuf> + use<'_> {
+    (0..FILES).map(move |number| numbered(path, number))
 }
 
 /// Opens a log for lines at its end. A new file belongs to the owner of its directory: a command that root runs must not keep the hub

@@ -1,27 +1,33 @@
 //! What of a request goes into the audit log, and the id that ties its line to its answer.
 //!
 //! Always holds: every change that a client asked for, every session with a node and every read of Secrets is recorded with its outcome,
-//! or counted; the exception is what a node reports about itself when it is stored. Left to others: the line, its place and its quota
-//! (`crate::audit`).
+//! or counted, and so is every refused try to be somebody else; a command has a line on the disk before its node hears of it, and one at
+//! its end. The exception is what a node reports about itself when it is stored, and who renews a Lease that it holds. Left to others:
+//! which requests are which (`acts`), the line, its place and its quota (`crate::audit`).
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
-use kedge_hub_core::kinds::SECRET;
+use kedge_hub_core::kinds::LEASE;
+use serde_json::Value;
 use time::OffsetDateTime;
 
+use super::acts::Act;
 use super::context::RequestContext;
+use super::leases::Holding;
 use super::request::{header, wants_minimal};
 use super::respond::Body;
-use super::route::{METRICS, Target};
+use super::route::{METRICS, Route, Target};
 use super::shared::Server;
 use super::usage::Asked;
-use crate::audit::{Class, Entry, Note, ObjectRef};
+use crate::audit::{Class, Entry, Note, ObjectRef, Stage};
 use crate::fresh::fresh;
+use crate::hub::Hub;
 
 /// Upstream's name of the header with the id of a request.
 const AUDIT_ID: &str = "audit-id";
@@ -29,9 +35,8 @@ const AUDIT_ID: &str = "audit-id";
 const AUDIT_ID_BYTES: usize = 64;
 /// Names of a collection's objects that are collected for its line, which cuts them.
 const NAMES: usize = 512;
-
-/// What a node is asked for: logs and commands tell and do what Secrets and changes do.
-const SESSIONS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
+/// Time for a command's line to reach the disk. Clients of commands wait longer than that.
+const DURABLE: Duration = Duration::from_secs(20);
 
 /// The name that a created object got.
 #[derive(Debug, Clone)]
@@ -44,13 +49,21 @@ pub(super) struct Trail {
     from: IpAddr,
     received: OffsetDateTime,
     notes: Mutex<Vec<(Note, String)>>,
+    /// The latest decision about a Lease.
+    lease: Mutex<Option<Holding>>,
 }
 
 impl Trail {
     pub(super) fn new(from: IpAddr) -> Trail {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Trail { number, from, received: OffsetDateTime::now_utc(), notes: Mutex::default() }
+        Trail {
+            number,
+            from,
+            received: OffsetDateTime::now_utc(),
+            notes: Mutex::default(),
+            lease: Mutex::default(),
+        }
     }
 
     /// Where the request comes from.
@@ -120,6 +133,11 @@ impl Trail {
     pub(super) fn dry_run(&self) {
         self.note(Note::DryRun, "true".to_owned());
     }
+
+    /// The request makes this of a Lease, if it is stored.
+    pub(super) fn leases(&self, old: Option<&Value>, new: &Value) {
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(Holding::of(old, new));
+    }
 }
 
 /// Whether a request that a handler answered is counted instead of recorded: without a valid credential, or over a limit. What an
@@ -138,44 +156,67 @@ pub(super) fn count(server: &Server, from: IpAddr, caller: Option<&Identity>, co
 
 /// Whether a request is one of a node's reports about itself that has the usual end. One that fails for the hub's sake, or meets a
 /// concurrent change, is repeated by the node.
-fn is_report(caller: &Identity, verb: &str, target: &Target, code: u16) -> bool {
+fn is_report(caller: &Identity, target: &Target, code: u16) -> bool {
     let says_of_itself = caller.node().is_some()
+        && !caller.is_admin()
         && matches!(
             (target.kind.plural, &*target.subresource),
             ("leases" | "events", "") | ("nodes" | "pods", "status")
         );
-    // leader elections renew Leases as nodes do
-    let renews = target.kind.plural == "leases" && matches!(verb, "update" | "patch");
-    match code {
-        0..400 => says_of_itself || renews,
-        409 | 500.. => says_of_itself,
-        _ => false,
-    }
+    says_of_itself && (code < 400 || code == 409 || code >= 500)
 }
 
-/// Records a change, an attempt, or a read of Secrets.
+/// Whether a request changes nothing but the time of a Lease that its caller holds.
+fn is_renewal(context: &RequestContext<'_>, target: &Target, code: u16) -> bool {
+    if target.kind.kind != LEASE.kind {
+        return false;
+    }
+    let holding = context.trail.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let (Some(holding), Some(caller)) = (holding.filter(|_| code < 300), (*context.caller).as_ref()) else {
+        return false;
+    };
+    let acting = context.identity.as_ref().map_or("", |identity| &identity.user);
+    let who = format!("{} {} {acting} {}", caller.user, caller.credential, context.trail.from);
+    context.server.holders.renews(&target.namespace, holding, &who)
+}
+
+/// Records a change, an attempt, or a read of Secrets. A session in a pod has its line when it is over.
 pub(super) fn audit(
     context: &RequestContext<'_>,
     verb: &str,
     target: &Target,
-    outcome: &Result<Response<Body>, ApiError>,
+    outcome: &mut Result<Response<Body>, ApiError>,
 ) {
-    let is_session = SESSIONS.contains(&&*target.subresource);
-    let is_plain_read = is_read(verb) && target.kind.kind != SECRET.kind && !is_session;
-    let is_left_out = |caller: &Identity| is_report(caller, verb, target, code_of(outcome));
-    if is_plain_read || (*context.caller).as_ref().is_some_and(is_left_out) {
+    let code = code_of(outcome);
+    let is_left_out =
+        |caller: &Identity| is_report(caller, target, code) || is_renewal(context, target, code);
+    if context.act == Act::Look || (*context.caller).as_ref().is_some_and(is_left_out) {
         return;
     }
     let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<CreatedName>());
-    let object = ObjectRef {
+    let made = made.map(|made| made.0.clone());
+    let object = ObjectRef { name: made.as_deref().unwrap_or(&target.name), ..object_of(target) };
+    if let Ok(response) = outcome
+        && context.act == Act::Command
+        && response.status() == StatusCode::SWITCHING_PROTOCOLS
+        && let Body::Relay(relay) = response.body_mut()
+        && let Some(caller) = (*context.caller).clone()
+    {
+        relay.ends_with(Ending::new(context, caller, verb, object, code));
+        return;
+    }
+    record(context, verb, object, code);
+}
+
+fn object_of(target: &Target) -> ObjectRef<'_> {
+    ObjectRef {
         group: target.kind.group,
         version: target.kind.version,
         resource: target.kind.plural,
         subresource: &target.subresource,
         namespace: &target.namespace,
-        name: made.map_or(&target.name, |made| &made.0),
-    };
-    record(context, verb, object, outcome);
+        name: &target.name,
+    }
 }
 
 /// Records that nodes are asked what they use.
@@ -184,54 +225,246 @@ pub(super) fn audit_usage(
     asked: &Asked,
     outcome: &Result<Response<Body>, ApiError>,
 ) {
-    let (group, version) = METRICS;
-    let Asked { resource, namespace, name } = asked;
-    record(
-        context,
-        asked.verb(),
-        ObjectRef { group, version, resource, subresource: "", namespace, name },
-        outcome,
-    );
+    record(context, asked.verb(), object_of_usage(asked), code_of(outcome));
 }
 
-fn is_read(verb: &str) -> bool {
-    matches!(verb, "get" | "list" | "watch")
+fn object_of_usage(asked: &Asked) -> ObjectRef<'_> {
+    let (group, version) = METRICS;
+    let Asked { resource, namespace, name } = asked;
+    ObjectRef { group, version, resource, subresource: "", namespace, name }
+}
+
+/// Records that a node was not given a call because it has no right to it.
+pub(super) fn audit_call(
+    context: &RequestContext<'_>,
+    node: &str,
+    outcome: &Result<Response<Body>, ApiError>,
+) {
+    let code = code_of(outcome);
+    // one that comes too late, or that speaks wrongly, is no try at something
+    if matches!(code, 401 | 403) {
+        record(context, "create", object_of_call(node), code);
+    }
+}
+
+fn object_of_call(node: &str) -> ObjectRef<'_> {
+    ObjectRef {
+        group: "kedge.dev",
+        version: "v1",
+        resource: "nodes",
+        subresource: "calls",
+        name: node,
+        ..ObjectRef::default()
+    }
+}
+
+/// Records a request that was refused because its caller may not be whom it wants to be. The try is an act, whatever it was for.
+/// `verb`: of a request for an object, as far as it has one.
+pub(super) fn audit_impersonation(
+    context: &RequestContext<'_>,
+    route: &Route,
+    verb: Option<&str>,
+    refused: &ApiError,
+) {
+    let method = context.parts.method.as_str().to_ascii_lowercase();
+    let of_node = |name, subresource| ObjectRef {
+        version: "v1",
+        resource: "nodes",
+        subresource,
+        name,
+        ..ObjectRef::default()
+    };
+    let pods = |namespace, name, subresource| ObjectRef {
+        version: "v1",
+        resource: "pods",
+        subresource,
+        namespace,
+        name,
+        ..ObjectRef::default()
+    };
+    let (own, object) = match route {
+        Route::Target(target) => ("", object_of(target)),
+        Route::Bindings(namespace) => ("", pods(namespace, "", "binding")),
+        Route::NodeProxy { node, .. } => ("", of_node(node, "proxy")),
+        Route::PodProxy { namespace, name, .. } => ("", pods(namespace, name, "proxy")),
+        Route::NodeAccess { node, verb } => (verb.name(), of_node(node, "")),
+        Route::Usage(asked) => (asked.verb(), object_of_usage(asked)),
+        Route::Call { node, .. } => ("create", object_of_call(node)),
+        // the line has its path
+        _ => ("", ObjectRef::default()),
+    };
+    let verb = verb.or(Some(own).filter(|own| !own.is_empty())).unwrap_or(&method);
+    record(context, verb, object, refused.code);
 }
 
 fn code_of(outcome: &Result<Response<Body>, ApiError>) -> u16 {
     outcome.as_ref().map_or_else(|error| error.code, |response| response.status().as_u16())
 }
 
+/// A request that is about to be passed on to a node.
+pub(super) struct Begins<'a> {
+    pub(super) verb: &'a str,
+    pub(super) target: &'a Target,
+}
+
+impl Begins<'_> {
+    /// Has the disk keep a line about a command, before its node hears of it.
+    ///
+    /// # Errors
+    /// The disk does not take the line, or its caller has used up its part of the log: then the command is not to be passed on.
+    pub(super) async fn record(&self, context: &RequestContext<'_>, node: &str) -> Result<(), ApiError> {
+        let (Some(log), Some(caller)) = (context.server.hub.audit(), (*context.caller).as_ref()) else {
+            return Ok(());
+        };
+        if context.act != Act::Command {
+            return Ok(());
+        }
+        let target = self.target;
+        let refused = |why: &str| {
+            let (part, of, name) = (&target.subresource, target.kind.plural, &target.name);
+            format!("{part} of {of} {name:?} was not passed on to node {node:?}: {why}")
+        };
+        let recorded = {
+            let line = Line::new(context, caller, self.verb, object_of(target));
+            let entry = Entry { stage: Stage::RequestReceived, ..line.entry() };
+            log.record_durably(Class::of(caller, context.act.is_read(), 0), &entry)
+        };
+        let Ok(written) = recorded else {
+            let why = "this caller has used up its part of the audit log, please try again later";
+            return Err(ApiError::too_many_requests(refused(why)));
+        };
+        match tokio::time::timeout(DURABLE, written).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => {
+                let why = "the hub's disk does not take its line in the audit log";
+                Err(ApiError::unavailable(refused(why)))
+            }
+            Err(_) => {
+                let secs = DURABLE.as_secs();
+                let why = format!("the hub's disk did not take its line in the audit log within {secs} s");
+                Err(ApiError::unavailable(refused(&why)))
+            }
+        }
+    }
+}
+
+/// What a request's line has, but for its outcome.
+struct Line<'a> {
+    id: String,
+    impersonated: Option<Identity>,
+    caller: &'a Identity,
+    context: &'a RequestContext<'a>,
+    verb: &'a str,
+    object: ObjectRef<'a>,
+}
+
+impl<'a> Line<'a> {
+    fn new(
+        context: &'a RequestContext<'a>,
+        caller: &'a Identity,
+        verb: &'a str,
+        object: ObjectRef<'a>,
+    ) -> Line<'a> {
+        let id = context.trail.id(&context.parts.headers);
+        Line { id, impersonated: impersonated(context), caller, context, verb, object }
+    }
+
+    fn entry(&self) -> Entry<'_> {
+        let (headers, uri) = (&self.context.parts.headers, &self.context.parts.uri);
+        Entry {
+            id: &self.id,
+            user: self.caller,
+            impersonated: self.impersonated.as_ref(),
+            from: Some(self.context.trail.from),
+            uri: uri.path_and_query().map_or("", |path| path.as_str()),
+            agent: header(headers, "user-agent"),
+            verb: self.verb,
+            object: self.object,
+            stage: Stage::ResponseComplete,
+            code: 0,
+            received: self.context.trail.received,
+            ended: OffsetDateTime::now_utc(),
+            notes: &[],
+        }
+    }
+}
+
 /// Writes the line of a request, unless it is counted.
-fn record(
-    context: &RequestContext<'_>,
-    verb: &str,
-    object: ObjectRef<'_>,
-    outcome: &Result<Response<Body>, ApiError>,
-) {
+fn record(context: &RequestContext<'_>, verb: &str, object: ObjectRef<'_>, code: u16) {
     let Some(log) = context.server.hub.audit() else { return };
-    let code = code_of(outcome);
     let Some(caller) = (*context.caller).as_ref().filter(|caller| !is_counted(Some(caller), code)) else {
         return;
     };
-    let (headers, uri) = (&context.parts.headers, &context.parts.uri);
-    let (trail, impersonated) = (context.trail, impersonated(context));
-    let notes = trail.notes.lock().unwrap_or_else(PoisonError::into_inner);
-    let entry = Entry {
-        id: &trail.id(headers),
-        user: caller,
-        impersonated: impersonated.as_ref(),
-        from: Some(trail.from),
-        uri: uri.path_and_query().map_or("", |path| path.as_str()),
-        agent: header(headers, "user-agent"),
-        verb,
-        object,
-        code,
-        received: trail.received,
-        ended: OffsetDateTime::now_utc(),
-        notes: &notes,
-    };
-    log.record(Class::of(caller, is_read(verb), code), &entry);
+    let line = Line::new(context, caller, verb, object);
+    let notes = context.trail.notes.lock().unwrap_or_else(PoisonError::into_inner);
+    log.record(
+        Class::of(caller, context.act.is_read(), code),
+        &Entry { code, notes: &notes, ..line.entry() },
+    );
+}
+
+/// The line of a session in a pod, which is written when this is dropped.
+pub(super) struct Ending {
+    hub: Arc<Hub>,
+    caller: Identity,
+    impersonated: Option<Identity>,
+    from: IpAddr,
+    /// Id, URI, agent, verb.
+    words: [String; 4],
+    /// As an [`ObjectRef`] has them.
+    object: [String; 6],
+    received: OffsetDateTime,
+    code: u16,
+}
+
+impl Ending {
+    fn new(
+        context: &RequestContext<'_>,
+        caller: Identity,
+        verb: &str,
+        object: ObjectRef<'_>,
+        code: u16,
+    ) -> Box<Ending> {
+        let line = Line::new(context, &caller, verb, object);
+        let entry = line.entry();
+        let words = [entry.id, entry.uri, entry.agent, verb].map(str::to_owned);
+        let ObjectRef { group, version, resource, subresource, namespace, name } = object;
+        let object = [group, version, resource, subresource, namespace, name].map(str::to_owned);
+        let impersonated = line.impersonated.clone();
+        let Trail { from, received, .. } = *context.trail;
+        let hub = Arc::clone(&context.server.hub);
+        Box::new(Ending { hub, caller, impersonated, from, words, object, received, code })
+    }
+}
+
+impl std::fmt::Debug for Ending {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Ending").field("words", &self.words).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let Some(log) = self.hub.audit() else { return };
+        let [id, uri, agent, verb] = &self.words;
+        let [group, version, resource, subresource, namespace, name] = &self.object;
+        let entry = Entry {
+            id,
+            user: &self.caller,
+            impersonated: self.impersonated.as_ref(),
+            from: Some(self.from),
+            uri,
+            agent,
+            verb,
+            object: ObjectRef { group, version, resource, subresource, namespace, name },
+            stage: Stage::ResponseComplete,
+            code: self.code,
+            received: self.received,
+            ended: OffsetDateTime::now_utc(),
+            notes: &[],
+        };
+        log.record(Class::of(&self.caller, Act::Command.is_read(), self.code), &entry);
+    }
 }
 
 /// The identity that a request acts as; if that was refused, the one that it asked for.
@@ -286,23 +519,22 @@ mod tests {
     #[test]
     fn only_usual_ends_of_a_nodes_reports_are_left_out() {
         let node = Identity::new("system:node:n", &["system:nodes"]);
+        let both = Identity::new("system:node:n", &["system:nodes", "system:masters"]);
         let user = Identity::new("u", &[]);
-        let check = |caller: &Identity, verb: &str, path: &str, codes: [bool; 4]| {
-            let super::super::route::Route::Target(target) = super::super::route::parse(path) else {
-                panic!("{path}")
-            };
-            let found = [200, 403, 409, 503].map(|code| is_report(caller, verb, &target, code));
-            assert_eq!(found, codes, "{} {verb} {path}", caller.user);
+        let check = |caller: &Identity, path: &str, codes: [bool; 4]| {
+            let Route::Target(target) = super::super::route::parse(path) else { panic!("{path}") };
+            let found = [200, 403, 409, 503].map(|code| is_report(caller, &target, code));
+            assert_eq!(found, codes, "{} {path}", caller.user);
         };
         let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
-        check(&node, "update", lease, [true, false, true, true]);
-        check(&user, "update", lease, [true, false, false, false]);
-        check(&user, "delete", lease, [false; 4]);
-        check(&node, "patch", "/api/v1/nodes/n/status", [true, false, true, true]);
-        check(&user, "patch", "/api/v1/nodes/n/status", [false; 4]);
-        check(&node, "patch", "/api/v1/nodes/n", [false; 4]);
-        check(&node, "create", "/api/v1/namespaces/default/events", [true, false, true, true]);
-        check(&node, "create", "/api/v1/namespaces/default/pods", [false; 4]);
-        check(&node, "delete", "/api/v1/namespaces/default/pods/p", [false; 4]);
+        check(&node, lease, [true, false, true, true]);
+        check(&both, lease, [false; 4]);
+        check(&user, lease, [false; 4]);
+        check(&node, "/api/v1/nodes/n/status", [true, false, true, true]);
+        check(&user, "/api/v1/nodes/n/status", [false; 4]);
+        check(&node, "/api/v1/nodes/n", [false; 4]);
+        check(&node, "/api/v1/namespaces/default/events", [true, false, true, true]);
+        check(&node, "/api/v1/namespaces/default/pods", [false; 4]);
+        check(&node, "/api/v1/namespaces/default/pods/p", [false; 4]);
     }
 }

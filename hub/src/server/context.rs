@@ -9,6 +9,7 @@ use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::selector::Selection;
 use serde_json::Value;
 
+use super::acts::Act;
 use super::audited::Trail;
 use super::authentication::Presented;
 use super::limits::{Slot, Work};
@@ -32,6 +33,8 @@ pub(super) struct RequestContext<'a> {
     pub(super) identity: Option<Identity>,
     pub(super) parts: &'a Parts,
     pub(super) parameters: Parameters,
+    /// What it does, for the audit log.
+    pub(super) act: Act,
 }
 
 impl RequestContext<'_> {

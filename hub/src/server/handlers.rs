@@ -11,7 +11,8 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::audited::{CreatedName, Trail, audit, audit_usage};
+use super::acts::Act;
+use super::audited::{CreatedName, Trail, audit, audit_call, audit_impersonation, audit_usage};
 use super::context::{RequestContext, attributes, denied};
 use super::delete_options::delete_options;
 use super::limits::{Resource, Slot, Work};
@@ -72,42 +73,32 @@ async fn answer(
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
     let presented = body.presented();
-    let mut context =
-        RequestContext { server, caller, presented, slot, trail, identity: None, parts, parameters };
     let route = route::parse(parts.uri.path());
+    let act = Act::of(&route, &parts.method);
+    let mut context =
+        RequestContext { server, caller, presented, slot, trail, identity: None, parts, parameters, act };
     match effective(parts, (*context.caller).as_ref()) {
         Ok(identity) => context.identity = identity,
         Err(refused) => {
-            let outcome = Err(refused);
-            match &route {
-                Route::Target(target) => {
-                    audit(&context, verb(&parts.method, target, &context.parameters)?, target, &outcome);
-                }
-                Route::Bindings(namespace) if parts.method == Method::POST => {
-                    audit(&context, "create", &unnamed_binding(namespace), &outcome);
-                }
-                Route::NodeProxy { node, .. } => {
-                    let target = proxied(&kinds::NODE, String::new(), node.clone());
-                    audit(&context, verb_of_proxy(&parts.method), &target, &outcome);
-                }
-                Route::PodProxy { namespace, name, .. } => {
-                    let target = proxied(&kinds::POD, namespace.clone(), name.clone());
-                    audit(&context, verb_of_proxy(&parts.method), &target, &outcome);
-                }
-                _ => {}
-            }
-            return outcome;
+            let verb = match &route {
+                Route::Target(target) => verb(&parts.method, target, &context.parameters).ok(),
+                Route::Bindings(_) => Some("create"),
+                Route::NodeProxy { .. } | Route::PodProxy { .. } => Some(verb_of_proxy(&parts.method)),
+                _ => None,
+            };
+            audit_impersonation(&context, &route, verb, &refused);
+            return Err(refused);
         }
     }
     match route {
         Route::Target(target) => {
             let verb = verb(&parts.method, &target, &context.parameters)?;
             let selection = selection(&context, verb, &target);
-            let outcome = match authorize_target(&context, verb, &target, selection.as_ref().ok()) {
+            let mut outcome = match authorize_target(&context, verb, &target, selection.as_ref().ok()) {
                 Ok(()) => resource(&context, verb, &target, selection, body).await,
                 Err(refused) => Err(refused),
             };
-            audit(&context, verb, &target, &outcome);
+            audit(&context, verb, &target, &mut outcome);
             outcome
         }
         route @ (Route::AccessReview
@@ -127,21 +118,21 @@ async fn answer(
         Route::NodeProxy { node, path } => {
             let target = proxied(&kinds::NODE, String::new(), node);
             let verb = verb_of_proxy(&parts.method);
-            let outcome = match may_ask_node(&context, verb, &target, &path) {
-                Ok(()) => node_streams::proxy(&context, &target.name, &path).await,
+            let mut outcome = match may_ask_node(&context, verb, &target, &path) {
+                Ok(()) => node_streams::proxy(&context, verb, &target, &path).await,
                 Err(refused) => Err(refused),
             };
-            audit(&context, verb, &target, &outcome);
+            audit(&context, verb, &target, &mut outcome);
             outcome
         }
         Route::PodProxy { namespace, name, below } => {
             let target = proxied(&kinds::POD, namespace, name);
             let verb = verb_of_proxy(&parts.method);
-            let outcome = match authorize_target(&context, verb, &target, None) {
-                Ok(()) => pod_proxy::answer(&context, &target, below.as_deref(), body).await,
+            let mut outcome = match authorize_target(&context, verb, &target, None) {
+                Ok(()) => pod_proxy::answer(&context, verb, &target, below.as_deref(), body).await,
                 Err(refused) => Err(refused),
             };
-            audit(&context, verb, &target, &outcome);
+            audit(&context, verb, &target, &mut outcome);
             outcome
         }
         Route::Usage(asked) => {
@@ -149,16 +140,20 @@ async fn answer(
             audit_usage(&context, &asked, &outcome);
             outcome
         }
-        Route::Call { node, id } => calls::take(&context, &node, &id),
+        Route::Call { node, id } => {
+            let outcome = calls::take(&context, &node, &id);
+            audit_call(&context, &node, &outcome);
+            outcome
+        }
         Route::NodeAccess { node, verb } => {
-            let outcome = node_access(&context, &node, verb, body).await;
+            let mut outcome = node_access(&context, &node, verb, body).await;
             let target = Target {
                 kind: &kinds::NODE,
                 namespace: String::new(),
                 name: node,
                 subresource: String::new(),
             };
-            audit(&context, verb.name(), &target, &outcome);
+            audit(&context, verb.name(), &target, &mut outcome);
             outcome
         }
         route => {
@@ -192,8 +187,8 @@ async fn bindings(
         return Err(ApiError::method_not_allowed());
     }
     let mut target = unnamed_binding(namespace);
-    let outcome = bind(context, &mut target, body).await;
-    audit(context, "create", &target, &outcome);
+    let mut outcome = bind(context, &mut target, body).await;
+    audit(context, "create", &target, &mut outcome);
     outcome
 }
 
@@ -330,12 +325,12 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         | Route::LocalSubjectReview(_)
         | Route::TokenReview
         | Route::Bindings(_)
-        | Route::Unserved(_)
         | Route::NodeAccess { .. }
         | Route::NodeProxy { .. }
         | Route::PodProxy { .. }
         | Route::Usage(_)
         | Route::Call { .. }
+        | Route::Unserved(_)
         | Route::Unknown => Err(ApiError::path_not_found()),
     }
 }
@@ -356,7 +351,7 @@ async fn resource(
             Some(known) if known.name == "approval" => Part::Approval,
             Some(known) if known.name == "finalize" => Part::Finalize,
             Some(known) if matches!(known.name, "log" | "attach" | "exec" | "portforward") => {
-                return node_streams::answer(context, target, known).await;
+                return node_streams::answer(context, verb, target, known).await;
             }
             Some(known) => {
                 let body = body.read().await?;
@@ -366,15 +361,15 @@ async fn resource(
                 let why = kind.unserved(name);
                 return Err(why.map_or_else(ApiError::path_not_found, ApiError::not_served));
             }
-        // whoever takes away what could not be made finds nothing: a client that undoes its work goes on by that
-        if verb == "delete" && part == Part::Main && !exists(context, target) {
-            return Err(ApiError::not_found(kind, &target.name));
-        }
         },
     };
     let known = part == Part::Main || matches!(verb, "get" | "update" | "patch");
     let scoped = !kind.namespaced || !target.namespace.is_empty() || matches!(verb, "list" | "watch");
     if !kind.allows(verb) || !known || !scoped {
+        // whoever takes away what could not be made finds nothing: a client that undoes its work goes on by that
+        if verb == "delete" && part == Part::Main && !exists(context, target) {
+            return Err(ApiError::not_found(kind, &target.name));
+        }
         let why = kind.unserved_verb(verb);
         return Err(why.map_or_else(ApiError::method_not_allowed, ApiError::verb_not_served));
     }
@@ -394,13 +389,13 @@ async fn resource(
             if let Some(old) = context.server.hub.get(kind.stored(), &target.namespace, &target.name) {
                 context.charge(Work::Parsed(old.json.len()));
             }
-fn exists(context: &RequestContext<'_>, target: &Target) -> bool {
-    context.server.hub.get(target.kind.stored(), &target.namespace, &target.name).is_some()
-}
-
             write(context, verb, target, part, writer, &body).await
         }
     }
+}
+
+fn exists(context: &RequestContext<'_>, target: &Target) -> bool {
+    context.server.hub.get(target.kind.stored(), &target.namespace, &target.name).is_some()
 }
 
 fn get(context: &RequestContext<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
@@ -561,7 +556,13 @@ async fn write(
     body: &Bytes,
 ) -> Result<Response<Body>, ApiError> {
     let attributes = attributes(verb, target, None);
-    let admit = move |old: Option<&Value>, new: &Value| admitted(context, &attributes, old, new);
+    let dry_run = context.parameters.dry_run(verb)?;
+    let admit = move |old: Option<&Value>, new: &Value| {
+        if target.kind.kind == kinds::LEASE.kind && !dry_run {
+            context.trail.leases(old, new);
+        }
+        admitted(context, &attributes, old, new)
+    };
     let asked = move |old: Option<&Value>, wanted: &Value| judge(context, verb, target, part, old, wanted);
     let manager = manager(context, verb, target)?;
     let owner = match context.identity.as_ref() {
@@ -570,7 +571,6 @@ async fn write(
         _ => Owner::Updates(&manager),
     };
     let limited = context.identity.as_ref().is_none_or(|identity| !identity.is_admin());
-    let dry_run = context.parameters.dry_run(verb)?;
     if dry_run && verb != "delete" {
         context.trail.dry_run();
     }

@@ -5,6 +5,7 @@
 //! affects no other request. Everything that a client can make grow has a limit with a name, and a share for each caller (`limits`).
 
 mod accept;
+mod acts;
 #[cfg(test)]
 mod allocations;
 mod audited;
@@ -20,11 +21,12 @@ mod handshakes;
 mod head;
 mod health;
 mod large;
+mod leases;
 mod limits;
 mod link;
+mod location;
 mod node_access;
 mod node_streams;
-mod location;
 mod openapi;
 mod own_watches;
 mod pieces;

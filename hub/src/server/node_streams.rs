@@ -11,6 +11,7 @@ use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::kinds::{NODE, POD, Subresource};
 use kedge_hub_core::requests::{serving_container, serving_node};
 
+use super::audited::Begins;
 use super::calls::{self, Asked, Messages};
 use super::context::RequestContext;
 use super::request::Parameters;
@@ -37,6 +38,7 @@ const OF_STATS: [&str; 1] = ["only_cpu_and_memory"];
 /// `GET .../log`, `GET` or `POST` of `.../exec`, `.../attach`, `.../portforward`.
 pub(super) async fn answer(
     context: &RequestContext<'_>,
+    verb: &str,
     target: &Target,
     subresource: &Subresource,
 ) -> Result<Response<Body>, ApiError> {
@@ -73,7 +75,7 @@ pub(super) async fn answer(
         "log" => Messages::asked(&context.parts.headers)?,
         _ => None,
     };
-    calls::open(context, node, asked, messages).await
+    calls::open(context, node, asked, messages, &Begins { verb, target }).await
 }
 
 /// The subresource of nodes whose right suffices for this path of a node's API, as a kubelet has it; None: nothing is served there.
@@ -89,9 +91,11 @@ pub(super) fn part(segments: &[String]) -> Option<&'static str> {
 /// `GET /api/v1/nodes/NAME/proxy/...`.
 pub(super) async fn proxy(
     context: &RequestContext<'_>,
-    node: &str,
+    verb: &str,
+    target: &Target,
     segments: &[String],
 ) -> Result<Response<Body>, ApiError> {
+    let node = &*target.name;
     if context.parts.method != Method::GET {
         return Err(ApiError::method_not_allowed());
     }
@@ -106,7 +110,7 @@ pub(super) async fn proxy(
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     let names = names.iter().map(|name| (*name, *name));
     let asked = Asked::get(with_query(path(&segments), names, &context.parameters));
-    calls::open(context, node, asked, None).await
+    calls::open(context, node, asked, None, &Begins { verb, target }).await
 }
 
 fn path(segments: &[&str]) -> String {

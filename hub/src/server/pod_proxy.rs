@@ -13,6 +13,7 @@ use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::POD;
 use kedge_hub_core::requests::{ProgramAddress, ProxyTarget};
 
+use super::audited::Begins;
 use super::calls::{self, Answer, Question};
 use super::context::RequestContext;
 use super::location::Way;
@@ -81,6 +82,7 @@ const SANDBOX: &str = "sandbox";
 /// `below`: what of the path comes after `proxy`, as it was sent; `None`: nothing.
 pub(super) async fn answer(
     context: &RequestContext<'_>,
+    verb: &str,
     target: &Target,
     below: Option<&str>,
     body: &mut RequestBody,
@@ -129,9 +131,9 @@ pub(super) async fn answer(
         response
     };
     let ProgramAddress { node, uid, address, port } = program;
-    let target =
-        format!("/podPort/{}/{}/{port}", percent_encoded(uid), percent_encoded(&address.to_string()));
-    calls::ask_program(context, node, target, Question { is_secure: wanted.is_secure, request }, shown).await
+    let place = format!("/podPort/{}/{}/{port}", percent_encoded(uid), percent_encoded(&address.to_string()));
+    let question = Question { place, is_secure: wanted.is_secure, request };
+    calls::ask_program(context, node, question, &Begins { verb, target }, shown).await
 }
 
 fn moved(to: &str) -> Response<Body> {

@@ -8,6 +8,7 @@ use super::authentication::Credentials;
 use super::calls::Calls;
 use super::handshakes::Handshakes;
 use super::large::Large;
+use super::leases::Holders;
 use super::limits::Limits;
 use super::usage::NodeUsages;
 use crate::capacity::Capacity;
@@ -27,6 +28,7 @@ pub(crate) struct Server {
     pub(super) credentials: Credentials,
     pub(super) calls: Arc<Calls>,
     pub(super) usages: NodeUsages,
+    pub(super) holders: Holders,
 }
 
 impl Server {
@@ -40,6 +42,7 @@ impl Server {
             large: Large::new(capacity.large_workers),
             calls: Arc::default(),
             usages: NodeUsages::default(),
+            holders: Holders::default(),
         }
     }
 }

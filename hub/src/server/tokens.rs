@@ -221,6 +221,7 @@ mod tests {
             identity: Some(boss),
             parts: &parts,
             parameters: Parameters::default(),
+            act: super::super::acts::Act::Change,
         };
         let (namespace, name) = ("default".to_owned(), "a".to_owned());
         let target = Target { kind: &SERVICE_ACCOUNT, namespace, name, subresource: "token".to_owned() };

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
 
 use super::server::{Client, Hub, Reply};
@@ -379,4 +380,88 @@ fn node_that_dies_breaks_its_sessions_off() {
     drop(session);
     let text = client.read_to_end();
     assert!(text.ends_with("3\r\none\r\n"), "without a last chunk: {text}");
+}
+
+/// The lines about an exec, as their stages and codes.
+fn lines_of(hub: &Hub, resource: &str, subresource: &str) -> Vec<(String, Option<u64>)> {
+    let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let own = lines.filter(|line| {
+        line["objectRef"]["resource"] == resource && line["objectRef"]["subresource"] == subresource
+    });
+    own.map(|line| (line["stage"].as_str().unwrap().to_owned(), line["responseStatus"]["code"].as_u64()))
+        .collect()
+}
+
+#[test]
+fn command_is_in_the_log_before_its_node_has_it() {
+    let hub = Hub::new();
+    let node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    let exec = "/api/v1/namespaces/default/pods/p/exec?command=rm&container=a&stdout=true";
+    let websocket = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: \
+                     dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: v5.channel.k8s.io\r\n";
+    let spdy = "connection: Upgrade\r\nupgrade: SPDY/3.1\r\nx-stream-protocol-version: v4.channel.k8s.io\r\n";
+    let begun = || ("RequestReceived".to_owned(), None);
+    let ended = |code| ("ResponseComplete".to_owned(), Some(code));
+    let mut expect = Vec::new();
+    for (method, upgrade) in [("GET", websocket), ("POST", spdy)] {
+        let mut client = hub.admin();
+        client.write_raw(format!("{method} {exec} HTTP/1.1\r\nhost: h\r\n{upgrade}\r\n").as_bytes()).unwrap();
+        let mut session = taken(&node, &called(&mut watch));
+        let asked = session.read_until("\r\n\r\n");
+        assert!(asked.contains("/exec/default/p/a?command=rm"), "{asked}");
+        // the node has it, and has not answered
+        expect.push(begun());
+        assert_eq!(lines_of(&hub, "pods", "exec"), expect, "{method}");
+        session.write_raw(b"HTTP/1.1 101 \r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n").unwrap();
+        assert!(client.read_until("\r\n\r\n").starts_with("HTTP/1.1 101 "));
+        drop(session);
+        client.read_to_end();
+        // the session is over
+        expect.push(ended(101));
+        wait_until("the line of the session's end", Duration::from_secs(60), || {
+            lines_of(&hub, "pods", "exec") == expect
+        });
+    }
+    // a node that refuses
+    let mut client = hub.admin();
+    client.write_raw(format!("POST {exec} HTTP/1.1\r\nhost: h\r\n{spdy}\r\n").as_bytes()).unwrap();
+    let mut session = taken(&node, &called(&mut watch));
+    session.read_until("\r\n\r\n");
+    expect.push(begun());
+    assert_eq!(lines_of(&hub, "pods", "exec"), expect);
+    session.write_raw(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno").unwrap();
+    assert_eq!(client.read_reply().unwrap().code, 404);
+    expect.push(ended(404));
+    wait_until("the line of the refusal", Duration::from_secs(60), || {
+        lines_of(&hub, "pods", "exec") == expect
+    });
+    let reads = std::fs::read_to_string(hub.data_dir.join("audit-reads.log")).unwrap();
+    assert!(!reads.contains("exec"), "{reads}");
+}
+
+#[test]
+fn command_whose_line_cannot_be_written_is_not_passed_on() {
+    let hub = Hub::new();
+    let node = with_pod(&hub);
+    let mut watch = own_watch(&node);
+    // a log that nothing can be appended to: it is rotated away, and a directory has its name
+    let log = hub.data_dir.join("audit.log");
+    let full = std::fs::File::options().append(true).open(&log).unwrap();
+    full.set_len(64 << 20).unwrap();
+    for number in 0..5 {
+        let rotated = hub.data_dir.join(format!("audit.log.{number}"));
+        std::fs::create_dir_all(rotated.join("x")).unwrap();
+    }
+    let mut client = hub.admin();
+    let exec = "/api/v1/namespaces/default/pods/p/exec?command=rm&container=a&stdout=true";
+    let spdy = "connection: Upgrade\r\nupgrade: SPDY/3.1\r\nx-stream-protocol-version: v4.channel.k8s.io\r\n";
+    client.write_raw(format!("POST {exec} HTTP/1.1\r\nhost: h\r\n{spdy}\r\n").as_bytes()).unwrap();
+    let mut session = taken(&node, &called(&mut watch));
+    let refused = client.read_reply().unwrap();
+    assert_eq!(refused.code, 503);
+    let message = refused.json()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("was not passed on to node \"edge-1\""), "{message}");
+    assert_eq!(session.read_to_end(), "", "the node hears nothing of it");
 }

@@ -30,6 +30,7 @@ use tokio::io::DuplexStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::audited::Begins;
 use super::context::RequestContext;
 use super::limits::Slot;
 use super::request::header as header_of;
@@ -205,6 +206,7 @@ pub(super) async fn open(
     node: &str,
     asked: Asked,
     messages: Option<Messages>,
+    begins: &Begins<'_>,
 ) -> Result<Response<Body>, ApiError> {
     let wait = patience(&context.server.hub, node)?;
     let user = context.identity_now()?.user.clone();
@@ -212,6 +214,7 @@ pub(super) async fn open(
         let (session, Dialled { stream, asker }) = dialled(context.server, node, &user, wait).await?;
         // revoked meanwhile, or expired
         context.identity_now()?;
+        begins.record(context, node).await?;
         let mut relay = exchange::ask(stream, node, asked).await?;
         if let Some(messages) = messages {
             relay = relay.in_messages(messages);
@@ -225,12 +228,12 @@ pub(super) async fn open(
     }
 }
 
-/// Asks a program in a pod of a node; `target`: where the node has its port. The answer is what `shown` makes of its head.
+/// Asks a program in a pod of a node. The answer is what `shown` makes of its head.
 pub(super) async fn ask_program(
     context: &RequestContext<'_>,
     node: &str,
-    target: String,
     question: Question,
+    begins: &Begins<'_>,
     shown: impl FnOnce(&Answer) -> Response<()> + Send,
 ) -> Result<Response<Body>, ApiError> {
     let wait = patience(&context.server.hub, node)?;
@@ -239,7 +242,8 @@ pub(super) async fn ask_program(
         let (session, Dialled { stream, asker }) = dialled(context.server, node, &user, wait).await?;
         // revoked meanwhile, or expired
         context.identity_now()?;
-        let connected = exchange::connect(stream, node, target).await?;
+        begins.record(context, node).await?;
+        let connected = exchange::connect(stream, node, question.place.clone()).await?;
         let answer = program::ask(connected, question).await?;
         let (head, ()) = shown(&answer).into_parts();
         if answer.is_over() {

@@ -37,6 +37,8 @@ const HEADERS: usize = 64;
 /// What a program is asked.
 #[derive(Debug)]
 pub(in crate::server) struct Question {
+    /// Where its node has the program's port.
+    pub(in crate::server) place: String,
     pub(in crate::server) is_secure: bool,
     /// Its target is a path with a query.
     pub(in crate::server) request: Request<Full<Bytes>>,
@@ -220,7 +222,7 @@ mod tests {
     fn question() -> Question {
         let request =
             Request::post("/a?b=c").header("host", "h").body(Full::new(Bytes::from_static(b"body")));
-        Question { is_secure: false, request: request.unwrap() }
+        Question { place: "/podPort/u/10.0.0.2/80".to_owned(), is_secure: false, request: request.unwrap() }
     }
 
     /// Hears the request to its end, and says this.

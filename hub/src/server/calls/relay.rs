@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout};
 use super::Session;
 use super::messages::Messages;
 use super::program::{self, Length};
+use crate::server::audited::Ending;
 use crate::server::authentication::Standing;
 use crate::server::detached_watch::Manner;
 use crate::server::link::{Link, head_text};
@@ -223,6 +224,8 @@ enum Side {
     Node(oneshot::Receiver<Infallible>),
     Client {
         _held: Option<(Session, Asker)>,
+        /// Its line in the audit log, if that comes at its end.
+        ending: Option<Box<Ending>>,
     },
 }
 
@@ -248,7 +251,7 @@ impl Relay {
     }
 
     fn of_client(source: Source, headers: HeaderMap) -> Relay {
-        Relay { source, headers, standing: None, side: Side::Client { _held: None } }
+        Relay { source, headers, standing: None, side: Side::Client { _held: None, ending: None } }
     }
 
     /// An answer in messages of a WebSocket; anything else as it is.
@@ -263,7 +266,14 @@ impl Relay {
     }
 
     pub(super) fn held(self, session: Session, asker: Asker, standing: Option<Standing>) -> Relay {
-        Relay { side: Side::Client { _held: Some((session, asker)) }, standing, ..self }
+        Relay { side: Side::Client { _held: Some((session, asker)), ending: None }, standing, ..self }
+    }
+
+    /// Keeps this until the session is over.
+    pub(in crate::server) fn ends_with(&mut self, with: Box<Ending>) {
+        if let Side::Client { ending, .. } = &mut self.side {
+            *ending = Some(with);
+        }
     }
 
     /// The whole answer of a node, or all that is said after an upgrade. More than `most` bytes of an answer are an error.
