@@ -87,6 +87,8 @@ fn kep_3983_example_is_merged_as_specified() {
     let failed: Vec<&Value> =
         found.iter().filter(|finding| finding["level"] == "FAIL" && finding["check"] != "unit").collect();
     assert!(failed.is_empty(), "{failed:?}");
+    let clock = found.iter().find(|finding| finding["check"] == "clock").expect("clocks are compared");
+    assert_eq!((&clock["level"], &clock["found"]), (&json!("OK"), &json!("agrees with the server's")));
     let rights = found.iter().find(|finding| finding["check"] == "rights").expect("rights are asked for");
     assert!(rights["found"].as_str().unwrap().contains("9 of 9"), "{rights}");
     let (code, shown, complaint) = setup.agent().kedge(&["config", "show"]).unwrap();

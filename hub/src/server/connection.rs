@@ -29,7 +29,7 @@ use super::detached_watch;
 use super::large::LARGE_BYTES;
 use super::limits::{Slot, Taken};
 use super::link::{IDLE, Link, Next, STRANGER_IDLE};
-use super::request::RequestBody;
+use super::request::{RequestBody, wants_minimal};
 use super::respond::{self, Body, Sending};
 use super::shared::Server;
 use super::stream::Patience;
@@ -260,7 +260,7 @@ where
         .header_read_timeout(None)
         .max_buf_size(head::MAX_HEAD_BYTES + 1)
         .max_headers(MAX_HEADERS)
-        // every byte counts on a metered link, and clients do not use our date
+        // `answered` adds it where it is of use
         .auto_date_header(false)
         .serve_connection(TokioIo::new(link), service);
     let mut stop = pin!(stop(stopped));
@@ -392,7 +392,7 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
     };
     let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews, presented);
     let mut handled = false;
-    let response = match (identity, paced) {
+    let mut response = match (identity, paced) {
         (_, Err(error)) => {
             tokio::time::sleep(PAUSE).await;
             respond::error(&error)
@@ -407,6 +407,10 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
             Err(error) => respond::error(&error),
         },
     };
+    // the hot path of renewals has none, nor has an answer to who wants little: every byte counts on a metered link
+    if !wants_minimal(&parts.headers) || response.status().is_client_error() {
+        respond::date(&mut response);
+    }
     let of_connection = (*caller.identity).as_ref();
     audited::count(&server, caller.from, of_connection, response.status().as_u16(), handled);
     let sent = if body.drain(&parts.headers).await { Sent::Read } else { Sent::Unread };

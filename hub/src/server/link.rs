@@ -232,7 +232,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
 
     /// Answers an error without the library, as the last answer of the connection.
     pub(super) async fn refuse(&mut self, error: &ApiError) -> io::Result<()> {
-        let (head, body) = respond::hang_up(respond::error(error)).into_parts();
+        let mut refusal = respond::hang_up(respond::error(error));
+        respond::date(&mut refusal);
+        let (head, body) = refusal.into_parts();
         let body: Bytes = match body {
             Body::Parts(parts) => parts.into_iter().flatten().collect(),
             _ => Bytes::new(),

@@ -1,14 +1,16 @@
 //! Answers: bodies, tables, lists, metadata, errors. As few headers as clients need.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use super::calls::Relay;
 use super::link::Progress;
@@ -168,6 +170,41 @@ pub(super) fn error(error: &ApiError) -> Response<Body> {
         response.headers_mut().insert(header::RETRY_AFTER, secs.into());
     }
     response
+}
+
+/// Adds what time it is, if the answer does not have it from a program: nodes without a clock of their own, and people who look for a wrong
+/// one, compare it.
+pub(super) fn date(response: &mut Response<Body>) {
+    thread_local! {
+        /// The latest second that was asked for, and its text.
+        static LATEST: RefCell<(i64, Option<HeaderValue>)> = const { RefCell::new((i64::MIN, None)) };
+    }
+    let now = OffsetDateTime::now_utc();
+    let text = LATEST.with_borrow_mut(|(second, text)| {
+        if *second != now.unix_timestamp() {
+            (*second, *text) = (now.unix_timestamp(), HeaderValue::try_from(imf_fixdate(now)).ok());
+        }
+        text.clone()
+    });
+    if let Some(text) = text {
+        response.headers_mut().entry(header::DATE).or_insert(text);
+    }
+}
+
+/// As RFC 9110 section 5.6.7 has dates.
+fn imf_fixdate(time: OffsetDateTime) -> String {
+    let weekday = time.weekday().to_string();
+    let month = time.month().to_string();
+    format!(
+        "{}, {:02} {} {:04} {:02}:{:02}:{:02} GMT",
+        &weekday[..3],
+        time.day(),
+        &month[..3],
+        time.year(),
+        time.hour(),
+        time.minute(),
+        time.second()
+    )
 }
 
 /// Adds `Warning: 299 - "..."` headers.
@@ -339,4 +376,32 @@ fn metadata(mut value: Value, version: &str) -> Value {
         "kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"),
         "metadata": value["metadata"].take(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn date_is_in_the_form_of_http() {
+        for (seconds, expect) in [
+            (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
+            (0, "Thu, 01 Jan 1970 00:00:00 GMT"),
+            (1_709_164_800, "Thu, 29 Feb 2024 00:00:00 GMT"),
+        ] {
+            let time = OffsetDateTime::from_unix_timestamp(seconds).unwrap();
+            assert_eq!(imf_fixdate(time), expect);
+        }
+    }
+
+    #[test]
+    fn date_of_a_program_stays() {
+        let mut response = empty(200);
+        date(&mut response);
+        assert!(response.headers()[header::DATE].to_str().unwrap().ends_with(" GMT"));
+        let own = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
+        response.headers_mut().insert(header::DATE, own.clone());
+        date(&mut response);
+        assert_eq!(response.headers().get_all(header::DATE).iter().collect::<Vec<_>>(), [&own]);
+    }
 }

@@ -4,8 +4,8 @@ use std::io::Read as _;
 
 use serde_json::{Value, json};
 
-use crate::server::Hub;
-use crate::{JSON, MAPS};
+use crate::server::{Hub, Reply};
+use crate::{JSON, LEASES, MAPS, NODES};
 
 fn decompressed(body: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
@@ -78,4 +78,56 @@ fn reader_that_stops_holds_nothing_that_others_need() {
     // and the hub's own, kube-root-ca.crt
     assert_eq!(list["items"].as_array().unwrap().len(), 6 + 1);
     drop(unread);
+}
+
+#[test]
+fn answers_have_the_hubs_time_but_for_renewals() {
+    let hub = Hub::new();
+    let (mut admin, mut node) = (hub.admin(), hub.node("edge"));
+    let lease = format!("{LEASES}/edge");
+    node.post(NODES, &json!({"metadata": {"name": "edge"}})).expect(201);
+    node.post(LEASES, &json!({"metadata": {"name": "edge"}, "spec": {"holderIdentity": "edge"}})).expect(201);
+    let has = |reply: &Reply, expect: bool| {
+        let found = reply.header("date");
+        assert_eq!(found.len(), usize::from(expect), "{}", reply.head());
+        assert!(found.iter().all(|date| date.ends_with(" GMT") && date.len() == 29), "{found:?}");
+    };
+    has(&admin.get("/version"), true);
+    has(&hub.anonymous().get("/version"), true);
+    has(&hub.anonymous().get(MAPS), true);
+    has(&admin.get("/none"), true);
+    has(&node.get(&format!("{NODES}/edge")), true);
+    has(&admin.post(MAPS, &json!({"metadata": {"name": "m"}})), true);
+    // before a request is one
+    let mut odd = hub.admin();
+    odd.write_raw(b"GET /version\r\n\r\n").unwrap();
+    let refused = odd.read_to_end();
+    assert!(refused.starts_with("HTTP/1.1 400 ") && refused.contains("\r\ndate: "), "{refused}");
+    // on metered links every byte counts
+    let media = ("content-type", "application/merge-patch+json");
+    let minimal = ("prefer", "return=minimal");
+    let renewal = br#"{"spec":{"renewTime":"2026-01-01T00:00:00.000000Z"}}"#;
+    for (headers, body) in [
+        (&[media, minimal][..], &renewal[..]),
+        (&[("content-type", "text/vnd.kedge.renewal")], b"2026-01-01T00:00:00.000000Z"),
+        // by the general way
+        (&[media, minimal, ("x-other", "1")], renewal),
+    ] {
+        let renewed = node.send("PATCH", &lease, headers, body);
+        assert_eq!(renewed.code, 204);
+        has(&renewed, false);
+    }
+    let status = br#"{"status":{"phase":"Running"}}"#;
+    let reported = node.send("PATCH", &format!("{NODES}/edge/status"), &[media, minimal], status);
+    assert_eq!(reported.code, 204);
+    has(&reported, false);
+    // a node that is refused learns whether its clock is why
+    let refused = node.send(
+        "PATCH",
+        &format!("{NODES}/edge"),
+        &[media, minimal],
+        br#"{"spec":{"unschedulable":true}}"#,
+    );
+    assert_eq!(refused.code, 403);
+    has(&refused, true);
 }
