@@ -52,6 +52,11 @@ pub fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
     (admin, node)
 }
 
+/// Whether the URL for nodes is nothing that somebody chose.
+pub fn is_guessed(options: &Serve, address: SocketAddr) -> bool {
+    options.advertise.is_empty() && address.ip().is_unspecified()
+}
+
 /// The address and port of the Service `kubernetes`: the advertised ones if the first `--advertise` names an IP address, else those
 /// listened on; this machine's loopback if that is every address, because a Service has one.
 pub fn service(options: &Serve, address: SocketAddr) -> (IpAddr, u16) {

@@ -21,6 +21,8 @@ use kedge_hub_core::value::duration;
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
 /// Where a packaged hub keeps its state.
 const DEFAULT_DATA_DIR: &str = "/var/lib/kedge-hub";
+/// The command that `--out` is for.
+const NODE_KUBECONFIG: &str = "node-kubeconfig";
 /// Longest grace period; a longer one is a typing error: a lost node would show as Ready for more than a day.
 const MAXIMUM_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -30,7 +32,7 @@ kedge-hub: a Kubernetes API server in one process, for edge devices
 
 Usage:
   kedge-hub serve [FLAGS]
-  kedge-hub node-kubeconfig NAME [--data-dir DIR] [--advertise HOST[:PORT]]
+  kedge-hub node-kubeconfig NAME [--out FILE] [--data-dir DIR] [--advertise HOST[:PORT]]
   kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
   kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
   kedge-hub backup FILE [--data-dir DIR]
@@ -38,7 +40,8 @@ Usage:
 
 Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
-  node-kubeconfig  print a kubeconfig with new credentials for the node NAME; the hub may be running
+  node-kubeconfig  make a kubeconfig with new credentials for the node NAME, and print it or write it to --out; the hub
+                   may be running; a node that is revoked gets none
   node list        print the nodes: state, expiry of their certificate, last contact; the hub must be running, as for
                    the next two
   node revoke      refuse all credentials of the node NAME from now on, end its connections, sign it no certificate
@@ -59,7 +62,9 @@ Flags:
                             as upstream does (off), unless the annotation kedge.dev/pre-pull of the set says otherwise [on]
   --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
   --output FORMAT           of node and rollout: table or json [table]
+  --out FILE                of node-kubeconfig: write it there, readable by its owner alone, instead of printing it
   --reason TEXT             of node revoke: why, for others to read
+  --force                   of node revoke: also a name that this hub has never had to do with
   --same-credentials        of node readmit: the old credentials are good again; only if nobody else can have them
   -n, --namespace NAME      of rollout: the namespace of the DaemonSet [default]
   --watch                   of rollout: print again at each change, until the update is complete (status 0), stopped or
@@ -117,6 +122,8 @@ pub struct NodeKubeconfig {
     pub data_dir: PathBuf,
     /// Instead of the address the hub last published. The port is then needed.
     pub advertise: Option<Advertised>,
+    /// The file to write, instead of printing.
+    pub out: Option<PathBuf>,
 }
 
 /// Options of `node`.
@@ -147,8 +154,16 @@ pub struct RolloutCommand {
 #[derive(Debug, PartialEq)]
 pub enum NodeAct {
     List,
-    Revoke { name: String, reason: String },
-    Readmit { name: String, same_credentials: bool },
+    /// `force`: also a name that the hub does not know.
+    Revoke {
+        name: String,
+        reason: String,
+        force: bool,
+    },
+    Readmit {
+        name: String,
+        same_credentials: bool,
+    },
 }
 
 /// Options of `backup` and `restore`.
@@ -224,6 +239,8 @@ struct Raw {
     output: Option<String>,
     reason: Option<String>,
     same_credentials: bool,
+    force: bool,
+    out: Option<PathBuf>,
     namespace: Option<String>,
     watch: bool,
     words: Vec<String>,
@@ -257,6 +274,8 @@ where
             Short('n') | Long("namespace") => raw.namespace = Some(text(&mut parser)?),
             Long("watch") => raw.watch = true,
             Long("same-credentials") => raw.same_credentials = true,
+            Long("force") => raw.force = true,
+            Long("out") => raw.out = Some(parser.value().map_err(FlagError::Syntax)?.into()),
             Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
             other => return Err(FlagError::Syntax(other.unexpected())),
         }
@@ -314,11 +333,19 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
 fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
     refuse(command, &[("--output", raw.output.is_some())])?;
     refuse(command, &of_node(raw))?;
-    refuse(command, &of_rollout(raw))
+    refuse(command, &of_rollout(raw))?;
+    match command {
+        NODE_KUBECONFIG => Ok(()),
+        _ => refuse(command, &of_kubeconfig(raw)),
+    }
 }
 
-fn of_node(raw: &Raw) -> [(&'static str, bool); 2] {
-    [("--reason", raw.reason.is_some()), ("--same-credentials", raw.same_credentials)]
+fn of_kubeconfig(raw: &Raw) -> [(&'static str, bool); 1] {
+    [("--out", raw.out.is_some())]
+}
+
+fn of_node(raw: &Raw) -> [(&'static str, bool); 3] {
+    [("--reason", raw.reason.is_some()), ("--same-credentials", raw.same_credentials), ("--force", raw.force)]
 }
 
 fn of_rollout(raw: &Raw) -> [(&'static str, bool); 2] {
@@ -338,6 +365,7 @@ fn rollout(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "rollout")?;
     refuse("rollout", &[("--advertise", !raw.advertise.is_empty())])?;
     refuse("rollout", &of_node(&raw))?;
+    refuse("rollout", &of_kubeconfig(&raw))?;
     let namespace = raw.namespace.as_deref().unwrap_or("default").to_owned();
     if !is_dns_subdomain(&namespace) {
         return Err(value("--namespace", &namespace, "the name of a namespace"));
@@ -361,22 +389,24 @@ fn node(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "node")?;
     refuse("node", &[("--advertise", !raw.advertise.is_empty())])?;
     refuse("node", &of_rollout(&raw))?;
+    refuse("node", &of_kubeconfig(&raw))?;
     let json = is_json(raw.output.as_deref())?;
-    let (reason, same_credentials) = (raw.reason, raw.same_credentials);
+    let (reason, same_credentials, force) = (raw.reason, raw.same_credentials, raw.force);
+    let no_force = [("--force", force)];
     let no_reason = [("--reason", reason.is_some())];
     let no_same = [("--same-credentials", same_credentials)];
     let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
     let act = match words.as_slice() {
         ["list"] => {
-            refuse("node list", &[no_reason, no_same].concat())?;
+            refuse("node list", &[no_reason, no_same, no_force].concat())?;
             NodeAct::List
         }
         ["revoke", name] if is_dns_subdomain(name) => {
             refuse("node revoke", &no_same)?;
-            NodeAct::Revoke { name: (*name).to_owned(), reason: reason.unwrap_or_default() }
+            NodeAct::Revoke { name: (*name).to_owned(), reason: reason.unwrap_or_default(), force }
         }
         ["readmit", name] if is_dns_subdomain(name) => {
-            refuse("node readmit", &no_reason)?;
+            refuse("node readmit", &[no_reason, no_force].concat())?;
             NodeAct::Readmit { name: (*name).to_owned(), same_credentials }
         }
         words => return Err(value("node", &words.join(" "), "list, revoke NAME or readmit NAME of a node")),
@@ -399,7 +429,7 @@ fn copy(command: &'static str, raw: Raw) -> Result<Copy, FlagError> {
 }
 
 fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
-    const COMMAND: &str = "node-kubeconfig";
+    const COMMAND: &str = NODE_KUBECONFIG;
     unused(&raw, COMMAND)?;
     unused_outside_node(&raw, COMMAND)?;
     let name = match raw.words.as_slice() {
@@ -418,7 +448,11 @@ fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
         },
         several => return Err(value("--advertise", &several.join(" "), "one address: a node has one hub")),
     };
-    Ok(Command::NodeKubeconfig(NodeKubeconfig { name, data_dir: data_dir(raw.data_dir)?, advertise }))
+    if raw.out.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+        return Err(value("--out", "", "the name of a file"));
+    }
+    let (data_dir, out) = (data_dir(raw.data_dir)?, raw.out);
+    Ok(Command::NodeKubeconfig(NodeKubeconfig { name, data_dir, advertise, out }))
 }
 
 fn value(flag: &'static str, found: &str, expected: &str) -> FlagError {
@@ -579,11 +613,11 @@ mod tests {
             other => panic!("{line}: {other:?}"),
         };
         assert_eq!(act("node list --output json"), (NodeAct::List, true));
-        let (name, reason) = ("edge-1".to_owned(), "stolen".to_owned());
-        assert_eq!(
-            act("node revoke edge-1 --reason stolen"),
-            (NodeAct::Revoke { name: name.clone(), reason }, false)
-        );
+        let name = "edge-1".to_owned();
+        let revoke =
+            |reason: &str, force| NodeAct::Revoke { name: name.clone(), reason: reason.to_owned(), force };
+        assert_eq!(act("node revoke edge-1 --reason stolen"), (revoke("stolen", false), false));
+        assert_eq!(act("node revoke edge-1 --force"), (revoke("", true), false));
         let readmit = |same_credentials| NodeAct::Readmit { name: name.clone(), same_credentials };
         assert_eq!(act("node readmit edge-1 --output table"), (readmit(false), false));
         assert_eq!(act("node readmit edge-1 --same-credentials"), (readmit(true), false));
@@ -596,12 +630,19 @@ mod tests {
         refused("node list --reason x", "--reason has no meaning for node list");
         refused("node revoke a --same-credentials", "--same-credentials has no meaning for node revoke");
         refused("node readmit a --reason x", "--reason has no meaning for node readmit");
+        refused("node readmit a --force", "--force has no meaning for node readmit");
+        refused("node list --out f", "--out has no meaning for node");
+        refused("rollout a --out f", "--out has no meaning for rollout");
         refused("node list --listen x", "--listen has no meaning for node");
         refused("node list --rollout-pre-pull on", "--rollout-pre-pull has no meaning for node");
         refused("node list --advertise x", "--advertise has no meaning for node");
         for command in ["serve", "backup f", "restore f", "node-kubeconfig a"] {
             refused(&format!("{command} --output json"), "--output has no meaning for");
             refused(&format!("{command} --same-credentials"), "--same-credentials has no meaning for");
+            refused(&format!("{command} --force"), "--force has no meaning for");
+        }
+        for command in ["serve", "backup f", "restore f"] {
+            refused(&format!("{command} --out f"), "--out has no meaning for");
         }
     }
 
@@ -646,8 +687,12 @@ mod tests {
 
     #[test]
     fn node_kubeconfig_takes_one_valid_name() {
-        let expect =
-            NodeKubeconfig { name: "edge-1".to_owned(), data_dir: PathBuf::from("/x"), advertise: None };
+        let expect = NodeKubeconfig {
+            name: "edge-1".to_owned(),
+            data_dir: PathBuf::from("/x"),
+            advertise: None,
+            out: None,
+        };
         assert_eq!(words("node-kubeconfig edge-1 --data-dir /x").unwrap(), Command::NodeKubeconfig(expect));
         let Command::NodeKubeconfig(found) = words("node-kubeconfig a --advertise hub:1").unwrap() else {
             panic!()
@@ -658,6 +703,10 @@ mod tests {
         refused("node-kubeconfig Edge", "expected a DNS name");
         refused("node-kubeconfig a --advertise hub", "with a port");
         refused("node-kubeconfig a --advertise hub:1 --advertise hub:2", "one address");
+        let Command::NodeKubeconfig(found) = words("node-kubeconfig a --out b/c").unwrap() else {
+            panic!("another command")
+        };
+        assert_eq!(found.out, Some(PathBuf::from("b/c")));
         refused("node-kubeconfig a --listen 0.0.0.0:1", "--listen has no meaning for node-kubeconfig");
     }
 

@@ -28,6 +28,7 @@ pub mod flags;
 mod fresh;
 pub mod guard;
 mod hub;
+pub mod kubeconfig_command;
 mod locks;
 pub mod logging;
 pub mod memory;

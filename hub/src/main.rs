@@ -13,10 +13,12 @@ use std::time::Duration;
 
 use kedge_hub::capacity::{Capacity, Machine};
 use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
-use kedge_hub::pki::{self, Pki, server_url};
+use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
-use kedge_hub::{Hub, addresses, controllers, guard, logging, node_command, rollout_command, server};
+use kedge_hub::{
+    Hub, addresses, controllers, guard, kubeconfig_command, logging, node_command, rollout_command, server,
+};
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
 use time::OffsetDateTime;
@@ -86,10 +88,11 @@ fn small_runtime() -> Result<tokio::runtime::Runtime, String> {
 }
 
 fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {
-    let url = options.advertise.as_ref().map(|to| server_url(&to.host, to.port.unwrap_or_default()));
-    let now = OffsetDateTime::now_utc();
-    let text = pki::node_kubeconfig(&options.data_dir, &options.name, url, now).map_err(text)?;
-    print(&text)
+    let printed = kubeconfig_command::run(options)?;
+    for warning in printed.warnings {
+        eprintln!("kedge-hub: warning: {warning}");
+    }
+    print(&printed.out)
 }
 
 async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
@@ -108,6 +111,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let (host, port) = addresses::service(&options, address);
     hub.publish_service(host, port, address.port());
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
+    pki::note_guess(&options.data_dir, addresses::is_guessed(&options, address)).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
     hub.use_tokens(pki.tokens(&node_url).map_err(text)?);
     let probe = Probe::new(address, pki.client_config(now).map_err(text)?);

@@ -23,8 +23,8 @@ const COLUMNS: [(&str, &str); 4] = [
 pub async fn run(command: &NodeCommand) -> Result<String, String> {
     let (method, path, body) = match &command.act {
         NodeAct::List => ("GET", "/kedge/nodes".to_owned(), Value::Null),
-        NodeAct::Revoke { name, reason } => {
-            ("POST", format!("/kedge/nodes/{name}/revoke"), json!({"reason": reason}))
+        NodeAct::Revoke { name, reason, force } => {
+            ("POST", format!("/kedge/nodes/{name}/revoke"), json!({"reason": reason, "force": force}))
         }
         NodeAct::Readmit { name, same_credentials } => {
             ("POST", format!("/kedge/nodes/{name}/readmit"), json!({"sameCredentials": same_credentials}))

@@ -262,8 +262,8 @@ fn version(client: &Client, tell: Tell<'_>) -> Option<bool> {
             Some(false)
         }
         Err(error @ NetError::Unauthorized { .. }) => {
-            let advice =
-                "the credentials were revoked, have ended, or are another server's: make the kubeconfig anew";
+            let advice = "the credentials have ended, are another server's, or were revoked (then kedge-hub node readmit NODE first): make the \
+                 kubeconfig anew";
             tell(vec![Finding::fail("request", error.to_string(), advice)]);
             None
         }

@@ -45,6 +45,8 @@ const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);
 const ADMIN_RENEWED_BELOW: Duration = Duration::days(5 * 365);
 /// Tickets per TLS 1.3 handshake. Every reconnect uses one and gets one; each costs bytes on a metered link.
 const TICKETS_PER_HANDSHAKE: usize = 1;
+/// There if nobody chose the URL in node credentials.
+const GUESS: &str = "server-url.guess";
 
 /// The hub's keys while it runs.
 pub struct Pki {
@@ -250,6 +252,43 @@ pub fn node_kubeconfig(
         .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
     let user = format!("{NODE_USER_PREFIX}{name}");
     Ok(kubeconfig::text(&url, &authority.certificate_pem(), &user, &node.certificate_pem(), &node.key_pem()))
+}
+
+/// Writes a file for its owner alone, durably.
+///
+/// # Errors
+/// It cannot be written; the text names it.
+pub fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
+    let bare = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());
+    let named = if bare { Path::new(".").join(path) } else { path.to_owned() };
+    durable::write(&named, text.as_bytes(), durable::SECRET, Flush::Now)
+        .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
+}
+
+/// Remembers whether the URL in node credentials is nothing that somebody chose, but this machine's name.
+///
+/// # Errors
+/// The mark cannot be written or removed.
+pub fn note_guess(data_dir: &Path, is_guess: bool) -> Result<(), PkiError> {
+    let path = data_dir.join(GUESS);
+    if is_guess {
+        return update(
+            &path,
+            "server-url is this machine's name: no --advertise was given\n",
+            durable::PUBLIC,
+        );
+    }
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            if_the_disk_lets(Err(PkiError::Unwritable { path, source }))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The URL that the hub last published, if it is a guess.
+pub fn guessed_url(data_dir: &Path) -> Option<String> {
+    data_dir.join(GUESS).exists().then(|| published_url(data_dir).ok()).flatten()
 }
 
 fn published_url(data_dir: &Path) -> Result<String, PkiError> {

@@ -98,6 +98,16 @@ pub(super) async fn change(
         body => decode::json(body)?.0,
     };
     let same = body["sameCredentials"] == true;
+    if verb == AccessVerb::Revoke && body["force"] != true && !is_known(context, node).await {
+        // a slip of the pen would leave the stolen node in
+        return Err(ApiError {
+            message: format!(
+                "no node {node:?} is known: no Node, no Lease, no entry of the deny list and no credentials in the audit log have this \
+                 name, so nothing was revoked; see kedge-hub node list, or revoke it all the same with --force (\"force\": true)"
+            ),
+            ..ApiError::not_found(&NODE, node)
+        });
+    }
     let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
     let time = now_text();
     let exact = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_else(|_| time.clone());
@@ -120,6 +130,9 @@ pub(super) async fn change(
         });
     }
     let message = match verb {
+        AccessVerb::Revoke if change.reason.is_empty() => {
+            format!("{by} revoked the credentials of node {node}")
+        }
         AccessVerb::Revoke => format!("{by} revoked the credentials of node {node}: {}", change.reason),
         AccessVerb::Readmit if same => {
             format!("{by} readmitted node {node} with the credentials that it has")
@@ -129,6 +142,23 @@ pub(super) async fn change(
     log::info!("{message}");
     explain(context, node, verb, &message, &time).await;
     Ok(respond::json(200, &json!({"name": node, "message": message})))
+}
+
+/// Whether this hub has had to do with a node of this name.
+async fn is_known(context: &RequestContext<'_>, node: &str) -> bool {
+    let (hub, denied) = (&context.server.hub, context.server.credentials.denied());
+    let is_here = hub.get(&NODE, "", node).is_some()
+        || hub.get(&LEASE, kedge_api::NODE_LEASE_NAMESPACE, node).is_some()
+        || context.server.credentials.seen(node).is_some()
+        || denied.is_revoked(node)
+        || denied.nodes().any(|known| known == node);
+    if is_here {
+        return true;
+    }
+    let (hub, node) = (Arc::clone(hub), node.to_owned());
+    let looked = move || hub.audit().is_none_or(|audit| audit.has_issued(&node));
+    // one that has credentials and was never here; what cannot be looked up keeps nobody from a revocation
+    tokio::task::spawn_blocking(looked).await.unwrap_or(true)
 }
 
 /// Changes the deny list, which is made if it is missing; returns what `edit` does.

@@ -37,11 +37,11 @@ pub struct Content {
     pub reserved: Spaces<i64>,
 }
 
-fn wrong(path: &Path, what: impl std::fmt::Display) -> OpenError {
+pub(super) fn wrong(path: &Path, what: impl std::fmt::Display) -> OpenError {
     OpenError::Engine(StoreError::certain(Sort::Other, format!("cannot use {}: {what}", path.display())))
 }
 
-fn engine(tried: &'static str, path: &Path) -> impl Fn(rusqlite::Error) -> OpenError {
+pub(super) fn engine(tried: &'static str, path: &Path) -> impl Fn(rusqlite::Error) -> OpenError {
     let path = path.to_owned();
     move |error| OpenError::Engine(failed(tried, &path, &error))
 }
@@ -120,7 +120,7 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
 }
 
 /// The store to copy. On a read-only disk no hub writes, so that it can be read without what is usually beside it.
-fn source(path: &Path) -> Result<Connection, OpenError> {
+pub(super) fn source(path: &Path) -> Result<Connection, OpenError> {
     let store = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     match store.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())) {
         Ok(()) => Ok(store),

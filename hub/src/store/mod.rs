@@ -8,6 +8,7 @@
 pub mod backup;
 pub mod disk;
 pub mod health;
+pub(crate) mod look;
 mod reserve;
 mod rows;
 pub mod sqlite;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 mod abuse;
+mod acts;
 mod answers;
 mod apply;
 mod audit;
