@@ -240,7 +240,8 @@ impl Store {
 
     /// The images that a pod needs or a container mounts.
     fn needed(&self, records: &Records) -> Result<SortedSet<BlobDigest>, String> {
-        let mounted = mounted_layers().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+        let mounted = mounted_layers(self.files.layers.directory())
+            .map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
         let references = self.needed_references()?;
         let references = references.iter().filter_map(|text| Reference::parse(text).ok());
         let mut needed: SortedSet<BlobDigest> =
@@ -444,7 +445,8 @@ impl Store {
     ) -> Result<(), PullError> {
         self.remove_half_written(removed);
         let records = self.records()?;
-        let mounted = mounted_layers().map_err(|error| PullError::disk(&error))?;
+        let mounted =
+            mounted_layers(self.files.layers.directory()).map_err(|error| PullError::disk(&error))?;
         // none of this while a record cannot be read: any layer could be its
         let Some(kept) = records.layers() else { return Ok(()) };
         for (chain_id, bytes) in self.layer_sizes()? {

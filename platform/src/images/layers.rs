@@ -296,7 +296,7 @@ impl Layers {
             Some(record) => return Err(UnpackError::Taken { chain: unpack.chain.clone(), by: record.chain }),
             None => {}
         }
-        let mounted = mounts::mounted_layers();
+        let mounted = mounts::mounted_layers(&self.directory);
         let mounted =
             mounted.map_err(|source| UnpackError::Io { operation: "read", path: MOUNTS.into(), source })?;
         if mounted.contains(name) {
@@ -464,7 +464,7 @@ impl Layers {
     pub fn sweep(&self, claimed: &BTreeSet<String>) -> io::Result<Vec<String>> {
         let claimed: BTreeSet<&str> =
             claimed.iter().map(|name| name.get(..NAME_BYTES).unwrap_or(name)).collect();
-        let mounted = mounts::mounted_layers()?;
+        let mounted = mounts::mounted_layers(&self.directory)?;
         let mut stuck = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -60,26 +61,47 @@ pub(super) fn unmount(target: &str) -> io::Result<()> {
     Ok(umount2(target, MntFlags::empty())?)
 }
 
-/// The names of layers that any overlay of this machine's mount namespaces uses, as far as they can be read.
+/// The names of layers of this directory that any overlay of this machine's mount namespaces uses, as far as they can be read. Another
+/// agent on the machine has layers of the same names in a directory of its own.
 ///
 /// # Errors
 /// Not even this process's own mounts can be read.
-pub fn mounted_layers() -> io::Result<BTreeSet<String>> {
-    let mut names = layers_in(&fs::read_to_string("/proc/self/mountinfo")?);
+pub fn mounted_layers(directory: &Path) -> io::Result<BTreeSet<String>> {
+    let own = identity(directory);
+    // a directory that cannot be looked at may be this one
+    let is_elsewhere =
+        |other: &Path| matches!((own, identity(other)), (Some(own), Some(other)) if own != other);
+    let mut names = layers_in(&fs::read_to_string("/proc/self/mountinfo")?, &is_elsewhere);
     // the agent may run in a namespace of its own, and containers be mounted in the first one
     if let Ok(first) = fs::read_to_string("/proc/1/mountinfo") {
-        names.extend(layers_in(&first));
+        names.extend(layers_in(&first, &is_elsewhere));
     }
     Ok(names)
 }
 
-fn layers_in(mountinfo: &str) -> BTreeSet<String> {
+/// Device and inode: one directory may have several paths.
+fn identity(directory: &Path) -> Option<(u64, u64)> {
+    let seen = fs::metadata(directory).ok()?;
+    Some((seen.dev(), seen.ino()))
+}
+
+/// The topmost layer stands first, and by its whole path; the names of those below are relative to its directory.
+fn layers_in(mountinfo: &str, is_elsewhere: &dyn Fn(&Path) -> bool) -> BTreeSet<String> {
     let overlays = mountinfo.lines().filter(|line| line.contains(" - overlay "));
-    let lowers = overlays.flat_map(|line| line.split([' ', ',', ':', '/', '=']));
-    let is_name = |word: &&str| {
-        word.len() == NAME_BYTES && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    lowers.filter(is_name).map(str::to_owned).collect()
+    let mut names = BTreeSet::new();
+    for line in overlays {
+        let is_name = |word: &&str| {
+            word.len() == NAME_BYTES && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let found: Vec<&str> = line.split([' ', ',', ':', '/', '=']).filter(is_name).collect();
+        let top = line.split_once("lowerdir=").map_or("", |(_, lowers)| lowers);
+        let top = Path::new(top.split([':', ',', ' ']).next().unwrap_or_default());
+        let directory = top.parent().filter(|_| top.is_absolute() && !found.is_empty());
+        if !directory.is_some_and(is_elsewhere) {
+            names.extend(found.into_iter().map(str::to_owned));
+        }
+    }
+    names
 }
 
 #[cfg(test)]
@@ -94,8 +116,25 @@ mod tests {
             "22 1 8:1 / / rw - ext4 /dev/{one} rw\n\
              99 22 0:50 / /run/x rw,relatime shared:9 - overlay overlay rw,lowerdir={one}:/var/lib/kedge/images/layers/{two},upperdir=u,workdir=w\n"
         );
-        let found: Vec<String> = layers_in(&text).into_iter().collect();
+        let found: Vec<String> = layers_in(&text, &|_| false).into_iter().collect();
         assert_eq!(found, [one, two]);
-        assert!(layers_in(text.lines().next().unwrap()).is_empty());
+        assert!(layers_in(text.lines().next().unwrap(), &|_| false).is_empty());
+    }
+
+    #[test]
+    fn layers_of_another_agent_are_not_this_ones() {
+        let (own, other) = ("0123456789abcdef01234567", "fedcba9876543210fedcba98");
+        let line = |top: &str, below: &str| {
+            format!(
+                "9 2 0:5 / /run/x rw - overlay overlay rw,lowerdir={top}:{below},upperdir=/u,workdir=/w\n"
+            )
+        };
+        let of = |text: &str| -> Vec<String> {
+            layers_in(text, &|directory| directory == Path::new("/b/layers")).into_iter().collect()
+        };
+        assert_eq!(of(&line(&format!("/b/layers/{other}"), own)), [""; 0]);
+        assert_eq!(of(&line(&format!("/a/layers/{own}"), other)), [own, other]);
+        // by an earlier release, which did not write whose it is
+        assert_eq!(of(&line(own, other)), [own, other]);
     }
 }

@@ -93,7 +93,8 @@ fn mount_overlay(
     Ok(overlay.mount(target, MsFlags::empty()))
 }
 
-/// Layers over one another, by names that are relative to the directory of the topmost: so some 150 have room in the page.
+/// Layers over one another, by names that are relative to the directory of the topmost: so some 150 have room in the page. The topmost's
+/// is whole, where there is room: it says whose layers they are, for another agent on the machine has some of the same names.
 struct Overlay {
     directory: PathBuf,
     options: String,
@@ -108,8 +109,17 @@ impl Overlay {
             let whole = || std::path::absolute(layer).unwrap_or_else(|_| layer.to_path_buf());
             layer.strip_prefix(directory).map_or_else(|_| whole(), Path::to_path_buf).display().to_string()
         };
-        let lower: Vec<String> = layers.iter().map(name).collect();
-        let options = format!("lowerdir={}{more}", lower.join(":"));
+        let mut lower: Vec<String> = layers.iter().map(name).collect();
+        let mut options = format!("lowerdir={}{more}", lower.join(":"));
+        if let (Some(first), Some(top)) = (lower.first_mut(), layers.first())
+            && let Ok(top) = std::path::absolute(top)
+        {
+            *first = top.display().to_string();
+            let named = format!("lowerdir={}{more}", lower.join(":"));
+            if named.len() <= OPTIONS_BYTES {
+                options = named;
+            }
+        }
         if options.len() > OPTIONS_BYTES {
             return Err(format!(
                 "{} layers make {} bytes of mount options, at most {OPTIONS_BYTES} are possible",
