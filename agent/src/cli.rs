@@ -265,8 +265,7 @@ impl History {
 /// # Errors
 /// Nothing could be shown: the files are invalid.
 pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), CommandError> {
-    let files_named =
-        options.service.is_none() && (options.local.config.is_some() || options.local.config_dir_must_exist);
+    let files_named = options.names_local_files();
     let problem = match files_named {
         true => None,
         false => match shown_by_agent(&options.places, output) {

@@ -193,6 +193,13 @@ pub struct AgentOptions {
     pub service: Option<PathBuf>,
 }
 
+impl AgentOptions {
+    /// The command line says which local configuration is meant, so no running agent is asked for its own.
+    pub fn names_local_files(&self) -> bool {
+        self.service.is_none() && (self.local.config.is_some() || self.local.config_dir_must_exist)
+    }
+}
+
 /// Options of `kedge config check`.
 #[derive(Debug, Clone)]
 pub struct CheckOptions {

@@ -184,6 +184,38 @@ fn requests_of_a_stream_share_connection_and_lookup() {
     assert_eq!((server.counts.connections(), client.dialled(), lookups.load(Ordering::SeqCst)), (1, 1, 1));
 }
 
+/// What is left of a load balancer whose server is gone: it accepts, and resets or says nothing.
+#[test]
+fn second_address_serves_where_the_first_only_accepts() {
+    let authority = Authority::new("ca");
+    for is_silent in [false, true] {
+        let server = Server::start(&authority, |heard| Reply::ok(&heard.path));
+        let (first, second) = (TcpListener::bind("127.0.0.1:0").unwrap(), server.address);
+        let bad = first.local_addr().unwrap();
+        let accepted = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&accepted);
+        thread::spawn(move || {
+            let mut kept = Vec::new();
+            for stream in first.incoming() {
+                counted.fetch_add(1, Ordering::SeqCst);
+                kept.extend(stream.ok().filter(|_| is_silent));
+            }
+        });
+        let folder = Bench::with(&authority, &authority, "https://hub.test", "", system_clock()).folder;
+        let options = ApiOptions {
+            kubeconfig: folder.join("kubeconfig"),
+            clock: system_clock(),
+            proxies: ProxyEnvironment::default(),
+        };
+        let api = Api::open_with_lookup(options, Arc::new(move |_, _| Ok(vec![bad, second]))).unwrap();
+        for stream in ["renew", "transfer", "watch-node"] {
+            let request = Request::get("/x", Duration::from_secs(4));
+            assert_shown(&api.stream(stream).request(&request), "200 /x");
+        }
+        assert_eq!(accepted.load(Ordering::SeqCst), 1, "it is remembered");
+    }
+}
+
 #[test]
 fn streams_resume_tls_sessions_of_each_other() {
     let authority = Authority::new("ca");

@@ -445,7 +445,8 @@ impl World {
             }
             PodAction::PullImage(order) => {
                 let (id, reference) = ("sha256:1".to_owned(), order.image);
-                let image = Image { id, reference, config: self.given.image.clone(), pulled: None };
+                let config = self.given.image.clone();
+                let image = Image { id, reference, config, size_bytes: 0, pulled: None };
                 PodEvent::ImageReady { pod: order.pod, container: order.container, image }
             }
             PodAction::CreateContainer(order) => {

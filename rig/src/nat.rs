@@ -20,7 +20,8 @@ pub const SEEN: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 /// See the module.
 pub struct Nat {
     node: File,
-    _routers: [File; 2],
+    provider: File,
+    _home: File,
 }
 
 impl Nat {
@@ -42,7 +43,22 @@ impl Nat {
             ran("ip", &["link", "set", "uplink", "up"])?;
             ran("ip", &["route", "add", "default", "via", "192.168.7.1"])
         })?;
-        Ok(Nat { node, _routers: [provider, home] })
+        Ok(Nat { node, provider, _home: home })
+    }
+
+    /// The provider's router begins anew: it forgets all connections, drops what belongs to none that it has seen begin, and has another
+    /// address, 198.51.100.`last`.
+    ///
+    /// # Errors
+    /// As [`Nat::open`].
+    pub fn forget(&self, last: u8) -> io::Result<()> {
+        at(&self.provider, || {
+            std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", "0")?;
+            // what was translated to an address is forgotten with it
+            ran("ip", &["address", "flush", "dev", "out"])?;
+            ran("ip", &["address", "add", &format!("198.51.100.{last}/24"), "dev", "out"])?;
+            ran("ip", &["route", "replace", "default", "via", "198.51.100.1"])
+        })
     }
 
     /// Does something in the node's network; so do the threads and processes started there.

@@ -165,13 +165,20 @@ impl FakeRegistry {
             }
         };
         let mut caller = BufReader::new(connection);
-        while let Some(seen) = read_request(&mut caller)? {
+        loop {
+            let seen = match read_request(&mut caller) {
+                // no text: a client that begins with TLS, to which a real one answers so
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return head(caller.get_mut(), 400, "", 0);
+                }
+                read => read?,
+            };
+            let Some(seen) = seen else { return Ok(()) };
             self.state().seen.push(seen.clone());
             if !self.answer(&seen, caller.get_mut())? {
                 return socket.shutdown(std::net::Shutdown::Both);
             }
         }
-        Ok(())
     }
 
     /// Whether the connection goes on.

@@ -575,7 +575,8 @@ impl Containers {
 
 fn ready(order: ImageOrder) -> PodEvent {
     let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
-    let image = Image { id: order.image.clone(), reference: order.image, config, pulled: None };
+    let image =
+        Image { id: order.image.clone(), reference: order.image, config, size_bytes: 0, pulled: None };
     PodEvent::ImageReady { pod: order.pod, container: order.container, image }
 }
 

@@ -488,7 +488,13 @@ impl World {
             PodAction::PullImage(order) => {
                 self.runtime.images.insert(order.image.clone());
                 let config = ImageConfig { cmd: vec!["/run".into()], ..ImageConfig::default() };
-                let image = Image { id: order.image.clone(), reference: order.image, config, pulled: None };
+                let image = Image {
+                    id: order.image.clone(),
+                    reference: order.image,
+                    config,
+                    size_bytes: 0,
+                    pulled: None,
+                };
                 PodEvent::ImageReady { pod: order.pod, container: order.container, image }
             }
             PodAction::CreateContainer(order) if fails => failure(Command::CreateContainer(order.key)),

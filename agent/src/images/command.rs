@@ -25,6 +25,7 @@ use super::store::{Removed, Store, UnderWay};
 use crate::cli::{CommandError, print};
 use crate::errors::chain;
 use crate::flags::{AgentOptions, Output};
+use crate::local::client;
 use crate::local_config;
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{Cancel, system_clock};
@@ -160,7 +161,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// A puller with the settings that the service's agent would have.
+/// A puller with the settings of the agent that runs, or that the service's would have.
 fn puller(store: Store, options: &ImagesOptions) -> Result<Puller, CommandError> {
     Ok(Puller::new(
         store,
@@ -174,8 +175,18 @@ fn puller(store: Store, options: &ImagesOptions) -> Result<Puller, CommandError>
     ))
 }
 
-/// Where the local configuration says that images come from.
+/// Where the configuration that the agent runs says that images come from, which may be a pushed one: what the node's pods can pull, an
+/// operator can. Without an agent, or where the command line names the files, the local one does.
 fn registries(agent: &AgentOptions) -> Result<Registries, CommandError> {
+    if !agent.names_local_files()
+        && let Ok(answer) = client::get(&agent.places.socket(), "/configz")
+        && answer.status == 200
+        && let Ok(running) = serde_json::from_slice::<Value>(&answer.body)
+    {
+        // it was judged when it was adopted
+        let images = running["kubeletconfig"]["kedge"]["images"].as_object();
+        return Ok(Registries::read(images, &mut |_, _| ()));
+    }
     let layers = local_config::read(&agent.local).map_err(failed)?;
     let effective = kubelet::effective(&layers, None).map_err(failed)?;
     Ok(effective.config.registries)
@@ -200,7 +211,7 @@ fn pull(store: Store, options: &ImagesOptions, names: &[String], output: Output)
         let pulled =
             puller.ensure(&reference, PullPolicy::Always, &keyring, &|progress| meter.show(&progress));
         meter.clear();
-        done.push(pulled.map_err(failed)?);
+        done.push((name.clone(), pulled.map_err(failed)?));
     }
     taken(&store, &done, "pulled", output);
     Ok(())
@@ -214,20 +225,26 @@ fn import(
     output: Output,
 ) -> Result<(), CommandError> {
     let puller = puller(store.clone(), options)?;
-    let name = name.map(Reference::parse).transpose().map_err(failed)?;
+    let reference = name.map(Reference::parse).transpose().map_err(failed)?;
     let meter = Meter::new(&path.display());
-    let imported = puller.import(path, name.as_ref(), &|progress| meter.show(&progress));
+    let imported = puller.import(path, reference.as_ref(), &|progress| meter.show(&progress));
     meter.clear();
-    taken(&store, &imported.map_err(failed)?, "imported", output);
+    let named = |ready: Ready| {
+        let own = || ready.record.names.first().cloned().unwrap_or_else(|| ready.record.image_id());
+        (name.map_or_else(own, str::to_owned), ready)
+    };
+    let imported: Vec<_> = imported.map_err(failed)?.into_iter().map(named).collect();
+    taken(&store, &imported, "imported", output);
     Ok(())
 }
 
-fn taken(store: &Store, done: &[Ready], verb: &str, output: Output) {
+/// `done`: by the names that they were asked for with.
+fn taken(store: &Store, done: &[(String, Ready)], verb: &str, output: Output) {
     if output == Output::Json {
         let sizes = store.layer_sizes().unwrap_or_default();
         let images: Vec<Value> = done
             .iter()
-            .map(|ready| {
+            .map(|(_, ready)| {
                 let mut image = shown(&ready.record, store, &sizes);
                 image["fetchedBytes"] = ready.fetched_bytes.into();
                 image
@@ -235,8 +252,9 @@ fn taken(store: &Store, done: &[Ready], verb: &str, output: Output) {
             .collect();
         return print(Value::from(images));
     }
-    for ready in done {
-        print(format_args!("{verb} {}, {}", ready.record.image_id(), size(ready.fetched_bytes)));
+    for (name, ready) in done {
+        let (all, fetched) = (size(ready.record.size_bytes), size(ready.fetched_bytes));
+        print(format_args!("{verb} {name}, {all}, of which {fetched} were read now"));
     }
 }
 

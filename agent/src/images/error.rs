@@ -12,6 +12,8 @@ pub enum Sort {
     Never,
     /// The registry did not answer, or asks to wait: try again, later.
     Unreachable,
+    /// The same, after it sent much of what was lacking: the next try has less to fetch.
+    BrokeOff,
     /// The registry does not give it to us, or has none of that name.
     Denied,
     /// No key that the configuration names has signed it: `SignatureValidationFailed`. A signature may come later.

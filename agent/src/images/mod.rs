@@ -22,4 +22,5 @@ mod store;
 pub use error::{PullError, Sort};
 pub use preloaded::DEFAULT_DIRECTORY as DEFAULT_PRELOADED;
 pub use puller::{Options, Progress, Puller, Ready};
+pub(crate) use registry::ping;
 pub use store::Store;

@@ -62,6 +62,7 @@ fn reason(sort: Sort) -> FailureReason {
         Sort::Name => FailureReason::InvalidImageName,
         Sort::Never => FailureReason::ImageNeverPull,
         Sort::Unsigned => FailureReason::ImageSignature,
+        Sort::BrokeOff => FailureReason::PullBrokeOff,
         Sort::Unreachable | Sort::Denied | Sort::Bad | Sort::Disk | Sort::Cancelled => FailureReason::Other,
     }
 }

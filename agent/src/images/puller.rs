@@ -46,6 +46,9 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const ROOM_BYTES: u64 = 8 << 20;
 /// How often a download is continued within one pull, each time after it got further.
 const MAX_RESUMES: u32 = 20;
+/// A try that brought this much does not count as one of them, and a pull that did is no reason to wait longer for the next: a link that
+/// cuts each connection after some MiB is slow, not broken.
+const PROGRESS_BYTES: u64 = 256 * 1024;
 /// A download that brings less than this in [`SLOWEST_TIME`] is given up: it holds up all pulls behind it.
 const SLOWEST_BYTES: u64 = 64 * 1024;
 const SLOWEST_TIME: Duration = Duration::from_secs(300);
@@ -108,6 +111,8 @@ struct Pull<'a> {
     reference: &'a Reference,
     progress: &'a dyn Fn(Progress),
     fetched_bytes: u64,
+    /// By so much blobs are longer than before.
+    gained_bytes: u64,
     /// What its source says about its manifest.
     signatures: SortedSet<Signature>,
 }
@@ -118,6 +123,7 @@ impl Puller {
     pub fn new(store: Store, options: Options) -> Self {
         let network = Network {
             lookup: Arc::new(Lookup::system()),
+            links: Arc::default(),
             cancel: options.cancel,
             clock: options.clock,
             proxies: options.proxies,
@@ -239,13 +245,16 @@ impl Puller {
         progress: &dyn Fn(Progress),
     ) -> Result<Ready, PullError> {
         let mut failed: Option<PullError> = None;
+        let mut gained = 0;
         for endpoint in self.registries.endpoints(reference) {
             let there = endpoint.localized(reference);
             let credentials = keyring.for_image(&there).into_iter().cloned().collect();
             let mut registry =
                 Registry::new(&self.network, &self.registries, endpoint, reference, credentials);
             let mut pull = Pull::new(self, reference, progress);
-            match pull.run(&mut registry, &reference.manifest_name()) {
+            let ended = pull.run(&mut registry, &reference.manifest_name());
+            gained += pull.gained_bytes;
+            match ended {
                 Err(error) if !error.is_final() => {
                     let text = match failed.take() {
                         Some(earlier) => format!("{earlier}; {error}"),
@@ -256,7 +265,10 @@ impl Puller {
                 ended => return ended,
             }
         }
-        let error = failed.unwrap_or_else(|| PullError::new(Sort::Bad, "no registry"));
+        let mut error = failed.unwrap_or_else(|| PullError::new(Sort::Bad, "no registry"));
+        if error.sort == Sort::Unreachable && gained >= PROGRESS_BYTES {
+            error.sort = Sort::BrokeOff;
+        }
         Err(PullError { text: format!("pull {reference}: {}", error.text), ..error })
     }
 
@@ -359,7 +371,8 @@ impl Puller {
 
 impl<'a> Pull<'a> {
     fn new(puller: &'a Puller, reference: &'a Reference, progress: &'a dyn Fn(Progress)) -> Self {
-        Self { puller, reference, progress, fetched_bytes: 0, signatures: SortedSet::new() }
+        let (fetched_bytes, gained_bytes) = (0, 0);
+        Self { puller, reference, progress, fetched_bytes, gained_bytes, signatures: SortedSet::new() }
     }
 
     /// `name` is the tag or digest by which the source is asked.
@@ -692,20 +705,25 @@ impl<'a> Pull<'a> {
             let from = part.length();
             self.take_room(blob.size_bytes - from)?;
             if let Err(error) = self.download(source, &mut part, blob, &mut pace) {
-                let has_gone_on = part.length() > from && pace.is_kept(0, Instant::now());
-                let may_go_on = error.sort == Sort::Unreachable && has_gone_on && resumes < MAX_RESUMES;
+                let gained = part.length().saturating_sub(from);
+                self.gained_bytes += gained;
+                resumes += u32::from(gained < PROGRESS_BYTES);
+                let has_gone_on = gained > 0 && pace.is_kept(0, Instant::now());
+                let may_go_on = error.sort == Sort::Unreachable && has_gone_on && resumes <= MAX_RESUMES;
                 if !may_go_on {
                     return Err(error);
                 }
-                resumes += 1;
                 continue;
             }
-            let got_further = part.length() > from;
+            let gained = part.length().saturating_sub(from);
+            self.gained_bytes += gained;
             match part.finish() {
                 Ok(()) => return Ok(name),
                 // what an earlier try left may have been what was wrong
                 Err(BlobError::Differs { .. }) if from > 0 && !is_again => is_again = true,
-                Err(BlobError::Short { .. }) if got_further && resumes < MAX_RESUMES => resumes += 1,
+                Err(BlobError::Short { .. }) if gained > 0 && resumes < MAX_RESUMES => {
+                    resumes += u32::from(gained < PROGRESS_BYTES);
+                }
                 Err(error) => return Err(blob_failed(source, &error)),
             }
         }

@@ -27,6 +27,7 @@ use ureq::unversioned::transport::TcpConnector;
 use super::error::{PullError, Sort};
 use super::roots::{roots, system_roots};
 use super::source::{BlobStream, Fetched, Source};
+use crate::net::links::Links;
 use crate::net::proxy::{ProxyEnvironment, split_host_port};
 use crate::net::transport::{
     BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, NoResolver, Route, WallClock, plain,
@@ -53,6 +54,7 @@ const SHOWN_CHARS: usize = 300;
 #[derive(Clone)]
 pub(super) struct Network {
     pub(super) lookup: Arc<Lookup>,
+    pub(super) links: Arc<Links>,
     pub(super) cancel: Cancel,
     pub(super) clock: WallClock,
     pub(super) proxies: ProxyEnvironment,
@@ -230,11 +232,23 @@ impl<'a> Registry<'a> {
         }
         let why = match error {
             ureq::Error::Other(inner) => match inner.downcast_ref::<DialError>() {
+                Some(DialError::Tls { peer, error: rustls::Error::InvalidMessage(invalid) })
+                    if *invalid == rustls::InvalidMessage::InvalidContentType =>
+                {
+                    let name = site_of(url).map(|site| shown_site(&site)).unwrap_or_default();
+                    format!("{peer} answers in plain HTTP: list {name} under kedge.images.insecureRegistries")
+                }
+                Some(DialError::Handshake { error, .. }) if ended(error) => {
+                    let name = site_of(url).map(|site| shown_site(&site)).unwrap_or_default();
+                    let dial = inner.to_string();
+                    format!("{dial}; if it has no TLS, list {name} under kedge.images.insecureRegistries")
+                }
                 Some(dial) => dial.to_string(),
                 None => inner.to_string(),
             },
             ureq::Error::Io(error) => plain(error),
             ureq::Error::Timeout(_) => "no answer in time".to_owned(),
+            ureq::Error::Protocol(error) if url.starts_with("http:") => format!("{error}; {HAS_TLS}"),
             other => other.to_string(),
         };
         PullError::new(Sort::Unreachable, format!("GET {}: {why}", without_query(url)))
@@ -287,8 +301,10 @@ impl<'a> Registry<'a> {
         Ok(Dialler {
             route: Arc::new(route.map_err(|error| error.to_string())?),
             lookup: Arc::clone(&self.network.lookup),
+            links: Arc::clone(&self.network.links),
             cancel: self.network.cancel.clone(),
             dialled: Arc::new(AtomicU64::new(0)),
+            connected: Arc::default(),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
         })
     }
@@ -398,6 +414,35 @@ impl Source for Registry<'_> {
     }
 }
 
+/// Asks whether a registry is there, and speaks as the configuration has it: no name of an image is needed, and no password.
+///
+/// # Errors
+/// Why it is not, in words for an operator.
+pub(crate) fn ping(
+    registries: &Registries,
+    endpoint: Endpoint,
+    clock: WallClock,
+    proxies: ProxyEnvironment,
+) -> Result<(), String> {
+    let network = Network {
+        lookup: Arc::new(Lookup::system()),
+        links: Arc::default(),
+        cancel: Cancel::default(),
+        clock,
+        proxies,
+    };
+    let url = format!("{}://{}/v2/", endpoint.scheme(), endpoint.server);
+    let image = Reference::parse("x")?;
+    let mut registry = Registry::new(&network, registries, endpoint, &image, Vec::new());
+    let answer = site_of(&url).and_then(|site| registry.send(&site, &url, None, None, 0));
+    let answer = answer.map_err(|error| error.text)?;
+    match answer.status().as_u16() {
+        // a registry that wants a password says so even there
+        200 | 401 => Ok(()),
+        _ => Err(refusal(&url, answer).text),
+    }
+}
+
 /// The first byte of `bytes 500-999/1000`.
 fn range_start(text: &str) -> Option<u64> {
     text.trim().strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
@@ -439,6 +484,14 @@ pub(super) fn read_within(limit: Duration, mut source: impl Read) -> (Vec<u8>, i
     }
 }
 
+/// The other side ended the connection, as some servers do that do not understand what comes.
+fn ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+}
+
+/// What to do about a registry that is asked without TLS and wants it.
+const HAS_TLS: &str = "it seems to answer with TLS alone: take it out of kedge.images.insecureRegistries, and name its CA in kedge.images.certificateAuthorities";
+
 /// An answer that says no, in the registry's own words.
 fn refusal(url: &str, answer: Answer) -> PullError {
     let status = answer.status();
@@ -459,7 +512,11 @@ fn refusal(url: &str, answer: Answer) -> PullError {
     let said: String =
         excerpt_of(&said, SHOWN_CHARS).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let separator = if said.is_empty() { "" } else { ": " };
-    PullError::new(sort, format!("GET {}: {status}{separator}{said}", without_query(url)))
+    // Go's servers and nginx say so in words
+    let asks_for_tls =
+        url.starts_with("http:") && status == StatusCode::BAD_REQUEST && said.contains("HTTPS");
+    let advice = if asks_for_tls { format!("; {HAS_TLS}") } else { String::new() };
+    PullError::new(sort, format!("GET {}: {status}{separator}{said}{advice}", without_query(url)))
 }
 
 /// A query may hold a signature that is a password for a while.

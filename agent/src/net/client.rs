@@ -12,6 +12,7 @@
 use std::error;
 use std::fmt;
 use std::io::{self, Read};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -32,6 +33,7 @@ use super::proxy::ProxyEnvironment;
 use super::transport::{
     BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, WallClock, locked, plain,
 };
+use super::links::Links;
 
 /// Most bytes read of an answer that says no: a `Status` object with its causes.
 pub const MAX_STATUS_BYTES: usize = 64 * 1024;
@@ -384,6 +386,7 @@ impl error::Error for OpenError {
 /// One API server, as a kubeconfig names it.
 pub struct Api {
     lookup: Arc<Lookup>,
+    links: Arc<Links>,
     user_agent: Arc<str>,
     credentials: Credentials,
     outcomes: Arc<Outcomes>,
@@ -417,6 +420,7 @@ impl Api {
     fn open_with(options: ApiOptions, lookup: Lookup, read: Arc<ReadFile>) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self {
             lookup: Arc::new(lookup),
+            links: Arc::default(),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
             credentials: Credentials::load(options, read)?,
             outcomes: Arc::default(),
@@ -431,6 +435,7 @@ impl Api {
             name,
             cancel: Cancel::new(),
             dialled: Arc::default(),
+            connected: Arc::default(),
             agent: Mutex::new(None),
         };
         Client(Arc::new(stream), None)
@@ -480,6 +485,7 @@ struct Stream {
     name: &'static str,
     cancel: Cancel,
     dialled: Arc<AtomicU64>,
+    connected: Arc<Mutex<Option<SocketAddr>>>,
     agent: Mutex<Option<(u64, Agent)>>,
 }
 
@@ -678,6 +684,8 @@ impl Client {
             lookup: Arc::clone(&self.0.api.lookup),
             cancel: self.0.cancel.clone(),
             dialled: Arc::clone(&self.0.dialled),
+            connected: Arc::clone(&self.0.connected),
+            links: Arc::clone(&self.0.api.links),
             user_agent: Arc::clone(&self.0.api.user_agent),
         }
     }
@@ -697,14 +705,23 @@ impl Client {
         let head = head_of(access, request, &self.0.api.user_agent).map_err(unsendable)?;
         let agent = self.agent(access);
         let dialled_before = self.dialled();
+        let begun = Instant::now();
+        *locked(&self.0.connected) = None;
         let outcome = match &request.body {
             Some(body) => head.body(body.as_slice()).map(|request| run(&agent, request, limits)),
             None => head.body(()).map(|request| run(&agent, request, limits)),
         };
         let sent = outcome.map_err(|error| unsendable(error.to_string()))?;
-        sent.map_err(|error| Failure {
-            is_dead_connection: self.dialled() == dialled_before && is_lost_connection(&error),
-            error: self.net_error(asked, &error, None),
+        sent.map_err(|error| {
+            let is_dead_connection = self.dialled() == dialled_before && is_lost_connection(&error);
+            if is_dead_connection {
+                self.0.api.links.proved_dead(begun);
+            }
+            if let Some(address) = locked(&self.0.connected).take() {
+                // it took the connection and does not serve: the next one goes to another, if its name has one
+                self.0.api.links.avoid(address);
+            }
+            Failure { is_dead_connection, error: self.net_error(asked, &error, None) }
         })
     }
 
@@ -842,9 +859,14 @@ fn head_of(access: &Access, request: &Request, agent: &str) -> Result<http::requ
 
 /// Whether the connection was gone before the answer began.
 fn is_lost_connection(error: &ureq::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
-    matches!(error, ureq::Error::Io(error)
-        if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof))
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkUnreachable, NotConnected,
+        TimedOut, UnexpectedEof,
+    };
+    // the last three are the kernel's, which waits no longer for an acknowledgement
+    matches!(error, ureq::Error::Io(error) if matches!(error.kind(),
+        BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof
+        | HostUnreachable | NetworkUnreachable | TimedOut))
 }
 
 fn is_untrusted(error: &(dyn error::Error + Send + Sync + 'static)) -> bool {

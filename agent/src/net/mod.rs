@@ -9,6 +9,7 @@ pub mod client;
 mod credentials;
 pub(crate) mod known_server;
 pub mod kubeconfig;
+pub(crate) mod links;
 pub mod outcomes;
 pub mod proxy;
 pub mod transport;

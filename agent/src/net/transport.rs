@@ -31,6 +31,7 @@ use ureq::unversioned::transport::time::Duration as UreqDuration;
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
 
 use super::kubeconfig::{HostPort, Kubeconfig};
+use super::links::{Link, Links};
 use super::proxy::ProxyAddress;
 
 /// Bytes of the buffers between TLS and HTTP, each way, while something passes. ureq's default is 128 KiB each, kept, 1 MB for four
@@ -58,6 +59,13 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(75);
 
 /// Time between the kernel's further questions; after nine without an answer (Linux's default) the connection is dead.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// How long a request on a kept connection may go unacknowledged. The peer's kernel acknowledges, so a server that is slow does not count;
+/// longer than three transmissions over a link of 600 ms, and so short that within a renewal's time another connection can be tried.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
+
+/// By so much sooner than a request's deadline at least: the kernel looks only when it would transmit again, up to half a second later.
+const UNACKNOWLEDGED_BEFORE: Duration = Duration::from_secs(1);
 
 /// Most bytes of a proxy's answer to CONNECT. Error pages come after the head, which has a few hundred bytes.
 const MAX_PROXY_HEAD_BYTES: usize = 8 * 1024;
@@ -381,6 +389,9 @@ pub(crate) struct Dialler {
     pub(crate) cancel: Cancel,
     /// Connections dialled so far: shows whether a request that failed had gone out on a kept one.
     pub(crate) dialled: Arc<AtomicU64>,
+    /// The address to which the last connection was made; none after somebody took it.
+    pub(crate) connected: Arc<Mutex<Option<SocketAddr>>>,
+    pub(crate) links: Arc<Links>,
     pub(crate) user_agent: Arc<str>,
 }
 
@@ -410,17 +421,28 @@ impl Connector<()> for Dialler {
         _chained: Option<()>,
     ) -> Result<Option<TlsTransport>, ureq::Error> {
         self.dialled.fetch_add(1, Ordering::Relaxed);
-        let (mut wire, peer) = self.open_wire(deadline_after(details.timeout.after))?;
-        let session = self.shake_hands(&mut wire, &peer)?;
+        let (wire, session, peer) = self.open_tls(deadline_after(details.timeout.after))?;
+        let link = self.links.made(Arc::clone(&wire.socket));
         let buffers = PassingBuffers::default();
-        Ok(Some(TlsTransport { wire, session, buffers, may_have_plain: true, held: Vec::new(), peer }))
+        let (may_have_plain, held) = (true, Vec::new());
+        Ok(Some(TlsTransport {
+            wire,
+            link,
+            session,
+            buffers,
+            may_have_plain,
+            held,
+            is_kept: false,
+            is_timed: false,
+            peer,
+        }))
     }
 }
 
 impl Dialler {
     /// A connection on which TLS with the server may begin. It blocks, and has no time limit any more.
     pub(crate) fn open(&self, deadline: Instant) -> Result<std::net::TcpStream, DialError> {
-        let (wire, peer) = self.open_wire(deadline)?;
+        let (wire, _, peer) = self.open_wire(deadline, false)?;
         let socket = wire.socket.try_clone().and_then(|socket| {
             socket.set_read_timeout(None)?;
             socket.set_write_timeout(None)?;
@@ -429,37 +451,72 @@ impl Dialler {
         socket.map(Into::into).map_err(|error| DialError::Handshake { peer, error })
     }
 
-    /// The same, and the name of its other end for messages.
-    fn open_wire(&self, deadline: Instant) -> Result<(Wire, String), DialError> {
-        let (host, port) = (&self.route.host, self.route.port);
-        let Some(proxy) = &self.route.proxy else {
-            let (wire, address) = self.dial(host, port, deadline)?;
-            return Ok((wire, format!("{} ({address})", HostPort(host, port))));
+    /// The same with TLS.
+    fn open_tls(&self, deadline: Instant) -> Result<(Wire, ClientConnection, String), DialError> {
+        let (mut wire, session, peer) = self.open_wire(deadline, true)?;
+        let session = match session {
+            Some(session) => session,
+            None => self.shake_hands(&mut wire, &peer)?,
         };
-        let (mut wire, _) = self.dial(&proxy.host, proxy.port, deadline)?;
-        self.open_tunnel(&mut wire, proxy)?;
-        Ok((wire, format!("{} (through the proxy {proxy:?})", HostPort(host, port))))
+        Ok((wire, session, peer))
     }
 
-    /// A TCP connection to the first address that takes one.
-    fn dial(&self, host: &str, port: u16, deadline: Instant) -> Result<(Wire, SocketAddr), DialError> {
-        let addresses = self.lookup.addresses(host, port, deadline, &self.cancel)?;
+    /// A connection and the name of its other end for messages; with TLS, if that is wanted and no proxy is between.
+    fn open_wire(
+        &self,
+        deadline: Instant,
+        with_tls: bool,
+    ) -> Result<(Wire, Option<ClientConnection>, String), DialError> {
+        let (host, port) = (&self.route.host, self.route.port);
+        let Some(proxy) = &self.route.proxy else {
+            return self.dial(host, port, deadline, with_tls);
+        };
+        let (mut wire, _, _) = self.dial(&proxy.host, proxy.port, deadline, false)?;
+        self.open_tunnel(&mut wire, proxy)?;
+        Ok((wire, None, format!("{} (through the proxy {proxy:?})", HostPort(host, port))))
+    }
+
+    /// A connection to the first address that serves: it takes one and, if that is wanted, begins TLS on it. One that accepts and is
+    /// silent, such as a load balancer's whose server is gone, must not keep the next from being tried.
+    fn dial(
+        &self,
+        host: &str,
+        port: u16,
+        deadline: Instant,
+        with_tls: bool,
+    ) -> Result<(Wire, Option<ClientConnection>, String), DialError> {
+        let mut addresses = self.lookup.addresses(host, port, deadline, &self.cancel)?;
+        self.links.order(&mut addresses);
         let mut tried = String::new();
         for (index, address) in addresses.iter().enumerate() {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let now = Instant::now();
+            let left = deadline.saturating_duration_since(now);
             // all that is left for the last address, half of it for one that others come after
             let share = if index + 1 == addresses.len() { left } else { left / 2 };
-            let outcome = self.dial_address(*address, share.max(MIN_DIAL.min(left)));
+            let share = share.max(MIN_DIAL.min(left));
+            let peer = format!("{} ({address})", HostPort(host, port));
+            let outcome = self.dial_address(*address, share).map_err(|error| plain(&error)).map(|socket| {
+                let mut wire = Wire { socket, deadline: now + share };
+                let session = with_tls.then(|| self.shake_hands(&mut wire, &peer)).transpose();
+                (Wire { deadline, ..wire }, session)
+            });
             if self.cancel.is_cancelled() {
                 return Err(DialError::Cancelled);
             }
-            match outcome {
-                Ok(socket) => return Ok((Wire { socket, deadline }, *address)),
-                Err(error) => {
-                    let separator = if tried.is_empty() { "" } else { ", " };
-                    tried.push_str(&format!("{separator}{address} {}", plain(&error)));
+            let why = match outcome {
+                Ok((wire, Ok(session))) => {
+                    *locked(&self.connected) = Some(*address);
+                    return Ok((wire, session, peer));
                 }
-            }
+                Ok((_, Err(DialError::Handshake { error, .. }))) if addresses.len() > 1 => {
+                    format!("{} in the TLS handshake", plain(&error))
+                }
+                Ok((_, Err(error))) => return Err(error),
+                Err(why) => why,
+            };
+            self.links.avoid(*address);
+            let separator = if tried.is_empty() { "" } else { ", " };
+            tried.push_str(&format!("{separator}{address} {why}"));
         }
         Err(DialError::Connect { host: HostPort(host, port).to_string(), tried })
     }
@@ -689,12 +746,17 @@ impl Buffers for PassingBuffers {
 /// record and one segment: 22 bytes of record and 52 of TCP/IP less for each renewal.
 pub(crate) struct TlsTransport {
     wire: Wire,
+    link: Arc<Link>,
     session: ClientConnection,
     buffers: PassingBuffers,
     /// The session may have plain text, or an end, to read.
     may_have_plain: bool,
     /// Plain text that ureq transmitted and that is not encrypted yet.
     held: Vec<u8>,
+    /// An answer came on it.
+    is_kept: bool,
+    /// [`UNACKNOWLEDGED`] counts. Not while it waits for the next request: the same limit would end it for one lost keepalive.
+    is_timed: bool,
     peer: String,
 }
 
@@ -711,7 +773,8 @@ impl TlsTransport {
             return DialError::Tls { peer: self.peer.clone(), error }.into();
         }
         match error.kind() {
-            io::ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
+            // the kernel's own time limit is an end of the connection
+            io::ErrorKind::TimedOut if error.raw_os_error().is_none() => ureq::Error::Timeout(timeout.reason),
             _ => ureq::Error::Io(error),
         }
     }
@@ -719,6 +782,9 @@ impl TlsTransport {
     /// Encrypts what is held and sends it.
     fn flush(&mut self) -> io::Result<()> {
         let mut held = std::mem::take(&mut self.held);
+        if self.is_kept && !held.is_empty() && !self.is_timed {
+            self.time_acknowledgements(true)?;
+        }
         let mut rest = held.as_slice();
         while !rest.is_empty() {
             let taken = self.session.writer().write(rest)?;
@@ -731,6 +797,14 @@ impl TlsTransport {
         self.held = held;
         self.buffers.output_sent();
         self.send()
+    }
+
+    /// Before the request's own deadline, which may be shorter: what ends by that one says nothing about the connection.
+    fn time_acknowledgements(&mut self, is_timed: bool) -> io::Result<()> {
+        self.is_timed = is_timed;
+        let left = || self.wire.left().unwrap_or_default().saturating_sub(UNACKNOWLEDGED_BEFORE);
+        let limit = is_timed.then(|| UNACKNOWLEDGED.min(left()).max(UNACKNOWLEDGED_BEFORE));
+        self.wire.socket.set_tcp_user_timeout(limit)
     }
 
     /// Sends what is encrypted.
@@ -762,7 +836,14 @@ impl TlsTransport {
                 }
             }
             // the reader above tells an orderly end of the stream from a cut
-            self.may_have_plain |= self.session.read_tls(&mut self.wire)? == 0;
+            let amount = self.session.read_tls(&mut self.wire)?;
+            if amount > 0 {
+                self.link.heard();
+                if self.is_timed {
+                    self.time_acknowledgements(false)?;
+                }
+            }
+            self.may_have_plain |= amount == 0;
             self.process()?;
             self.send()?;
         }
@@ -804,6 +885,7 @@ impl Transport for TlsTransport {
         match self.receive() {
             Ok(amount) => {
                 self.buffers.input_appended(amount);
+                self.is_kept = true;
                 Ok(amount > 0)
             }
             Err(error) => Err(self.failed(error, timeout)),

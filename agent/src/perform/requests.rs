@@ -235,11 +235,14 @@ impl ApiServer {
                 self.forms.of_renewal(number, HttpRequest::post(leases, json_bytes(&body), deadline))
             }
         };
-        let Sent { answer, latest, calls, offers_time_alone } = send(client, &request, false);
+        let Sent { answer, is_judged, latest, calls, offers_time_alone } = send(client, &request, false);
         if !calls.is_empty() {
             self.heard(number, Event::Called(calls));
         }
-        self.forms.answered(number, form, &answer, offers_time_alone);
+        match is_judged {
+            true => self.forms.answered(number, form, &answer, offers_time_alone),
+            false => self.forms.unanswered(),
+        }
         match (answer, latest) {
             (Answer::Accepted(_), Some(latest)) => Event::RenewedAsOf(latest),
             (answer, _) => Event::Renewed(answer),
@@ -350,8 +353,13 @@ enum Form {
 /// Most misses that count: a server that takes no short form is offered one again after 255 renewals.
 const MOST_MISSES: u32 = 8;
 
+/// Of renewals in a row without any answer one in so many is plain: what swallows the shorter forms must not silence a Lease, which
+/// lasts four periods.
+const PLAIN_OF_UNANSWERED: u32 = 3;
+
 /// In which form the next renewal goes. Whatever a server makes of a shorter one, it silences no Lease: after any renewal that was
-/// not accepted the next is plain, and after each shorter one that was not, twice as many are.
+/// refused the next is plain, and after each shorter one that was, twice as many are. No answer is no verdict on a form, for then
+/// an outage would cost the news that only an answer to a shorter one brings.
 #[derive(Default)]
 struct Forms(Mutex<Shortness>);
 
@@ -365,6 +373,14 @@ struct Shortness {
     misses: u32,
     /// Plain renewals to be accepted before a short one is tried.
     plain: u32,
+    /// Renewals in a row, in any form, that nobody answered.
+    unanswered: u32,
+}
+
+impl Shortness {
+    fn is_plain_next(&self) -> bool {
+        self.plain > 0 || self.unanswered % PLAIN_OF_UNANSWERED == PLAIN_OF_UNANSWERED - 1
+    }
 }
 
 impl Forms {
@@ -376,13 +392,13 @@ impl Forms {
 
     fn takes_time_alone(&self, server: u64) -> bool {
         let forms = lock(&self.0);
-        forms.plain == 0 && forms.offered == Some(server)
+        !forms.is_plain_next() && forms.offered == Some(server)
     }
 
     /// The request in its form, with the smallest answer that its server gives. Our hub understands one short header.
     fn of_renewal(&self, server: u64, request: HttpRequest) -> (HttpRequest, Form) {
         let forms = lock(&self.0);
-        if forms.plain > 0 {
+        if forms.is_plain_next() {
             return (request, Form::Plain);
         }
         let is_hub = forms.known.filter(|(known, _)| *known == server).map(|(_, is_hub)| is_hub);
@@ -394,9 +410,15 @@ impl Forms {
         (request, Form::Short)
     }
 
+    fn unanswered(&self) {
+        let mut forms = lock(&self.0);
+        forms.unanswered = forms.unanswered.wrapping_add(1);
+    }
+
     /// `offers`: the answer offers to take a time alone. A server that refuses the type, such as an older hub, has to offer it again.
     fn answered(&self, server: u64, form: Form, answer: &Answer, offers: bool) {
         let mut forms = lock(&self.0);
+        forms.unanswered = 0;
         if offers {
             forms.offered = Some(server);
         } else if form == Form::TimeAlone && matches!(answer, Answer::Refused { status: 415, .. }) {
@@ -421,6 +443,8 @@ fn json_bytes(body: &Value) -> Vec<u8> {
 /// What came of a request.
 struct Sent {
     answer: Answer,
+    /// Somebody answered, so it says something about the request.
+    is_judged: bool,
     /// The latest change that concerns the node, if the answer names one.
     latest: Option<u64>,
     /// Ids of calls that wait for the node, if it tells of some.
@@ -431,7 +455,7 @@ struct Sent {
 
 impl Sent {
     fn failed(answer: Answer) -> Self {
-        Self { answer, latest: None, calls: Vec::new(), offers_time_alone: false }
+        Self { answer, is_judged: false, latest: None, calls: Vec::new(), offers_time_alone: false }
     }
 }
 
@@ -453,12 +477,16 @@ fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bo
             let answer = Answer::Accepted(if wants_object { response.json().ok() } else { None });
             Sent {
                 answer,
+                is_judged: true,
                 latest: response.desired,
                 calls: response.calls,
                 offers_time_alone: response.takes_time_alone,
             }
         }
-        Err(error) => Sent::failed(failure(error)),
+        Err(error) => {
+            let is_judged = error.status().is_some() || matches!(error, NetError::Garbled { .. });
+            Sent { is_judged, ..Sent::failed(failure(error)) }
+        }
     }
 }
 
@@ -498,8 +526,8 @@ mod tests {
         assert!(takes(0) && !takes(1));
         forms.learn(0, true);
         assert!(takes(0), "what it is says nothing about it");
-        // a renewal that was lost: one that any server understands comes next
-        forms.answered(0, Form::TimeAlone, &Answer::Failed("no route".into()), false);
+        // a renewal that was refused: one that any server understands comes next
+        forms.answered(0, Form::TimeAlone, &refused(500), false);
         assert!(!takes(0));
         forms.answered(0, Form::Plain, &Answer::Accepted(None), false);
         assert!(takes(0));
@@ -509,6 +537,29 @@ mod tests {
         assert!(!takes(0));
         forms.answered(0, Form::Short, &Answer::Accepted(None), true);
         assert!(takes(0));
+    }
+
+    #[test]
+    fn renewal_without_an_answer_is_no_verdict_on_its_form() {
+        let forms = Forms::default();
+        forms.learn(0, false);
+        let next = || forms.of_renewal(0, HttpRequest::get("/lease", REQUEST_DEADLINE)).1;
+        let outage: Vec<Form> = (0..7)
+            .map(|_| {
+                let form = next();
+                forms.unanswered();
+                form
+            })
+            .collect();
+        // whoever swallows the short form for ever lets every third renewal pass
+        use Form::{Plain, Short};
+        assert_eq!(outage, [Short, Short, Plain, Short, Short, Plain, Short]);
+        forms.answered(0, Short, &Answer::Accepted(None), false);
+        assert_eq!(next(), Short);
+        forms.unanswered();
+        forms.unanswered();
+        forms.answered(0, next(), &Answer::Accepted(None), false);
+        assert_eq!(next(), Short, "the plain one that passed says nothing about the others");
     }
 
     #[test]

@@ -18,13 +18,13 @@ use kedge_core::images::credentials::Keyring;
 use kedge_core::images::settings::Registries;
 use kedge_core::images::{BlobDigest, Reference};
 use kedge_core::pods::{FailureReason, ImageOrder, PodEvent, PodUid, PullPolicy};
-use kedge_rig::registry::{Access, FakeRegistry};
+use kedge_rig::registry::{Access, FakeRegistry, Fault};
 use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
 
 use super::archive::{Archive, Image, Packed};
 use super::hostile::million;
-use super::pull::image;
+use super::pull::{image, noise};
 use super::setup::{Node, PROGRAM};
 
 /// A test that has not seen what it waits for by then has failed.
@@ -78,6 +78,24 @@ pub(crate) fn told(puller: &Puller, image: &str, policy: PullPolicy, secret: &st
         });
     });
     told.into_inner()
+}
+
+#[test]
+fn pull_that_got_further_is_told_apart() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("orders-further", &[&registry]) else { return };
+    let large = Image::new(vec![Packed::raw(Archive::default().file("large", &noise(900_000)).bytes())]);
+    large.push(&registry, "team/large", "v1");
+    let blob = large.layers[0].digest().to_string();
+    let (_, puller) = puller(&node, &registry.name());
+    let pull = || told(&puller, &format!("{}/team/large:v1", registry.name()), PullPolicy::Always, "{}");
+    registry.fail(&blob, Fault::CutAfter(300_000));
+    registry.fail(&blob, Fault::Status(503));
+    assert_eq!(pull(), ["pulling", "PullBrokeOff"]);
+    registry.fail(&blob, Fault::Status(503));
+    let failed = pull();
+    assert!(failed[1].starts_with("failed ") && failed[1].contains("503"), "{failed:?}");
+    assert_eq!(pull().len(), 2);
 }
 
 #[test]

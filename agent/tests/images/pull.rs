@@ -145,6 +145,87 @@ fn interrupted_download_is_continued() {
     assert_eq!(ranges, [None, range(70_000), range(70_001), range(70_001)]);
 }
 
+/// A mobile link that cuts each connection after some time.
+#[test]
+fn download_goes_on_while_each_try_brings_much() {
+    let Some((node, registry, _)) = setup("pull-many-cuts") else { return };
+    // more tries than a pull has where each brings little
+    let large = Archive::default().file("large", &noise(7_000_000)).bytes();
+    let large = Image::new(vec![Packed::raw(large)]);
+    large.push(&registry, "team/large", "v1");
+    let blob = large.layers[0].digest().to_string();
+    let bytes = large.layers[0].bytes.len();
+    let cuts = bytes / 270_000;
+    assert!(cuts > 21, "{bytes} bytes");
+    for _ in 0..cuts {
+        registry.fail(&blob, Fault::CutAfter(270_000));
+    }
+    node.ok(&["pull", &format!("{}/team/large:v1", registry.name())]);
+}
+
+/// `kedge images ARGUMENTS` as an operator types it: no flag says which configuration is meant.
+fn typed(node: &Node, run: &Path, words: &[&str]) -> (bool, String) {
+    let output = Command::new(super::setup::PROGRAM)
+        .arg("images")
+        .args(words)
+        .args(["--environment-file", "", "--root-dir"])
+        .arg(node.root())
+        .arg("--run-dir")
+        .arg(run)
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (output.status.success(), text.concat())
+}
+
+/// It may have been pushed: what the node's pods can pull, an operator can.
+#[test]
+fn command_takes_the_configuration_that_runs() {
+    let Some((node, registry, name)) = setup("pull-running") else { return };
+    let run = node.scratch.join("run");
+    let (is_done, told) = typed(&node, &run, &["pull", &name]);
+    assert!(!is_done && told.contains("answers in plain HTTP"), "{told}");
+    fs::create_dir_all(&run).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(run.join("kedge.sock")).unwrap();
+    let images = json!({"insecureRegistries": [registry.name()]});
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = socket.accept() {
+            let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+            let body = json!({"kubeletconfig": {"kedge": {"images": images}}}).to_string();
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+            let _ = std::io::Write::write_all(&mut stream, (head + &body).as_bytes());
+        }
+    });
+    let (is_done, told) = typed(&node, &run, &["pull", &name]);
+    assert!(is_done && told.starts_with(&format!("pulled {name}, ")), "{told}");
+    // the same image by another name
+    let layout = node.scratch.join("layout");
+    image().write_layout(&layout);
+    let (is_done, told) = typed(&node, &run, &["import", layout.to_str().unwrap(), "--name", "team/app:v9"]);
+    assert!(is_done && told.starts_with("imported team/app:v9, "), "{told}");
+}
+
+#[test]
+fn registry_without_tls_is_named_with_the_setting() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("pull-plain", &[]) else { return };
+    let name = registry.name();
+    let expect = format!("answers in plain HTTP: list {name} under kedge.images.insecureRegistries");
+    node.fails(&["pull", &format!("{name}/team/app:v1")], &expect);
+    // and the other way round: whatever is sent to it, it answers by an alert of TLS
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+            let _ = std::io::Write::write_all(&mut stream, b"\x15\x03\x03\0\x02\x02\x16");
+        }
+    });
+    node.configure(&json!({"insecureRegistries": [name]}));
+    let expect = "take it out of kedge.images.insecureRegistries, and name its CA";
+    node.fails(&["pull", &format!("{name}/team/app:v1")], expect);
+}
+
 #[test]
 fn answer_to_a_range_may_be_everything() {
     let Some((node, registry, name)) = setup("pull-range") else { return };

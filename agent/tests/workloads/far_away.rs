@@ -2,6 +2,7 @@
 
 use crate::pods::{NODE, Setup};
 use crate::setup::{LIMIT, isolated, isolated_network, processes};
+use kedge_rig::cluster::{HEADER, Source};
 use kedge_rig::lossy_line::{self, LossyLine, Quality};
 use kedge_rig::nat::{self, Nat};
 use kedge_rig::scratch::wait_until;
@@ -157,6 +158,60 @@ fn echoes(mut stream: TcpStream) {
     stream.read_to_end(&mut heard).unwrap();
     writing.join().unwrap();
     assert!(heard == sent, "{} of {} bytes", heard.len(), sent.len());
+}
+
+/// The node finds out by its next renewal, which nobody acknowledges, and makes that one and everything else anew: nothing waits for
+/// a further renewal, as it would for what only the answer to one names.
+#[test]
+fn connections_that_a_router_forgot_cost_one_renewal() {
+    isolated_network("far_away::connections_that_a_router_forgot_cost_one_renewal", || {
+        lossy_line::own_network().unwrap();
+        let nat = Nat::open().unwrap();
+        let setup = Setup::far_away(|agent| {
+            // the default, not the rig's own
+            let lease = format!("{HEADER}nodeLeaseDurationSeconds: 40\n");
+            agent.write_drop_in("20-lease.conf", &lease).unwrap();
+            nat.at_node(|| agent.start()).unwrap();
+        });
+        runs(&setup, "exec sleep 1000");
+        let renewals = || setup.cluster.view().look(|world| world.renewal_count(NODE));
+        // every stream has a connection, and the watches have been open for a while
+        let forget = |last| {
+            let before = renewals();
+            setup.shows("a renewal", || renewals() > before);
+            nat.forget(last).unwrap();
+            (renewals(), Instant::now())
+        };
+        let check = |what: &str, (before, begun): (usize, Instant), is_seen: &dyn Fn() -> bool| {
+            setup.shows(what, is_seen);
+            let count = renewals() - before;
+            println!(
+                "measured: {what}: {:.1?} and {count} renewals after a router forgot all",
+                begun.elapsed()
+            );
+            assert!(count <= 2, "{what}: {count} renewals\n{}", setup.cluster.agent(NODE).log_text());
+        };
+
+        let forgotten = forget(3);
+        let other = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": {
+            "nodeName": NODE, "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [{
+                "name": "main", "image": "web:1", "command": ["/bin/sh", "-c", "exec sleep 1000"]}]}});
+        setup.cluster.kubectl().feed(&["apply", "-f", "-"], &other.to_string()).unwrap();
+        check("a pod runs", forgotten, &|| {
+            let phase =
+                setup.cluster.kubectl().run(&["get", "pod", "other", "-o", "jsonpath={.status.phase}"]);
+            phase.is_ok_and(|phase| phase == "Running")
+        });
+
+        let uid =
+            setup.cluster.create_config("pushed", &format!("{HEADER}logging: {{verbosity: 3}}\n")).unwrap();
+        let forgotten = forget(4);
+        setup.cluster.assign(NODE, &Source::Pinned { name: "pushed".into(), uid: uid.clone() }).unwrap();
+        check("a push is taken up", forgotten, &|| {
+            let config = setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap_or_default();
+            config["status"]["config"]["assigned"]["configMap"]["uid"] == uid.as_str()
+        });
+    });
 }
 
 #[test]

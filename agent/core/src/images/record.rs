@@ -122,7 +122,8 @@ impl Record {
     /// As a pod's container takes it; `pulled` is how long the fetching took, and its bytes.
     #[must_use]
     pub fn for_container(&self, config: ImageConfig, pulled: Option<(Duration, u64)>) -> pods::Image {
-        pods::Image { id: self.id.to_string(), reference: self.image_id(), config, pulled }
+        let (id, reference) = (self.id.to_string(), self.image_id());
+        pods::Image { id, reference, config, size_bytes: self.size_bytes, pulled }
     }
 
     /// Adds the names by which it was pulled or imported.

@@ -9,7 +9,7 @@
 use crate::event::Now;
 use crate::pods::backoff::Retry;
 use crate::pods::event::{Failure, Image, ImageOrder, ObjectKind, ObjectName, PodAction};
-use crate::pods::life::{Context, Life, Origin, pull_words};
+use crate::pods::life::{Context, Life, Origin, pull_retry, pull_words};
 use crate::pods::spec::{Pod, pull_policy};
 use crate::pods::starting::credentials;
 use crate::pods::status::Judged;
@@ -156,7 +156,7 @@ impl Life {
     pub(crate) fn image_ahead_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
         let Some(image) = self.ahead.answered() else { return };
         let ahead = &mut self.ahead;
-        ahead.retry.failed(now.mono);
+        pull_retry(&mut ahead.retry, now, failure);
         let (reason, event, text, told) = pull_words(&image, failure, ahead.retry.failures() > 1);
         ahead.failure = Some((reason, text));
         self.announce(true, event, format!("Pulling ahead for the next pod: {told}"), actions);

@@ -52,6 +52,12 @@ impl Retry {
         self.not_before = now + wait;
     }
 
+    /// It failed, and got further than before: as after a first failure.
+    pub(crate) fn broke_off(&mut self, now: Duration) {
+        self.succeeded();
+        self.failed(now);
+    }
+
     pub(crate) fn succeeded(&mut self) {
         *self = Self::default();
     }
@@ -117,6 +123,8 @@ mod tests {
             retry.failed(secs(30));
         }
         assert_eq!(retry.due(), secs(330));
+        retry.broke_off(secs(400));
+        assert_eq!((retry.due(), retry.failures()), (secs(410), 1));
         retry.succeeded();
         assert_eq!(retry.failures(), 0);
         assert!(retry.is_due(secs(0)));

@@ -439,6 +439,8 @@ pub enum FailureReason {
     ImageNeverPull,
     /// No key that the configuration names has signed it: `SignatureValidationFailed`.
     ImageSignature,
+    /// A pull that got further and did not come to its end: shown as any other, and no reason to wait longer for the next.
+    PullBrokeOff,
     /// There, but it cannot be read: `ImageInspectError`.
     ImageInspect,
     /// A volume could not be set up: event `FailedMount`.
@@ -457,7 +459,9 @@ pub struct Image {
     /// `name@sha256:...`, as `imageID` shows it.
     pub reference: String,
     pub config: ImageConfig,
-    /// It was fetched for this: how long that took, and its bytes.
+    /// Of its layers as a registry has them, whether they were fetched now or were here.
+    pub size_bytes: u64,
+    /// It was fetched for this: how long that took, and the bytes that came.
     pub pulled: Option<(Duration, u64)>,
 }
 

@@ -7,7 +7,7 @@
 use crate::event::Now;
 use crate::pods::backoff::Retry;
 use crate::pods::event::{Failure, Image, ImageOrder, PodAction};
-use crate::pods::life::{Context, Life, pull_words};
+use crate::pods::life::{Context, Life, pull_retry, pull_words};
 use crate::pods::spec::{Pod, PodSpec, pull_policy};
 use crate::pods::starting::credentials;
 use std::collections::BTreeMap;
@@ -91,7 +91,7 @@ impl Life {
 
     pub(crate) fn image_volume_failed(&mut self, now: Now, failure: &Failure, actions: &mut Vec<PodAction>) {
         let Some((volume, reference)) = self.image_volumes.pulling.take() else { return };
-        self.image_volumes.retry.failed(now.mono);
+        pull_retry(&mut self.image_volumes.retry, now, failure);
         let is_backing_off = self.image_volumes.retry.failures() > 1;
         let (reason, event, text, told) = pull_words(&reference, failure, is_backing_off);
         for name in self.mounting(&volume) {

@@ -525,7 +525,7 @@ impl Life {
         if container.pulling != image {
             return;
         }
-        container.pull.failed(now.mono);
+        pull_retry(&mut container.pull, now, failure);
         let failures = container.pull.failures();
         let (reason, event, text, told) = pull_words(&image, failure, failures > 1);
         container.waiting = Some((reason, text));
@@ -772,6 +772,14 @@ const ID_SCHEME: &str = "kedge://";
 /// A container's ID as a status shows it.
 pub(crate) fn shown_id(key: &ContainerKey) -> String {
     format!("{ID_SCHEME}{}", key.id())
+}
+
+/// An image over a link that cuts each connection comes as fast as the link has it, not as fast as a back-off lets it.
+pub(crate) fn pull_retry(retry: &mut Retry, now: Now, failure: &Failure) {
+    match failure.reason {
+        FailureReason::PullBrokeOff => retry.broke_off(now.mono),
+        _ => retry.failed(now.mono),
+    }
 }
 
 /// How a failed pull is shown, in upstream's words: reason and message of the container, reason and message of the event.

@@ -545,9 +545,10 @@ impl Life {
         }
         container.pull.succeeded();
         let message = match image.pulled {
-            Some((took, bytes)) => format!(
-                "Successfully pulled image {named:?} in {}. Image size: {bytes} bytes.",
-                go_millis(took)
+            Some((took, _)) => format!(
+                "Successfully pulled image {named:?} in {}. Image size: {} bytes.",
+                go_millis(took),
+                image.size_bytes
             ),
             None => format!("Container image {named:?} already present on machine"),
         };
