@@ -19,6 +19,7 @@ mod local_config;
 mod logging;
 pub mod logs;
 pub mod net;
+mod node_name;
 mod perform;
 pub mod provision;
 pub mod run;

@@ -10,6 +10,7 @@ use crate::flags::{AgentOptions, Places};
 use crate::local::{self, Call, answers};
 use crate::net::known_server::KnownServer;
 use crate::net::transport::WallClock;
+use crate::node_name::{self, NodeName};
 use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{BESIDE, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
@@ -22,6 +23,7 @@ use kedge_platform::linux::{self, Awaited, Claim, LinuxClocks, LinuxHost, Notify
 use kedge_platform::{
     Clocks, Displaced, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog, WriteError,
 };
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
@@ -228,6 +230,10 @@ struct Agent {
     disk_changed: Arc<Notify>,
     /// Notified when the process has ended that had the records.
     records_free: Arc<Notify>,
+    /// Notified when the credential turns out to be another node's, and no flag names this one.
+    renamed: Arc<Notify>,
+    /// Those that no configuration shows, for `kedge doctor`.
+    flags: Value,
     claim: Records,
     /// What starts a session; None: there is no server.
     session: Option<Vec<OsString>>,
@@ -254,14 +260,25 @@ impl Agent {
         let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
         let claim = claim(&options.places, &roots)?;
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
-        let node_name = match &options.node_name {
-            Some(name) => name.clone(),
-            None => host.identity().hostname.to_lowercase(),
-        };
+        let hostname = host.identity().hostname;
+        let is_name_given = options.node_name.is_some();
+        let credential =
+            options.kubeconfig.as_deref().filter(|_| !is_name_given).and_then(node_name::of_file);
+        let NodeName { name: node_name, is_credentials } =
+            node_name::choose(options.node_name.as_deref(), credential, &hostname);
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
+        let session = crate::calls::words(&options, &node_name);
+        let mut node_labels = options.node_labels;
+        if is_credentials && kedge_api::names::label_value_complaint(&hostname).is_none() {
+            node_labels.entry("kubernetes.io/hostname".to_owned()).or_insert(hostname);
+        }
+        let renamed = Arc::new(Notify::new());
+        let flags = json!({
+            "crun": options.runtime.crun,
+            "cgroupRoot": options.runtime.cgroup_root,
+        });
 
         let is_image = crate::slot::is_image(&roots);
-        let session = crate::calls::words(&options, &node_name);
         let slot = crate::slot::of_image(&roots);
         let marks = RunDirectory::new(&options.places.run_dir);
         let previous =
@@ -273,7 +290,7 @@ impl Agent {
                 version: env!("CARGO_PKG_VERSION").into(),
                 local: layers,
                 dynamic_config: options.dynamic_config,
-                node_labels: options.node_labels,
+                node_labels,
                 slot,
                 boot_id: clocks.boot_id().to_owned(),
                 previous_run: previous_run(&previous, marks.next_run()),
@@ -338,6 +355,7 @@ impl Agent {
             disk,
             containers,
             node_name,
+            renamed: (!is_name_given).then(|| renamed.clone()),
             kubeconfig: options.kubeconfig,
             clock: certificate_clock,
             events: event_sender.clone(),
@@ -384,6 +402,8 @@ impl Agent {
             disk_stalled,
             disk_changed,
             records_free,
+            renamed,
+            flags,
             claim,
             session,
             known: VecDeque::new(),
@@ -410,6 +430,7 @@ impl Agent {
                 biased;
                 signal = signals.next() => signal,
                 () = self.records_free.notified() => Happened::RecordsFree,
+                () = self.renamed.notified() => Happened::Renamed,
                 () = self.disk_changed.notified() => Happened::Time,
                 event = self.events.recv() => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
                 call = self.calls.recv() => call.map_or(Happened::Time, Happened::Call),
@@ -422,6 +443,10 @@ impl Agent {
                 Happened::RecordsFree => {
                     // nothing was changed in this run, and that process may have finished a last change
                     let why = "the run before has ended, reading its records anew".into();
+                    self.exit = Some(Ordered { why, start_again: true });
+                }
+                Happened::Renamed => {
+                    let why = "the kubeconfig is another node's, taking its name".into();
                     self.exit = Some(Ordered { why, start_again: true });
                 }
                 Happened::Signal(what) => log::info!("{what}"),
@@ -625,7 +650,8 @@ impl Agent {
     fn answer(&mut self, call: Call) {
         let now = self.now();
         let (server, disk) = self.loops.report();
-        let around = answers::Surroundings { process: linux::process_facts(&Roots::default()), server, disk };
+        let (process, flags) = (linux::process_facts(&Roots::default()), self.flags.clone());
+        let around = answers::Surroundings { process, server, disk, flags };
         let (response, event) = answers::answer(&call.request, &self.node, now, &around);
         call.answer(response);
         if let Some(event) = event {
@@ -639,6 +665,8 @@ enum Happened {
     /// One that asks for nothing that is done here: what to log.
     Signal(&'static str),
     RecordsFree,
+    /// The kubeconfig is another node's.
+    Renamed,
     Event(Box<Event>),
     Call(Call),
     Time,

@@ -3,6 +3,7 @@
 //! Always holds: each line stands for one thing an operator acts on; what is not known is said to be unknown, never shown as
 //! zero. Leaves to others: the report itself (`local::answers`), asking for it (`cli`).
 
+use crate::node_name;
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -21,6 +22,11 @@ pub(crate) fn text(status: &Value) -> String {
     list(status, "/server/problems")
         .iter()
         .for_each(|problem| line(&mut out, "problem", &problem_text(problem)));
+    let credential = status["server"]["credentialNode"].as_str();
+    let conflict = node_name::conflict(word(status, "/node"), credential, word(status, "/server/kubeconfig"));
+    if let Some(conflict) = conflict {
+        line(&mut out, "name", &conflict);
+    }
     line(&mut out, "disk", &disk(&status["disk"]));
     out.push_str(&config_text(&status["config"]));
     out
@@ -173,7 +179,7 @@ fn state(config: &Value) -> String {
 }
 
 /// Crashes and power cuts that count against the configuration in use; none are not worth a line.
-fn crashes(config: &Value) -> Option<String> {
+pub(crate) fn crashes(config: &Value) -> Option<String> {
     let startups = number(config, "/startups").unwrap_or_default();
     let cuts = number(config, "/cuts").unwrap_or_default();
     if startups == 0 && cuts == 0 {
@@ -210,6 +216,18 @@ mod tests {
         for (bytes, expect) in [(512, "0.5 KiB"), (1 << 20, "1.0 MiB"), (12_345_678_901, "11.5 GiB")] {
             assert_eq!(size(bytes), expect);
         }
+    }
+
+    #[test]
+    fn credential_of_another_node_is_shown() {
+        let server = json!({"url": "https://hub:6443", "credentialNode": "edge-21", "kubeconfig": "/k"});
+        let shown = |node: &str| text(&json!({"node": node, "server": server}));
+        assert!(
+            shown("n2").contains(
+                "name          the credential in /k is node edge-21's, this agent calls itself n2:"
+            )
+        );
+        assert!(!shown("edge-21").contains("name  "));
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub struct Surroundings {
     pub server: Value,
     /// How writes to the disk go.
     pub disk: Value,
+    /// The flags that no configuration shows.
+    pub flags: Value,
 }
 
 /// The answer to a request, and what it sets in motion.
@@ -57,6 +59,7 @@ fn status(report: &Report, around: &Surroundings) -> Value {
     let mut status = json!(report);
     status["server"] = around.server.clone();
     status["disk"] = around.disk.clone();
+    status["flags"] = around.flags.clone();
     if let (Some(storage), Some(disk)) = (json!(report.storage).as_object(), status["disk"].as_object_mut()) {
         disk.extend(storage.clone());
     }

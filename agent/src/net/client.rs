@@ -28,12 +28,12 @@ use ureq::http::{self, HeaderMap, HeaderValue, header};
 
 use super::credentials::{Access, Credentials};
 use super::kubeconfig::{KubeconfigError, ReadFile};
+use super::links::Links;
 use super::outcomes::{self, OpenWatch, Outcomes};
 use super::proxy::ProxyEnvironment;
 use super::transport::{
     BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, WallClock, locked, plain,
 };
-use super::links::Links;
 
 /// Most bytes read of an answer that says no: a `Status` object with its causes.
 pub const MAX_STATUS_BYTES: usize = 64 * 1024;
@@ -445,6 +445,12 @@ impl Api {
     #[must_use]
     pub fn url(&self) -> String {
         self.credentials.loaded().url.clone()
+    }
+
+    /// The node for which the credential is, if it is a node's.
+    #[must_use]
+    pub fn node(&self) -> Option<String> {
+        self.credentials.loaded().node.clone()
     }
 
     /// What requests to it last came to.

@@ -22,6 +22,7 @@ use super::kubeconfig::{self, FileRead, Kubeconfig, MAX_TOKEN_BYTES, ReadFile, S
 use super::transport::{Route, locked};
 use super::watch::STACK_BYTES;
 use crate::errors::chain;
+use crate::node_name;
 
 /// How long a token is used before its file is read again, whatever the file's time says (upstream's period).
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
@@ -159,6 +160,8 @@ pub(super) struct Access {
     peer: u64,
     pub(super) route: Arc<Route>,
     pub(super) url: String,
+    /// The node for which the client certificate is.
+    pub(super) node: Option<String>,
     token: TokenSource,
     token_read: Mutex<TokenRead>,
 }
@@ -208,6 +211,7 @@ fn load(
         peer,
         route: Arc::new(route),
         url: kubeconfig.server.url(),
+        node: node_name::of_kubeconfig(&kubeconfig),
         token: kubeconfig.token,
         token_read: Mutex::default(),
     };

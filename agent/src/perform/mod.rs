@@ -32,6 +32,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender as EventSender;
 use watches::{LatestRound, Round};
 
@@ -109,6 +110,8 @@ pub(crate) struct Parts {
     /// None: there is no runtime on this node.
     pub(crate) containers: Option<ContainerParts>,
     pub(crate) node_name: String,
+    /// What is to hear that the credential is another node's; none: the name was given.
+    pub(crate) renamed: Option<Arc<Notify>>,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) clock: WallClock,
     pub(crate) events: EventSender<Event>,
@@ -118,7 +121,7 @@ pub(crate) struct Parts {
 impl Loops {
     /// Starts the loops; they wait for orders.
     pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
-        let Parts { mut disk, containers, node_name, kubeconfig, clock, events, faults } = parts;
+        let Parts { mut disk, containers, node_name, renamed, kubeconfig, clock, events, faults } = parts;
         let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
@@ -139,7 +142,7 @@ impl Loops {
             );
         })?;
 
-        let server = ApiServer::new(node_name, kubeconfig, clock, events, faults);
+        let server = ApiServer::new(node_name, renamed, kubeconfig, clock, events, faults);
         let (renew, orders) = sync_channel(ORDERS);
         server.run(RENEW, watchdog, orders, |server, client, (request, deadline, number): LeaseOrder| {
             let client = client.map(|client| client.for_server(number));

@@ -12,6 +12,7 @@ use crate::net::client::{
 };
 use crate::net::outcomes::Warned;
 use crate::net::transport::WallClock;
+use crate::node_name;
 use kedge_api as api;
 use kedge_core::pods::{ObjectKind, ObjectName, PodAsk};
 use kedge_core::{Answer, Event, LeaseRequest, Request};
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender as EventSender;
 
 /// How long one request may take, lookup and connection included.
@@ -58,6 +60,9 @@ struct Shown {
 #[derive(Clone)]
 pub(crate) struct ApiServer {
     pub(crate) node_name: String,
+    /// What is to hear that the credential is another node's; none: this name was given, and stays.
+    renamed: Option<Arc<Notify>>,
+    is_name_logged: Arc<AtomicBool>,
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
     api: Arc<Mutex<Opening>>,
@@ -73,6 +78,7 @@ pub(crate) struct ApiServer {
 impl ApiServer {
     pub(crate) fn new(
         node_name: String,
+        renamed: Option<Arc<Notify>>,
         kubeconfig: Option<PathBuf>,
         clock: WallClock,
         events: EventSender<Event>,
@@ -80,6 +86,8 @@ impl ApiServer {
     ) -> Self {
         Self {
             node_name,
+            renamed,
+            is_name_logged: Arc::default(),
             kubeconfig,
             clock,
             api: Arc::default(),
@@ -96,6 +104,7 @@ impl ApiServer {
         let shown = lock(&self.shown);
         let kubeconfig = self.kubeconfig.as_ref().map(|path| path.display().to_string());
         let mut report = shown.api.as_ref().map_or_else(|| json!({}), |api| api.outcomes().report());
+        report["credentialNode"] = json!(shown.api.as_ref().and_then(|api| api.node()));
         report["url"] = json!(shown.api.as_ref().map(|api| api.url()));
         report["kubeconfig"] = json!(kubeconfig);
         report["problem"] = json!(shown.problem);
@@ -112,7 +121,10 @@ impl ApiServer {
 
     fn opened(&self) -> Result<Arc<Api>, String> {
         let mut api = lock(&self.api);
-        let kubeconfig = self.kubeconfig.as_ref().ok_or("no --kubeconfig was given")?;
+        let kubeconfig = self
+            .kubeconfig
+            .as_ref()
+            .ok_or("no --kubeconfig is given, so the local configuration alone runs")?;
         let opening = match std::mem::take(&mut *api) {
             Opening::Done(opened) => {
                 *api = Opening::Done(opened.clone());
@@ -124,6 +136,7 @@ impl ApiServer {
         match opening.recv_timeout(OPENING_LIMIT) {
             Ok(Ok(opened)) => {
                 log::info!("kubeconfig {}: API server {}", kubeconfig.display(), opened.url());
+                self.check_name(&opened);
                 *api = Opening::Done(opened.clone());
                 Ok(opened)
             }
@@ -139,6 +152,20 @@ impl ApiServer {
                     kubeconfig.display()
                 ))
             }
+        }
+    }
+
+    /// The credential may be another node's: from the beginning, since it was handed over later than this run began, or since it was
+    /// replaced.
+    fn check_name(&self, api: &Api) {
+        let (node, kubeconfig) = (api.node(), self.kubeconfig.as_deref().unwrap_or(Path::new("")));
+        let conflict =
+            node_name::conflict(&self.node_name, node.as_deref(), &kubeconfig.display().to_string());
+        let Some(why) = conflict else { return };
+        match &self.renamed {
+            Some(renamed) => renamed.notify_one(),
+            None if !self.is_name_logged.swap(true, Ordering::Relaxed) => log::warn!("{why}"),
+            None => {}
         }
     }
 
@@ -180,6 +207,9 @@ impl ApiServer {
                 let client = kept.take().map_or_else(|| server.api().map(|api| api.stream(name)), Ok);
                 let (number, event) = perform(&server, client.as_ref().map_err(Clone::clone), order);
                 kept = client.ok();
+                if let Some(client) = &kept {
+                    server.check_name(client.api());
+                }
                 // the stream that notices another server first makes it known
                 let now = kept.as_ref().map_or(number, |client| client.api().server());
                 server.heard(now.max(number), event);

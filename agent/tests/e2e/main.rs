@@ -11,6 +11,7 @@ mod calls;
 mod crash;
 mod local;
 mod lossy_line;
+mod name;
 mod outage;
 mod replace;
 mod setup;

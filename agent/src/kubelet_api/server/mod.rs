@@ -19,6 +19,11 @@ mod rights;
 mod strangers;
 mod x509;
 
+/// The common name of a certificate in DER.
+pub(crate) fn subject_name(der: &[u8]) -> Option<String> {
+    x509::subject(der).map(|subject| subject.name)
+}
+
 use std::ffi::OsString;
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,0 +1,83 @@
+//! What this node is called: by the flag, else by the credential that was issued for it, else by its host.
+//!
+//! Always holds: a certificate that names a node is good for that one alone, so without a flag its name counts, and a machine called
+//! `raspberrypi` joins as the node that its kubeconfig is for. Leaves to others: the host's own name, which stays a label.
+
+use crate::kubelet_api::server::subject_name;
+use crate::net::kubeconfig::{self, Kubeconfig};
+use kedge_api::NODE_USER_PREFIX;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// How long a start waits for the kubeconfig to be read. One that comes later and names another node makes the agent begin anew.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+
+/// The name, and whether it is the credential's.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NodeName {
+    pub(crate) name: String,
+    pub(crate) is_credentials: bool,
+}
+
+/// `flag`: `--hostname-override`.
+pub(crate) fn choose(flag: Option<&str>, credential: Option<String>, host: &str) -> NodeName {
+    let is_credentials = flag.is_none() && credential.is_some();
+    let name = flag.map(str::to_owned).or(credential).unwrap_or_else(|| host.to_lowercase());
+    NodeName { name, is_credentials }
+}
+
+/// The node for which a kubeconfig's client certificate is, if it is for one.
+pub(crate) fn of_kubeconfig(kubeconfig: &Kubeconfig) -> Option<String> {
+    let leaf = kubeconfig.client_certificate.as_ref()?.chain.first()?;
+    let name = subject_name(leaf)?;
+    name.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
+/// The same of a file; none where it is not there, cannot be used, or its disk does not answer.
+pub(crate) fn of_file(path: &Path) -> Option<String> {
+    let (done, read) = mpsc::sync_channel(1);
+    let path = path.to_owned();
+    let reading = std::thread::Builder::new().name("kubeconfig".into()).spawn(move || {
+        let loaded = kubeconfig::load(&path).ok();
+        let _ = done.send(loaded.as_ref().and_then(of_kubeconfig));
+    });
+    reading.ok()?;
+    read.recv_timeout(READ_LIMIT).ok()?
+}
+
+/// What is wrong where flag and credential name different nodes, and what to do.
+pub(crate) fn conflict(own: &str, credential: Option<&str>, kubeconfig: &str) -> Option<String> {
+    let credential = credential.filter(|credential| *credential != own)?;
+    Some(format!(
+        "the credential in {kubeconfig} is node {credential}'s, this agent calls itself {own}: set --hostname-override {credential} in \
+         /etc/default/kedge, or leave the flag out; or take {own}'s kubeconfig"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_is_the_flags_then_the_credentials_then_the_hosts() {
+        let check = |flag: Option<&str>, credential: Option<&str>, name: &str, is_credentials| {
+            let expect = NodeName { name: name.into(), is_credentials };
+            assert_eq!(choose(flag, credential.map(str::to_owned), "RaspberryPi"), expect);
+        };
+        check(None, None, "raspberrypi", false);
+        check(None, Some("edge-21"), "edge-21", true);
+        check(Some("n2"), Some("edge-21"), "n2", false);
+    }
+
+    #[test]
+    fn other_name_than_the_credentials_is_a_conflict() {
+        let found = |own: &str, credential| conflict(own, credential, "/k");
+        assert_eq!(found("n2", None), None);
+        assert_eq!(found("n2", Some("n2")), None);
+        let why = found("n2", Some("edge-21")).unwrap();
+        assert!(
+            why.contains("is node edge-21's, this agent calls itself n2: set --hostname-override edge-21")
+        );
+    }
+}
