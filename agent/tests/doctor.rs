@@ -134,6 +134,8 @@ fn missing_right_is_named_with_what_is_lost() {
     ] {
         let found = to_server(&authority, move |heard| allowing(heard, forbidden));
         found.has("rights", "FAIL", part);
+        let is_partly_ok = |line: &String| line.starts_with("OK") && !line.contains("9 of 9");
+        assert!(!found.of("rights").iter().any(is_partly_ok), "{:?}", found.of("rights"));
         assert_eq!(found.code, Some(1));
     }
     let found = to_server(&authority, |heard| match heard.path.as_str() {
@@ -204,6 +206,74 @@ fn broken_kubeconfig_ends_the_way() {
     doctor(&["--kubeconfig", &wrong], None).has("kubeconfig", "FAIL", "current-context");
     doctor(&[], None).has("kubeconfig", "WARN", "no --kubeconfig");
     assert_eq!(found.of("tcp").len(), 0);
+}
+
+/// An agent that answers these paths, and nothing else.
+fn answering(run: &std::path::Path, answers: Vec<(&'static str, Value)>) {
+    std::fs::create_dir_all(run).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(run.join("kedge.sock")).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = socket.accept() {
+            let mut asked = [0; 4096];
+            let count = std::io::Read::read(&mut stream, &mut asked).unwrap_or(0);
+            let asked = String::from_utf8_lossy(&asked[..count]).into_owned();
+            let answer = answers.iter().find(|(path, _)| asked.starts_with(&format!("GET {path} ")));
+            let (code, body) = answer.map_or((404, String::new()), |(_, body)| (200, body.to_string()));
+            let _ = write!(stream, "HTTP/1.1 {code} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+}
+
+/// A registry that has no TLS, as the first one of a lab: it answers whatever it hears.
+fn plain_registry() -> SocketAddr {
+    let plain = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = plain.local_addr().unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut socket, _)) = plain.accept() {
+            let _ = std::io::Read::read(&mut socket, &mut [0; 4096]);
+            let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    address
+}
+
+#[test]
+fn node_without_crun_says_how_to_get_pods() {
+    let found = doctor(&["--crun", "/nosuch/crun"], None);
+    found.has("crun", "WARN", "no pods run here: /nosuch/crun is not there");
+    let advice = found.findings.iter().find(|finding| finding["check"] == "crun").unwrap();
+    assert!(advice["advice"].as_str().unwrap().contains("apt install crun; then systemctl restart kedge"));
+    doctor(&["--crun", ""], None).has("crun", "OK", "this node runs no pods");
+}
+
+#[test]
+fn registry_without_tls_is_named_with_the_setting() {
+    let folder = Scratch::new("doctor").unwrap();
+    let (run, registry) = (folder.join("run"), plain_registry());
+    let pods = json!({"pods": [{"namespace": "a", "name": "b", "containers": [
+        {"name": "c", "image": format!("{registry}/team/app:1"), "reason": "ErrImagePull"}]}]});
+    answering(
+        &run,
+        vec![("/status", json!({"flags": {"crun": env!("CARGO_BIN_EXE_kedge")}})), ("/pods", pods)],
+    );
+    let found = doctor(&["--run-dir", run.to_str().unwrap()], None);
+    found.has("pods", "WARN", "a/b: c: ErrImagePull");
+    let setting = format!("answers in plain HTTP: list {registry} under kedge.images.insecureRegistries");
+    found.has("registry", "WARN", &setting);
+}
+
+/// Something else than the unit may have started it, with other flags.
+#[test]
+fn agent_that_runs_is_asked_for_its_flags() {
+    let folder = Scratch::new("doctor").unwrap();
+    let run = folder.join("run");
+    let kubeconfig = folder.join("kubeconfig").display().to_string();
+    let status = json!({"node": NODE, "server": {"kubeconfig": kubeconfig},
+        "flags": {"crun": "/nosuch/crun", "cgroupRoot": "/nosuch"}});
+    answering(&run, vec![("/status", status)]);
+    let found = doctor(&["--run-dir", run.to_str().unwrap()], None);
+    found.has("kubeconfig", "FAIL", &kubeconfig);
+    found.has("crun", "WARN", "/nosuch/crun is not there");
 }
 
 #[test]

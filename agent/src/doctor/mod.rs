@@ -1,21 +1,26 @@
-//! `kedge doctor`: looks at everything between this node and its API server, and says what to do about what is wrong.
+//! `kedge doctor`: looks at this node, what its pods need, and everything between it and its API server, and says what to do about what is wrong.
 //!
 //! Always holds: each check has its own time limit, so one that hangs (a disk, a resolver) delays the others by that at most; a
 //! process that waits for a disk cannot be ended, so another process makes the write that may have to wait; what this user may not
 //! see is shown as unknown, never as good or bad; nothing of the agent's state is changed, and its lock is never taken.
-//! Leaves to others: the node's own checks (`node`), those on the way to the server (`server`).
+//! Leaves to others: the node's own checks (`node`), what pods need (`containers`), the way to the server (`server`).
 
 pub(crate) mod certificate;
+mod containers;
 mod flush;
 mod node;
 mod server;
 
 use crate::flags::{AgentOptions, Output};
+use containers::Running;
 use serde::Serialize;
 use std::sync::mpsc;
 use std::time::Duration;
 
 pub use flush::write as write_to_disk;
+
+/// How long the checks of what pods need may take: each of the registries has its own limit.
+const CONTAINERS_LIMIT: Duration = Duration::from_secs(150);
 
 /// What to do about a disk that does not answer.
 const HANGS: &str = "nothing can be recorded until the disk answers: see dmesg";
@@ -69,7 +74,15 @@ pub fn run(options: &AgentOptions, output: Output) -> bool {
         let options = options.clone();
         tell(limited(name, node::LIMIT, move || check(&options)));
     }
-    server::look(options, &mut tell);
+    let (asker, mut options) = (options.clone(), options.clone());
+    let running = within(node::LIMIT, move || Running::ask(&asker)).unwrap_or_default();
+    let (looker, seen) = (options.clone(), running.clone());
+    tell(limited("containers", CONTAINERS_LIMIT, move || containers::look(&looker, &seen)));
+    // whatever started the agent that runs: its server counts, unless the command line names one
+    if options.kubeconfig.is_none() {
+        options.kubeconfig = running.status["server"]["kubeconfig"].as_str().map(Into::into);
+    }
+    server::look(&options, running.status["node"].as_str(), &mut tell);
     if output == Output::Json {
         crate::cli::print(serde_json::to_string_pretty(&findings).expect("findings can be written"));
     }

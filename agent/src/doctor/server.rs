@@ -8,6 +8,7 @@ use crate::net::client::{Api, ApiOptions, Client, MERGE_PATCH, NetError, Request
 use crate::net::kubeconfig::{self, Kubeconfig};
 use crate::net::proxy::ProxyEnvironment;
 use crate::net::transport::{WallClock, plain, tls_config, tls_error_in};
+use crate::node_name;
 use crate::status::duration;
 use kedge_api as api;
 use kedge_core::config::source::{RequestedSource, requested_source};
@@ -34,8 +35,8 @@ const CLOCK_SLACK_SECS: u64 = 30;
 /// Hands findings on as they are made.
 type Tell<'a> = &'a mut dyn FnMut(Vec<Finding>);
 
-/// All steps.
-pub(super) fn look(options: &AgentOptions, tell: Tell<'_>) {
+/// All steps; `running`: what the agent that runs calls itself.
+pub(super) fn look(options: &AgentOptions, running: Option<&str>, tell: Tell<'_>) {
     let Some(path) = options.kubeconfig.clone() else {
         let advice = "the local configuration alone runs; kedge doctor --kubeconfig FILE looks at a server";
         return tell(vec![Finding::warn("kubeconfig", "no --kubeconfig is given", advice)]);
@@ -49,6 +50,23 @@ pub(super) fn look(options: &AgentOptions, tell: Tell<'_>) {
         Err(error) => return tell(vec![unusable(&chain(&error))]),
     };
     tell(usable(&kubeconfig));
+    let hostname = LinuxHost::new(Roots::default(), &options.places.root_dir).identity().hostname;
+    let credential = node_name::of_kubeconfig(&kubeconfig);
+    let chosen = node_name::choose(options.node_name.as_deref(), credential.clone(), &hostname);
+    let node = running.filter(|_| options.node_name.is_none()).unwrap_or(&chosen.name).to_owned();
+    let shown = kubeconfig.path.display().to_string();
+    // with another's credential everything else fails for this one reason
+    let is_another = node_name::conflict(&node, credential.as_deref(), &shown);
+    tell(vec![match &is_another {
+        Some(conflict) => {
+            let (found, advice) = conflict.split_once(": ").unwrap_or((conflict, "name the node it is for"));
+            Finding::fail("name", found, advice)
+        }
+        None if chosen.is_credentials => {
+            Finding::ok("name", format!("{node}, by its credential; the host is called {hostname}"))
+        }
+        None => Finding::ok("name", node.clone()),
+    }]);
     let proxies = ProxyEnvironment::of_process();
     let (host, port) = (kubeconfig.server.host.clone(), kubeconfig.server.port);
     let is_proxied = kubeconfig.proxy.is_some() || !matches!(proxies.proxy_for(&host, port), Ok(None));
@@ -66,10 +84,9 @@ pub(super) fn look(options: &AgentOptions, tell: Tell<'_>) {
             None => return tell(vec![found]),
         };
     let Some(is_hub) = version(&client, tell) else { return };
-    let node = options.node_name.clone().unwrap_or_else(|| {
-        LinuxHost::new(Roots::default(), &options.places.root_dir).identity().hostname.to_lowercase()
-    });
-    rights(&client, &node, is_hub, tell);
+    if is_another.is_none() {
+        rights(&client, &node, is_hub, tell);
+    }
 }
 
 /// As the agent judges certificates.
@@ -355,8 +372,11 @@ fn rights(client: &Client, node: &str, is_hub: bool, tell: Tell<'_>) {
             }
         }
     }
-    findings
-        .push(Finding::ok("rights", format!("{allowed} of {} kinds of requests are allowed", RIGHTS.len())));
+    let found = format!("{allowed} of {} kinds of requests are allowed", RIGHTS.len());
+    findings.push(match allowed == RIGHTS.len() {
+        true => Finding::ok("rights", found),
+        false => Finding::fail("rights", found, "docs/kubernetes.md has the roles"),
+    });
     findings.extend(config_map(client, node, is_hub));
     tell(findings);
 }

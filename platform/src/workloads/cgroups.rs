@@ -268,6 +268,24 @@ impl Cgroups {
         }
     }
 
+    /// The controllers without which limits of pods are not kept, as far as the machine lacks them.
+    pub fn lacking(&self) -> Vec<&'static str> {
+        let unified = match self {
+            Self::V2(root) => read(&root.join("cgroup.controllers")).unwrap_or_default(),
+            Self::V1(_) | Self::Absent => String::new(),
+        };
+        let is_there = |controller: &str| match self {
+            Self::V2(_) => unified.split_whitespace().any(|word| word == controller),
+            Self::V1(_) | Self::Absent => self.tree_of(controller).is_some(),
+        };
+        ["memory", "cpu", "pids"].into_iter().filter(|controller| !is_there(controller)).collect()
+    }
+
+    /// Whether this group is there, in any tree.
+    pub fn has(&self, group: &str) -> bool {
+        self.trees().iter().any(|root| root.join(group.trim_start_matches('/')).is_dir())
+    }
+
     /// The roots of the trees that our groups are made in.
     fn trees(&self) -> Vec<&Path> {
         self.trees_of(|name| CONTROLLERS.contains(&name) || name == "name=systemd")
