@@ -5,6 +5,7 @@
 //! the range of such a field (core), reading files (`local_config`).
 
 use crate::calls::SessionOptions;
+use crate::help;
 use crate::images::DEFAULT_PRELOADED;
 use crate::images::command::{ImagesOptions, Task};
 use crate::kubelet_api::server::PortOptions;
@@ -95,7 +96,7 @@ pub enum Command {
     /// Print a version.
     Version(Output),
     /// Print this help.
-    Help(&'static str),
+    Help(help::Page),
 }
 
 /// How to print.
@@ -253,7 +254,7 @@ fn parse_raw(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
     let mut raw = Raw::default();
     while let Some(argument) = parser.next()? {
         match argument {
-            Short('h') | Long("help") => return Ok(Parsed::Answer(Command::Help(help_of(&words)))),
+            Short('h') | Long("help") => return Ok(Parsed::Answer(Command::Help(help::page(&words)))),
             Short('V') | Long("version") => return Ok(Parsed::Answer(Command::Version(Output::Text))),
             Value(word) => {
                 words.push(word.into_string().map_err(|word| UsageError(format!("{word:?} is not UTF-8")))?)
@@ -320,6 +321,28 @@ const TEXTS: [&str; 21] = [
     "limit-bytes",
 ];
 
+/// The others, as [`Raw::take`] reads them.
+#[cfg(test)]
+const OTHERS: [&str; 17] = [
+    "output",
+    "reboot",
+    "allow-older",
+    "timestamps",
+    "previous",
+    "follow",
+    "stdin",
+    "tty",
+    "dynamic-config",
+    "register-node",
+    "register-with-taints",
+    "provider-id",
+    "healthz-port",
+    "healthz-bind-address",
+    "node-status-update-frequency",
+    "v",
+    "node-labels",
+];
+
 /// Flags that say which local config is meant; with one of them the service's are not looked at.
 const LOCAL_TEXTS: [&str; 3] = ["config", "config-dir", "init-config-dir"];
 
@@ -383,8 +406,8 @@ impl Raw {
         let output = self.output.unwrap_or_default();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         Ok(match words.as_slice() {
-            [] => Command::Help(HELP),
-            ["help"] => Command::Help(HELP),
+            [] => Command::Help(help::page(&words)),
+            ["help", of @ ..] => Command::Help(help::page(of)),
             ["agent"] => Command::Agent(Box::new(self.agent()?)),
             ["record-exit"] => Command::RecordExit(self.places()),
             ["record-exit", "to-disk"] => Command::CopyExitRecord(self.places()),
@@ -406,7 +429,7 @@ impl Raw {
                     output,
                 )
             }
-            ["config"] => Command::Help(HELP_CONFIG),
+            ["config" | "slot" | "state"] => Command::Help(help::page(&words)),
             ["pods"] => Command::Pods(self.places(), output),
             ["pods", "release"] => Command::PodsRelease(self.places(), None),
             ["pods", "release", pod] => Command::PodsRelease(self.places(), Some((*pod).to_owned())),
@@ -432,7 +455,7 @@ impl Raw {
             ["attach", pod] => Command::Attach(Box::new(self.attach(pod)?)),
             ["attach", ..] => return Err(UsageError("attach needs one pod, [NAMESPACE/]NAME".into())),
             ["images", words @ ..] if !words.is_empty() => self.images(words, output)?,
-            ["images"] => Command::Help(HELP_IMAGES),
+            ["images"] => Command::Help(help::page(&words)),
             ["slot", "health"] => Command::SlotHealth(self.places()),
             ["slot", "update"] => {
                 return Err(UsageError("slot update needs a file, or - for standard input".into()));
@@ -452,7 +475,7 @@ impl Raw {
             }
             ["state", "open"] => Command::StateOpen,
             ["provision"] => Command::Provision,
-            other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
+            other => return Err(unknown(other)),
         })
     }
 
@@ -645,6 +668,20 @@ pub fn check_node_name(name: &str) -> Result<(), UsageError> {
     )))
 }
 
+fn unknown(words: &[&str]) -> UsageError {
+    let first = words.first().copied().unwrap_or_default();
+    // the first word may be right and what follows it not
+    let meant = help::similar(first).filter(|meant| *meant != first);
+    let meant = meant.map(|meant| format!(" (did you mean {meant}?)")).unwrap_or_default();
+    UsageError(format!("unknown command {:?}{meant}", words.join(" ")))
+}
+
+/// All that are read.
+#[cfg(test)]
+pub(crate) fn known_flags() -> Vec<&'static str> {
+    TEXTS.into_iter().chain(OTHERS).collect()
+}
+
 fn output(text: &str) -> Result<Output, UsageError> {
     match text {
         "json" => Ok(Output::Json),
@@ -707,192 +744,6 @@ fn taints(text: &str) -> Result<Vec<Value>, UsageError> {
         })
         .collect()
 }
-
-fn help_of(words: &[String]) -> &'static str {
-    match words.first().map(String::as_str) {
-        Some("agent") => HELP_AGENT,
-        Some("attach") => HELP_ATTACH,
-        Some("config") => HELP_CONFIG,
-        Some("exec") => HELP_EXEC,
-        Some("images") => HELP_IMAGES,
-        Some("logs") => HELP_LOGS,
-        Some("record-exit") => HELP_RECORD_EXIT,
-        _ => HELP,
-    }
-}
-
-const HELP: &str = "\
-kedge: the node agent
-
-Usage: kedge COMMAND [FLAGS]
-
-Commands:
-  agent              run the agent (kedge agent --help: its flags)
-  status             show the state of a running agent: server, contact, lease, watches, problems, disk, config
-  doctor             look at configuration, unit, disk, and each step of the way to the API server, and say what to
-                     do; exit code 1 if something fails
-  config show        show the effective configuration, and which layer set each field
-  config status      show assigned, active and last-known-good, and the rest of a trial
-  config history     show bad configurations, and files that were set aside
-  config check FILE  validate files as pushed configurations, without an API server
-  config forgive UID remove the verdicts on a ConfigMap, so that it is tried again
-  config reset       drop the assigned configuration and return to the local one
-  pods               list the pods of this node
-  pods release [NAMESPACE/NAME]
-                     let pods end that another Node left here: all, or one
-  logs [NAMESPACE/]POD
-                     show what a container has written (kedge logs --help), without any server
-  exec [NAMESPACE/]POD -- COMMAND
-                     run a program in a container (kedge exec --help), without any server
-  attach [NAMESPACE/]POD
-                     talk to a container's own program (kedge attach --help), without any server
-  images ls          list the container images of this node (kedge images --help: pull, import, rm, prune)
-  record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
-  session, kubelet-port, shim, pause, unpack
-                     internal: for the hub's calls, the kubelet's port, containers and images (docs/pods.md)
-  slot health        on a disk image, for kedge-health.service: wait until this boot is good; exit code 1 if it is not
-  slot update FILE   on a disk image: write an update (-: standard input) into the slot that does not run; the boot loader
-                     tries it at the next boot, with --reboot now; --allow-older takes an older version than the one that runs
-  slot status        on a disk image: the slot that runs, and the boot loader's list
-  slot bless         on a disk image, for systemd-bless-boot.service: this boot is good
-  slot holds-root    on a disk image, for udev: exit code 0 if the root is on the disk with the name that follows (sda)
-  state open         on a disk image, before systemd: check, repair or make the state partition, and mount it on /var
-  provision          on a disk image, for kedge-provision.service: install the identity that was handed over
-  version            print the version
-
-Flags of all commands that talk to an agent:
-  --root-dir DIR     where the agent keeps its state (default /var/lib/kedge)
-  --run-dir DIR      where its socket is (default $RUNTIME_DIRECTORY or /run/kedge)
-  -o, --output FORM  text or json
-  -h, --help         this help
-";
-
-const HELP_AGENT: &str = "\
-Usage: kedge agent [FLAGS]
-
-API server:
-  --kubeconfig FILE            address and credentials of the API server; without it the local configuration runs
-  --hostname-override NAME     name of the Node (default: the host's name)
-  --node-labels K=V,...        labels of the Node; of kubernetes.io and k8s.io only those that a node may set on itself
-  --register-node[=BOOL]       create the Node if it does not exist (default true)
-  --register-with-taints K=V:EFFECT,...
-                               taints of a Node that is created
-  --provider-id ID             providerID of a Node that is created
-
-Configuration:
-  --config FILE                the local configuration, a KubeletConfiguration in YAML or JSON
-  --init-config-dir DIR        the same as --config DIR/kubelet
-  --config-dir DIR             drop-ins (*.conf), merged over it in order of name
-                               (default /etc/kedge/config.d; \"\" for none)
-  --dynamic-config[=BOOL]      take configurations pushed through the API server (default true)
-  --dynamic-config-dir DIR     where they are stored (default ROOT/config)
-  --node-status-update-frequency DURATION
-  --healthz-port PORT          0 for none
-  --healthz-bind-address ADDR
-  -v, --v LEVEL                logging.verbosity, 0 to 10
-
-Containers:
-  --crun FILE                  what runs them (default /usr/bin/crun); where it is missing the node runs no pods
-  --cgroup-root GROUP          the control group above those of pods and shims (default: the top of the tree)
-  --preloaded-images DIR       OCI layouts that came with the system; their images need no registry
-                               (default /usr/share/kedge/images)
-
-Places:
-  --root-dir DIR               state (default /var/lib/kedge)
-  --run-dir DIR                socket and marks (default $RUNTIME_DIRECTORY or /run/kedge)
-
-Exit codes: 0 asked to stop, or restarting to use another configuration (which is done in the same process where
-possible); 2 wrong command line; 78 the local configuration is invalid; 1 anything else. A supervisor must restart the
-agent after every exit, also after code 0: under Docker the policy is always or unless-stopped, not on-failure.
-";
-
-const HELP_LOGS: &str = "\
-Usage: kedge logs [NAMESPACE/]POD [FLAGS]
-
-Shows what a container has written, from the files of this node; no API server and no agent need run. Rotated files
-are read, too. The namespace is \"default\" unless it is given.
-
-  -c, --container NAME  which container; needed if the pod has several
-  -f, --follow          go on until the container ends
-  -p, --previous        of the run before the last one
-  --tail N              the last N lines (default -1: all)
-  --since DURATION      not older than 5m, 1h30m
-  --since-time TIME     not older than 2026-11-23T04:00:00Z
-  --limit-bytes N       at most so many bytes
-  --timestamps          when each line was written
-";
-
-const HELP_EXEC: &str = "\
-Usage: kedge exec [NAMESPACE/]POD [FLAGS] -- COMMAND [ARGUMENTS]
-
-Runs a program in a container of this node, as the user and with the rights of the container's own; no API server and no
-agent need run. Needs root. The exit code is the program's. The program ends with this command, with what it
-started, but for what made a session of its own. The namespace is \"default\" unless it is given.
-
-  -c, --container NAME  which container; needed if several of the pod run
-  -i, --stdin           hand on standard input
-  -t, --tty             give the program a terminal
-";
-
-const HELP_ATTACH: &str = "\
-Usage: kedge attach [NAMESPACE/]POD [FLAGS]
-
-Shows what a container of this node writes from now on, and with -i gives it input, if it was made with \"stdin: true\"; no API
-server and no agent need run. Needs root. Ends with the container, with its exit code; if this command ends first
-(Ctrl-C without -t, SIGTERM), the container goes on. The namespace is \"default\" unless it is given.
-
-  -c, --container NAME  which container; needed if several of the pod run
-  -i, --stdin           hand on standard input
-  -t, --tty             use the terminal of a container made with \"tty: true\"
-";
-
-const HELP_CONFIG: &str = "\
-Usage: kedge config show|status|history|check|forgive|reset [FLAGS]
-
-  show               show the effective configuration, and which layer set each field: of the running agent if
-                     there is one, else of the files that the service or the flags name
-  status             show assigned, active and last-known-good, and the rest of a trial; without a running agent,
-                     what the next start would run, from the records
-  history            show bad configurations, and files that were set aside
-  check [FILE...]    validate the local configuration, and each FILE, a KubeletConfiguration or the manifest of a
-                     ConfigMap, as if it were pushed; exit code 1 if one is invalid
-  forgive UID        remove the verdicts on a ConfigMap, so that it is tried again
-  reset              drop the assigned configuration and return to the local one
-
-Without --config, --config-dir or --init-config-dir the local configuration is the one that kedge.service would run,
-with KEDGE_FLAGS of --environment-file (default /etc/default/kedge; \"\" for none).
-
-Flags: --root-dir, --run-dir, --dynamic-config-dir, --config, --config-dir, --init-config-dir as for kedge agent;
---key KEY            the key of a ConfigMap manifest (default: its only one, or kubelet)
--o, --output text|json
-";
-
-const HELP_IMAGES: &str = "\
-Usage: kedge images ls|pull|import|rm|prune [FLAGS]
-
-  ls                 list the images of this node
-  pull IMAGE...      fetch images; what an earlier try fetched is kept
-  import PATH        take the images of an OCI layout, a directory or a tar archive of one (skopeo copy ... oci:DIR or
-                     oci-archive:FILE): for sites without a registry
-  rm IMAGE...        remove images by name or ID; one that a pod needs or a container mounts stays
-  prune              remove all images that nobody needs, and what interrupted pulls left
-
-They work with and without a running agent, and need root. Mirrors, certificate authorities and credentials are
-those of the local configuration (kedge.images).
-
-Flags: --root-dir, --config, --config-dir, --init-config-dir, --environment-file as for kedge config
---credentials FILE   for pull: Docker's config.json; tried before the node's own
---name IMAGE         for import: what the only image of the layout is called here
--o, --output text|json
-";
-
-const HELP_RECORD_EXIT: &str = "\
-Usage: kedge record-exit [FLAGS]
-
-For ExecStopPost= of the agent's unit: records how systemd saw the agent end, by $SERVICE_RESULT, $EXIT_CODE and
-$EXIT_STATUS, so that the next start can tell a crash from a stop. Takes the flags of kedge agent, of which it uses
---root-dir and --run-dir.
-";
 
 #[cfg(test)]
 mod tests {
@@ -982,7 +833,12 @@ mod tests {
     #[test]
     fn lone_v_asks_for_the_version() {
         assert!(matches!(parsed("-v"), Ok(Command::Version(_))));
-        assert!(matches!(parsed("record-exit --help"), Ok(Command::Help(HELP_RECORD_EXIT))));
+        assert!(
+            matches!(parsed("record-exit --help"), Ok(Command::Help([first, ..])) if first.contains("ExecStopPost="))
+        );
+        assert!(
+            matches!(parsed("status --help"), Ok(Command::Help([first, ..])) if first.contains("Usage: kedge status"))
+        );
         assert!(parsed("agent -v").is_err());
     }
 
@@ -990,7 +846,9 @@ mod tests {
     fn wrong_command_line_names_the_word() {
         for (line, part) in [
             ("agent --confg x", "unknown flag --confg"),
-            ("agnt", "unknown command \"agnt\""),
+            ("agnt", "unknown command \"agnt\" (did you mean agent?)"),
+            ("statsu", "(did you mean status?)"),
+            ("pods list", "unknown command \"pods list\"; see"),
             ("agent --config a --config b", "--config is given twice"),
             ("agent --config a --init-config-dir b", "both given"),
             ("agent --dynamic-config=maybe", "expected true or false"),

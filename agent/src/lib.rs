@@ -12,6 +12,7 @@ mod errors;
 mod faults;
 pub mod flags;
 mod forecast;
+mod help;
 pub mod images;
 pub mod kubelet_api;
 pub mod local;

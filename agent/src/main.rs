@@ -49,10 +49,7 @@ fn main() -> ExitCode {
         Command::SlotHealth(places) => apart(|| slot::health(&places)),
         Command::SlotUpdate(places, options) => apart(|| slot::update::update(&places, &options)),
         Command::SlotBless => apart(slot::bless::bless),
-        Command::SlotStatus => {
-            apart(slot::admission::status);
-            Ok(())
-        }
+        Command::SlotStatus => apart(slot::admission::status),
         Command::SlotHoldsRoot(disk) => apart(|| slot::holds_root(&disk)),
         Command::StateOpen => apart(state::open),
         Command::Provision => {
@@ -63,8 +60,8 @@ fn main() -> ExitCode {
             cli::version(output);
             Ok(())
         }
-        Command::Help(text) => {
-            cli::print(text.trim_end());
+        Command::Help(page) => {
+            cli::print(page.concat().trim_end());
             Ok(())
         }
     };

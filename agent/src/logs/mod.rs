@@ -74,18 +74,36 @@ pub(crate) struct Found(Run);
 /// There is no such pod, container or run, or its files cannot be read.
 pub(crate) fn find(options: &LogsOptions) -> Result<Found, CommandError> {
     let run = Run::find(&logs_dir(&options.agent)?, options, &known(options));
+    let run = run.map_err(|why| match waiting(options) {
+        Some(waits) => format!("{why}: {waits}"),
+        None => why,
+    });
     // once an answer has begun, an error only breaks it off
     run.and_then(|run| run.check().map(|()| Found(run))).map_err(failed)
 }
 
+/// Why a pod has written nothing yet, if a running agent knows.
+fn waiting(options: &LogsOptions) -> Option<String> {
+    let pods = of_name(options);
+    let containers = pods.iter().filter_map(|pod| pod["containers"].as_array()).flatten();
+    let mut waiting = containers.filter(|container| container["state"] == "Waiting");
+    let first = waiting.next()?;
+    let reason = first["reason"].as_str().unwrap_or("it is being started");
+    Some(format!("container {} waits: {reason}", first["name"].as_str().unwrap_or_default()))
+}
+
 /// The UIDs of the pods of that name that a running agent knows: a directory with another one is no log of theirs, however new.
 fn known(options: &LogsOptions) -> Vec<String> {
+    of_name(options).iter().filter_map(|pod| pod["uid"].as_str().map(str::to_owned)).collect()
+}
+
+/// The pods of that name that a running agent knows.
+fn of_name(options: &LogsOptions) -> Vec<Value> {
     let Ok(answer) = client::get(&options.agent.places.socket(), "/pods") else { return Vec::new() };
-    let Ok(body) = serde_json::from_slice::<Value>(&answer.body) else { return Vec::new() };
+    let Ok(mut body) = serde_json::from_slice::<Value>(&answer.body) else { return Vec::new() };
     let (namespace, name) = options.pod.split_once('/').unwrap_or(("default", &options.pod));
-    let pods = body["pods"].as_array().into_iter().flatten();
-    let of_name = pods.filter(|pod| pod["namespace"] == namespace && pod["name"] == name);
-    of_name.filter_map(|pod| pod["uid"].as_str().map(str::to_owned)).collect()
+    let pods = body["pods"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    pods.into_iter().filter(|pod| pod["namespace"] == namespace && pod["name"] == name).collect()
 }
 
 impl Found {

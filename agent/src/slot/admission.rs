@@ -4,7 +4,7 @@
 //! `kedge_core::slot::admission` does.
 
 use super::{COUNTING, read};
-use crate::cli;
+use crate::cli::{self, CommandError};
 use kedge_core::ImageState;
 use kedge_core::slot::admission::{FILES, Facts};
 use kedge_core::sorted::SortedMap;
@@ -18,10 +18,18 @@ use std::path::Path;
 const LOADER: &str = "firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
 /// `kedge slot status`: prints what runs, and the boot loader's list.
-pub fn status() {
+///
+/// # Errors
+/// This machine runs no disk image, so there is nothing to show.
+pub fn status() -> Result<(), CommandError> {
+    if !super::is_image(&Roots::default()) {
+        let why = "this machine runs no disk image with slots: /usr/lib/kedge-image/release is not there (docs/images.md)";
+        return Err(CommandError::new(why));
+    }
     for line in facts(&Roots::default(), Path::new(EFI), Path::new("/")).status() {
         cli::print(line);
     }
+    Ok(())
 }
 
 /// What the Node shows of the image; only for a node that runs one.

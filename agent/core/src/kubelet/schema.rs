@@ -913,7 +913,8 @@ fn nearest(key: &str, fields: &[Field]) -> Option<&'static str> {
 }
 
 /// Levenshtein distance, not counting case.
-fn distance(one: &str, other: &str) -> usize {
+#[must_use]
+pub fn distance(one: &str, other: &str) -> usize {
     let other = other.as_bytes();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, byte) in one.bytes().enumerate() {
