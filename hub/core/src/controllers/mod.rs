@@ -665,7 +665,6 @@ mod tests {
         hub.run(&mut controller);
         assert_eq!(hub.index.revision(), revision, "the same conditions are not written again");
         // its node confirms its end
-        hub.edit(&POD, "n", "bound", |pod| pod["metadata"]["deletionGracePeriodSeconds"] = json!(0));
         let _ = hub.perform(Action::Delete {
             kind: &POD,
             namespace: "n".to_owned(),

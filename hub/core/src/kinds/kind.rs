@@ -51,6 +51,8 @@ pub struct Kind {
     pub type_name: &'static str,
     /// The form of names.
     pub name_rule: NameRule,
+    /// Whether a finalizer may be a plain name that is none of the standard ones; upstream asks for a domain everywhere but in Leases.
+    pub any_finalizer: bool,
     /// A change of nothing but these fields need not be durable before it is acknowledged
     /// (a renewal that is lost is only a late one).
     pub volatile: &'static [&'static [&'static str]],
@@ -146,6 +148,7 @@ impl Kind {
         create_on_update: false,
         type_name: "",
         name_rule: NameRule::Subdomain,
+        any_finalizer: false,
         volatile: &[],
         selectable: &[],
         indexed: &[],

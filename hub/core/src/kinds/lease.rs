@@ -20,6 +20,7 @@ pub static LEASE: Kind = Kind {
     unconditional_update: false,
     create_on_update: true,
     type_name: "coordination/v1/Lease",
+    any_finalizer: true,
     volatile: &[&["spec", "renewTime"]],
     columns: &[Column::NAME, Column::text("Holder"), Column::AGE],
     cells,

@@ -44,6 +44,68 @@ pub fn validate(kind: &Kind, object: &Value, errors: &mut FieldErrors) {
     validate_owners(meta, errors);
 }
 
+/// Rules for a new object beyond those of [`validate`].
+pub fn validate_new(kind: &Kind, object: &Value, errors: &mut FieldErrors) {
+    let meta = &object["metadata"];
+    let base = text(meta, &["generateName"]);
+    if !base.is_empty()
+        && let Some(complaint) = kind.name_rule.complaint(&completed(base))
+    {
+        errors.push(FieldError::invalid("metadata.generateName", base, &complaint));
+    }
+    validate_new_finalizers(kind, None, meta, errors);
+}
+
+/// Rules for a change beyond those of [`validate`]. `wanted` is the metadata as it was sent, with fields that the server keeps.
+pub fn validate_change(kind: &Kind, old: &Value, wanted: &Value, errors: &mut FieldErrors) {
+    validate_new_finalizers(kind, Some(&old["metadata"]), wanted, errors);
+    validate_deletion(&old["metadata"], wanted, errors);
+}
+
+/// The base of a generated name as if it were the whole name: its hyphen at the end will not be the last character.
+fn completed(base: &str) -> String {
+    match base.strip_suffix('-') {
+        Some("") | None => base.to_owned(),
+        // upstream exchanges the last two characters
+        Some(before) => before.chars().take(before.chars().count() - 1).chain(['a']).collect(),
+    }
+}
+
+/// Finalizers of Kubernetes' own, which need no domain.
+const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
+
+/// Refuses a finalizer without a domain that is none of the standard ones. One that the object has is left alone: an older hub
+/// accepted it, and the object must stay changeable.
+fn validate_new_finalizers(kind: &Kind, old: Option<&Value>, meta: &Value, errors: &mut FieldErrors) {
+    if kind.any_finalizer {
+        return;
+    }
+    let had = old.map_or(&[][..], |old| list(old, "finalizers"));
+    for (index, value) in list(meta, "finalizers").iter().enumerate().take(LIST_ITEMS) {
+        let finalizer = value.as_str().unwrap_or("");
+        if finalizer.contains('/') || STANDARD_FINALIZERS.contains(&finalizer) || had.contains(value) {
+            continue;
+        }
+        let why = "name is neither a standard finalizer name nor is it fully qualified";
+        errors.push(FieldError::invalid(format!("metadata.finalizers[{index}]"), finalizer, why));
+    }
+}
+
+/// Refuses a deletion that a change claims: only a DELETE begins one. Another time for a deletion that has begun is ignored, as
+/// upstream does.
+fn validate_deletion(old: &Value, wanted: &Value, errors: &mut FieldErrors) {
+    if text(old, &["deletionTimestamp"]).is_empty() && !text(wanted, &["deletionTimestamp"]).is_empty() {
+        let value = wanted["deletionTimestamp"].clone();
+        errors.push(FieldError::invalid("metadata.deletionTimestamp", value, IMMUTABLE));
+    }
+    let grace = &wanted["deletionGracePeriodSeconds"];
+    if !grace.is_null() && *grace != old["deletionGracePeriodSeconds"] {
+        errors.push(FieldError::invalid("metadata.deletionGracePeriodSeconds", grace.clone(), IMMUTABLE));
+    }
+}
+
+const IMMUTABLE: &str = "field is immutable";
+
 fn entries<'a>(meta: &'a Value, field: &str) -> impl Iterator<Item = (&'a String, &'a str)> {
     meta.get(field)
         .and_then(Value::as_object)
@@ -128,12 +190,15 @@ fn validate_owners(meta: &Value, errors: &mut FieldErrors) {
 
 /// One owner; upstream's errors do not say which.
 fn validate_owner(owner: &Value, path: &str, errors: &mut FieldErrors) {
-    for (field, why) in [
-        ("apiVersion", "version must not be empty"),
-        ("kind", "must not be empty"),
-        ("name", "must not be empty"),
-        ("uid", "must not be empty"),
-    ] {
+    let version = text(owner, &["apiVersion"]);
+    // upstream takes what it cannot split for a version that is missing
+    if version.rsplit('/').next() == Some("") || version.split('/').count() > 2 {
+        let why = "version must not be empty";
+        errors.push(FieldError::invalid(format!("{path}.apiVersion"), version, why));
+    }
+    for (field, why) in
+        [("kind", "must not be empty"), ("name", "must not be empty"), ("uid", "must not be empty")]
+    {
         if text(owner, &[field]).is_empty() {
             errors.push(FieldError::invalid(format!("{path}.{field}"), "", why));
         }
@@ -150,6 +215,68 @@ mod tests {
     use super::*;
     use crate::kinds::CONFIG_MAP;
     use serde_json::json;
+
+    fn complaints(check: impl FnOnce(&mut FieldErrors)) -> Vec<String> {
+        let mut errors = FieldErrors::default();
+        check(&mut errors);
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn finalizer_without_domain_is_refused_but_for_old_ones() {
+        let wanted = json!({"finalizers": ["orphan", "a.b/c", "nope"]});
+        let fault = "metadata.finalizers[2]: Invalid value: \"nope\": name is neither a standard finalizer name nor is it fully qualified";
+        for kind in crate::kinds::KINDS {
+            let new = complaints(|errors| validate_new(kind, &json!({"metadata": wanted}), errors));
+            let none = json!({"metadata": {}});
+            let changed = complaints(|errors| validate_change(kind, &none, &wanted, errors));
+            let expect: &[&str] = if kind.kind == "Lease" { &[] } else { &[fault] };
+            assert_eq!(
+                (new, changed),
+                (
+                    expect.iter().map(|text| (*text).to_owned()).collect(),
+                    expect.iter().map(|text| (*text).to_owned()).collect()
+                ),
+                "{}",
+                kind.kind
+            );
+            let old = json!({"metadata": wanted});
+            assert!(complaints(|errors| validate_change(kind, &old, &wanted, errors)).is_empty());
+        }
+    }
+
+    #[test]
+    fn base_of_generated_name_is_judged_like_the_name() {
+        for (base, good) in
+            [("a-", true), ("ab-", true), ("a", true), ("A_", false), ("-", false), ("a.-", true)]
+        {
+            let object = json!({"metadata": {"name": "a", "generateName": base}});
+            let found = complaints(|errors| validate_new(&CONFIG_MAP, &object, errors));
+            assert_eq!(found.is_empty(), good, "{base}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn change_cannot_begin_a_deletion() {
+        let alive = json!({"metadata": {}});
+        let ending = json!({"metadata": {"deletionTimestamp": "2026-11-21T12:00:00Z", "deletionGracePeriodSeconds": 3}});
+        let later = json!({"deletionTimestamp": "2027-11-21T12:00:00Z"});
+        let check = |old: &Value, wanted: &Value| {
+            complaints(|errors| validate_change(&CONFIG_MAP, old, wanted, errors))
+        };
+        assert_eq!(
+            check(&alive, &later),
+            ["metadata.deletionTimestamp: Invalid value: \"2027-11-21T12:00:00Z\": field is immutable"]
+        );
+        assert_eq!(
+            check(&alive, &json!({"deletionGracePeriodSeconds": 1})),
+            ["metadata.deletionGracePeriodSeconds: Invalid value: 1: field is immutable"]
+        );
+        // those of the server stay, whatever a change says
+        assert!(check(&ending, &later).is_empty());
+        assert!(check(&ending, &ending["metadata"]).is_empty());
+        assert_eq!(check(&ending, &json!({"deletionGracePeriodSeconds": 4})).len(), 1);
+    }
 
     #[test]
     fn owners_are_whole_and_one_controls() {
@@ -168,6 +295,13 @@ mod tests {
                 "metadata.ownerReferences.uid: Invalid value: \"\": must not be empty",
             ],
         );
+        for version in ["a/b/c", "a/", "/"] {
+            let owner = json!([{"apiVersion": version, "kind": "Pod", "name": "a", "uid": "u"}]);
+            let fault = format!(
+                "metadata.ownerReferences.apiVersion: Invalid value: \"{version}\": version must not be empty"
+            );
+            check(owner, &[&fault]);
+        }
         let mut errors = FieldErrors::default();
         validate_owners(&json!({"ownerReferences": [owner("a"), owner("b")]}), &mut errors);
         assert!(errors[0].to_string().ends_with(

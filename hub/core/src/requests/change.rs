@@ -210,6 +210,8 @@ pub fn merged_with_old(
     let Value::Object(mut fields) = wanted else {
         return Err(ApiError::bad_request("the object is no JSON object"));
     };
+    let mut errors = FieldErrors::default();
+    meta::validate_change(kind, old, fields.get("metadata").unwrap_or(&Value::Null), &mut errors);
     let mut base = old.as_object().cloned().unwrap_or_default();
     match part {
         Part::All | Part::Binding => {}
@@ -259,7 +261,6 @@ pub fn merged_with_old(
             kind.kind, kind.kind
         )));
     }
-    let mut errors = FieldErrors::default();
     meta::validate(kind, &new, &mut errors);
     // a binding sets what no other change may
     if part != Part::Binding {

@@ -53,9 +53,7 @@ pub fn new_object(kind: &'static Kind, mut value: Value, fresh: &Fresh) -> Resul
     value["apiVersion"] = kind.api_version().into();
     value["kind"] = kind.kind.into();
     let meta = metadata(&mut value);
-    for field in
-        ["managedFields", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"]
-    {
+    for field in ["managedFields", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
         meta.remove(field);
     }
     meta.remove("resourceVersion");
@@ -74,6 +72,7 @@ pub fn new_object(kind: &'static Kind, mut value: Value, fresh: &Fresh) -> Resul
     (kind.prepare)(&mut value, None);
     let mut errors = FieldErrors::default();
     meta::validate(kind, &value, &mut errors);
+    meta::validate_new(kind, &value, &mut errors);
     (kind.validate)(&value, None, &mut errors);
     if errors.is_empty() {
         return Ok(value);
@@ -297,8 +296,14 @@ mod tests {
         assert_eq!(made["metadata"]["uid"], "07070707-0707-4707-8707-070707070707");
         assert_eq!(made["metadata"]["creationTimestamp"], "2026-11-21T12:00:00Z");
         assert_eq!(made["status"]["phase"], "x");
-        for field in ["generation", "selfLink", "managedFields"] {
+        for field in ["selfLink", "managedFields"] {
             assert!(made["metadata"].get(field).is_none(), "{field}");
+        }
+        // of a kind whose changes nobody counts it is the writer's
+        assert_eq!(made["metadata"]["generation"], 7);
+        for (kind, generation) in [(&NODE, -1), (&CONFIG_MAP, -1)] {
+            let wanted = json!({"metadata": {"name": "n", "namespace": "d", "generation": generation}});
+            assert_eq!(new_object(kind, wanted, &FRESH).unwrap_err().code, 422);
         }
         let refused = new_object(&CONFIG_MAP, json!({"metadata": {"name": "A", "namespace": "d"}}), &FRESH)
             .unwrap_err();
