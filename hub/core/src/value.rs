@@ -45,6 +45,14 @@ pub fn set_condition(status: &mut Value, mut new: Value, now: &str) {
     }
 }
 
+/// Seconds that an object names, for arithmetic on dates: at most as many as 32 bits hold, 68 years. Objects may name 2^63, with which
+/// every sum and difference of dates would overflow.
+pub fn seconds(named: i64) -> time::Duration {
+    let bound = i64::from(i32::MAX);
+    #[expect(clippy::disallowed_methods, reason = "this is the bound that others lack")]
+    time::Duration::seconds(named.clamp(-bound, bound))
+}
+
 /// Go's notation, whole numbers only: `1h2m3s`, `500ms`.
 pub fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;

@@ -21,7 +21,7 @@ use crate::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
 use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, Kind, schema};
 use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
-use crate::value::{at, text};
+use crate::value::{at, seconds, text};
 
 static INPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
 static OUTPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
@@ -172,7 +172,7 @@ fn is_due(request: &Value) -> bool {
 /// How long the certificate will live.
 fn life(request: &Value) -> time::Duration {
     let asked = at(request, &["spec", "expirationSeconds"]).and_then(Value::as_i64);
-    asked.map_or(LONGEST, |secs| time::Duration::seconds(secs).clamp(SHORTEST, LONGEST))
+    asked.map_or(LONGEST, |secs| seconds(secs).clamp(SHORTEST, LONGEST))
 }
 
 /// The certificate to sign, or the reason of the failure.

@@ -30,7 +30,7 @@ const LONGEST_SECS_FOR_NODES: i64 = 24 * 60 * 60;
 /// Longest token that is looked at: claims are a kilobyte.
 const MAX_BYTES: usize = 8 * 1024;
 /// An object that is being deleted still counts for this time, as upstream: its pod may be shutting down in order.
-const LEEWAY: time::Duration = time::Duration::seconds(60);
+const LEEWAY: time::Duration = time::Duration::minutes(1);
 /// The sorts of objects that a token may be bound to, their claim and their resource.
 pub const BOUND: [(&str, &str, &str); 3] =
     [("Pod", "pod", "pods"), ("Secret", "secret", "secrets"), ("Node", "node", "nodes")];

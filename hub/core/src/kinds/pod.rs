@@ -18,7 +18,7 @@ use super::table::{Column, age, since};
 use crate::field_error::{FieldError, FieldErrors};
 use crate::identity;
 use crate::quantity::Quantity;
-use crate::value::{at, text};
+use crate::value::{at, seconds, text};
 
 /// Default seconds that a pod tolerates a node that is not ready or not reachable; upstream's.
 const TOLERATED_SECS: i64 = 300;
@@ -537,9 +537,9 @@ pub fn with_grace(old: &Value, marked: Value, asked: Option<i64>, now: time::Off
         let given = old["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
         // a further deletion without a grace period keeps the current one
         secs = if asked.is_none() && secs != 0 { given } else { secs.min(given) };
-        base = until - time::Duration::seconds(given);
+        base = until.saturating_sub(seconds(given));
     }
-    let until = base + time::Duration::seconds(secs.min(i64::from(i32::MAX)));
+    let until = base.saturating_add(seconds(secs));
     let until = until.replace_nanosecond(0).unwrap_or(until);
     if let Ok(stamp) = until.format(&time::format_description::well_known::Rfc3339) {
         marked["metadata"]["deletionTimestamp"] = stamp.into();
@@ -736,5 +736,24 @@ mod tests {
             false,
             "Init:ErrImagePull",
         );
+    }
+
+    /// A pod that could never be deleted, and a panic at each try, were the end of one with 2^63 seconds.
+    #[test]
+    fn every_grace_period_ends_at_a_date() {
+        let numbers = [i64::MIN, -1, 0, 1, i64::from(i32::MAX), i64::MAX];
+        let now = time::macros::datetime!(2026-11-21 12:00:00 UTC);
+        for (own, first) in numbers.iter().flat_map(|own| numbers.map(|first| (*own, first))) {
+            let mut pod = pod(|pod| {
+                pod["spec"]["nodeName"] = "a".into();
+                pod["spec"]["terminationGracePeriodSeconds"] = own.into();
+            });
+            for asked in [None, Some(first), None, Some(30), Some(0)] {
+                pod = with_grace(&pod, pod.clone(), asked, now);
+                let until = text(&pod, &["metadata", "deletionTimestamp"]);
+                assert!(super::super::schema::parse_time(until).is_some(), "{own}, {first}: {until:?}");
+            }
+            assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], 0, "{own}, {first}");
+        }
     }
 }
