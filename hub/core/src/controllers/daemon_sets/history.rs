@@ -16,6 +16,9 @@ use crate::value::text;
 pub(super) const HASH: &str = "controller-revision-hash";
 /// Longest part of a DaemonSet's name in that of a revision, which has 253 characters at most.
 const NAME_BYTES: usize = 240;
+/// Highest number that counts. A larger one was forged, and behind the largest of all every later revision would have the same number,
+/// among which an undo could not choose.
+const HIGHEST_NUMBER: i64 = 1 << 62;
 /// What kubectl remembers of an object; upstream copies it into each revision, with the cause of the change.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Upstream's alphabet of such names: no vowels, nothing that is taken for another.
@@ -42,7 +45,7 @@ impl Revision {
         Revision {
             name: name.to_owned(),
             uid: text(value, &["metadata", "uid"]).to_owned(),
-            number: value["revision"].as_i64().unwrap_or(0),
+            number: value["revision"].as_i64().filter(|number| *number <= HIGHEST_NUMBER).unwrap_or(0),
             // upstream names one without the label after itself
             hash: if labelled.is_empty() { name } else { labelled }.to_owned(),
             complete: text(value, &["metadata", "annotations", COMPLETE]).parse().ok(),
@@ -115,8 +118,7 @@ pub(super) fn step(template: &Value, revisions: &[Revision], limit: i64, live: &
     };
     Step::Keep {
         current: (*current).into(),
-        // somebody may have written the highest number that there is
-        renumber: (current.number <= highest && current.number < i64::MAX).then(|| highest.saturating_add(1)),
+        renumber: (current.number <= highest).then(|| highest.saturating_add(1)),
         doubles: doubles.iter().map(|double| double.name.clone()).collect(),
         surplus,
     }

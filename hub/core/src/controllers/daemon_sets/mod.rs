@@ -59,6 +59,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// Pause after the store refused a write.
 const REFUSED: Duration = Duration::from_secs(5);
+/// How long a revision with another one's template stays. Somebody who made it may read or delete it next, as a conformance test of
+/// Kubernetes does, and must not find it gone.
+const DOUBLE_STAYS: Duration = Duration::from_secs(2);
 /// Most messages that are remembered as told: annotations may change for ever in one generation of a set. Beyond, some are told again.
 const TOLD: usize = 64;
 /// Most pods of a set that are made or ended in one step.
@@ -117,6 +120,8 @@ struct Set {
     /// Pods and revisions without a controller may be its own: any, or at least these.
     looks_for_orphans: bool,
     strays: BTreeSet<(Sort, Box<str>)>,
+    /// The revisions with another one's template, and when they were first seen.
+    doubles: BTreeMap<String, Duration>,
     telling: Telling,
 }
 
@@ -365,6 +370,7 @@ impl DaemonSets {
                 tasks
             }
             Step::Keep { current, renumber, doubles, surplus } => {
+                let (doubles, next_double) = due_doubles(&mut set.doubles, doubles, now.running);
                 let mut tasks = look.tidy(set, &current, renumber, &doubles, &surplus);
                 let Some(revision) = revisions.iter().find(|one| one.name == current.name).cloned() else {
                     return tasks;
@@ -425,7 +431,7 @@ impl DaemonSets {
                 set.ended.retain(|node, _| self.nodes.contains_key(node.as_str()));
                 let next = look.carry_out(set, &wanted, &verdict, &plan, &mut tasks);
                 set.rows.keep(wanted, settings);
-                if let Some(next) = [next, verdict.next, woken].into_iter().flatten().min() {
+                if let Some(next) = [next, verdict.next, woken, next_double].into_iter().flatten().min() {
                     self.look_again(at.clone(), next);
                 }
                 tasks
@@ -890,6 +896,25 @@ fn counted(set: &mut Set, mut task: Task<Purpose>, deed: Deed, name: &str) -> Ta
     set.telling.expect(deed);
     task.purpose.deed = Some((deed, name.to_owned()));
     task
+}
+
+/// Those of the revisions with another one's template that are to go now, and when the next one is.
+fn due_doubles(
+    seen: &mut BTreeMap<String, Duration>,
+    doubles: Vec<String>,
+    now: Duration,
+) -> (Vec<String>, Option<Duration>) {
+    seen.retain(|name, _| doubles.contains(name));
+    let mut next: Option<Duration> = None;
+    let mut due = Vec::new();
+    for name in doubles {
+        let at = seen.entry(name.clone()).or_insert(now).saturating_add(DOUBLE_STAYS);
+        match at <= now {
+            true => due.push(name),
+            false => next = Some(next.map_or(at, |known| known.min(at))),
+        }
+    }
+    (due, next)
 }
 
 /// The pod or revision that an action writes.

@@ -121,6 +121,12 @@ fn history_that_somebody_wrote_stops_no_update() {
         assert!(hub.most_out(&mut controller, seconds) <= 1, "{image}");
         assert_eq!((hub.with_image(image), hub.viewed().0.as_str()), (3, "complete"), "{image}");
     }
+    let numbers = hub
+        .names(&CONTROLLER_REVISION)
+        .into_iter()
+        .map(|name| hub.value(&CONTROLLER_REVISION, "n", &name[2..])["revision"].as_i64().unwrap());
+    let numbers: BTreeSet<i64> = numbers.collect();
+    assert_eq!(numbers, BTreeSet::from([1, 2, 3]), "an undo can tell them apart");
     let revision = hub.index.revision();
     hub.run_at(&mut controller, 60);
     assert_eq!(hub.index.revision(), revision, "nothing is written again and again");
@@ -235,4 +241,21 @@ fn absurd_annotations_keep_the_budget() {
         .map(|name| hub.value(&EVENT, "n", &name[2..])["message"].as_str().unwrap().len())
         .max();
     assert!(longest.is_some_and(|bytes| bytes < 500), "{longest:?}");
+}
+
+/// Upstream's conformance test of ControllerRevisions makes one of the same template, and deletes it.
+#[test]
+fn double_of_a_revision_stays_for_its_maker() {
+    let (mut hub, mut controller) = rolled_out(1, |_| {});
+    let name = hub.names(&CONTROLLER_REVISION)[0][2..].to_owned();
+    let mut double = hub.value(&CONTROLLER_REVISION, "n", &name);
+    double["metadata"] = json!({
+        "name": "double", "namespace": "n", "labels": double["metadata"]["labels"],
+        "ownerReferences": double["metadata"]["ownerReferences"]});
+    double["revision"] = 0.into();
+    hub.create(&CONTROLLER_REVISION, double);
+    hub.run_at(&mut controller, 100);
+    assert_eq!(hub.names(&CONTROLLER_REVISION).len(), 2, "who made it finds it");
+    hub.run_at(&mut controller, 103);
+    assert_eq!(hub.names(&CONTROLLER_REVISION), [format!("n/{name}")]);
 }
