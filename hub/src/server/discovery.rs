@@ -84,7 +84,7 @@ pub(super) fn groups(accept: &str) -> Response<Body> {
         Some(version) => list(version, &named_groups()),
         None => {
             let groups: Vec<Value> =
-                named_groups().iter().map(|(group, version)| group_value(group, version)).collect();
+                named_groups().iter().map(|(group, version)| listed_group(group, version)).collect();
             respond::json(200, &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
         }
     }
@@ -93,6 +93,16 @@ pub(super) fn groups(accept: &str) -> Response<Body> {
 fn group_value(group: &str, version: &str) -> Value {
     let version = json!({"groupVersion": format!("{group}/{version}"), "version": version});
     json!({"name": group, "versions": [version], "preferredVersion": version})
+}
+
+/// A group in the list of groups. One without resources has no version there: clients keep no empty list of resources, so they would
+/// ask for it at every command. Its preferred version stays: by that kubectl before 1.22 knows that it can evict.
+fn listed_group(group: &str, version: &str) -> Value {
+    let mut value = group_value(group, version);
+    if aggregated_resources(group, version).is_empty() {
+        value["versions"] = json!([]);
+    }
+    value
 }
 
 /// `/apis/GROUP`.
@@ -182,12 +192,14 @@ pub(super) fn resources(group: &str, version: &str) -> Response<Body> {
 fn list(version: &str, groups: &[(&str, &str)]) -> Response<Body> {
     let items: Vec<Value> = groups
         .iter()
-        .map(|(group, group_version)| {
+        .map(|(group, group_version)| (group, group_version, aggregated_resources(group, group_version)))
+        // a group without resources is left out, for the reason of `listed_group`
+        .filter(|(_, _, resources)| !resources.is_empty())
+        .map(|(group, group_version, resources)| {
             let mut meta = json!({"creationTimestamp": null});
             if !group.is_empty() {
                 meta["name"] = (*group).into();
             }
-            let resources: Vec<Value> = aggregated_resources(group, group_version);
             json!({"metadata": meta, "versions": [{
                 "version": group_version, "resources": resources, "freshness": "Current"}]})
         })

@@ -33,6 +33,19 @@ fn register(hub: &Hub, kubectl: &Kubectl) {
 }
 
 #[test]
+fn second_command_asks_once() {
+    with_every_kubectl(|hub, kubectl| {
+        register(hub, kubectl);
+        kubectl.ok("get nodes");
+        let log = kubectl.run("get nodes -v=6").err;
+        // kubectl 1.20 and later ones log a request in different words
+        let requests: Vec<&str> = log.lines().filter(|line| line.contains(&hub.url)).collect();
+        let requests: Vec<&&str> = requests.iter().filter(|line| line.contains("GET")).collect();
+        assert_eq!(requests.len(), 1, "discovery is asked for again: {log}");
+    });
+}
+
+#[test]
 fn nodes_print_in_every_output_format() {
     with_every_kubectl(|hub, kubectl| {
         assert_eq!(kubectl.run("get nodes").err, "No resources found\n");
