@@ -778,7 +778,7 @@ async fn delete(
     let Target { kind, namespace, name, .. } = target;
     let place = Place { kind: kind.stored(), namespace, name };
     let answer = requests::delete(&context.server.hub, &place, &wanted, &options).await?;
-    if !answer.deleted || writer.form == Form::Nothing {
+    if !answer.deleted || kind.shows_deleted || writer.form == Form::Nothing {
         return Ok(written(&answer, writer));
     }
     let mut details = json!({"name": name, "kind": kind.plural, "uid": answer.value()["metadata"]["uid"]});

@@ -47,6 +47,8 @@ pub struct Kind {
     pub unconditional_update: bool,
     /// PUT of a missing object creates it.
     pub create_on_update: bool,
+    /// A deletion is answered with the object that went, for upstream's kinds whose `ReturnDeletedObject` is set; else with a Status.
+    pub shows_deleted: bool,
     /// The type in the schema table.
     pub type_name: &'static str,
     /// The form of names.
@@ -146,6 +148,7 @@ impl Kind {
         generation: false,
         unconditional_update: true,
         create_on_update: false,
+        shows_deleted: false,
         type_name: "",
         name_rule: NameRule::Subdomain,
         any_finalizer: false,

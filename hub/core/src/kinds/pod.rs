@@ -35,6 +35,7 @@ pub static POD: Kind = Kind {
     categories: &["all"],
     status: true,
     generation: true,
+    shows_deleted: true,
     type_name: "core/v1/Pod",
     selectable: &[
         Selectable { label: "spec.nodeName", value: |pod| text(pod, &["spec", "nodeName"]).to_owned() },

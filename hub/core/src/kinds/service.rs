@@ -22,6 +22,7 @@ pub static SERVICE: Kind = Kind {
     short_names: &["svc"],
     categories: &["all"],
     verbs: &["get", "list", "watch"],
+    shows_deleted: true,
     type_name: "core/v1/Service",
     columns: &[
         Column::NAME,

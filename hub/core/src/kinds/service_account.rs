@@ -10,6 +10,7 @@ pub static SERVICE_ACCOUNT: Kind = Kind {
     plural: "serviceaccounts",
     singular: "serviceaccount",
     short_names: &["sa"],
+    shows_deleted: true,
     type_name: "core/v1/ServiceAccount",
     ..Kind::USUAL
 };
