@@ -575,7 +575,8 @@ mod tests {
         hub.create(&CONFIG_MAP, map("kube-system", "kedge-denied", json!({key: ""}))).await.unwrap();
         assert_eq!(piece(&mut watch).await, None, "denied");
         assert_eq!(piece(&mut watch).await, None, "ended for good");
-        hub.delete(&CONFIG_MAP, "kube-system", "kedge-denied").await.unwrap();
+        let empty = |list: &mut Value| list["data"] = json!({});
+        hub.update(&CONFIG_MAP, "kube-system", "kedge-denied", empty).await.unwrap();
         hub.delete(&SERVICE_ACCOUNT, "default", "reader").await.unwrap();
         let mut watch = begin().await;
         hub.create(&CONFIG_MAP, map("default", "two", json!({}))).await.unwrap();

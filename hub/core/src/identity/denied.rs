@@ -5,19 +5,21 @@
 //! `certificate.SHA256` (hexadecimal), or `node-sha256.SHA256` for a node whose name is too long for a key. The value explains it to
 //! people. Always holds: a key counts whatever its value is; only a value that reads as a readmission limits it to what was issued
 //! before, to the node or to its pods; of several entries of one node the strictest counts. Administrators are denied by certificate
-//! alone, so that one cannot lock out all. Left to others: asking about each request, ending what stands (the server).
+//! alone, so that one cannot lock out all. The list is not swept away: it is deleted only when it denies nothing, a change takes denials
+//! away only from a version that its writer has read, and never several of them down to none; a new key that denies nothing is refused.
+//! Left to others: asking about each request, ending what stands (the server), explaining what was lifted (`denials`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::identity::{Identity, NODE_NAME_FACT, micros};
-use crate::value::text;
+use crate::value::{at, text};
 use kedge_api::NODE_USER_PREFIX;
-use kedge_api::names::SUBDOMAIN_BYTES;
+use kedge_api::names::{SUBDOMAIN_BYTES, is_subdomain};
 
 /// The namespace of the deny list.
 pub const DENY_LIST_NAMESPACE: &str = "kube-system";
@@ -27,6 +29,8 @@ pub const DENY_LIST_NAME: &str = "kedge-denied";
 const REASON_CHARS: usize = 200;
 /// Beginning of a certificate's credential id.
 const CERTIFICATE_ID: &str = "X509SHA256=";
+/// Denials that a refusal names one by one.
+const NAMED: usize = 5;
 /// The maps of a ConfigMap; no key is in both. An entry counts in either: an operator who wrote one meant it.
 const MAPS: [&str; 2] = ["data", "binaryData"];
 
@@ -122,6 +126,14 @@ impl DenyList {
         }
     }
 
+    /// Whether it denies nothing.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+            && self.digests.is_empty()
+            && self.users.is_empty()
+            && self.certificates.is_empty()
+    }
+
     /// Whether a node was revoked and not readmitted.
     pub fn is_revoked(&self, node: &str) -> bool {
         self.readmission(node).is_some_and(|readmitted| readmitted.is_none())
@@ -151,6 +163,195 @@ impl DenyList {
             Some(_) => Some(format!("the credential of node {node:?} is older than its readmission")),
         }
     }
+}
+
+/// Somebody or something that the list denies.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Denial {
+    Node(String),
+    /// A node by the digest of its name, which the list does not tell.
+    Digest(String),
+    User(String),
+    Certificate(String),
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Denial::Node(name) => write!(out, "node {name:?}"),
+            Denial::Digest(digest) => write!(out, "the node whose name has the digest {digest}"),
+            Denial::User(name) => write!(out, "user {name:?}"),
+            Denial::Certificate(id) => write!(out, "certificate {id}"),
+        }
+    }
+}
+
+/// A denial that a newer list does not have, or has weaker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lifted {
+    pub denial: Denial,
+    /// Nothing of it is left. Else credentials of after a readmission count now.
+    pub is_gone: bool,
+}
+
+/// What `new` no longer denies of `old`, both ConfigMaps (null: none).
+pub fn lifted(old: &Value, new: &Value) -> Vec<Lifted> {
+    let (old, new) = (DenyList::read(old), DenyList::read(new));
+    let mut all = Vec::new();
+    let mut compare =
+        |denial: Denial, before: Option<Readmitted>, after: Option<Readmitted>| match (before, after) {
+            (Some(_), None) => all.push(Lifted { denial, is_gone: true }),
+            (Some(before), Some(after)) if strictest(before, after) != after => {
+                all.push(Lifted { denial, is_gone: false });
+            }
+            _ => {}
+        };
+    for name in old.nodes.keys() {
+        compare(Denial::Node(name.clone()), old.readmission(name), new.readmission(name));
+    }
+    let named = |list: &DenyList| list.nodes.keys().map(|name| digest(name)).collect::<BTreeSet<_>>();
+    // few lists have any: no digest of a name is made for the others
+    let names = if old.digests.is_empty() { BTreeSet::new() } else { named(&old) };
+    for (entry, before) in old.digests.iter().filter(|(entry, _)| !names.contains(*entry)) {
+        let after = new.nodes.keys().find(|name| digest(name) == **entry).map(|name| new.readmission(name));
+        compare(
+            Denial::Digest(entry.clone()),
+            Some(*before),
+            after.unwrap_or(new.digests.get(entry).copied()),
+        );
+    }
+    for name in old.users.difference(&new.users) {
+        compare(Denial::User(name.clone()), Some(None), None);
+    }
+    for id in old.certificates.difference(&new.certificates) {
+        compare(Denial::Certificate(id.clone()), Some(None), None);
+    }
+    all
+}
+
+/// How to take a denial back, for refusals.
+const THE_WAY: &str = "remove entries one by one, as by `kubectl -n kube-system edit configmap kedge-denied`, or use `kedge-hub node readmit NAME`";
+
+/// Why the list may not be deleted.
+pub fn deletion_complaint(list: &Value) -> Option<String> {
+    let denied = lifted(list, &Value::Null);
+    (!denied.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown(&denied)))
+}
+
+/// Why a change may not be made. `version`: whether its writer names the version that it replaces.
+pub fn change_complaint(old: &Value, new: &Value, version: bool) -> Option<String> {
+    let lifted = lifted(old, new);
+    if lifted.is_empty() {
+        return None;
+    }
+    if !version {
+        let shown = shown(&lifted);
+        return Some(format!(
+            "it would let in again {shown}, and names no resourceVersion: it may replace a list that its writer never saw; {THE_WAY}"
+        ));
+    }
+    let gone = lifted.iter().filter(|lifted| lifted.is_gone).count();
+    let sweeps = gone > 1 && DenyList::read(new).is_empty();
+    sweeps.then(|| format!("it would let in again, all at once, {}; {THE_WAY}", shown(&lifted)))
+}
+
+fn shown(lifted: &[Lifted]) -> String {
+    let mut names: Vec<String> = lifted.iter().take(NAMED).map(|lifted| lifted.denial.to_string()).collect();
+    if lifted.len() > NAMED {
+        names.push(format!("{} others", lifted.len() - NAMED));
+    }
+    names.join(", ")
+}
+
+/// Adds to a list what another one denies more than it; returns those denials.
+pub fn unite(list: &mut Value, other: &Value) -> Vec<Denial> {
+    let kept: Vec<Denial> = lifted(other, list).into_iter().map(|lifted| lifted.denial).collect();
+    if kept.is_empty() {
+        return kept;
+    }
+    let entries = MAPS
+        .iter()
+        .flat_map(|map| other[*map].as_object().into_iter().flatten().map(move |entry| (map, entry)));
+    for (map, (key, value)) in entries.filter(|(_, (key, _))| !denies_nothing(key)) {
+        let place = MAPS.iter().find(|map| at(list, &[*map, key]).is_some()).unwrap_or(map);
+        let before = at(list, &[place, key]).map(readmitted);
+        let is_stricter = before.is_none_or(|before| strictest(before, readmitted(value)) != before);
+        if is_stricter {
+            if !list[*place].is_object() {
+                list[*place] = json!({});
+            }
+            // a value of the other map is text and bytes at once only by chance
+            list[*place][key] = if place == map { value.clone() } else { "".into() };
+        }
+    }
+    kept
+}
+
+/// The maps of a list, without its metadata.
+pub fn maps(list: &Value) -> Value {
+    let maps = MAPS.iter().filter(|map| list[**map].is_object());
+    maps.map(|map| ((*map).to_owned(), list[*map].clone())).collect::<serde_json::Map<_, _>>().into()
+}
+
+/// Adds to a list the entries of another one whose denials it has in no form.
+pub fn unite_gone(list: &mut Value, other: &Value) {
+    let gone: Vec<Denial> =
+        lifted(other, list).into_iter().filter(|lifted| lifted.is_gone).map(|lifted| lifted.denial).collect();
+    for (map, key) in entries_of(other, &gone) {
+        if !list[map].is_object() {
+            list[map] = json!({});
+        }
+        list[map][key] = other[map][key].clone();
+    }
+}
+
+/// Takes the entries of these denials out of a list.
+pub fn forget(list: &mut Value, denials: &[Denial]) {
+    let entries: Vec<_> =
+        entries_of(list, denials).into_iter().map(|(map, key)| (map, key.to_owned())).collect();
+    for (map, key) in entries {
+        if let Some(entries) = list[map].as_object_mut() {
+            entries.remove(&key);
+        }
+    }
+}
+
+/// The entries by which a list has these denials.
+fn entries_of<'a>(list: &'a Value, denials: &[Denial]) -> Vec<(&'static str, &'a str)> {
+    if denials.is_empty() {
+        return Vec::new();
+    }
+    let is_one = |map: &str, key: &str| {
+        let alone = lifted(&json!({"data": {key: list[map][key]}}), &Value::Null);
+        alone.iter().any(|one| denials.contains(&one.denial))
+    };
+    keys(list).filter(|(map, key)| is_one(map, key)).collect()
+}
+
+fn denies_nothing(key: &str) -> bool {
+    DenyList::read(&json!({"data": {key: ""}})).is_empty()
+}
+
+/// Why a key denies nothing that exists.
+pub fn complaint(key: &str) -> Option<String> {
+    let is_digest = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_good = match key.split_once('.') {
+        Some(("node", name)) => is_subdomain(name),
+        Some(("node-sha256" | "certificate", digest)) => is_digest(digest),
+        Some(("user", name)) => decode(name).is_some_and(|name| !name.is_empty()),
+        _ => false,
+    };
+    (!is_good).then(|| {
+        "denies nothing, expected node.NAME with the name of a node, user.NAME, certificate.SHA256 or node-sha256.SHA256"
+            .to_owned()
+    })
+}
+
+/// The keys of a list, in both maps.
+pub fn keys(list: &Value) -> impl Iterator<Item = (&'static str, &str)> {
+    MAPS.iter().flat_map(|map| {
+        list[*map].as_object().into_iter().flat_map(|entries| entries.keys().map(|key| (*map, key.as_str())))
+    })
 }
 
 fn deny(nodes: &mut BTreeMap<String, Readmitted>, name: &str, readmitted: Readmitted) {
@@ -242,6 +443,29 @@ impl Change<'_> {
         }
         config_map["data"][if fits { by_name } else { by_digest }] = value.to_string().into();
     }
+}
+
+/// From when on credentials of a readmitted node count: after everything that is known of the node to be older, whatever the clock shows.
+/// `newest_issue`: of the credentials that came in the node's name, Unix time in microseconds.
+///
+/// # Errors
+/// The clock is behind the time of the node's entry, which is returned: what it issues now would be refused, or what is stolen believed.
+pub fn readmission_time(
+    config_map: &Value,
+    node: &str,
+    now: OffsetDateTime,
+    newest_issue: Option<i64>,
+) -> Result<OffsetDateTime, OffsetDateTime> {
+    let entry = explanation(config_map, node);
+    let told = ["revoked", "readmitted"].iter().filter_map(|field| parsed(text(&entry, &[*field]))).max();
+    let at =
+        |micros: i64| OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).unwrap_or(now);
+    if let Some(told) = told.filter(|told| micros(now) < *told) {
+        return Err(at(told));
+    }
+    // a credential of the very moment is an old one
+    let after = newest_issue.max(told).map_or(now, |known| now.max(at(known)));
+    Ok(after + time::Duration::MICROSECOND)
 }
 
 /// The explanation of a node's entry: an object with `revoked` or `readmitted`, `by` and `reason`; null without an entry.
@@ -466,6 +690,114 @@ mod tests {
             assert!(named(node).is_revoked("edge-1") && !named(node).is_revoked("edge-2"), "{node}");
         }
         assert_eq!((named("edge-1").nodes().count(), named("edge-2").nodes().count()), (1, 0));
+    }
+
+    #[test]
+    fn list_is_not_swept_away() {
+        let whole = json!({"data": {"node.a": "", "user.jane": ""}, "binaryData": {"certificate.0b": ""}});
+        let check = |new: &Value, version: bool, expect: &str| {
+            let found = change_complaint(&whole, new, version).unwrap_or_default();
+            assert!(found.contains(expect) && found.is_empty() == expect.is_empty(), "{new}: {found:?}");
+        };
+        check(&whole, false, "");
+        check(
+            &json!({"data": {"node.a": "", "user.jane": "", "certificate.0B": "", "node.b": ""}}),
+            false,
+            "",
+        );
+        let one = json!({"data": {"node.a": ""}});
+        check(&one, true, "");
+        check(&one, false, "names no resourceVersion");
+        for swept in [Value::Null, json!({}), json!({"data": {}}), json!({"data": {"Node.a": "", "a": ""}})] {
+            check(&swept, true, "node \"a\", user \"jane\", certificate 0b");
+            assert_eq!(change_complaint(&one, &swept, true), None, "its only entry: {swept}");
+        }
+        assert!(deletion_complaint(&one).unwrap().contains("kedge-hub node readmit"));
+        assert_eq!(deletion_complaint(&json!({"data": {"Node.a": ""}})), None);
+        // a readmission takes away, too
+        let mut readmitted = one.clone();
+        CHANGE.readmit(&mut readmitted, "a");
+        assert_eq!(
+            lifted(&one, &readmitted),
+            [Lifted { denial: Denial::Node("a".to_owned()), is_gone: false }]
+        );
+        assert_eq!(lifted(&readmitted, &one), []);
+        assert!(change_complaint(&one, &readmitted, false).is_some());
+        let digest = json!({"data": {format!("node-sha256.{}", digest("a")): ""}});
+        assert_eq!((lifted(&digest, &one), lifted(&digest, &json!({})).len()), (vec![], 1));
+    }
+
+    #[test]
+    fn united_list_denies_what_either_does() {
+        let readmitted = |time: &str| json!({"readmitted": time}).to_string();
+        let (early, late) = ("2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z");
+        let old = json!({"metadata": {"uid": "u"}, "data": {
+            "node.kept": "", "node.back": readmitted(late), "node.early": readmitted(early)}});
+        let new = json!({"data": {"node.back": "", "node.early": readmitted(late), "user.jane": "left", "x": ""},
+            "binaryData": {"certificate.0b": "eA=="}});
+        let mut list = old.clone();
+        let kept: Vec<String> = unite(&mut list, &new).iter().map(ToString::to_string).collect();
+        assert_eq!(kept, ["node \"back\"", "node \"early\"", "user \"jane\"", "certificate 0b"]);
+        assert_eq!((lifted(&old, &list), lifted(&new, &list)), (vec![], vec![]));
+        assert_eq!((&list["metadata"]["uid"], list["data"].get("x")), (&json!("u"), None));
+        assert_eq!(unite(&mut list, &new), []);
+        let mut none = Value::Null;
+        unite(&mut none, &list);
+        assert_eq!(lifted(&list, &none), []);
+        // what is in no form of it
+        let mut gone = json!({"data": {"node.back": readmitted(late)}});
+        unite_gone(&mut gone, &new);
+        assert_eq!(DenyList::read(&gone).readmission("back"), Some(parsed(late)));
+        forget(&mut gone, &[Denial::User("jane".to_owned()), Denial::Certificate("0b".to_owned())]);
+        assert_eq!(DenyList::read(&gone).nodes().collect::<Vec<_>>(), ["back", "early"]);
+    }
+
+    #[test]
+    fn readmission_is_after_all_that_is_known() {
+        let time = |text: &str| OffsetDateTime::parse(text, &Rfc3339).unwrap();
+        let micro = time::Duration::MICROSECOND;
+        let (now, before) = (time("2026-11-22T11:00:00Z"), time("2026-11-22T09:00:00Z"));
+        let mut map = Value::Null;
+        CHANGE.revoke(&mut map, "a");
+        let revoked = time(CHANGE.time);
+        assert_eq!(readmission_time(&map, "a", now, None), Ok(now + micro));
+        assert_eq!(readmission_time(&map, "a", revoked, None), Ok(revoked + micro));
+        assert_eq!(readmission_time(&map, "a", before, None), Err(revoked));
+        let issued = time("2026-11-25T00:00:00Z");
+        assert_eq!(readmission_time(&map, "a", now, Some(micros(issued))), Ok(issued + micro));
+        // readmitted once more by a hub whose clock fell back
+        CHANGE.readmit(&mut map, "a");
+        assert_eq!(readmission_time(&map, "a", before, None), Err(revoked));
+        // written by hand, without a time
+        assert_eq!(readmission_time(&json!({"data": {"node.a": ""}}), "a", before, None), Ok(before + micro));
+    }
+
+    #[test]
+    fn mistyped_key_is_named() {
+        let digest = digest("a");
+        for good in [
+            "node.a",
+            "node.a.b",
+            "user.jane",
+            "user.a_5f",
+            &format!("certificate.{digest}"),
+            &format!("node-sha256.{digest}"),
+        ] {
+            assert_eq!(complaint(good), None, "{good}");
+        }
+        for bad in [
+            "a",
+            "Node.a",
+            "nodes.a",
+            "node.A",
+            "node.",
+            "user.",
+            "user.a_",
+            "certificate.0b",
+            "node-sha256.x",
+        ] {
+            assert!(complaint(bad).is_some(), "{bad}");
+        }
     }
 
     #[test]

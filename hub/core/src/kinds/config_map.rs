@@ -6,7 +6,7 @@ use super::kind::Kind;
 use super::table::{Column, age, count};
 use super::{names, schema};
 use crate::field_error::{FieldError, FieldErrors};
-use crate::identity::denied::is_deny_list;
+use crate::identity::denied::{self, is_deny_list};
 use crate::value::{at, text};
 
 /// All values of one ConfigMap together; upstream's limit.
@@ -22,8 +22,41 @@ pub static CONFIG_MAP: Kind = Kind {
     columns: &[Column::NAME, Column::integer("Data"), Column::AGE],
     cells,
     validate,
+    warnings,
     ..Kind::USUAL
 };
+
+/// Keys of the deny list that it keeps from an older hub and that deny nothing: its writer may believe that they do.
+fn warnings(new: &Value, _: Option<&Value>) -> Vec<String> {
+    if !is_deny_list(text(new, &["metadata", "namespace"]), text(new, &["metadata", "name"])) {
+        return Vec::new();
+    }
+    let complaint = |(map, key): (&str, &str)| Some(format!("{map}[{key}] {}", denied::complaint(key)?));
+    denied::keys(new).filter_map(complaint).collect()
+}
+
+fn validate_deny_list(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
+    // nothing could be revoked any more; one that an older hub let become immutable may be changed
+    if new["immutable"] == true && old.is_none_or(|old| old["immutable"] != true) {
+        let why = "the list of revoked credentials must stay changeable";
+        errors.push(FieldError::forbidden("immutable", why));
+    }
+    let is_owned = |value: &Value| {
+        at(value, &["metadata", "ownerReferences"])
+            .and_then(Value::as_array)
+            .is_some_and(|owners| !owners.is_empty())
+    };
+    if is_owned(new) && !old.is_some_and(is_owned) {
+        let why = "the list of revoked credentials must not be deleted with another object";
+        errors.push(FieldError::forbidden("metadata.ownerReferences", why));
+    }
+    for (map, key) in denied::keys(new) {
+        let is_new = old.is_none_or(|old| denied::keys(old).all(|(_, known)| known != key));
+        if let Some(complaint) = denied::complaint(key).filter(|_| is_new) {
+            errors.push(FieldError::invalid(format!("{map}[{key}]"), key, &complaint));
+        }
+    }
+}
 
 fn cells(object: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     let entries = count(&object["data"]) + count(&object["binaryData"]);
@@ -58,11 +91,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
         errors.push(FieldError::too_long("[]", TOTAL_BYTES));
     }
     if is_deny_list(text(new, &["metadata", "namespace"]), text(new, &["metadata", "name"])) {
-        // nothing could be revoked any more; one that an older hub let become immutable may be changed
-        if new["immutable"] == true && old.is_none_or(|old| old["immutable"] != true) {
-            let why = "the list of revoked credentials must stay changeable";
-            errors.push(FieldError::forbidden("immutable", why));
-        }
+        validate_deny_list(new, old, errors);
         return;
     }
     if let Some(old) = old.filter(|old| old["immutable"] == true) {
@@ -112,6 +141,15 @@ mod tests {
         // of an older hub
         check(list(true, "node.a"), Some(list(true, "node.b")), &[]);
         check(list(false, "node.a"), Some(list(true, "node.a")), &[]);
+        let typo = |map: Value| json!({"metadata": {"namespace": "kube-system", "name": "kedge-denied"}, "data": map});
+        let refused = "data[edge-1]: Invalid value: \"edge-1\": denies nothing, expected node.NAME with the name of a node, user.NAME, certificate.SHA256 or node-sha256.SHA256";
+        check(typo(json!({"edge-1": ""})), None, &[refused]);
+        check(typo(json!({"edge-1": "", "node.a": ""})), Some(typo(json!({"edge-1": ""}))), &[]);
+        assert_eq!(warnings(&typo(json!({"edge-1": "", "node.a": ""})), None).len(), 1);
+        let mut owned = list(false, "node.a");
+        owned["metadata"]["ownerReferences"] = json!([{"name": "x"}]);
+        let refused = "metadata.ownerReferences: Forbidden: the list of revoked credentials must not be deleted with another object";
+        check(owned, Some(list(false, "node.a")), &[refused]);
         let old = json!({"immutable": true, "data": {"a": "1"}});
         check(old.clone(), Some(old.clone()), &[]);
         check(

@@ -13,7 +13,8 @@ use crate::api_error::ApiError;
 use crate::apply::{self, Apply, Owner};
 use crate::cost;
 use crate::field_error::{FieldError, FieldErrors};
-use crate::kinds::{CERTIFICATE_REQUEST, Kind, certificate_request, meta, schema};
+use crate::identity::denied::{self, is_deny_list};
+use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, Kind, certificate_request, meta, schema};
 use crate::object::Object;
 use crate::pod_security::{self, Remarks};
 use crate::state::{Expect, Require, Write};
@@ -136,6 +137,7 @@ fn edit_found(
     cost::check_change(Some(&old), &wanted)?;
     (options.asked)(Some(&old), &wanted)?;
     check_version(kind, &current, &wanted)?;
+    let is_versioned = !matches!(text(&wanted, &["metadata", "resourceVersion"]), "" | "0");
     let claim = apply::take_claim(&mut wanted);
     let mut new = merged_with_old(kind, part, &old, wanted, &now)?;
     // only if there are managers: a node's renewals, which are most writes, have none
@@ -153,6 +155,9 @@ fn edit_found(
         return Ok(Decision::Answer(Answer::of(current).warned(kind, &new, &old, remarks, options)));
     }
     let deleted = is_released(&new);
+    if kind.kind == CONFIG_MAP.kind && is_deny_list(namespace, name) {
+        check_deny_list(kind, &old, &new, is_versioned, deleted)?;
+    }
     if options.dry_run {
         metadata(&mut new).insert("resourceVersion".to_owned(), current.revision.to_string().into());
         let answer = Answer::dry(new.clone()).warned(kind, &new, &old, remarks, options);
@@ -173,6 +178,21 @@ fn edit_found(
         author: options.author.map(Box::from),
     };
     Ok(Decision::Write(write, pending))
+}
+
+/// Refuses a change that sweeps away who is denied.
+fn check_deny_list(
+    kind: &Kind,
+    old: &Value,
+    new: &Value,
+    is_versioned: bool,
+    deleted: bool,
+) -> Result<(), ApiError> {
+    let ends = || deleted.then(|| denied::deletion_complaint(new)).flatten();
+    match denied::change_complaint(old, new, is_versioned).or_else(ends) {
+        Some(why) => Err(ApiError::forbidden_object(kind, text(old, &["metadata", "name"]), &why)),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a version that is not the current one, and a UID of another object. The version of a patched object is the one that
@@ -356,7 +376,7 @@ mod tests {
     use super::super::types::Propagation;
     use super::*;
     use crate::apply::Manager;
-    use crate::kinds::{CONFIG_MAP, DAEMON_SET, KINDS, LEASE, NAMESPACE, NODE, POD};
+    use crate::kinds::{DAEMON_SET, KINDS, LEASE, NAMESPACE, NODE, POD};
     use crate::state::Index;
     use serde_json::json;
 

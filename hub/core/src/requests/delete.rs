@@ -10,7 +10,8 @@ use super::create::metadata;
 use super::types::{Answer, Decision, DeleteOptions, Objects, Pending, Place, Propagation, WriteOptions};
 use crate::api_error::ApiError;
 use crate::field_error::{FieldError, FieldErrors};
-use crate::kinds::{Kind, NAMESPACE, POD, namespace, pod};
+use crate::identity::denied::{self, is_deny_list};
+use crate::kinds::{CONFIG_MAP, Kind, NAMESPACE, POD, namespace, pod};
 use crate::object::Object;
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, rfc3339, text};
@@ -38,6 +39,12 @@ pub fn delete(
     check_preconditions(kind, &current, asked)?;
     check_unchanged(objects, place, options.requires)?;
     let old = current.value();
+    if kind.kind == CONFIG_MAP.kind
+        && is_deny_list(&current.namespace, name)
+        && let Some(why) = denied::deletion_complaint(&old)
+    {
+        return Err(ApiError::forbidden_object(kind, name, &why));
+    }
     (options.admit)(Some(&old), &old)?;
     let mut marked = marked_for_deletion(kind, &old, asked.propagation, &rfc3339(now));
     if kind.kind == POD.kind {
@@ -185,7 +192,6 @@ pub(super) fn marked_for_deletion(kind: &Kind, old: &Value, propagation: Propaga
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::CONFIG_MAP;
     use serde_json::json;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
