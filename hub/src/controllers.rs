@@ -252,7 +252,8 @@ impl<C: Controller> Runner<C> {
         let (stalled, disk_stalled) = stalls.take(Instant::now());
         let disk_stalls = self.hub.writer().health().oldest_unfinished_commit() >= STALL;
         let wall = OffsetDateTime::now_utc();
-        Now { running: self.start.elapsed(), wall, stalled, disk_stalled, disk_stalls }
+        let ages = self.hub.believes_clock(wall);
+        Now { running: self.start.elapsed(), wall, ages, stalled, disk_stalled, disk_stalls }
     }
 
     /// One step with all its tasks. Returns the time of the next step: a pause counts from the end of this one, so a slow disk is not
@@ -639,7 +640,7 @@ mod tests {
             self.runner.controller.sweep(&*self.hub);
             let [running, stalled, disk_stalled] = [second, process, disk].map(Duration::from_secs);
             let wall = OffsetDateTime::now_utc();
-            self.runner.step(Now { running, wall, stalled, disk_stalled, disk_stalls }).await;
+            self.runner.step(Now { running, wall, ages: true, stalled, disk_stalled, disk_stalls }).await;
         }
 
         /// Answers every connection as a healthy hub (or another) would.

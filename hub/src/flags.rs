@@ -36,7 +36,7 @@ Usage:
   kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
   kedge-hub rollout NAME [-n NAMESPACE] [--watch] [--data-dir DIR] [--output json]
   kedge-hub backup FILE [--data-dir DIR]
-  kedge-hub restore FILE [--data-dir DIR]
+  kedge-hub restore FILE|--empty [--data-dir DIR]
 
 Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
@@ -48,7 +48,8 @@ Commands:
   node readmit     let the node NAME return with new credentials; those of before stay refused
   rollout          print how the update of the DaemonSet NAME goes on each node, and why; the hub must be running
   backup           copy everything, including the authority's key, into a new FILE; the hub may be running
-  restore          replace the directory's state with a backup; the hub must be stopped
+  restore          replace the directory's state with a backup; the hub must be stopped; whom the directory denies, stays
+                   denied
 
 Flags:
   --data-dir DIR            all state of the hub: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
@@ -65,6 +66,8 @@ Flags:
   --out FILE                of node-kubeconfig: write it there, readable by its owner alone, instead of printing it
   --reason TEXT             of node revoke: why, for others to read
   --force                   of node revoke: also a name that this hub has never had to do with
+  --empty                   of restore: begin anew with no objects, if no backup is left; versions go on, and whom the
+                            directory denies, stays denied
   --same-credentials        of node readmit: the old credentials are good again; only if nobody else can have them
   -n, --namespace NAME      of rollout: the namespace of the DaemonSet [default]
   --watch                   of rollout: print again at each change, until the update is complete (status 0), stopped or
@@ -87,8 +90,8 @@ pub enum Command {
     Rollout(RolloutCommand),
     /// Copy everything into a new file.
     Backup(Copy),
-    /// Replace the store by a copy.
-    Restore(Copy),
+    /// Replace the store by a copy, or an empty one.
+    Restore(Restore),
     /// Print the help.
     Help,
     /// Print the version.
@@ -166,7 +169,16 @@ pub enum NodeAct {
     },
 }
 
-/// Options of `backup` and `restore`.
+/// Options of `restore`.
+#[derive(Debug, PartialEq)]
+pub struct Restore {
+    /// The hub's directory.
+    pub data_dir: PathBuf,
+    /// The backup; `None`: begin anew.
+    pub file: Option<PathBuf>,
+}
+
+/// Options of `backup`.
 #[derive(Debug, PartialEq)]
 pub struct Copy {
     /// The hub's directory.
@@ -243,6 +255,7 @@ struct Raw {
     out: Option<PathBuf>,
     namespace: Option<String>,
     watch: bool,
+    empty: bool,
     words: Vec<String>,
 }
 
@@ -276,6 +289,7 @@ where
             Long("same-credentials") => raw.same_credentials = true,
             Long("force") => raw.force = true,
             Long("out") => raw.out = Some(parser.value().map_err(FlagError::Syntax)?.into()),
+            Long("empty") => raw.empty = true,
             Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
             other => return Err(FlagError::Syntax(other.unexpected())),
         }
@@ -285,8 +299,8 @@ where
         Some("node-kubeconfig") => node_kubeconfig(raw),
         Some("node") => node(raw),
         Some("rollout") => rollout(raw),
-        Some("backup") => copy("backup", raw).map(Command::Backup),
-        Some("restore") => copy("restore", raw).map(Command::Restore),
+        Some("backup") => copy(raw).map(Command::Backup),
+        Some("restore") => restore(raw).map(Command::Restore),
         Some("help") => Ok(Command::Help),
         Some("version") => Ok(Command::Version),
         other => Err(FlagError::Command(other.map(str::to_owned))),
@@ -331,7 +345,7 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
 
 /// Refuses flags that only `node` and `rollout` take.
 fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
-    refuse(command, &[("--output", raw.output.is_some())])?;
+    refuse(command, &[("--output", raw.output.is_some()), ("--empty", raw.empty)])?;
     refuse(command, &of_node(raw))?;
     refuse(command, &of_rollout(raw))?;
     match command {
@@ -363,7 +377,7 @@ fn is_json(output: Option<&str>) -> Result<bool, FlagError> {
 
 fn rollout(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "rollout")?;
-    refuse("rollout", &[("--advertise", !raw.advertise.is_empty())])?;
+    refuse("rollout", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
     refuse("rollout", &of_node(&raw))?;
     refuse("rollout", &of_kubeconfig(&raw))?;
     let namespace = raw.namespace.as_deref().unwrap_or("default").to_owned();
@@ -387,7 +401,7 @@ fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), F
 
 fn node(raw: Raw) -> Result<Command, FlagError> {
     unused(&raw, "node")?;
-    refuse("node", &[("--advertise", !raw.advertise.is_empty())])?;
+    refuse("node", &[("--advertise", !raw.advertise.is_empty()), ("--empty", raw.empty)])?;
     refuse("node", &of_rollout(&raw))?;
     refuse("node", &of_kubeconfig(&raw))?;
     let json = is_json(raw.output.as_deref())?;
@@ -414,18 +428,32 @@ fn node(raw: Raw) -> Result<Command, FlagError> {
     Ok(Command::Node(NodeCommand { data_dir: data_dir(raw.data_dir)?, json, act }))
 }
 
-fn copy(command: &'static str, raw: Raw) -> Result<Copy, FlagError> {
-    unused(&raw, command)?;
-    unused_outside_node(&raw, command)?;
-    if !raw.advertise.is_empty() {
-        return Err(FlagError::Unused { flag: "--advertise", command });
-    }
+fn copy(raw: Raw) -> Result<Copy, FlagError> {
+    unused_beside_files(&raw, "backup")?;
+    refuse("backup", &[("--empty", raw.empty)])?;
     match raw.words.as_slice() {
         [_, file] if !file.is_empty() => {
             Ok(Copy { file: PathBuf::from(file), data_dir: data_dir(raw.data_dir)? })
         }
-        words => Err(value(command, &words[1..].join(" "), "one file")),
+        words => Err(value("backup", &words[1..].join(" "), "one file")),
     }
+}
+
+fn restore(raw: Raw) -> Result<Restore, FlagError> {
+    unused_beside_files(&raw, "restore")?;
+    let file = match raw.words.as_slice() {
+        [_, file] if !file.is_empty() && !raw.empty => Some(PathBuf::from(file)),
+        [_] if raw.empty => None,
+        words => return Err(value("restore", &words[1..].join(" "), "one file, or --empty")),
+    };
+    Ok(Restore { file, data_dir: data_dir(raw.data_dir)? })
+}
+
+fn unused_beside_files(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
+    unused(raw, command)?;
+    refuse(command, &[("--output", raw.output.is_some()), ("--advertise", !raw.advertise.is_empty())])?;
+    refuse(command, &of_node(raw))?;
+    refuse(command, &of_rollout(raw))
 }
 
 fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {

@@ -5,10 +5,11 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::controllers::Clock;
 use kedge_hub_core::controllers::daemon_sets::Defaults;
 use kedge_hub_core::controllers::{root_certificate, service_accounts};
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ use kedge_hub_core::kinds::{
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Fresh, Objects, new_object};
 use kedge_hub_core::selector::Selection;
-use kedge_hub_core::state::{Changed, Expect, Query, Start, Write, WriteError};
+use kedge_hub_core::state::{Changed, Expect, Query, Start, UNRESERVED, Write, WriteError};
 
 use crate::audit::Audit;
 use crate::fresh::fresh;
@@ -30,6 +31,7 @@ use crate::locks::KeyedLocks;
 use crate::memory::{Memory, News, Watch};
 use crate::pki::Tokens;
 use crate::store::disk::DiskStore;
+use crate::store::marker::Marker;
 use crate::store::writer::{Outcome, Writer};
 use crate::store::{self, OpenError};
 
@@ -44,6 +46,9 @@ pub struct Hub {
     writer: Writer,
     locks: KeyedLocks,
     audit: Option<Audit>,
+    marker: Option<Arc<Marker>>,
+    clock: Mutex<Clock>,
+    begun: Instant,
     tokens: OnceLock<Tokens>,
     rollouts: OnceLock<Defaults>,
     names: OnceLock<Vec<String>>,
@@ -58,7 +63,8 @@ impl Hub {
     /// Another process has the directory, it cannot be used, or the store in it is damaged: each text says what to do.
     pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
         let store = DiskStore::open(data_dir)?;
-        Hub::start(Box::new(store), Some(data_dir))
+        let marker = store.marker();
+        Hub::start(Box::new(store), Some((data_dir, marker)))
     }
 
     /// The same over another implementation of the store, for tests.
@@ -69,19 +75,36 @@ impl Hub {
         Hub::start(store, None)
     }
 
-    fn start(store: Box<dyn store::Store>, audited: Option<&Path>) -> Result<Arc<Hub>, OpenError> {
+    fn start(
+        store: Box<dyn store::Store>,
+        directory: Option<(&Path, Arc<Marker>)>,
+    ) -> Result<Arc<Hub>, OpenError> {
         let (writer, memory) = Writer::start(store).map_err(OpenError::Engine)?;
         let open = |directory: &Path| {
             let health = writer.health().clone();
             Audit::open(directory, move || health.is_full())
                 .map_err(|error| OpenError::Directory(directory.join("audit.log"), error))
         };
-        let audit = audited.map(open).transpose()?;
+        let audit = directory.as_ref().map(|(directory, _)| open(directory)).transpose()?;
+        let marker = directory.map(|(_, marker)| marker);
         let loops = Arc::new(Loops::default());
         writer.health().report_turns(loops.watch("store"));
+        let (begun, now) = (Instant::now(), OffsetDateTime::now_utc());
+        let clock = Mutex::new(Clock::new(Duration::ZERO, now, newest_time(&memory)));
         let (tokens, rollouts, names) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let locks = KeyedLocks::default();
-        let hub = Arc::new(Hub { memory, writer, locks, audit, tokens, rollouts, names, loops });
+        let hub = Arc::new(Hub {
+            memory,
+            writer,
+            locks: KeyedLocks::default(),
+            audit,
+            marker,
+            clock,
+            begun,
+            tokens,
+            rollouts,
+            names,
+            loops,
+        });
         hub.make_namespaces();
         Ok(hub)
     }
@@ -200,6 +223,25 @@ impl Hub {
         self.audit.as_ref()
     }
 
+    /// What the data directory remembers of its store; a hub over another store has none.
+    pub(crate) fn marker(&self) -> Option<&Arc<Marker>> {
+        self.marker.as_ref()
+    }
+
+    /// A client names a version: none that this hub handed out is above the latest.
+    pub(crate) fn meet_version(&self, kind: &Kind, version: u64) {
+        // Leases have versions above all others after a start on a disk that took no writes
+        if !kind.is_renewed() && version > self.revision(kind) && version < UNRESERVED {
+            self.writer.raise_above(version);
+        }
+    }
+
+    /// Whether something may be deleted because it is old by this time.
+    pub(crate) fn believes_clock(&self, wall: OffsetDateTime) -> bool {
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        clock.is_believed(self.begun.elapsed(), wall)
+    }
+
     /// From now on the hub issues tokens of service accounts, and believes them.
     pub fn use_tokens(&self, tokens: Tokens) {
         // a second key is ignored: tokens of the first are around
@@ -276,6 +318,19 @@ impl Hub {
     }
 }
 
+/// The newest time that the hub itself left in the store. Read without decoding each object: within a string the quotes would be escaped.
+fn newest_time(memory: &Memory) -> Option<OffsetDateTime> {
+    const FIELD: &[u8] = b"\"creationTimestamp\":\"";
+    let of = |object: &Object| {
+        let at = object.json.windows(FIELD.len()).position(|window| window == FIELD)?;
+        let time = object.json.get(at + FIELD.len()..)?.split(|byte| *byte == b'"').next()?;
+        schema::parse_time(std::str::from_utf8(time).ok()?)
+    };
+    let all = |kind: &'static Kind| memory.list(kind, &Selection::default(), &Query::default()).ok();
+    let newest = |kind: &'static Kind| all(kind)?.objects.iter().filter_map(|object| of(object)).max();
+    kinds::KINDS.iter().copied().filter_map(newest).max()
+}
+
 impl Objects for Hub {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
         Hub::get(self, kind, namespace, name)
@@ -304,6 +359,69 @@ impl Subscription {
         loop {
             if let News::Change(waiting) = receiver.recv().await? {
                 return Some(waiting.event);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pki::Pki;
+
+    /// A start as the program does it; the first error.
+    fn start(directory: &Path) -> Result<(), String> {
+        let now = OffsetDateTime::now_utc();
+        let hub = Hub::open(directory).map_err(|error| error.to_string())?;
+        let opened = Pki::open(directory, &["localhost".to_owned()], now).and_then(|pki| {
+            pki.publish("https://localhost:1", "https://localhost:1", now)?;
+            pki.tokens("https://localhost:1")
+        });
+        hub.close();
+        opened.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Would hang, or fill the memory, if one of them were read.
+    #[test]
+    fn something_else_in_place_of_a_file_is_named_or_does_without() {
+        let folder = kedge_rig::Scratch::new("hub-strange-files").unwrap();
+        let good = folder.join("good");
+        start(&good).unwrap();
+        let refused = ["state.db", "state.db-wal", "state.db-shm", "lock", "pki/ca.pem", "pki/store-marker"];
+        let done_without = [
+            "reserve",
+            "audit.log",
+            "audit-reads.log",
+            "audit-others.log",
+            "audit-refused.log",
+            "pki/tokens.pem",
+        ];
+        let made_anew = ["ca.crt", "server-url", "admin.kubeconfig", "pki/serving.pem", "pki/admin.pem"];
+        type Put = fn(&Path);
+        let put: [(&str, Put); 3] = [
+            ("pipe", |path| {
+                let made = std::process::Command::new("mkfifo").arg(path).status();
+                assert!(made.unwrap().success());
+            }),
+            ("link", |path| std::os::unix::fs::symlink("/dev/zero", path).unwrap()),
+            ("directory", |path| std::fs::create_dir(path).unwrap()),
+        ];
+        let all = refused.iter().chain(&done_without).chain(&made_anew);
+        for (name, (what, put)) in all.flat_map(|name| put.map(|put| (*name, put))) {
+            let data = folder.join("data");
+            drop(std::fs::remove_dir_all(&data));
+            let copied = std::process::Command::new("cp").arg("-a").arg(&good).arg(&data).status();
+            assert!(copied.unwrap().success());
+            drop(std::fs::remove_file(data.join(name)));
+            put(&data.join(name));
+            let outcome = start(&data);
+            let must_fail = refused.contains(&name) || (made_anew.contains(&name) && what == "directory");
+            match outcome {
+                Ok(()) => assert!(!must_fail, "{name}, {what}"),
+                Err(error) => {
+                    assert!(must_fail, "{name}, {what}: {error}");
+                    assert!(error.contains(name), "{name}, {what}: {error}");
+                }
             }
         }
     }

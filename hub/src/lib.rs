@@ -8,13 +8,13 @@
 //! | `store`, `memory` | the durable copy behind the writer's thread; all reads and watches from memory, behind a lock |
 //! | `requests` | create, update, patch, apply, delete: decide, write, and retry after a concurrent write (`locks`, `fresh`) |
 //! | `controllers`, `probe` | the runner of all controllers; the hub's request to itself |
-//! | `audit` | the audit log |
+//! | `audit`, `denials` | the audit log; explaining denials that end |
 //! | `guard` | which loops make progress; systemd's watchdog |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
 //! | `node_command`, `rollout_command` | `kedge-hub node` and `rollout`: ask the running hub (`asking`) |
 //! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
-//! | `bucket` | rates, for `server` and `audit` |
+//! | `bucket`, `files` | rates, for `server` and `audit`; small durable files |
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
@@ -24,6 +24,8 @@ mod audit;
 mod bucket;
 pub mod capacity;
 pub mod controllers;
+pub mod denials;
+mod files;
 pub mod flags;
 mod fresh;
 pub mod guard;

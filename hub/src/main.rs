@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kedge_hub::capacity::{Capacity, Machine};
-use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
+use kedge_hub::flags::{self, Command, NodeKubeconfig, Restore, Serve};
 use kedge_hub::pki::{self, Pki};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
 use kedge_hub::{
-    Hub, addresses, controllers, guard, kubeconfig_command, logging, node_command, rollout_command, server,
+    Hub, addresses, controllers, denials, guard, kubeconfig_command, logging, node_command, rollout_command,
+    server,
 };
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
@@ -54,17 +55,11 @@ fn run(command: Command) -> Result<(), String> {
         Command::Node(command) => print(&small_runtime()?.block_on(node_command::run(&command))?),
         Command::Rollout(command) => small_runtime()?.block_on(rollout_command::run(&command, print)),
         Command::Backup(options) => {
-            let content = backup::backup(&options.data_dir, &options.file).map_err(text)?;
-            print(&format!("{}: {} objects\n", options.file.display(), content.objects))
+            let made = backup::backup(&options.data_dir, &options.file).map_err(text)?;
+            let (file, objects) = (options.file.display(), made.content.objects);
+            print(&format!("{file}: {objects} objects, sha256 {}\n", made.digest))
         }
-        Command::Restore(options) => {
-            let content = backup::restore(&options.data_dir, &options.file).map_err(text)?;
-            let place = options.data_dir.display();
-            print(&format!(
-                "{place}: {} objects restored; the old store is state.db.before-restore\n",
-                content.objects
-            ))
-        }
+        Command::Restore(options) => restore(&options),
         Command::Serve(options) => {
             logging::start(options.log_level);
             let machine = Machine::read();
@@ -79,6 +74,34 @@ fn run(command: Command) -> Result<(), String> {
                 .block_on(serve(options, capacity))
         }
     }
+}
+
+fn restore(options: &Restore) -> Result<(), String> {
+    let done = match &options.file {
+        Some(file) => backup::restore(&options.data_dir, file),
+        None => backup::begin_anew(&options.data_dir),
+    };
+    let done = done.map_err(text)?;
+    if let (Some(file), None) = (&options.file, &done.digest) {
+        eprintln!(
+            "kedge-hub: warning: {} has no checksum (an older hub made it, or it is a copy of a store): damage within a value \
+             is not noticed",
+            file.display()
+        );
+    }
+    let place = options.data_dir.display();
+    let mut out = match &options.file {
+        Some(_) => format!("{place}: {} objects restored", done.objects),
+        None => format!("{place}: begun anew, without objects"),
+    };
+    match &done.before {
+        Some(before) => out.push_str(&format!("; the old store is {}\n", before.display())),
+        None => out.push_str("; there was no store\n"),
+    }
+    for denial in &done.kept {
+        out.push_str(&format!("still denied: {denial}, by the list of this directory\n"));
+    }
+    print(&out)
 }
 
 /// For commands that ask the running hub.
@@ -123,6 +146,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     hub.use_rollout_defaults(options.rollouts);
     let mut background = controllers::start(&hub, tools, options.node_monitor_grace_period);
     background.spawn(renew(pki));
+    background.spawn(denials::follow(hub.clone()));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
     log::info!("kedge-hub {} listens on {address}", env!("CARGO_PKG_VERSION"));
     // from here on connections wait in the backlog, so the announced address works

@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kedge_hub::store::sqlite::checksum;
 use kedge_rig::Scratch;
 use kedge_rig::bad_disk::BadDisk;
 use kedge_rig::small_machine;
@@ -472,6 +473,34 @@ fn disk_that_turns_bad_refuses_changes_and_recovers() {
     assert_eq!(names(&mut board.start().admin()), seen);
 }
 
+/// What a connection that met a failed read believes afterwards is no verdict: it may call a sound store damaged, for ever.
+#[test]
+fn reads_that_failed_for_a_while_are_no_damage() {
+    let board = Board::new();
+    let hub = board.start();
+    let (mut client, mut nodes) = (hub.admin(), Nodes::new(&hub));
+    board.disk.fail_reads(7);
+    // the log is folded back into the file when it has 4 MiB, and for that it is read
+    let mut made = 0;
+    while client.post(MAPS, &map(&format!("large-{made}"), 900_000)).code == 201 {
+        made += 1;
+        assert!(made < 40, "no read failed");
+    }
+    nodes.renew();
+    let failed = || metric(&mut hub.admin(), "kedge_hub_store_failures_total{sort=\"io-error\"}");
+    let before = failed();
+    wait_for("two probes more", || (failed() >= before + 2).then_some(()));
+    let seen = unready(&mut client);
+    assert!(seen.starts_with("[-]store-writable failed: io-error: "), "{seen}");
+    board.disk.fail_reads(0);
+    until_made(&mut client, "after");
+    assert_eq!(unready(&mut client), "");
+    assert_eq!(metric(&mut client, "kedge_hub_store_failures_total{sort=\"damaged\"}"), 0);
+    let seen = names(&mut client);
+    hub.kill();
+    assert_eq!(names(&mut board.start().admin()), seen);
+}
+
 #[test]
 fn failed_flush_ends_in_a_restart_that_finds_one_of_two_states() {
     const WRITERS: usize = 4;
@@ -784,11 +813,10 @@ fn renewals_are_written_in_pieces() {
         let (name, mut lease) = (format!("small-{number}"), small.clone());
         lease["metadata"]["name"] = name.clone().into();
         lease["metadata"]["uid"] = format!("{number:08}-0000-4000-8000-000000000000").into();
-        let row =
-            "INSERT INTO objects (resource, namespace, name, revision, json) VALUES (?1, ?2, ?3, ?4, ?5)";
-        changes
-            .execute(row, (&resource, &namespace, name, revision, lease.to_string().into_bytes()))
-            .unwrap();
+        let lease = lease.to_string().into_bytes();
+        let sum = checksum([&resource, &namespace, &name], revision, &lease);
+        let row = "INSERT INTO objects (resource, namespace, name, revision, sum, json) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+        changes.execute(row, (&resource, &namespace, name, revision, sum, lease)).unwrap();
     }
     changes.commit().unwrap();
     drop(store);

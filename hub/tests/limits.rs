@@ -9,6 +9,7 @@ mod server;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use kedge_hub::store::sqlite::checksum;
 use kedge_hub_core::kinds::{Kind, served};
 use serde_json::{Value, json};
 use server::{Client, Hub, Reply};
@@ -505,8 +506,9 @@ fn full_hub_lists_in_pages_and_deletes_the_oldest_events() {
             let name = format!("e{number:05}");
             let event = template.replace("\"name\":\"e\"", &format!("\"name\":\"{name}\""));
             let event = event.replace(uid, &format!("{number:08}-0000-4000-8000-000000000000"));
-            let row = "INSERT INTO objects (resource, namespace, name, revision, json) VALUES ('events', 'default', ?1, ?2, ?3)";
-            transaction.execute(row, (name, revision, event.into_bytes())).unwrap();
+            let sum = checksum(["events", "default", &name], revision, event.as_bytes());
+            let row = "INSERT INTO objects (resource, namespace, name, revision, json, sum) VALUES ('events', 'default', ?1, ?2, ?3, ?4)";
+            transaction.execute(row, (name, revision, event.into_bytes(), sum)).unwrap();
         }
         transaction.commit().unwrap();
     }
@@ -560,9 +562,17 @@ fn old_certificate_requests_are_deleted() {
     hub.stop("TERM");
     let store = rusqlite::Connection::open(hub.data_dir.join("state.db")).unwrap();
     for (name, text) in texts {
-        let row =
-            "UPDATE objects SET json = ?2 WHERE resource LIKE 'certificatesigningrequests%' AND name = ?1";
-        assert_eq!(store.execute(row, (name, text.into_bytes())).unwrap(), 1, "{name}");
+        let resource = "certificatesigningrequests.certificates.k8s.io";
+        let revision: i64 = store
+            .query_row(
+                "SELECT revision FROM objects WHERE resource = ?1 AND name = ?2",
+                [resource, name],
+                |row| row.get(0),
+            )
+            .unwrap();
+        let sum = checksum([resource, "", name], revision, text.as_bytes());
+        let row = "UPDATE objects SET json = ?3, sum = ?4 WHERE resource = ?1 AND name = ?2";
+        assert_eq!(store.execute(row, (resource, name, text.into_bytes(), sum)).unwrap(), 1, "{name}");
     }
     drop(store);
     hub.restart("TERM");

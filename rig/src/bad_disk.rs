@@ -22,9 +22,11 @@ enum Field {
     HangSyncs,
     Hanging,
     Refused,
+    FailReads,
+    Reads,
 }
 
-const FIELDS: usize = 7;
+const FIELDS: usize = 9;
 
 /// The disk of a program. See the module.
 #[derive(Debug)]
@@ -83,6 +85,12 @@ impl BadDisk {
         self.set(Field::FailWrites, i64::from(is));
     }
 
+    /// Of so many reads one fails with EIO; 0: none.
+    pub fn fail_reads(&self, of: u32) {
+        self.set(Field::Reads, 0);
+        self.set(Field::FailReads, i64::from(of));
+    }
+
     /// The next `count` syncs fail with EIO, `None`: all.
     pub fn fail_syncs(&self, count: Option<u32>) {
         self.set(Field::FailSyncs, count.map_or(-1, i64::from));
@@ -105,13 +113,13 @@ impl BadDisk {
 
     fn set(&self, field: Field, value: i64) {
         let written = self.control.write_all_at(&value.to_ne_bytes(), 8 * field as u64);
-        written.expect("a control file of 56 bytes can be written");
+        written.expect("a control file of 72 bytes can be written");
     }
 
     fn get(&self, field: Field) -> i64 {
         let mut bytes = [0; 8];
         let read = self.control.read_exact_at(&mut bytes, 8 * field as u64);
-        read.expect("a control file of 56 bytes can be read");
+        read.expect("a control file of 72 bytes can be read");
         i64::from_ne_bytes(bytes)
     }
 }

@@ -26,6 +26,8 @@ struct control {
 	int64_t hang_syncs;  /* syncs do not return as long as this is set */
 	int64_t hanging;     /* syncs that hang now */
 	int64_t refused;     /* calls that failed because of us */
+	int64_t fail_reads;  /* of so many reads one fails with EIO; 0: none */
+	int64_t reads;       /* reads since then */
 };
 
 static struct control *control;
@@ -123,6 +125,35 @@ static void give_back_file(const char *path)
 
 	if (!stat(path, &what) && S_ISREG(what.st_mode) && what.st_nlink == 1)
 		give_back(what.st_size);
+}
+
+/* Whether this read fails. */
+static int is_bad_read(int descriptor)
+{
+	int64_t of;
+
+	if (!control || !(of = get(&control->fail_reads)) || size_of(descriptor) < 0 || !is_ours(descriptor))
+		return 0;
+	return __atomic_add_fetch(&control->reads, 1, __ATOMIC_SEQ_CST) % of == 0;
+}
+
+ssize_t read(int descriptor, void *buffer, size_t count)
+{
+	if (is_bad_read(descriptor))
+		return refuse(EIO);
+	return syscall(SYS_read, descriptor, buffer, count);
+}
+
+ssize_t pread64(int descriptor, void *buffer, size_t count, off64_t offset)
+{
+	if (is_bad_read(descriptor))
+		return refuse(EIO);
+	return syscall(SYS_pread64, descriptor, buffer, count, offset);
+}
+
+ssize_t pread(int descriptor, void *buffer, size_t count, off_t offset)
+{
+	return pread64(descriptor, buffer, count, offset);
 }
 
 /* How many of `count` bytes at `offset` may be written, or -1. */

@@ -11,6 +11,7 @@ use kedge_rig::scratch::wait_until;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The API binds another of its name.
 const NAMED: &str = "named";
@@ -80,11 +81,10 @@ impl Node {
     fn wipe_hub(&mut self) {
         self.setup.cluster.hub_mut().stop().unwrap();
         let data = self.setup.cluster.hub().log().with_file_name("data");
-        for entry in fs::read_dir(&data).unwrap().flatten() {
-            if entry.file_name().to_string_lossy().starts_with("state.db") {
-                fs::remove_file(entry.path()).unwrap();
-            }
-        }
+        let program = kedge_rig::programs::built("kedge-hub").unwrap();
+        let begun =
+            Command::new(program).args(["restore", "--empty", "--data-dir"]).arg(&data).output().unwrap();
+        assert!(begun.status.success(), "{}", String::from_utf8_lossy(&begun.stderr));
         self.setup.cluster.hub_mut().start_again().unwrap();
     }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::entry::Note;
+use crate::files::open_regular;
 
 /// More than a log has before it is rotated: a file that grew otherwise is read no further.
 const MOST_BYTES: u64 = 64 * 1024 * 1024;
@@ -24,7 +25,7 @@ pub(crate) fn certificate_notes(der: &[u8]) -> Vec<(Note, String)> {
 
 /// Whether a log has a line about a certificate for this node.
 pub(super) fn is_for(node: &str, log: &Path) -> io::Result<bool> {
-    let file = match File::open(log) {
+    let file = match open_regular(File::options().read(true), log) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         opened => opened?,
     };

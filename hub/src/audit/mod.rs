@@ -280,7 +280,7 @@ impl Audit {
     /// Opens the logs of a data directory. `must_wait`: whether lines must not take room on the disk now.
     ///
     /// # Errors
-    /// A file cannot be made or appended to, and the disk is not at fault.
+    /// The system starts no thread.
     pub fn open(data_dir: &Path, must_wait: impl Fn() -> bool + Send + 'static) -> io::Result<Audit> {
         Audit::with(data_dir, |budget| budget.file_bytes, must_wait)
     }
@@ -291,7 +291,7 @@ impl Audit {
         must_wait: impl Fn() -> bool + Send + 'static,
     ) -> io::Result<Audit> {
         let open = |budget: &Budget| Rotating::open(data_dir.join(budget.file), file_bytes(budget));
-        let mut files = CLASSES.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+        let mut files: Vec<Rotating> = CLASSES.iter().map(open).collect();
         let shared = Arc::new(Shared::default());
         let running = Arc::clone(&shared);
         let run = move || running.run(&mut files, must_wait);
@@ -611,7 +611,7 @@ mod tests {
     fn lost_lines_are_counted_in_the_log() {
         let folder = Scratch::new("hub-audit-lost").unwrap();
         let shared = Shared::default();
-        let open = |budget: &Budget| Rotating::open(folder.join(budget.file), budget.file_bytes).unwrap();
+        let open = |budget: &Budget| Rotating::open(folder.join(budget.file), budget.file_bytes);
         let mut files: Vec<Rotating> = CLASSES.iter().map(open).collect();
         let line = format!("{}\n", "x".repeat(1023));
         for _ in 0..1030 {
@@ -628,7 +628,7 @@ mod tests {
     fn lines_that_cannot_be_written_wait_in_order() {
         let folder = Scratch::new("hub-audit-order").unwrap();
         let shared = Shared::default();
-        let open = |budget: &Budget| Rotating::open(folder.join(budget.file), 0).unwrap();
+        let open = |budget: &Budget| Rotating::open(folder.join(budget.file), 0);
         let mut files: Vec<Rotating> = CLASSES.iter().map(open).collect();
         // a directory is in the way of the rotation
         std::fs::write(folder.join("audit.log.3"), "").unwrap();

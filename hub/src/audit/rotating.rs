@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::files::open_regular;
+
 /// The current file and the rotated ones.
 pub(super) const FILES: usize = 5;
 
@@ -23,15 +25,13 @@ pub(super) struct Rotating {
 }
 
 impl Rotating {
-    pub(super) fn open(path: PathBuf, limit: u64) -> io::Result<Rotating> {
+    /// One that cannot be opened costs its lines, not the API: it is tried again at each write.
+    pub(super) fn open(path: PathBuf, limit: u64) -> Rotating {
         let mut log = Rotating { path, file: None, is_new: true, limit, failing: false };
-        match log.reopen() {
-            Err(error) if crate::store::sort_of(&error).is_none() => return Err(error),
-            // the hub starts on a disk that takes no writes
-            Err(error) => log::error!("cannot open {}: {error}; its lines wait", log.path.display()),
-            Ok(()) => {}
+        if let Err(error) = log.reopen() {
+            log::error!("cannot open {}: {error}; its lines wait", log.path.display());
         }
-        Ok(log)
+        log
     }
 
     fn reopen(&mut self) -> io::Result<()> {
@@ -118,7 +118,7 @@ pub(super) fn files(path: &Path) -> impl Iterator<Item = PathBuf> + use<'_> {
 /// from its log.
 pub(super) fn append(path: &Path) -> io::Result<File> {
     let is_new = !path.exists();
-    let file = File::options().create(true).append(true).mode(0o600).open(path)?;
+    let file = open_regular(File::options().create(true).append(true).mode(0o600), path)?;
     if let Some(owner) = path.parent().filter(|_| is_new).and_then(|parent| fs::metadata(parent).ok()) {
         // only root may, and only for root it is needed
         drop(std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid())));
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn log_is_rotated_and_bounded() {
         let folder = kedge_rig::Scratch::new("hub-audit").unwrap();
-        let mut log = Rotating::open(folder.join("audit.log"), 100).unwrap();
+        let mut log = Rotating::open(folder.join("audit.log"), 100);
         for number in 0..200 {
             assert!(log.write_lines(&format!("{number:019}\n")));
         }
@@ -162,7 +162,7 @@ mod tests {
     fn lines_of_another_program_are_kept() {
         let folder = kedge_rig::Scratch::new("hub-audit-two").unwrap();
         let path = folder.join("audit.log");
-        let mut log = Rotating::open(path.clone(), 1000).unwrap();
+        let mut log = Rotating::open(path.clone(), 1000);
         assert!(log.write_lines("one\n"));
         append(&path).unwrap().write_all(b"two\n").unwrap();
         assert!(log.write_lines("three\n"));
@@ -170,8 +170,17 @@ mod tests {
     }
 
     #[test]
-    fn log_that_cannot_be_made_is_an_error() {
+    fn log_that_cannot_be_opened_is_tried_again() {
         let folder = kedge_rig::Scratch::new("hub-audit-none").unwrap();
-        assert!(Rotating::open(folder.join("missing/audit.log"), 1000).is_err());
+        let path = folder.join("audit.log");
+        fs::create_dir(&path).unwrap();
+        let mut log = Rotating::open(path.clone(), 1000);
+        assert!(!log.write_lines("lost\n"));
+        fs::remove_dir(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(!log.write_lines("lost\n"));
+        fs::remove_file(&path).unwrap();
+        assert!(log.write_lines("kept\n"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "kept\n");
     }
 }

@@ -24,9 +24,8 @@ use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use super::durable;
-use super::durable::Flush;
 use super::error::PkiError;
+use crate::files::{self, Flush};
 use kedge_hub_core::identity::certificate_request::Request;
 use kedge_hub_core::identity::serial_number;
 
@@ -86,18 +85,23 @@ impl Credential {
     /// Writes key and certificate to one file, with mode 0600 from its first byte.
     pub(super) fn save(&self, path: &Path, flush: Flush) -> Result<(), PkiError> {
         let content = format!("{}{}", self.key_pem(), self.certificate_pem());
-        durable::write(path, content.as_bytes(), durable::SECRET, flush)
+        files::write(path, content.as_bytes(), files::SECRET, flush)
             .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
     }
 
     /// Reads the file of `save`. A key that does not match the certificate is an error here, not in a handshake.
     pub(super) fn load(path: &Path) -> Result<Credential, PkiError> {
         let content =
-            durable::read(path).map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })?;
+            files::read(path).map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })?;
+        Credential::read(path, &content)
+    }
+
+    /// The same of what was read.
+    fn read(path: &Path, content: &[u8]) -> Result<Credential, PkiError> {
         let corrupt = |why: String| PkiError::Corrupt { path: path.to_owned(), why };
-        let certificate = CertificateDer::from_pem_slice(&content)
+        let certificate = CertificateDer::from_pem_slice(content)
             .map_err(|error| corrupt(format!("expected a PEM certificate: {error}")))?;
-        let key = PrivatePkcs8KeyDer::from_pem_slice(&content)
+        let key = PrivatePkcs8KeyDer::from_pem_slice(content)
             .map_err(|error| corrupt(format!("expected a PEM private key: {error}")))?;
         let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256)
             .map_err(|error| corrupt(format!("expected an ECDSA P-256 key: {error}")))?;
@@ -149,7 +153,15 @@ impl Authority {
 
     /// The CA from its file; any fault is an error, never a new CA.
     pub(super) fn load(path: &Path) -> Result<Authority, PkiError> {
-        let own = Credential::load(path)?;
+        Authority::of(path, Credential::load(path)?)
+    }
+
+    /// The same of what was read.
+    pub(super) fn read(path: &Path, content: &[u8]) -> Result<Authority, PkiError> {
+        Authority::of(path, Credential::read(path, content)?)
+    }
+
+    fn of(path: &Path, own: Credential) -> Result<Authority, PkiError> {
         let corrupt = |why: String| PkiError::Corrupt { path: path.to_owned(), why };
         let parsed = parse(&own.certificate).map_err(corrupt)?;
         if !parsed.is_ca() {

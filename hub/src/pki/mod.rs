@@ -10,7 +10,6 @@
 //! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `pki/tokens.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials).
 
 mod authority;
-mod durable;
 mod error;
 #[cfg(test)]
 mod handshakes;
@@ -30,9 +29,9 @@ use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
 
 use crate::audit::{ObjectRef, append_line, certificate_notes};
+use crate::files::{self, Flush};
 use crate::store::sort_of;
 use authority::{Authority, Credential};
-use durable::Flush;
 
 pub use authority::{ADMIN_USER, PROBE_USER};
 pub use error::PkiError;
@@ -79,11 +78,11 @@ impl Pki {
     /// serving certificate names at least `names` (host names and IP addresses). Call with the data directory locked.
     pub fn open(data_dir: &Path, names: &[String], now: OffsetDateTime) -> Result<Pki, PkiError> {
         let directory = data_dir.join("pki");
-        durable::make_private_directory(&directory)
+        files::make_private_directory(&directory)
             .map_err(|source| PkiError::Unwritable { path: directory.clone(), source })?;
         let authority = open_authority(data_dir)?;
         let public = data_dir.join("ca.crt");
-        update(&public, &authority.certificate_pem(), durable::PUBLIC)?;
+        update(&public, &authority.certificate_pem(), files::PUBLIC)?;
         let credential = open_credential(
             &directory.join("serving.pem"),
             |credential| serving_fault(&authority, credential, names, now),
@@ -150,7 +149,7 @@ impl Pki {
     /// Brings `admin.kubeconfig` (mode 0600) up to date and remembers `node_url` for `node_kubeconfig`. Nothing is
     /// written when nothing changed. Returns the kubeconfig's path.
     pub fn publish(&self, admin_url: &str, node_url: &str, now: OffsetDateTime) -> Result<PathBuf, PkiError> {
-        update(&self.data_dir.join("server-url"), &format!("{node_url}\n"), durable::PUBLIC)?;
+        update(&self.data_dir.join("server-url"), &format!("{node_url}\n"), files::PUBLIC)?;
         let admin = open_credential(
             &self.data_dir.join("pki/admin.pem"),
             |credential| admin_fault(&self.authority, credential, now),
@@ -164,7 +163,7 @@ impl Pki {
             &admin.key_pem(),
         );
         let path = self.data_dir.join("admin.kubeconfig");
-        update(&path, &text, durable::SECRET)?;
+        update(&path, &text, files::SECRET)?;
         Ok(path)
     }
 
@@ -195,7 +194,7 @@ pub fn admin_access(data_dir: &Path) -> Result<(String, Arc<rustls::ClientConfig
         let path = path.to_owned();
         move |source| PkiError::Unreadable { path, source }
     };
-    let text = String::from_utf8_lossy(&durable::read(&path).map_err(unreadable(&path))?).into_owned();
+    let text = String::from_utf8_lossy(&files::read(&path).map_err(unreadable(&path))?).into_owned();
     let server = text.lines().find_map(|line| line.trim().strip_prefix("server: \"")?.strip_suffix('"'));
     let Some(url) = server.map(str::to_owned) else {
         let why = "it names no server".to_owned();
@@ -222,9 +221,26 @@ fn client_config(authority: &Authority, own: &Credential) -> Result<Arc<rustls::
     Ok(Arc::new(config))
 }
 
+/// Whether the authority among the files of a backup can be used.
+///
+/// # Errors
+/// Its file, and the fault.
+pub(crate) fn check_authority(files: &[(String, Vec<u8>)]) -> Result<(), String> {
+    let content =
+        |name: &str| files.iter().find(|(file, _)| file == name).map(|(_, content)| content.as_slice());
+    let Some(own) = content("pki/ca.pem") else { return Ok(()) };
+    let authority = Authority::read(Path::new("pki/ca.pem"), own).map_err(|error| error.to_string())?;
+    match content("ca.crt") {
+        Some(public) if public != authority.certificate_pem().as_bytes() => {
+            Err("ca.crt: it is not the certificate of pki/ca.pem".to_owned())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Makes the hub's data directory, for its owner only, and those above it; leaves one that is there as it is.
 pub fn make_data_dir(path: &Path) -> Result<(), PkiError> {
-    durable::make_private_directory(path)
+    files::make_private_directory(path)
         .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
 }
 
@@ -261,7 +277,7 @@ pub fn node_kubeconfig(
 pub fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
     let bare = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());
     let named = if bare { Path::new(".").join(path) } else { path.to_owned() };
-    durable::write(&named, text.as_bytes(), durable::SECRET, Flush::Now)
+    files::write(&named, text.as_bytes(), files::SECRET, Flush::Now)
         .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
 }
 
@@ -272,11 +288,7 @@ pub fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
 pub fn note_guess(data_dir: &Path, is_guess: bool) -> Result<(), PkiError> {
     let path = data_dir.join(GUESS);
     if is_guess {
-        return update(
-            &path,
-            "server-url is this machine's name: no --advertise was given\n",
-            durable::PUBLIC,
-        );
+        return update(&path, "server-url is this machine's name: no --advertise was given\n", files::PUBLIC);
     }
     match fs::remove_file(&path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -296,7 +308,7 @@ fn published_url(data_dir: &Path) -> Result<String, PkiError> {
     if !exists(&path)? {
         return Err(PkiError::NoServerUrl { data_dir: data_dir.to_owned() });
     }
-    let bytes = durable::read(&path).map_err(|source| PkiError::Unreadable { path: path.clone(), source })?;
+    let bytes = files::read(&path).map_err(|source| PkiError::Unreadable { path: path.clone(), source })?;
     let text = String::from_utf8_lossy(&bytes).trim().to_owned();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:-[]/".contains(&byte);
     if !text.starts_with("https://") || !text.bytes().all(plain) {
@@ -307,7 +319,7 @@ fn published_url(data_dir: &Path) -> Result<String, PkiError> {
 
 /// Writes a file that can be made again, if it differs.
 fn update(path: &Path, content: &str, mode: u32) -> Result<(), PkiError> {
-    let written = durable::write_if_changed(path, content.as_bytes(), mode);
+    let written = files::write_if_changed(path, content.as_bytes(), mode);
     if_the_disk_lets(
         written.map(drop).map_err(|source| PkiError::Unwritable { path: path.to_owned(), source }),
     )

@@ -13,9 +13,9 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use serde_json::Value;
 
-use super::durable::{self, Flush};
 use super::error::PkiError;
 use super::if_the_disk_lets;
+use crate::files::{self, Flush};
 
 /// What a damaged key's file is called.
 const DAMAGED: &str = "tokens.pem.damaged";
@@ -61,7 +61,7 @@ enum Fault {
 }
 
 fn load(path: &Path) -> Result<KeyPair, Fault> {
-    let text = durable::read(path).map_err(|error| match error.kind() {
+    let text = files::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Fault::Missing,
         io::ErrorKind::InvalidData => Fault::Damaged(error.to_string()),
         _ => Fault::Unreadable(error),
@@ -76,9 +76,8 @@ fn replaced(path: &Path, fault: Fault) -> Result<KeyPair, PkiError> {
     let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
         .map_err(|source| PkiError::Signing { what: "key", source })?;
     let unwritable = |source| PkiError::Unwritable { path: path.to_owned(), source };
-    let store = || {
-        durable::write(path, pair.serialize_pem().as_bytes(), durable::SECRET, Flush::Now).map_err(unwritable)
-    };
+    let store =
+        || files::write(path, pair.serialize_pem().as_bytes(), files::SECRET, Flush::Now).map_err(unwritable);
     let shown = path.display();
     match fault {
         Fault::Missing => {

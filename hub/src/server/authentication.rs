@@ -46,6 +46,8 @@ pub(super) struct Credentials {
     changed: signal::Sender<()>,
     /// The credentials that nodes came with, since the hub runs.
     nodes: Mutex<HashMap<Box<str>, Arc<Seen>>>,
+    /// When the newest credential of each node was issued that came since, refused ones included.
+    issued: Mutex<HashMap<Box<str>, i64>>,
 }
 
 /// The credential that a node last connected with.
@@ -71,6 +73,7 @@ impl Credentials {
             denied: RwLock::default(),
             changed: signal::channel(()).0,
             nodes: Mutex::default(),
+            issued: Mutex::default(),
         }
     }
 
@@ -109,6 +112,7 @@ impl Credentials {
     pub(super) fn connected(&self, identity: Option<&Identity>) -> Option<Arc<Seen>> {
         let identity = identity?;
         let node = identity.node()?;
+        self.note_issue(identity);
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let known = nodes.get(node).filter(|seen| seen.not_after == identity.not_after);
         let seen = known
@@ -117,6 +121,21 @@ impl Credentials {
         // the number of verified names is limited by the hub's signatures
         nodes.insert(node.into(), Arc::clone(&seen));
         Some(seen)
+    }
+
+    /// Notes when a credential of a node was issued. The number of verified names is limited by the hub's signatures.
+    fn note_issue(&self, identity: &Identity) {
+        let (Some(node), Some(issued)) = (identity.node(), identity.issued) else { return };
+        let mut newest = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
+        match newest.get_mut(node) {
+            Some(known) => *known = issued.max(*known),
+            None => drop(newest.insert(node.into(), issued)),
+        }
+    }
+
+    /// When the newest credential of a node was issued that came since the hub runs, Unix time in microseconds.
+    pub(super) fn newest_issue(&self, node: &str) -> Option<i64> {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner).get(node).copied()
     }
 
     /// The credential that a node last came with.
@@ -173,6 +192,7 @@ impl Credentials {
 /// Why it does not.
 pub(super) fn prove(server: &Server, caller: &Caller, identity: &Identity) -> Result<(), String> {
     if let Some(why) = server.credentials.fault(identity) {
+        server.credentials.note_issue(identity);
         return Err(why);
     }
     if let Some(seen) = &caller.seen {

@@ -438,6 +438,9 @@ fn watch_collection(
 ) -> Result<Response<Body>, ApiError> {
     let taken = context.slot.take(Resource::Watches, 1)?;
     let memory = context.server.hub.memory();
+    if let (Some(_), Ok(Some(version))) = (context.author(), context.parameters.number("resourceVersion")) {
+        context.server.hub.meet_version(target.kind.stored(), version);
+    }
     let started =
         watch::start(memory, target.kind, selection, &context.parameters, form, context.slot.clone());
     let mut stream = match started {
@@ -556,12 +559,17 @@ async fn write(
     body: &Bytes,
 ) -> Result<Response<Body>, ApiError> {
     let attributes = attributes(verb, target, None);
+    let reports = context.author().is_some() && part == Part::Status && target.kind.kind == kinds::NODE.kind;
     let dry_run = context.parameters.dry_run(verb)?;
     let admit = move |old: Option<&Value>, new: &Value| {
         if target.kind.kind == kinds::LEASE.kind && !dry_run {
             context.trail.leases(old, new);
         }
-        admitted(context, &attributes, old, new)
+        admitted(context, &attributes, old, new)?;
+        if reports {
+            meet_versions(context, new);
+        }
+        Ok(())
     };
     let asked = move |old: Option<&Value>, wanted: &Value| judge(context, verb, target, part, old, wanted);
     let manager = manager(context, verb, target)?;
@@ -580,6 +588,16 @@ async fn write(
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,
+    }
+}
+
+/// The versions of configurations that a node reports: it may know what a hub knew whose data directory was lost.
+fn meet_versions(context: &RequestContext<'_>, node: &Value) {
+    for which in ["assigned", "active", "lastKnownGood"] {
+        let version = kinds::text(node, &["status", "config", which, "configMap", "resourceVersion"]);
+        if let Ok(version) = version.parse() {
+            context.server.hub.meet_version(&kinds::CONFIG_MAP, version);
+        }
     }
 }
 

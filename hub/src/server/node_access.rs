@@ -14,20 +14,20 @@ use time::format_description::well_known::Rfc3339;
 use super::context::RequestContext;
 use super::respond::{self, Body};
 use super::route::AccessVerb;
+use crate::denials::REVOKED_ANNOTATION;
 use crate::fresh::now_text;
 use crate::pki::is_dns_subdomain;
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode;
 use kedge_hub_core::identity::Identity;
-use kedge_hub_core::identity::denied::{Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation};
+use kedge_hub_core::identity::denied::{
+    Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation, readmission_time,
+};
 use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
 use kedge_hub_core::value::{at, rfc3339, text};
-
-/// Explains on a Node why it cannot connect. Nodes may not write it.
-const REVOKED_ANNOTATION: &str = "kedge.dev/revoked";
 
 /// The nodes that are registered or have an entry in the deny list, by name.
 pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
@@ -109,20 +109,33 @@ pub(super) async fn change(
         });
     }
     let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
-    let time = now_text();
-    let exact = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_else(|_| time.clone());
-    let change = Change { by, time: &exact, reason: text(&body, &["reason"]) };
-    let before = enter(context, |config_map| {
-        let before = explanation(config_map, node);
+    let reason = text(&body, &["reason"]);
+    let (time, now) = (now_text(), OffsetDateTime::now_utc());
+    let stamp = |at: OffsetDateTime| at.format(&Rfc3339).unwrap_or_else(|_| time.clone());
+    let newest_issue = context.server.credentials.newest_issue(node);
+    let Before { entry: before, ahead } = enter(context, |config_map| {
+        let entry = explanation(config_map, node);
+        let mut ahead = None;
         match verb {
-            AccessVerb::Revoke => change.revoke(config_map, node),
-            AccessVerb::Readmit if before.is_null() => {}
-            AccessVerb::Readmit if same => change.forget(config_map, node),
-            AccessVerb::Readmit => change.readmit(config_map, node),
+            AccessVerb::Revoke => Change { by, time: &stamp(now), reason }.revoke(config_map, node),
+            AccessVerb::Readmit if entry.is_null() => {}
+            AccessVerb::Readmit if same => Change { by, time: &stamp(now), reason }.forget(config_map, node),
+            AccessVerb::Readmit => match readmission_time(config_map, node, now, newest_issue) {
+                Ok(since) => Change { by, time: &stamp(since), reason }.readmit(config_map, node),
+                Err(told) => ahead = Some(told),
+            },
         }
-        before
+        Before { entry, ahead }
     })
     .await?;
+    if let Some(told) = ahead {
+        let why = format!(
+            "its entry in the deny list is of {}, and the hub's clock shows {time}: set the clock of the hub first, or a stolen \
+             credential would count again",
+            rfc3339(told)
+        );
+        return Err(ApiError::conflict_because(&NODE, node, &why));
+    }
     if verb == AccessVerb::Readmit && before.is_null() {
         return Err(ApiError {
             message: format!("node {node:?} is not revoked"),
@@ -130,10 +143,10 @@ pub(super) async fn change(
         });
     }
     let message = match verb {
-        AccessVerb::Revoke if change.reason.is_empty() => {
+        AccessVerb::Revoke if reason.is_empty() => {
             format!("{by} revoked the credentials of node {node}")
         }
-        AccessVerb::Revoke => format!("{by} revoked the credentials of node {node}: {}", change.reason),
+        AccessVerb::Revoke => format!("{by} revoked the credentials of node {node}: {reason}"),
         AccessVerb::Readmit if same => {
             format!("{by} readmitted node {node} with the credentials that it has")
         }
@@ -159,6 +172,15 @@ async fn is_known(context: &RequestContext<'_>, node: &str) -> bool {
     let looked = move || hub.audit().is_none_or(|audit| audit.has_issued(&node));
     // one that has credentials and was never here; what cannot be looked up keeps nobody from a revocation
     tokio::task::spawn_blocking(looked).await.unwrap_or(true)
+}
+
+/// A node's entry before a change.
+#[derive(Default)]
+struct Before {
+    /// Null without one.
+    entry: Value,
+    /// Its time, if the hub's clock is behind it: nothing was changed.
+    ahead: Option<OffsetDateTime>,
 }
 
 /// Changes the deny list, which is made if it is missing; returns what `edit` does.

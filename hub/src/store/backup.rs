@@ -1,33 +1,52 @@
 //! A copy of everything in one file, made while the hub runs, and the way back.
 //!
 //! A backup is a store of the same form, of one moment, with the hub's certificate authority beside the objects: whoever holds
-//! it holds the fleet's keys, so it is readable by its owner only. A backup is a whole file or none. Restoring needs the hub
-//! to be stopped (the directory's lock says so), validates the file before any change, keeps the old store as
-//! `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched the old state must
-//! list again, and no version is ever used twice. Renewals of the last seconds may be missing, as after a crash.
+//! it holds the fleet's keys, so it is readable by its owner only. A backup is a whole file or none, and ends with the SHA-256 of what is
+//! before. Restoring needs the hub to be stopped (the directory's lock says so), reads every object and key before any change, keeps the
+//! old store as `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched the old state
+//! must list again, and no version is ever used twice. What the directory denied before stays denied. Renewals of the last seconds may be
+//! missing, as after a crash. Left to others: the file's form (`sqlite`), the checksum (`trailer`).
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use kedge_hub_core::identity::denied::{self, DENY_LIST_NAME, DENY_LIST_NAMESPACE, Denial};
+use kedge_hub_core::kinds::{CONFIG_MAP, KINDS};
+use kedge_hub_core::object::Object;
+use kedge_hub_core::requests::new_object;
+use kedge_hub_core::state::RAISE as RAISE_UNKNOWN;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::audit::{Note, ObjectRef, try_append_line};
+use crate::files::{self, open_regular};
+use crate::fresh::fresh;
+use crate::pki;
 
-use super::sqlite::{APPLICATION_ID, MARKS, failed, lock, open_reading, sync_directory};
-use super::{OpenError, SCHEMA_VERSION, Sort, Spaces, StoreError};
+use super::marker::{Known, Marker};
+use super::sqlite::{
+    APPLICATION_ID, ID, MARKS, Sqlite, failed, load_all, lock, open_reading, sync_directory,
+};
+use super::trailer::{self, Sealed};
+use super::{Change, OpenError, SCHEMA_VERSION, Sort, Spaces, Store, StoreError};
 
 /// The files of a hub's identity, below the data directory.
 const KEYS: [&str; 2] = ["pki/ca.pem", "ca.crt"];
 /// Another process may be folding the log back.
 const BUSY: Duration = Duration::from_secs(10);
-/// Raise of the revision if it is unknown which were handed out. 10^12 is 30 years of a thousand a second.
-const UNKNOWN_RAISE: i64 = 1_000_000_000_000;
+/// Raise of the revision if it is unknown which were handed out.
+const UNKNOWN_RAISE: i64 = RAISE_UNKNOWN.cast_signed();
 /// Raise of the revision if that is known.
 const RAISE: i64 = 1;
+/// Where a restore keeps the store that it replaces.
+const KEPT: &str = "state.db.before-restore";
+
+/// Names and contents of key files.
+type Keys = Vec<(String, Vec<u8>)>;
 
 /// The content of a backup.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,6 +54,28 @@ pub struct Content {
     pub objects: u64,
     /// No revision above these had been handed out.
     pub reserved: Spaces<i64>,
+}
+
+/// A backup that was made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Made {
+    pub content: Content,
+    /// SHA-256 of all but the last line, in hexadecimal.
+    pub digest: String,
+}
+
+/// What a restore did.
+#[derive(Debug)]
+pub struct Restored {
+    pub objects: u64,
+    /// No revision above these was handed out.
+    pub reserved: Spaces<i64>,
+    /// The SHA-256 that the backup had; `None`: an older hub made it, or it is a copy of a store.
+    pub digest: Option<String>,
+    /// What the directory denied and the backup did not.
+    pub kept: Vec<Denial>,
+    /// Where the store that was there is now.
+    pub before: Option<PathBuf>,
 }
 
 pub(super) fn wrong(path: &Path, what: impl std::fmt::Display) -> OpenError {
@@ -47,6 +88,7 @@ pub(super) fn engine(tried: &'static str, path: &Path) -> impl Fn(rusqlite::Erro
 }
 
 fn open(path: &Path, flags: OpenFlags) -> Result<Connection, OpenError> {
+    files::check_regular(path).map_err(|error| OpenError::File(path.to_owned(), error))?;
     let connection = Connection::open_with_flags(path, flags).map_err(engine("open", path))?;
     connection.busy_timeout(BUSY).map_err(engine("open", path))?;
     Ok(connection)
@@ -56,8 +98,8 @@ fn open(path: &Path, flags: OpenFlags) -> Result<Connection, OpenError> {
 ///
 /// # Errors
 /// The file exists, one of the two places cannot be used, or the store is damaged. No file of that name is left then.
-pub fn backup(data_dir: &Path, to: &Path) -> Result<Content, OpenError> {
-    if to.exists() {
+pub fn backup(data_dir: &Path, to: &Path) -> Result<Made, OpenError> {
+    if to.symlink_metadata().is_ok() {
         return Err(wrong(to, "it exists already; give a new name"));
     }
     let from = data_dir.join("state.db");
@@ -66,19 +108,19 @@ pub fn backup(data_dir: &Path, to: &Path) -> Result<Content, OpenError> {
     }
     let part = beside(to, "part");
     let outcome = copy(data_dir, &from, &part).and_then(|content| {
-        let synced = File::open(&part).and_then(|file| file.sync_all());
-        synced.and_then(|()| fs::rename(&part, to)).map_err(|error| wrong(to, error))?;
+        let digest = trailer::seal(&part).map_err(|error| wrong(&part, error))?;
+        fs::rename(&part, to).map_err(|error| wrong(to, error))?;
         sync_directory(
             to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
         )?;
-        Ok(content)
+        Ok(Made { content, digest })
     });
     if outcome.is_err() {
         // remove the incomplete file; the first error is the one to return
         let _ = fs::remove_file(&part);
     }
-    if let Ok(content) = &outcome {
-        note(data_dir, "backup", to, content.objects);
+    if let Ok(made) = &outcome {
+        note(data_dir, "backup", to, made.content.objects);
     }
     outcome
 }
@@ -91,10 +133,10 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError> {
+    let _ = fs::remove_file(part);
     // create the file with mode 0600: SQLite would create it readable for others
     File::options()
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .write(true)
         .mode(0o600)
         .open(part)
@@ -108,7 +150,7 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
         .map_err(engine("write", part))?;
     for name in KEYS {
         let path = data_dir.join(name);
-        let content = match fs::read(&path) {
+        let content = match files::read(&path) {
             Ok(content) => content,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => return Err(wrong(&path, error)),
@@ -116,7 +158,11 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
         copy.execute("INSERT INTO keys VALUES (?1, ?2)", params![name, content])
             .map_err(engine("write", part))?;
     }
-    judge(&copy, part)
+    let judged = judge(&copy, part).map_err(|fault| match fault {
+        Fault::TooNew(version) => OpenError::TooNew(from.to_owned(), version),
+        Fault::Foreign(what) | Fault::Damaged(what) => OpenError::Damaged(from.to_owned(), what),
+    })?;
+    Ok(judged.content)
 }
 
 /// The store to copy. On a read-only disk no hub writes, so that it can be read without what is usually beside it.
@@ -129,41 +175,72 @@ pub(super) fn source(path: &Path) -> Result<Connection, OpenError> {
     }
 }
 
-/// Whether this is a complete store of a known version that contains only objects.
-fn judge(store: &Connection, path: &Path) -> Result<Content, OpenError> {
-    let damaged = |what: String| OpenError::Damaged(path.to_owned(), what);
-    let unreadable = |error: rusqlite::Error| damaged(error.to_string());
+/// Why a file is no store, or no good one.
+#[derive(Debug)]
+enum Fault {
+    /// Not written by a hub.
+    Foreign(String),
+    Damaged(String),
+    TooNew(i64),
+}
+
+/// What is in a store.
+#[derive(Debug)]
+struct Judged {
+    content: Content,
+    version: i64,
+    /// The deny list, null without one.
+    list: Value,
+}
+
+/// Whether this is a complete store of a known version of which every object can be read as a start reads it.
+fn judge(store: &Connection, path: &Path) -> Result<Judged, Fault> {
+    let unreadable = |error: rusqlite::Error| match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::NotADatabase) => Fault::Foreign(error.to_string()),
+        _ => Fault::Damaged(error.to_string()),
+    };
     let id: i64 = store.query_row("PRAGMA application_id", [], |row| row.get(0)).map_err(unreadable)?;
     if id != APPLICATION_ID {
-        return Err(damaged("it is not a store of this program".to_owned()));
+        return Err(Fault::Foreign("it is not a store of this program".to_owned()));
     }
     let verdict: String =
         store.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0)).map_err(unreadable)?;
     if verdict != "ok" {
-        return Err(damaged(verdict));
+        return Err(Fault::Damaged(verdict));
     }
     let version = mark(store, "schema").map_err(unreadable)?.unwrap_or(0);
     if version > SCHEMA_VERSION {
-        return Err(OpenError::TooNew(path.to_owned(), version));
+        return Err(Fault::TooNew(version));
     }
     let twice = "SELECT name FROM objects GROUP BY resource, namespace, name HAVING count(*) > 1";
     if let Some(name) =
         store.query_row(twice, [], |row| row.get::<_, String>(0)).optional().map_err(unreadable)?
     {
-        return Err(damaged(format!("{name:?} is there twice")));
+        return Err(Fault::Damaged(format!("{name:?} is there twice")));
     }
-    let mut objects = 0;
-    let mut statement = store.prepare("SELECT resource, name, json FROM objects").map_err(unreadable)?;
-    let mut rows = statement.query([]).map_err(unreadable)?;
-    while let Some(row) = rows.next().map_err(unreadable)? {
-        let json: Vec<u8> = row.get(2).map_err(unreadable)?;
-        if !serde_json::from_slice::<Value>(&json).is_ok_and(|value| value["metadata"]["name"].is_string()) {
-            let (resource, name) = (row.get::<_, String>(0), row.get::<_, String>(1));
-            return Err(damaged(format!("{resource:?} {name:?} is no object with a name")));
-        }
+    let (mut objects, mut list, mut bad) = (0, Value::Null, None);
+    let loaded = load_all(store, path, &mut |record| {
         objects += 1;
+        if record.resource == CONFIG_MAP.plural && denied::is_deny_list(&record.namespace, &record.name) {
+            list = serde_json::from_slice(&record.json).unwrap_or_default();
+        }
+        let kind = KINDS.iter().find(|kind| kind.resource_name() == record.resource);
+        let (name, losable) = (
+            format!("{} {}/{}", record.resource, record.namespace, record.name),
+            super::sqlite::may_be_lost(&record.resource),
+        );
+        // objects of kinds that are not served are kept as they are
+        let is_read = kind.is_none_or(|kind| Object::from_json(kind, record.json, record.revision).is_some());
+        if !is_read && !losable {
+            bad.get_or_insert(format!("{name} is no JSON object with a name"));
+        }
+    });
+    loaded.map_err(|error| Fault::Damaged(error.failed(path).message))?;
+    if let Some(bad) = bad {
+        return Err(Fault::Damaged(bad));
     }
-    Ok(Content { objects, reserved: reserved(store).map_err(unreadable)?.unwrap_or_default() })
+    let reserved = reserved(store).map_err(unreadable)?.unwrap_or_default();
+    Ok(Judged { content: Content { objects, reserved }, version, list })
 }
 
 /// The reserved marks. A store from before Leases had their own has one for both.
@@ -176,36 +253,145 @@ fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
     store.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0)).optional()
 }
 
+/// A backup that was read from its first byte to its last.
+struct Source {
+    judged: Judged,
+    keys: Keys,
+    sealed: Option<Sealed>,
+}
+
+/// Reads a backup; nothing is changed by that.
+fn inspect(from: &Path) -> Result<Source, OpenError> {
+    let no_backup = |what: String| OpenError::NoBackup(from.to_owned(), what);
+    let unreadable = |error: std::io::Error| no_backup(error.to_string());
+    let file = open_regular(File::options().read(true), from).map_err(unreadable)?;
+    let sealed = trailer::read(&file).map_err(unreadable)?;
+    if let Some(Sealed { told, found, .. }) = &sealed
+        && told != found
+    {
+        return Err(no_backup(format!(
+            "it is damaged: its SHA-256 is {found}, and was {told} when it was made; take another backup"
+        )));
+    }
+    let foreign = |what: &str| format!("it is no backup of a hub ({what})");
+    let store = open(from, OpenFlags::SQLITE_OPEN_READ_ONLY)
+        .map_err(|error| no_backup(foreign(&error.to_string())))?;
+    let judged = judge(&store, from).map_err(|fault| match fault {
+        Fault::Foreign(what) => no_backup(foreign(&what)),
+        Fault::Damaged(what) => no_backup(format!("it is damaged: {what}; take another backup")),
+        Fault::TooNew(version) => OpenError::TooNew(from.to_owned(), version),
+    })?;
+    let keys = keys(&store, from)?;
+    if let (None, Some(_)) = (&sealed, &keys)
+        && judged.version >= trailer::SINCE
+    {
+        return Err(no_backup(
+            "it is cut short: it has no SHA-256 at its end; take another backup".to_owned(),
+        ));
+    }
+    let keys = keys.unwrap_or_default();
+    pki::check_authority(&keys)
+        .map_err(|what| no_backup(format!("it is damaged: {what}; take another backup")))?;
+    Ok(Source { judged, keys, sealed })
+}
+
 /// Replaces the store of a data directory by a backup. The hub must be stopped.
 ///
 /// # Errors
 /// The hub runs, the file is not a valid backup, or it is of a hub with another certificate authority. Nothing was changed then.
-pub fn restore(data_dir: &Path, from: &Path) -> Result<Content, OpenError> {
-    let source = open(from, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-    let content = judge(&source, from)?;
-    let _lock = lock(data_dir)?;
-    let keys = keys(&source, from)?;
-    drop(source);
+pub fn restore(data_dir: &Path, from: &Path) -> Result<Restored, OpenError> {
+    let Source { judged, keys, sealed } = inspect(from)?;
+    let lock = Arc::new(lock(data_dir)?);
     check_keys(data_dir, &keys)?;
-    let state = data_dir.join("state.db");
-    let raised = |present: Option<i64>, restored: i64| match present {
-        Some(present) if present >= restored => present.saturating_add(RAISE),
-        // the hub that made the backup may have handed out more since: this store does not go on from it
-        _ => restored.saturating_add(UNKNOWN_RAISE),
-    };
-    let present = handed_out(&state);
-    let reserved = Spaces {
-        common: raised(present.map(|present| present.common), content.reserved.common),
-        leases: raised(present.map(|present| present.leases), content.reserved.leases),
-    };
+    let before = Before::of(data_dir)?;
+    let reserved = before.raised(judged.content.reserved);
+    let mut list = judged.list;
+    let kept = denied::unite(&mut list, &before.denied);
     let part = data_dir.join("state.db.restoring");
-    prepare(from, &part, reserved)?;
+    let length = sealed.as_ref().map(|sealed| sealed.content_bytes);
+    prepare(from, &part, length)?;
+    let list = (!kept.is_empty()).then_some(list);
+    let known = finish(lock, data_dir, &part, &before, reserved, list)?;
     for (name, content) in &keys {
         write_key(data_dir, name, content)?;
     }
-    replace(data_dir, &state, &part)?;
-    note(data_dir, "restore", from, content.objects);
-    Ok(Content { reserved, ..content })
+    let moved = replace(data_dir, &part)?;
+    before.marker.replace(known).map_err(|error| wrong(before.marker.path(), error))?;
+    let objects = judged.content.objects;
+    note(data_dir, "restore", from, objects);
+    let digest = sealed.map(|sealed| sealed.found);
+    Ok(Restored { objects, reserved, digest, kept, before: moved })
+}
+
+/// Replaces the store of a data directory by an empty one, which keeps who is denied. The hub must be stopped.
+///
+/// # Errors
+/// The hub runs, or the directory cannot be used. Nothing was changed then.
+pub fn begin_anew(data_dir: &Path) -> Result<Restored, OpenError> {
+    let lock = Arc::new(lock(data_dir)?);
+    let before = Before::of(data_dir)?;
+    // the marker of a disk that failed may be behind
+    let raised = |present: i64| present.saturating_add(UNKNOWN_RAISE);
+    let present = before.handed_out.unwrap_or_default();
+    let reserved = Spaces { common: raised(present.common), leases: raised(present.leases) };
+    let part = data_dir.join("state.db.restoring");
+    clear(&part);
+    let mut list = Value::Null;
+    let kept = denied::unite(&mut list, &before.denied);
+    let list = (!kept.is_empty()).then_some(list);
+    let known = finish(lock, data_dir, &part, &before, reserved, list)?;
+    let moved = replace(data_dir, &part)?;
+    before.marker.replace(known).map_err(|error| wrong(before.marker.path(), error))?;
+    note(data_dir, "restore", Path::new("--empty"), 0);
+    Ok(Restored { objects: 0, reserved, digest: None, kept, before: moved })
+}
+
+/// What a directory knows before its store is replaced.
+struct Before {
+    marker: Marker,
+    id: Option<i64>,
+    /// The highest revisions that may have been handed out here; `None` if they are unknown.
+    handed_out: Option<Spaces<i64>>,
+    /// Who is denied, by the store or by the marker.
+    denied: Value,
+}
+
+impl Before {
+    fn of(data_dir: &Path) -> Result<Before, OpenError> {
+        let marker = Marker::open(data_dir).map_err(|error| wrong(data_dir, error))?;
+        let present = present(&data_dir.join("state.db"));
+        let known = marker.known();
+        let of_marker = known.as_ref().map(|known| Spaces {
+            common: known.reserved.common.cast_signed(),
+            leases: known.reserved.leases.cast_signed(),
+        });
+        let of_store = present.as_ref().map(|(reserved, ..)| *reserved);
+        let handed_out = match (of_marker, of_store) {
+            (Some(one), Some(other)) => {
+                Some(Spaces { common: one.common.max(other.common), leases: one.leases.max(other.leases) })
+            }
+            (one, other) => one.or(other),
+        };
+        let mut denied = present.as_ref().map_or(Value::Null, |(_, _, list)| denied::maps(list));
+        if let Some(known) = &known {
+            denied::unite(&mut denied, &known.denied());
+        }
+        let id = known.map(|known| known.id).or_else(|| present.and_then(|(_, id, _)| id));
+        Ok(Before { marker, id, handed_out, denied })
+    }
+
+    /// Revisions above all that were handed out, here or by the hub that a backup with these marks is of.
+    fn raised(&self, restored: Spaces<i64>) -> Spaces<i64> {
+        let raised = |present: Option<i64>, restored: i64| match present {
+            Some(present) if present >= restored => present.saturating_add(RAISE),
+            // the hub that made the backup may have handed out more since: this store does not go on from it
+            _ => restored.saturating_add(UNKNOWN_RAISE),
+        };
+        Spaces {
+            common: raised(self.handed_out.map(|present| present.common), restored.common),
+            leases: raised(self.handed_out.map(|present| present.leases), restored.leases),
+        }
+    }
 }
 
 /// A backup holds the fleet's keys, and a restore takes back what others did: the audit log shows both.
@@ -215,23 +401,24 @@ fn note(data_dir: &Path, verb: &str, file: &Path, objects: u64) {
     try_append_line(data_dir, verb, object, &[(Note::Count, objects.to_string())]);
 }
 
-fn keys(source: &Connection, path: &Path) -> Result<Vec<(String, Vec<u8>)>, OpenError> {
+/// The keys of a backup; a plain copy of a store has none.
+fn keys(source: &Connection, path: &Path) -> Result<Option<Keys>, OpenError> {
     let failed = engine("read", path);
-    let mut statement = match source.prepare("SELECT name, content FROM keys") {
-        Ok(statement) => statement,
-        // a plain copy of a store has no keys
-        Err(_) => return Ok(Vec::new()),
-    };
+    let there = "SELECT count(*) FROM sqlite_schema WHERE name = 'keys'";
+    if source.query_row(there, [], |row| row.get::<_, i64>(0)).map_err(&failed)? == 0 {
+        return Ok(None);
+    }
+    let mut statement = source.prepare("SELECT name, content FROM keys").map_err(&failed)?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(&failed)?;
-    let found: Vec<(String, Vec<u8>)> = rows.collect::<Result<_, _>>().map_err(&failed)?;
+    let found: Keys = rows.collect::<Result<_, _>>().map_err(&failed)?;
     // names become paths: accept only known ones
-    Ok(found.into_iter().filter(|(name, _)| KEYS.contains(&name.as_str())).collect())
+    Ok(Some(found.into_iter().filter(|(name, _)| KEYS.contains(&name.as_str())).collect()))
 }
 
 fn check_keys(data_dir: &Path, keys: &[(String, Vec<u8>)]) -> Result<(), OpenError> {
     for (name, content) in keys {
         let path = data_dir.join(name);
-        match fs::read(&path) {
+        match files::read(&path) {
             Ok(present) if present != *content => {
                 let what =
                     "it is of another certificate authority than the backup; restore into an empty directory";
@@ -245,41 +432,92 @@ fn check_keys(data_dir: &Path, keys: &[(String, Vec<u8>)]) -> Result<(), OpenErr
     Ok(())
 }
 
-/// The highest revisions that the present store may have handed out; `None` if they are unknown. A store that is not there tells as
-/// little as a damaged one: the hub whose backup it is went on after it, wherever that was.
-fn handed_out(state: &Path) -> Option<Spaces<i64>> {
-    if !state.exists() {
+/// The highest revisions that the present store may have handed out, its id, and its deny list; `None` if they are unknown. A store that is
+/// not there tells as little as a damaged one: the hub whose backup it is went on after it, wherever that was.
+fn present(state: &Path) -> Option<(Spaces<i64>, Option<i64>, Value)> {
+    if !fs::metadata(state).is_ok_and(|file| file.is_file() && file.len() > 0) {
         return None;
     }
     let store = open(state, OpenFlags::SQLITE_OPEN_READ_WRITE).ok()?;
     let reserved = reserved(&store).ok()??;
+    let id = mark(&store, ID).ok()?;
+    let sql = "SELECT json FROM objects WHERE resource = ?1 AND namespace = ?2 AND name = ?3";
+    let place = [CONFIG_MAP.plural, DENY_LIST_NAMESPACE, DENY_LIST_NAME];
+    let list: Option<Vec<u8>> = store.query_row(sql, place, |row| row.get(0)).optional().ok()?;
+    let list = list.and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
     // copies the log into the file, so that it is not read into the new one
     store.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).ok()?;
-    Some(reserved)
+    Some((reserved, id, list))
 }
 
-/// Makes a file durable and readable only by the hub.
-fn prepare(from: &Path, part: &Path, reserved: Spaces<i64>) -> Result<(), OpenError> {
+/// Removes what an interrupted restore left.
+fn clear(part: &Path) {
     for suffix in ["", "-wal", "-shm", "-journal"] {
-        // left by an interrupted restore
         let _ = fs::remove_file(format!("{}{suffix}", part.display()));
     }
+}
+
+/// Copies a backup, without its checksum, into a file that only the hub may read.
+fn prepare(from: &Path, part: &Path, length: Option<u64>) -> Result<(), OpenError> {
+    clear(part);
     let bytes = |error| wrong(part, error);
     let mut file = File::options().create_new(true).write(true).mode(0o600).open(part).map_err(bytes)?;
-    let mut source = File::open(from).map_err(|error| wrong(from, error))?;
-    std::io::copy(&mut source, &mut file).map_err(bytes)?;
+    let source = File::open(from).map_err(|error| wrong(from, error))?;
+    std::io::copy(&mut source.take(length.unwrap_or(u64::MAX)), &mut file).map_err(bytes)?;
     drop(file);
     let store = open(part, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    let [common, leases] = [(MARKS.common, reserved.common), (MARKS.leases, reserved.leases)]
-        .map(|([reserved, _], upto)| format!("INSERT OR REPLACE INTO meta VALUES ('{reserved}', {upto});"));
-    let statements = format!(
-        "PRAGMA journal_mode = DELETE; BEGIN; DROP TABLE IF EXISTS keys; \
-         DELETE FROM meta WHERE key IN ('{}', '{}'); {common} {leases} COMMIT;",
-        MARKS.common[1], MARKS.leases[1]
-    );
-    store.execute_batch(&statements).map_err(engine("write", part))?;
-    drop(store);
-    File::open(part).and_then(|file| file.sync_all()).map_err(bytes)
+    store.execute_batch("DROP TABLE IF EXISTS keys").map_err(engine("write", part))
+}
+
+/// Makes a new store of a file, or an empty one if there is none: of the present form, with these marks, and with this deny list if one is
+/// given. Durable; returns what the directory is to remember of it.
+fn finish(
+    lock: Arc<File>,
+    data_dir: &Path,
+    part: &Path,
+    before: &Before,
+    reserved: Spaces<i64>,
+    list: Option<Value>,
+) -> Result<Known, OpenError> {
+    let unsigned = |number: i64| number.cast_unsigned();
+    let reserved = Spaces { common: unsigned(reserved.common), leases: unsigned(reserved.leases) };
+    let mut store = Sqlite::rework(part, data_dir, lock, before.id)?;
+    let revision = reserved.common;
+    let written = list.map(|list| list_object(list, revision)).transpose()?;
+    let put = written.as_ref().map(|object| Change::Put {
+        resource: CONFIG_MAP.plural,
+        namespace: DENY_LIST_NAMESPACE,
+        name: DENY_LIST_NAME,
+        revision,
+        json: &object.json,
+    });
+    store.commit(put.as_slice(), Some(reserved)).map_err(OpenError::Engine)?;
+    let mut known = Known { id: store.id().unwrap_or_default(), reserved, ..Known::default() };
+    store
+        .load(&mut |record| {
+            if record.resource == CONFIG_MAP.plural && denied::is_deny_list(&record.namespace, &record.name) {
+                let list = serde_json::from_slice(&record.json).unwrap_or_default();
+                known.note_list(record.revision, &list);
+            }
+        })
+        .map_err(OpenError::Engine)?;
+    store.finish()?;
+    File::open(part).and_then(|file| file.sync_all()).map_err(|error| wrong(part, error))?;
+    Ok(known)
+}
+
+/// The deny list as it is stored.
+fn list_object(mut list: Value, revision: u64) -> Result<Object, OpenError> {
+    let unmade = |what: String| OpenError::Engine(StoreError::certain(Sort::Other, what));
+    if !list["metadata"].is_object() {
+        list["metadata"] = json!({"name": DENY_LIST_NAME, "namespace": DENY_LIST_NAMESPACE});
+        list = fresh()
+            .and_then(|fresh| new_object(&CONFIG_MAP, list, &fresh))
+            .map_err(|error| unmade(error.message))?;
+    }
+    list["metadata"]["resourceVersion"] = revision.to_string().into();
+    Object::new(&CONFIG_MAP, &list, revision)
+        .ok_or_else(|| unmade("the deny list cannot be stored".to_owned()))
 }
 
 fn write_key(data_dir: &Path, name: &str, content: &[u8]) -> Result<(), OpenError> {
@@ -299,9 +537,9 @@ fn write_key(data_dir: &Path, name: &str, content: &[u8]) -> Result<(), OpenErro
     sync_directory(parent)
 }
 
-/// The last step: until the rename the old store is in place, after it the new one.
-fn replace(data_dir: &Path, state: &Path, part: &Path) -> Result<(), OpenError> {
-    let kept = data_dir.join("state.db.before-restore");
+/// The last step: until the rename the old store is in place, after it the new one. Returns where the old one is kept.
+fn replace(data_dir: &Path, part: &Path) -> Result<Option<PathBuf>, OpenError> {
+    let (state, kept) = (data_dir.join("state.db"), data_dir.join(KEPT));
     for suffix in ["", "-wal"] {
         let (from, to) = (format!("{}{suffix}", state.display()), format!("{}{suffix}", kept.display()));
         // only the latest is kept
@@ -315,12 +553,13 @@ fn replace(data_dir: &Path, state: &Path, part: &Path) -> Result<(), OpenError> 
         match fs::remove_file(format!("{}{suffix}", state.display())) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(wrong(state, error)),
+            Err(error) => return Err(wrong(&state, error)),
         }
     }
     sync_directory(data_dir)?;
-    fs::rename(part, state).map_err(|error| wrong(state, error))?;
-    sync_directory(data_dir)
+    fs::rename(part, &state).map_err(|error| wrong(&state, error))?;
+    sync_directory(data_dir)?;
+    Ok(kept.exists().then_some(kept))
 }
 
 #[cfg(test)]
@@ -354,7 +593,7 @@ mod tests {
         let mut store = Sqlite::open(&data).unwrap();
         store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
         let content = backup(&data, &file).unwrap();
-        assert_eq!(content, Content { objects: 1, reserved: Spaces::both(100) });
+        assert_eq!(content.content, Content { objects: 1, reserved: Spaces::both(100) });
         assert!(backup(&data, &file).unwrap_err().to_string().contains("exists already"));
         store.commit(&[put("b", 300)], Some(Spaces::both(400))).unwrap();
         assert!(matches!(restore(&data, &file), Err(OpenError::Locked(_))), "the hub runs");
@@ -366,7 +605,7 @@ mod tests {
             (vec!["a".to_owned()], Spaces::both(Marks { reserved: 401, clean: None }))
         );
         let kept = open(&data.join("state.db.before-restore"), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
-        assert_eq!(judge(&kept, &data).unwrap().objects, 2);
+        assert_eq!(judge(&kept, &data).unwrap().content.objects, 2);
         let audit = fs::read_to_string(data.join("audit.log")).unwrap();
         let lines: Vec<Value> = audit.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.iter().map(|line| &line["verb"]).collect::<Vec<_>>(), ["backup", "restore"]);
@@ -425,7 +664,10 @@ mod tests {
         let (old, file, data) = (folder.join("old"), folder.join("b"), folder.join("data"));
         // the old hub runs while the new program makes the backup
         let hub = version_1::make(&old, 900, None);
-        assert_eq!(backup(&old, &file).unwrap(), Content { objects: 60, reserved: Spaces::both(900) });
+        assert_eq!(
+            backup(&old, &file).unwrap().content,
+            Content { objects: 60, reserved: Spaces::both(900) }
+        );
         drop(hub);
         assert!(restore(&data, &file).unwrap().reserved.common > 900);
         let (names, marks) = found(&data);
@@ -435,11 +677,176 @@ mod tests {
         assert_eq!(found(&old).0.len(), 60);
         restore(&old, &file).unwrap();
         assert_eq!(found(&old).0.len(), 60);
+        let sealed = trailer::read(&File::open(&file).unwrap()).unwrap().unwrap();
+        File::options().write(true).open(&file).unwrap().set_len(sealed.content_bytes).unwrap();
         let newer = Connection::open(&file).unwrap();
         newer.execute("UPDATE meta SET value = ?1 WHERE key = 'schema'", [SCHEMA_VERSION + 1]).unwrap();
         drop(newer);
-        assert!(matches!(restore(&data, &file), Err(OpenError::TooNew(_, 4))));
+        assert!(matches!(restore(&data, &file), Err(OpenError::TooNew(_, 5))));
         assert_eq!(found(&data).0.len(), 60);
+    }
+
+    /// Each bit of a file that a store or a backup consists of, some of them: one flip at a time.
+    fn flips(file: &Path, check: impl Fn(usize)) {
+        let good = fs::read(file).unwrap();
+        for at in (0..good.len()).step_by(211) {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            fs::write(file, &bad).unwrap();
+            check(at);
+        }
+        fs::write(file, &good).unwrap();
+    }
+
+    #[test]
+    fn backup_with_a_flipped_bit_is_refused() {
+        let folder = scratch("flips");
+        let (data, file) = (folder.join("data"), folder.join("b"));
+        let mut store = Sqlite::open(&data).unwrap();
+        store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
+        drop(store);
+        let made = backup(&data, &file).unwrap();
+        let other = folder.join("other");
+        flips(&file, |at| {
+            let refused = restore(&other, &file).unwrap_err().to_string();
+            assert!(refused.contains("nothing was changed"), "byte {at}: {refused}");
+        });
+        assert!(!other.exists(), "nothing was made");
+        assert_eq!(restore(&other, &file).unwrap().digest, Some(made.digest));
+        // without its last line it does not pass for one of an older hub
+        let whole = fs::read(&file).unwrap();
+        fs::write(&file, &whole[..whole.len() - 90]).unwrap();
+        assert!(restore(&other, &file).unwrap_err().to_string().contains("cut short"));
+    }
+
+    #[test]
+    fn copy_of_a_store_is_restored_with_a_remark() {
+        let folder = scratch("copy");
+        let data = folder.join("data");
+        let mut store = Sqlite::open(&data).unwrap();
+        store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
+        drop(store);
+        fs::copy(data.join("state.db"), folder.join("copy")).unwrap();
+        let done = restore(&folder.join("other"), &folder.join("copy")).unwrap();
+        assert_eq!((done.digest, done.objects, done.before), (None, 1, None));
+    }
+
+    #[test]
+    fn file_that_is_no_backup_is_called_so() {
+        let folder = scratch("foreign");
+        let file = |name: &str| folder.join(name);
+        fs::write(file("text"), "no database, but some text of more than a hundred bytes".repeat(9)).unwrap();
+        fs::write(file("empty"), "").unwrap();
+        fs::create_dir(file("folder")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(file("pipe")).status().unwrap().success());
+        let other = Connection::open(file("other")).unwrap();
+        other.execute_batch("CREATE TABLE x (y)").unwrap();
+        drop(other);
+        for (name, expect) in [
+            ("text", "it is no backup of a hub"),
+            ("empty", "it is no backup of a hub"),
+            ("other", "it is no backup of a hub"),
+            ("folder", "directory"),
+            ("pipe", "named pipe"),
+            ("missing", "No such file"),
+        ] {
+            let refused = restore(&folder.join("data"), &file(name)).unwrap_err().to_string();
+            assert!(refused.contains(expect) && refused.contains("nothing was changed"), "{name}: {refused}");
+            assert!(!refused.contains("save what is left"), "{name}: {refused}");
+        }
+    }
+
+    #[test]
+    fn damaged_key_in_a_backup_is_found_before_anything_changes() {
+        let folder = scratch("keys");
+        let (data, file) = (folder.join("data"), folder.join("b"));
+        drop(Sqlite::open(&data).unwrap());
+        fs::create_dir_all(data.join("pki")).unwrap();
+        fs::write(data.join("pki/ca.pem"), "no key").unwrap();
+        backup(&data, &file).unwrap();
+        let refused = restore(&folder.join("other"), &file).unwrap_err().to_string();
+        assert!(refused.contains("pki/ca.pem") && refused.contains("nothing was changed"), "{refused}");
+        assert!(!folder.join("other").exists());
+    }
+
+    fn denying(nodes: &[&str]) -> Vec<u8> {
+        let data: serde_json::Map<_, _> =
+            nodes.iter().map(|node| (format!("node.{node}"), Value::from(""))).collect();
+        let meta = json!({"name": DENY_LIST_NAME, "namespace": DENY_LIST_NAMESPACE, "uid": "u"});
+        json!({"metadata": meta, "data": data}).to_string().into_bytes()
+    }
+
+    fn put_list(json: &[u8], revision: u64) -> Change<'_> {
+        let (namespace, name) = (DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+        Change::Put { resource: CONFIG_MAP.plural, namespace, name, revision, json }
+    }
+
+    /// Who is denied in a directory, and the version of its list.
+    fn denied_in(data_dir: &Path) -> (Vec<String>, u64) {
+        let (mut found, mut revision) = (Vec::new(), 0);
+        let mut store = super::super::disk::DiskStore::open(data_dir).unwrap();
+        store
+            .load(&mut |record| {
+                if record.name == DENY_LIST_NAME {
+                    let list: Value = serde_json::from_slice(&record.json).unwrap();
+                    assert_eq!(list["metadata"]["name"], DENY_LIST_NAME);
+                    found = denied::lifted(&list, &Value::Null)
+                        .into_iter()
+                        .map(|one| one.denial.to_string())
+                        .collect();
+                    revision = record.revision;
+                }
+            })
+            .unwrap();
+        (found, revision)
+    }
+
+    /// Runs a hub's store for a moment.
+    fn run(data_dir: &Path, changes: &[Change<'_>], reserved: u64) {
+        let mut store = super::super::disk::DiskStore::open(data_dir).unwrap();
+        store.load(&mut |_| {}).unwrap();
+        store.commit(changes, Some(Spaces::both(reserved))).unwrap();
+    }
+
+    #[test]
+    fn restore_readmits_nobody() {
+        let folder = scratch("denied");
+        let (data, file) = (folder.join("data"), folder.join("b"));
+        run(&data, &[put("a", 5), put_list(&denying(&["edge-1"]), 6)], 100);
+        backup(&data, &file).unwrap();
+        run(&data, &[put_list(&denying(&["edge-2"]), 7)], 200);
+        let done = restore(&data, &file).unwrap();
+        assert_eq!(done.kept, [Denial::Node("edge-2".to_owned())]);
+        assert_eq!(done.before, Some(data.join(KEPT)));
+        let both = vec!["node \"edge-1\"".to_owned(), "node \"edge-2\"".to_owned()];
+        assert_eq!(denied_in(&data), (both.clone(), 201), "with a version of its own");
+        // the store is lost, and what it denied is known all the same
+        run(&data, &[put_list(&denying(&["edge-1", "edge-2", "edge-3"]), 300)], 400);
+        fs::write(data.join("state.db"), "").unwrap();
+        let done = restore(&data, &file).unwrap();
+        assert_eq!(done.kept.len(), 2);
+        assert_eq!(done.reserved, Spaces::both(401), "the marker tells what was handed out");
+        assert_eq!(denied_in(&data).0.len(), 3);
+        // the same again takes nothing away
+        assert_eq!(restore(&data, &file).unwrap().kept.len(), 2);
+    }
+
+    #[test]
+    fn begun_anew_denies_and_counts_on() {
+        let folder = scratch("anew");
+        let data = folder.join("data");
+        run(&data, &[put("a", 5), put_list(&denying(&["edge-1"]), 6)], 100);
+        fs::remove_file(data.join("state.db")).unwrap();
+        assert!(matches!(super::super::disk::DiskStore::open(&data), Err(OpenError::Lost { denied: 1, .. })));
+        let done = begin_anew(&data).unwrap();
+        assert_eq!((done.objects, done.kept.len(), done.before), (0, 1, None));
+        let raised = u64::try_from(100 + UNKNOWN_RAISE).unwrap();
+        assert_eq!(denied_in(&data), (vec!["node \"edge-1\"".to_owned()], raised));
+        assert_eq!(found(&data).1.common.reserved, raised);
+        // without any trace of a store
+        let other = folder.join("other");
+        assert_eq!(begin_anew(&other).unwrap().kept, []);
+        assert_eq!(denied_in(&other).0.len(), 0);
     }
 
     #[test]
@@ -459,14 +866,21 @@ mod tests {
             assert!(restore(&data, &file).is_err(), "{} bytes", bad.len());
             assert_eq!(found(&data).0, ["a"]);
         }
-        fs::create_dir_all(data.join("pki")).unwrap();
-        fs::write(data.join("pki/ca.pem"), "one").unwrap();
+        let make_keys = |directory: &Path| {
+            let now = time::OffsetDateTime::now_utc();
+            drop(pki::Pki::open(directory, &["localhost".to_owned()], now).unwrap());
+            KEYS.map(|name| fs::read(directory.join(name)).unwrap())
+        };
+        let own = make_keys(&data);
         let keyed = folder.join("keyed");
         backup(&data, &keyed).unwrap();
-        fs::write(data.join("pki/ca.pem"), "another").unwrap();
-        assert!(restore(&data, &keyed).unwrap_err().to_string().contains("another certificate authority"));
-        fs::remove_file(data.join("pki/ca.pem")).unwrap();
+        let others = folder.join("others");
+        fs::create_dir(&others).unwrap();
+        make_keys(&others);
+        assert!(restore(&others, &keyed).unwrap_err().to_string().contains("another certificate authority"));
+        fs::remove_dir_all(data.join("pki")).unwrap();
+        fs::remove_file(data.join("ca.crt")).unwrap();
         restore(&data, &keyed).unwrap();
-        assert_eq!(fs::read(data.join("pki/ca.pem")).unwrap(), b"one");
+        assert_eq!(KEYS.map(|name| fs::read(data.join(name)).unwrap()), own);
     }
 }

@@ -2,16 +2,23 @@
 //!
 //! Always holds: a hub whose store can be read starts and serves it; on such a disk nothing is written, and nothing beside the store is
 //! needed. The store is opened for writing by [`Store::probe`] as soon as the disk lets it, without a restart, if it is still what was
-//! read. Left to others: when to probe (`writer`), the file itself (`sqlite`).
+//! read. A connection that has met an I/O error gives no verdict: it is closed, and only what two fresh ones see in turn is damage. A
+//! store that is missing, empty, or older than this directory's marker is never a first start. Left to others: when to probe (`writer`),
+//! the file itself (`sqlite`), what the marker holds (`marker`).
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kedge_hub_core::identity::denied;
+use kedge_hub_core::kinds::CONFIG_MAP;
 use rusqlite::Connection;
+use serde_json::Value;
 
+use super::marker::{self, Known, Marker};
 use super::reserve::Reserve;
-use super::sqlite::{self, Sqlite, failed};
+use super::sqlite::{self, Sqlite};
 use super::{Change, Marks, OpenError, Record, Sort, Spaces, Store, StoreError};
 
 /// See the module.
@@ -21,6 +28,7 @@ pub struct DiskStore {
     lock: Arc<File>,
     pages: i64,
     state: State,
+    marker: Arc<Marker>,
 }
 
 #[derive(Debug)]
@@ -37,7 +45,19 @@ enum State {
         reader: Option<Connection>,
         read: Content,
     },
+    /// Its connection has met an error and was closed.
+    Forsaken {
+        why: StoreError,
+        /// Fresh connections in turn that called it damaged.
+        damaged: u32,
+        /// What the store has at least.
+        id: Option<i64>,
+        reserved: Spaces<u64>,
+    },
 }
+
+/// So many fresh connections in turn make a verdict of damage.
+const LOOKS: u32 = 2;
 
 /// What tells two states of a store apart: objects, the sum of their revisions, marks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,8 +85,15 @@ impl DiskStore {
     }
 
     fn open_locked(lock: Arc<File>, directory: &Path, pages: i64) -> Result<DiskStore, OpenError> {
+        let marker = Marker::open(directory);
+        let marker = Arc::new(marker.map_err(|error| OpenError::File(directory.join(marker::NAME), error))?);
+        check_not_lost(directory, &marker)?;
         let open = || Sqlite::open_locked(lock.clone(), directory, pages);
         let (mut opened, mut short) = (open(), None);
+        if let Err(error @ OpenError::Damaged(..)) = &opened {
+            log::error!("{error}; looking once more");
+            opened = open();
+        }
         if let Err(error) = &opened
             && let Some(fault) = error.disk_fault().filter(|fault| fault.sort == Sort::Full)
             && Reserve::of(directory).give_up().unwrap_or(false)
@@ -81,16 +108,32 @@ impl DiskStore {
             }
             Err(error) => wait(directory, error)?,
         };
-        Ok(DiskStore { directory: directory.to_owned(), lock, pages, state })
+        Ok(DiskStore { directory: directory.to_owned(), lock, pages, state, marker })
+    }
+
+    /// The store, if it takes writes.
+    fn writable(&mut self) -> Result<&mut Sqlite, StoreError> {
+        match &mut self.state {
+            State::Open { store, .. } => Ok(store),
+            State::Waiting { why, .. } | State::Forsaken { why, .. } => Err(why.clone()),
+        }
+    }
+
+    /// What this directory remembers of its store.
+    pub fn marker(&self) -> Arc<Marker> {
+        Arc::clone(&self.marker)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.join("state.db")
     }
 
     /// Opens it for writing, if it is what was read.
     fn open_again(&mut self, expect: Content) -> Result<(), StoreError> {
-        let path = self.directory.join("state.db");
+        let path = self.path();
         if !is_there(&path) {
             // opening would make a new one in its place
-            let message = format!("the store is not there: {} is missing or empty", path.display());
-            return Err(StoreError::certain(Sort::Io, message));
+            return Err(not_there(&path));
         }
         let opened = Sqlite::open_locked(self.lock.clone(), &self.directory, self.pages);
         let mut store = opened.map_err(not_opened)?;
@@ -105,6 +148,73 @@ impl DiskStore {
         }
         self.state = State::Open { store: Box::new(store), short: None };
         Ok(())
+    }
+}
+
+/// Refuses to take for a first start what is none.
+fn check_not_lost(directory: &Path, marker: &Marker) -> Result<(), OpenError> {
+    let path = directory.join("state.db");
+    let what = match std::fs::metadata(&path) {
+        Ok(file) if file.len() > 0 => return Ok(()),
+        Ok(file) if !file.is_file() => return Ok(()),
+        Ok(_) => "is empty (0 bytes), and a hub has kept objects in it",
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            "is missing, and a hub has kept objects in it"
+        }
+        // opening it tells more
+        Err(_) => return Ok(()),
+    };
+    if !Marker::had_a_store(directory) {
+        return Ok(());
+    }
+    let denied = marker.known().map_or(0, |known| known.denials());
+    Err(OpenError::Lost { path, what: what.to_owned(), denied })
+}
+
+/// What is found of a store while it is loaded.
+#[derive(Debug, Default)]
+struct Found {
+    id: Option<i64>,
+    marks: Spaces<Marks>,
+    list: Option<(u64, Value)>,
+}
+
+impl Found {
+    fn look(&mut self, record: &Record) {
+        let is_list =
+            record.resource == CONFIG_MAP.plural && denied::is_deny_list(&record.namespace, &record.name);
+        if is_list {
+            self.list = Some((record.revision, serde_json::from_slice(&record.json).unwrap_or_default()));
+        }
+    }
+
+    /// Why it is not the store that the marker tells of.
+    fn fault(&self, known: &Known) -> Option<String> {
+        let older = |what: &str, found: u64, known: u64| {
+            (found < known).then(|| {
+                format!("is older than the one that was here: {what} {found}, and {known} in the directory's marker")
+            })
+        };
+        match self.id {
+            Some(id) if id != known.id => Some("is another one than the hub kept here".to_owned()),
+            None => Some(
+                "is older than the one that was here: a hub of before its last upgrade wrote it".to_owned(),
+            ),
+            Some(_) => {
+                older("it reserved resourceVersions up to", self.marks.common.reserved, known.reserved.common)
+                    .or_else(|| {
+                        older(
+                            "it reserved those of Leases up to",
+                            self.marks.leases.reserved,
+                            known.reserved.leases,
+                        )
+                    })
+                    .or_else(|| {
+                        let found = self.list.as_ref().map_or(0, |(revision, _)| *revision);
+                        older("its deny list has the version", found, known.list_revision)
+                    })
+            }
+        }
     }
 }
 
@@ -126,14 +236,19 @@ fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
+fn not_there(path: &Path) -> StoreError {
+    StoreError::certain(Sort::Io, format!("the store is not there: {} is missing or empty", path.display()))
+}
+
 /// Why a store could not be opened again. Only what the file itself shows is damage, which does not pass: a file that is locked, or
 /// cannot be opened for want of memory or file descriptors, is tried again.
 fn not_opened(error: OpenError) -> StoreError {
     match error {
         OpenError::Engine(error) => error,
-        OpenError::Damaged(..) | OpenError::TooNew(..) => {
+        OpenError::Damaged(..) | OpenError::TooNew(..) | OpenError::Lost { .. } | OpenError::NoBackup(..) => {
             StoreError::certain(Sort::Damaged, error.to_string())
         }
+        OpenError::File(..) => StoreError::certain(Sort::Other, error.to_string()),
         OpenError::Locked(_) => StoreError::certain(Sort::Busy, error.to_string()),
         OpenError::Directory(..) => {
             error.disk_fault().unwrap_or_else(|| StoreError::certain(Sort::Other, error.to_string()))
@@ -152,29 +267,156 @@ fn while_waiting(mut error: StoreError) -> StoreError {
     error
 }
 
+impl DiskStore {
+    /// No connection that has met an I/O error goes on, and none but a fresh one says that the store is damaged.
+    fn judge(&mut self, outcome: Result<(), StoreError>) -> Result<(), StoreError> {
+        let Err(error) = outcome else { return Ok(()) };
+        let State::Open { store, .. } = &self.state else { return Err(error) };
+        if !matches!(error.sort, Sort::Io | Sort::Damaged) {
+            return Err(error);
+        }
+        let id = store.id().or_else(|| self.marker.known().map(|known| known.id));
+        let reserved = self.marker.known().map(|known| known.reserved).unwrap_or_default();
+        let why = StoreError { sort: Sort::Io, ..error };
+        let forsaken = State::Forsaken { why: why.clone(), damaged: 0, id, reserved };
+        if let State::Open { store, .. } = std::mem::replace(&mut self.state, forsaken) {
+            store.forsake();
+        }
+        Err(why)
+    }
+
+    /// Opens a store anew whose connection was closed.
+    fn look_again(&mut self) -> Result<(), StoreError> {
+        let path = self.path();
+        if !is_there(&path) {
+            // opening would make a new one in its place
+            return Err(not_there(&path));
+        }
+        // a first look that writes nothing: a log that belongs to the file must not be lost by one at something else
+        let opened = sqlite::open_reading(&path)
+            .and_then(|_| Sqlite::open_locked(self.lock.clone(), &self.directory, self.pages));
+        let State::Forsaken { damaged, id, reserved, .. } = &mut self.state else { return Ok(()) };
+        let mut store = match opened.map_err(not_opened) {
+            Ok(store) => store,
+            Err(error) if error.sort != Sort::Damaged => {
+                *damaged = 0;
+                return Err(error);
+            }
+            Err(error) => {
+                *damaged += 1;
+                let is_verdict = *damaged >= LOOKS;
+                let sort = if is_verdict { Sort::Damaged } else { Sort::Io };
+                return Err(StoreError { sort, ..error });
+            }
+        };
+        *damaged = 0;
+        let marks = store.load(&mut |_| {})?;
+        let is_same = (id.is_none() || store.id() == *id)
+            && marks.common.reserved >= reserved.common
+            && marks.leases.reserved >= reserved.leases;
+        if !is_same {
+            let message = format!(
+                "the store in {} was changed while its disk failed: start the hub again",
+                self.directory.display()
+            );
+            return Err(StoreError::certain(Sort::Damaged, message));
+        }
+        self.state = State::Open { store: Box::new(store), short: None };
+        Ok(())
+    }
+
+    /// What a durable commit means for the marker.
+    fn mark(&self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) {
+        let list = changes.iter().rev().find_map(|change| match *change {
+            Change::Put { resource, namespace, name, revision, json }
+                if is_list(resource, namespace, name) =>
+            {
+                Some((revision, serde_json::from_slice(json).unwrap_or_default()))
+            }
+            Change::Delete { resource, namespace, name } if is_list(resource, namespace, name) => {
+                Some((0, Value::Null))
+            }
+            _ => None,
+        });
+        if list.is_none() && reserved.is_none() {
+            return;
+        }
+        if let (None, State::Open { store, .. }) = (self.marker.known(), &self.state)
+            && let Some(id) = store.id()
+        {
+            // it was of an older form when it was read, and its disk took no writes
+            self.marker.adopt(Known { id, ..Known::default() });
+        }
+        self.marker.change(|known| {
+            if let Some(reserved) = reserved {
+                known.reserved = reserved;
+            }
+            if let Some((revision, list)) = &list {
+                known.note_list(*revision, list);
+            }
+        });
+    }
+
+    /// Whether what was loaded is what the marker tells of, which then knows it.
+    fn compare(&self, found: Found) -> Result<(), StoreError> {
+        let known = self.marker.known();
+        if let Some(known) = &known
+            && let Some(what) = found.fault(known)
+        {
+            let lost = OpenError::Lost { path: self.path(), what, denied: known.denials() };
+            return Err(StoreError::certain(Sort::Damaged, lost.to_string()));
+        }
+        // a store of an older form that can only be read has none yet
+        let Some(id) = found.id else { return Ok(()) };
+        let mut known = known.unwrap_or_else(|| Known { id, ..Known::default() });
+        known.reserved = Spaces { common: found.marks.common.reserved, leases: found.marks.leases.reserved };
+        let (revision, list) = found.list.unwrap_or_default();
+        known.note_list(revision, &list);
+        self.marker.adopt(known);
+        Ok(())
+    }
+}
+
+fn is_list(resource: &str, namespace: &str, name: &str) -> bool {
+    resource == CONFIG_MAP.plural && denied::is_deny_list(namespace, name)
+}
+
 impl Store for DiskStore {
     fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Spaces<Marks>, StoreError> {
-        match &mut self.state {
-            State::Open { store, .. } => store.load(each),
+        let (path, mut found) = (self.path(), Found::default());
+        found.marks = match &mut self.state {
+            State::Open { store, .. } => {
+                found.id = store.id();
+                store.load(&mut |record| {
+                    found.look(&record);
+                    each(record);
+                })?
+            }
             State::Waiting { reader, read, why } => {
                 let Some(connection) = reader.take() else { return Err(why.clone()) };
-                let path = self.directory.join("state.db");
+                let failed = |error| sqlite::Unreadable::Engine(error).failed(&path);
+                found.id = sqlite::mark(&connection, sqlite::ID).map_err(failed)?;
                 let mut counted = |record: Record| {
                     read.count(&record);
+                    found.look(&record);
                     each(record);
                 };
-                let marks = sqlite::load_all(&connection, &mut counted);
-                read.marks = marks.map_err(|error| failed("read", &path, &error))?;
-                Ok(read.marks)
+                let marks = sqlite::load_all(&connection, &path, &mut counted);
+                read.marks = marks.map_err(|error| error.failed(&path))?;
+                read.marks
             }
-        }
+            State::Forsaken { why, .. } => return Err(why.clone()),
+        };
+        let marks = found.marks;
+        self.compare(found)?;
+        Ok(marks)
     }
 
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
-        match &mut self.state {
-            State::Open { store, .. } => store.commit(changes, reserved),
-            State::Waiting { why, .. } => Err(why.clone()),
-        }
+        let outcome = self.writable()?.commit(changes, reserved);
+        self.judge(outcome)?;
+        self.mark(changes, reserved);
+        Ok(())
     }
 
     fn commit_from_reserve(
@@ -182,34 +424,31 @@ impl Store for DiskStore {
         changes: &[Change<'_>],
         reserved: Option<Spaces<u64>>,
     ) -> Result<(), StoreError> {
-        match &mut self.state {
-            State::Open { store, .. } => store.commit_from_reserve(changes, reserved),
-            State::Waiting { why, .. } => Err(why.clone()),
-        }
+        let outcome = self.writable()?.commit_from_reserve(changes, reserved);
+        self.judge(outcome)?;
+        self.mark(changes, reserved);
+        Ok(())
     }
 
     fn tidy(&mut self) -> Result<(), StoreError> {
-        match &mut self.state {
-            State::Open { store, .. } => store.tidy(),
-            State::Waiting { .. } => Ok(()),
-        }
+        let State::Open { store, .. } = &mut self.state else { return Ok(()) };
+        let outcome = store.tidy();
+        self.judge(outcome)
     }
 
     fn probe(&mut self) -> Result<(), StoreError> {
-        if let State::Waiting { read, .. } = self.state {
-            self.open_again(read).map_err(while_waiting)?;
+        match &self.state {
+            State::Waiting { read, .. } => self.open_again(*read).map_err(while_waiting)?,
+            State::Forsaken { .. } => self.look_again()?,
+            State::Open { .. } => {}
         }
-        match &mut self.state {
-            State::Open { store, .. } => store.probe(),
-            State::Waiting { why, .. } => Err(why.clone()),
-        }
+        let outcome = self.writable()?.probe();
+        self.judge(outcome)
     }
 
     fn trial(&mut self) -> Result<(), StoreError> {
-        match &mut self.state {
-            State::Open { store, .. } => store.trial(),
-            State::Waiting { why, .. } => Err(why.clone()),
-        }
+        let outcome = self.writable()?.trial();
+        self.judge(outcome)
     }
 
     fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
@@ -217,13 +456,14 @@ impl Store for DiskStore {
             State::Open { store, .. } => store.close(revisions),
             // nothing was handed out that it does not know
             State::Waiting { .. } => Ok(()),
+            State::Forsaken { why, .. } => Err(why.clone()),
         }
     }
 
     fn unwritable(&self) -> Option<&StoreError> {
         match &self.state {
             State::Open { short, .. } => short.as_ref(),
-            State::Waiting { why, .. } => Some(why),
+            State::Waiting { why, .. } | State::Forsaken { why, .. } => Some(why),
         }
     }
 }
@@ -247,7 +487,8 @@ mod tests {
         let why = StoreError::certain(Sort::Full, "no room");
         let state = wait(folder.path(), OpenError::Engine(why)).unwrap();
         let directory = folder.path().to_owned();
-        let mut store = DiskStore { directory, lock, pages: 8000, state };
+        let marker = Arc::new(Marker::open(folder.path()).unwrap());
+        let mut store = DiskStore { directory, lock, pages: 8000, state, marker };
         let mut names = Vec::new();
         store.load(&mut |record| names.push(record.name)).unwrap();
         assert_eq!(names, ["a"]);
@@ -318,11 +559,179 @@ mod tests {
         let folder = Scratch::new("hub-disk-changed").unwrap();
         let mut store = waiting(&folder);
         let other = Connection::open(folder.path().join("state.db")).unwrap();
-        other.execute("UPDATE objects SET revision = 8", []).unwrap();
+        other.execute("UPDATE meta SET value = 200 WHERE key = 'reserved'", []).unwrap();
         drop(other);
         let refused = store.probe().unwrap_err();
         assert!(refused.message.contains("was changed while the disk took no writes"), "{refused}");
         assert!(store.commit(&[PUT], None).is_err());
+    }
+
+    fn fault(sort: Sort) -> StoreError {
+        StoreError::certain(sort, "injected")
+    }
+
+    /// What a disk that comes back makes of each sort of error: the store goes on, with what it had.
+    #[test]
+    fn store_goes_on_when_its_disk_comes_back() {
+        for sort in Sort::ALL {
+            let folder = Scratch::new("hub-disk-back").unwrap();
+            let mut store = DiskStore::open(folder.path()).unwrap();
+            store.load(&mut |_| {}).unwrap();
+            store.commit(&[PUT], Some(Spaces::both(100))).unwrap();
+            let judged = store.judge(Err(fault(sort))).unwrap_err().sort;
+            let is_forsaken = matches!(sort, Sort::Io | Sort::Damaged);
+            assert_eq!(judged, if is_forsaken { Sort::Io } else { sort }, "{sort:?}");
+            assert_eq!(store.commit(&[PUT], None).is_err(), is_forsaken, "{sort:?}");
+            store.probe().unwrap();
+            store.commit(&[PUT], None).unwrap();
+            let mut names = Vec::new();
+            store.load(&mut |record| names.push(record.name)).unwrap();
+            assert_eq!(names, ["a"], "{sort:?}");
+        }
+    }
+
+    #[test]
+    fn damage_is_what_two_fresh_connections_see() {
+        let folder = Scratch::new("hub-disk-damage").unwrap();
+        let mut store = DiskStore::open(folder.path()).unwrap();
+        store.load(&mut |_| {}).unwrap();
+        store.commit(&[PUT], Some(Spaces::both(100))).unwrap();
+        assert_eq!(store.judge(Err(fault(Sort::Damaged))).unwrap_err().sort, Sort::Io);
+        let [path, aside] = ["state.db", "aside"].map(|name| folder.path().join(name));
+        let spoil = || {
+            std::fs::rename(&path, &aside).unwrap();
+            std::fs::write(&path, [7; 9000]).unwrap();
+        };
+        spoil();
+        assert_eq!(store.probe().unwrap_err().sort, Sort::Io, "the first look");
+        std::fs::rename(&aside, &path).unwrap();
+        store.probe().unwrap();
+        store.commit(&[PUT], None).unwrap();
+        store.judge(Err(fault(Sort::Io))).unwrap_err();
+        spoil();
+        assert_eq!(store.probe().unwrap_err().sort, Sort::Io);
+        assert_eq!(store.probe().unwrap_err().sort, Sort::Damaged, "the second look in turn");
+    }
+
+    const LIST: &[u8] =
+        br#"{"metadata":{"name":"kedge-denied","namespace":"kube-system"},"data":{"node.edge-1":""}}"#;
+
+    fn list(revision: u64) -> Change<'static> {
+        let (namespace, name) = ("kube-system", "kedge-denied");
+        Change::Put { resource: "configmaps", namespace, name, revision, json: LIST }
+    }
+
+    /// A directory whose hub has run, with a copy of its store from before its last start.
+    fn used(folder: &Path) {
+        let start = |reserved| {
+            let mut store = DiskStore::open(folder).unwrap();
+            store.load(&mut |_| {}).unwrap();
+            store.commit(&[PUT], Some(Spaces::both(reserved))).unwrap();
+            store
+        };
+        start(100).close(Spaces::both(7)).unwrap();
+        std::fs::copy(folder.join("state.db"), folder.join("copy")).unwrap();
+        start(200).commit(&[list(9)], None).unwrap();
+    }
+
+    fn refusal(folder: &Path) -> String {
+        match DiskStore::open(folder) {
+            Err(error) => error.to_string(),
+            Ok(mut store) => {
+                store.load(&mut |_| {}).map_or_else(|error| error.to_string(), |_| String::new())
+            }
+        }
+    }
+
+    #[test]
+    fn lost_or_older_store_is_no_first_start() {
+        type Spoil = fn(&Path);
+        let cases: [(&str, Spoil); 4] = [
+            ("is missing", |folder| std::fs::remove_file(folder.join("state.db")).unwrap()),
+            ("is empty (0 bytes)", |folder| std::fs::write(folder.join("state.db"), "").unwrap()),
+            ("is older than the one that was here", |folder| {
+                std::fs::rename(folder.join("copy"), folder.join("state.db")).unwrap();
+            }),
+            ("is another one", |folder| {
+                let other = Connection::open(folder.join("state.db")).unwrap();
+                other.execute("UPDATE meta SET value = value + 1 WHERE key = 'id'", []).unwrap();
+            }),
+        ];
+        for (expect, spoil) in cases {
+            let folder = Scratch::new("hub-disk-lost").unwrap();
+            used(folder.path());
+            assert_eq!(refusal(folder.path()), "", "it starts as it is");
+            for beside in ["state.db-wal", "state.db-shm"] {
+                drop(std::fs::remove_file(folder.join(beside)));
+            }
+            spoil(folder.path());
+            let refused = refusal(folder.path());
+            for part in [expect, "restore FILE", "restore --empty", "1 revoked credentials"] {
+                assert!(refused.contains(part), "{part}: {refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn lost_deny_list_makes_a_store_older() {
+        let folder = Scratch::new("hub-disk-list").unwrap();
+        used(folder.path());
+        let store = Connection::open(folder.join("state.db")).unwrap();
+        store.execute("DELETE FROM objects WHERE resource = 'configmaps'", []).unwrap();
+        drop(store);
+        assert!(refusal(folder.path()).contains("its deny list has the version 0, and 9"));
+    }
+
+    #[test]
+    fn directory_of_an_older_hub_without_its_store_is_no_first_start() {
+        for name in ["pki/ca.pem", "ca.crt"] {
+            let folder = Scratch::new("hub-disk-traces").unwrap();
+            std::fs::create_dir(folder.join("pki")).unwrap();
+            std::fs::write(folder.join(name), "x").unwrap();
+            assert!(refusal(folder.path()).contains("is missing"), "{name}");
+        }
+        let folder = Scratch::new("hub-disk-first-start").unwrap();
+        assert_eq!(refusal(folder.path()), "");
+    }
+
+    #[test]
+    fn marker_that_is_damaged_or_gone_is_made_anew() {
+        let folder = Scratch::new("hub-disk-marker").unwrap();
+        used(folder.path());
+        let path = folder.join(marker::NAME);
+        let good = std::fs::read_to_string(&path).unwrap();
+        let flipped = good.replacen("200", "201", 1);
+        for bad in [Some(flipped.as_str()), Some(""), Some("x"), None] {
+            match bad {
+                Some(text) => std::fs::write(&path, text).unwrap(),
+                None => std::fs::remove_file(&path).unwrap(),
+            }
+            let mut store = DiskStore::open(folder.path()).unwrap();
+            store.load(&mut |_| {}).unwrap();
+            store.commit(&[], Some(Spaces::both(200))).unwrap();
+            drop(store);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), good, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn denial_that_ended_unexplained_stays_in_the_marker() {
+        let folder = Scratch::new("hub-disk-ended").unwrap();
+        used(folder.path());
+        let denied = |store: &DiskStore| store.marker().known().unwrap().denials();
+        let mut store = DiskStore::open(folder.path()).unwrap();
+        store.load(&mut |_| {}).unwrap();
+        let gone = Change::Delete { resource: "configmaps", namespace: "kube-system", name: "kedge-denied" };
+        store.commit(&[gone], None).unwrap();
+        drop(store);
+        let mut store = DiskStore::open(folder.path()).unwrap();
+        store.load(&mut |_| {}).unwrap();
+        assert_eq!(denied(&store), 1, "the next start knows of it");
+        store.marker().settle(&[denied::Denial::Node("edge-1".to_owned())]);
+        assert_eq!(denied(&store), 0);
+        store.commit(&[list(10)], None).unwrap();
+        store.marker().settle(&[denied::Denial::Node("edge-1".to_owned())]);
+        assert_eq!(denied(&store), 1, "it was revoked again");
     }
 
     #[test]

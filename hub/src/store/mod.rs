@@ -9,9 +9,11 @@ pub mod backup;
 pub mod disk;
 pub mod health;
 pub(crate) mod look;
+pub mod marker;
 mod reserve;
 mod rows;
 pub mod sqlite;
+mod trailer;
 pub mod writer;
 
 use std::fmt;
@@ -21,7 +23,7 @@ use std::path::{Path, PathBuf};
 pub use kedge_hub_core::state::{Change, Marks, Record, Sort, Spaces};
 
 /// The layout that this code reads and writes.
-pub const SCHEMA_VERSION: i64 = 3;
+pub const SCHEMA_VERSION: i64 = 4;
 
 /// A durable copy.
 pub trait Store: Send {
@@ -108,6 +110,12 @@ impl std::error::Error for StoreError {}
 pub enum OpenError {
     /// The directory or its lock file cannot be made.
     Directory(PathBuf, std::io::Error),
+    /// A file in it cannot be used, or something else is in its place.
+    File(PathBuf, std::io::Error),
+    /// A store was here, and what is here now is not it. Says what is, what the marker tells, and how many are denied.
+    Lost { path: PathBuf, what: String, denied: usize },
+    /// The file cannot be restored.
+    NoBackup(PathBuf, String),
     /// Another process has it.
     Locked(PathBuf),
     /// The file is damaged or not a store of ours.
@@ -129,7 +137,12 @@ impl OpenError {
                 Sort::Damaged | Sort::Busy | Sort::Other => None,
             },
             OpenError::Directory(path, error) => StoreError::of_file("write", path, error),
-            OpenError::Locked(_) | OpenError::Damaged(..) | OpenError::TooNew(..) => None,
+            OpenError::File(..)
+            | OpenError::Lost { .. }
+            | OpenError::NoBackup(..)
+            | OpenError::Locked(_)
+            | OpenError::Damaged(..)
+            | OpenError::TooNew(..) => None,
         }
     }
 }
@@ -139,6 +152,17 @@ impl fmt::Display for OpenError {
         match self {
             OpenError::Directory(path, error) => {
                 write!(out, "cannot use data directory {}: {error}", path.display())
+            }
+            OpenError::File(path, error) => write!(out, "cannot use {}: {error}", path.display()),
+            OpenError::Lost { path, what, denied } => write!(
+                out,
+                "store {} {what}; not going on without it, because nodes would meet resourceVersions twice and {denied} \
+                 revoked credentials would count again: restore a backup, or a copy of a store, with `kedge-hub restore FILE`, or \
+                 begin anew with `kedge-hub restore --empty`: both raise the versions and keep who is denied",
+                path.display()
+            ),
+            OpenError::NoBackup(path, what) => {
+                write!(out, "cannot restore {}: {what}; nothing was changed", path.display())
             }
             OpenError::Locked(path) => {
                 write!(out, "another process holds {}: one hub per data directory", path.display())

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use kedge_platform::linux::allocate;
 
+use crate::files::open_regular;
+
 /// Enough to fold a full log back into the file (4 MiB and one batch), after which deletions are written over the old log.
 pub(super) const RESERVE_BYTES: u64 = 8 * 1024 * 1024;
 
@@ -35,13 +37,9 @@ impl Reserve {
         if self.is_made() {
             return Ok(());
         }
-        let taken = File::options()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(&self.path)
-            .and_then(|file| take(&file));
+        let taken =
+            open_regular(File::options().create(true).truncate(true).write(true).mode(0o600), &self.path)
+                .and_then(|file| take(&file));
         if taken.is_err() {
             // half a reserve would keep room from everybody
             drop(self.give_up());

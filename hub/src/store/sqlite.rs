@@ -8,7 +8,8 @@
 //! purpose: a power cut that damages the block being written must not damage another page than the one in the log.
 //! Another process may read it meanwhile: that is how a backup is made while the hub runs (`backup`).
 //! Before anything is served the log is folded back into the file: what a process that died had written but not flushed is then
-//! either durable or an error. Left to others: which failures end what (`writer`), starting on a disk that takes no writes (`disk`).
+//! either durable or an error. Each row has a checksum, verified when it is loaded: one that does not match is read once more by a fresh
+//! connection, and then refused by name; rows of kinds that a fleet makes anew (Events, Leases) are kept and not shown. Left to others: which failures end what (`writer`), starting on a disk that takes no writes (`disk`).
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -17,18 +18,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use flate2::Crc;
+use kedge_hub_core::kinds::{EVENT, LEASE};
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::{NotifySocket, Roots, memory_limit};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags, ffi, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Row, ffi, params};
 
 use super::reserve::Reserve;
 use super::rows::Rows;
 use super::{Change, Marks, OpenError, Record, SCHEMA_VERSION, Sort, Spaces, Store, StoreError, sort_of};
+use crate::files::{self, open_regular};
 
 /// The upgrade of each older version to the next: the first is from 1 to 2. All upgrades of a file run in one transaction, so a
 /// crash leaves the old version or the new one.
-const UPGRADES: &[Upgrade] = &[number_rows, split_marks];
+const UPGRADES: &[Upgrade] = &[number_rows, split_marks, add_sums];
 const PAGE_BYTES: u64 = 4096;
 /// Pages that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
 const MAX_PAGES: i64 = 512 * 1024;
@@ -77,11 +81,22 @@ const OBJECTS: &str = "
     CREATE TABLE objects (
         id INTEGER PRIMARY KEY,
         resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+        revision INTEGER NOT NULL, sum BLOB NOT NULL, json BLOB NOT NULL
+    )";
+/// In versions 2 and 3.
+const OBJECTS_2: &str = "
+    CREATE TABLE objects (
+        id INTEGER PRIMARY KEY,
+        resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
         revision INTEGER NOT NULL, json BLOB NOT NULL
     )";
+/// Tells a store from all others. One that is restored into a directory takes over the id of that before it.
+pub(super) const ID: &str = "id";
+const MAKE_ID: &str = "INSERT OR IGNORE INTO meta VALUES ('id', abs(random() >> 1))";
 
 const SET_MARK: &str = "INSERT OR REPLACE INTO meta VALUES (?1, ?2)";
-const INSERT: &str = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+const INSERT: &str = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+const INSERT_2: &str = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 
 type Upgrade = fn(&Connection) -> rusqlite::Result<()>;
 
@@ -111,6 +126,7 @@ impl Sqlite {
     /// The same with the lock already taken and another limit.
     pub(super) fn open_locked(lock: Arc<File>, directory: &Path, pages: i64) -> Result<Sqlite, OpenError> {
         let path = directory.join("state.db");
+        check_files(&path)?;
         let bytes = match std::fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
@@ -151,6 +167,59 @@ impl Sqlite {
             reserve_due: None,
             _lock: lock,
         })
+    }
+
+    /// Brings a file of any version, which may be missing, to the present form, to take the place of a directory's store: with the id that
+    /// this had, and no mark of a clean end. The caller holds the directory's lock.
+    pub(super) fn rework(
+        path: &Path,
+        directory: &Path,
+        lock: Arc<File>,
+        id: Option<i64>,
+    ) -> Result<Sqlite, OpenError> {
+        if !path.exists() {
+            File::options()
+                .create_new(true)
+                .write(true)
+                .mode(0o600)
+                .open(path)
+                .map_err(|error| OpenError::File(path.to_owned(), error))?;
+        }
+        let mut store = Sqlite::new(directory, path.to_owned(), MAX_PAGES, lock)?;
+        store.set_pragmas()?;
+        if store.is_empty()? {
+            store.make()?;
+        }
+        check(&store.connection, &store.path)?;
+        store.upgrade(UPGRADES)?;
+        let failed = |error| store.open_failed("write", &error);
+        let clean = format!("DELETE FROM meta WHERE key IN ('{}', '{}')", MARKS.common[1], MARKS.leases[1]);
+        store.connection.execute_batch(&clean).map_err(failed)?;
+        if let Some(id) = id {
+            store.connection.execute(SET_MARK, params![ID, id]).map_err(failed)?;
+        }
+        store.rows = Some(store.read_rows()?);
+        Ok(store)
+    }
+
+    /// Leaves one file, with nothing beside it.
+    pub(super) fn finish(self) -> Result<(), OpenError> {
+        self.connection
+            .pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(()))
+            .map_err(|error| self.open_failed("finish", &error))
+    }
+
+    /// What tells it from all others.
+    pub(super) fn id(&self) -> Option<i64> {
+        self.mark(ID).ok().flatten()
+    }
+
+    /// Closes it and leaves its log alone: its connection has met an error, and what it remembers is not to be written.
+    pub(super) fn forsake(self) {
+        let set = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+        if let Err(error) = set {
+            log::warn!("{}", failed("leave the log of", &self.path, &error));
+        }
     }
 
     /// Whether room is kept for deletions.
@@ -424,7 +493,7 @@ impl Sqlite {
 
 impl Store for Sqlite {
     fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Spaces<Marks>, StoreError> {
-        load_all(&self.connection, each).map_err(|error| failed("read", &self.path, &error))
+        load_all(&self.connection, &self.path, each).map_err(|error| error.failed(&self.path))
     }
 
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
@@ -521,28 +590,131 @@ fn is_before_the_log(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(DiskFull | ReadOnly | DatabaseBusy | DatabaseLocked))
 }
 
-fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
+pub(super) fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
     let mut statement = store.prepare_cached("SELECT value FROM meta WHERE key = ?1")?;
     let mut rows = statement.query([key])?;
     rows.next()?.map(|row| row.get(0)).transpose()
 }
 
-/// Reads a store of any version.
-pub(super) fn load_all(store: &Connection, each: &mut dyn FnMut(Record)) -> rusqlite::Result<Spaces<Marks>> {
-    let mut statement = store.prepare("SELECT resource, namespace, name, revision, json FROM objects")?;
+/// Why objects could not be read.
+#[derive(Debug)]
+pub(super) enum Unreadable {
+    Engine(rusqlite::Error),
+    /// A row is not what was written. Says which, and the way out.
+    Row(String),
+}
+
+impl From<rusqlite::Error> for Unreadable {
+    fn from(error: rusqlite::Error) -> Unreadable {
+        Unreadable::Engine(error)
+    }
+}
+
+impl Unreadable {
+    pub(super) fn failed(self, path: &Path) -> StoreError {
+        match self {
+            Unreadable::Engine(error) => failed("read", path, &error),
+            Unreadable::Row(what) => {
+                let message = format!("store {} is damaged: {what}", path.display());
+                StoreError::certain(Sort::Damaged, message)
+            }
+        }
+    }
+}
+
+/// Kinds whose objects a fleet makes anew.
+pub(super) fn may_be_lost(resource: &str) -> bool {
+    [&EVENT, &LEASE].iter().any(|kind| kind.resource_name() == resource)
+}
+
+/// Reads a store of any version. Damaged rows of kinds that may be lost are left out.
+pub(super) fn load_all(
+    store: &Connection,
+    path: &Path,
+    each: &mut dyn FnMut(Record),
+) -> Result<Spaces<Marks>, Unreadable> {
+    let has_sums = mark(store, "schema")?.unwrap_or(1) >= 4;
+    let (id, sum) = if has_sums { ("id", "sum") } else { ("0", "NULL") };
+    let sql = format!("SELECT resource, namespace, name, revision, json, {sum}, {id} FROM objects");
+    let mut statement = store.prepare(&sql)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        each(Record {
-            resource: row.get(0)?,
-            namespace: row.get(1)?,
-            name: row.get(2)?,
-            revision: unsigned(row.get(3)?)?,
-            json: row.get(4)?,
-        });
+        let found = if has_sums { verified(row, path)? } else { Some(record(row)?) };
+        if let Some(record) = found {
+            each(record);
+        }
     }
     let common = marks(store, MARKS.common)?.unwrap_or_default();
     // before the upgrade Leases counted with the others
     Ok(Spaces { common, leases: marks(store, MARKS.leases)?.unwrap_or(common) })
+}
+
+fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    Ok(Record {
+        resource: row.get(0)?,
+        namespace: row.get(1)?,
+        name: row.get(2)?,
+        revision: unsigned(row.get(3)?)?,
+        json: row.get(4)?,
+    })
+}
+
+/// Whether the row has the checksum of what is in it.
+fn is_sound(row: &Row<'_>, record: &Record) -> bool {
+    let place = [&*record.resource, &*record.namespace, &*record.name];
+    let told: Option<[u8; 4]> = row.get(5).ok();
+    told == Some(checksum(place, record.revision.cast_signed(), &record.json))
+}
+
+/// The object of a row, `None` if it is damaged and may be lost.
+fn verified(row: &Row<'_>, path: &Path) -> Result<Option<Record>, Unreadable> {
+    let found = record(row);
+    if let Ok(record) = found
+        && is_sound(row, &record)
+    {
+        return Ok(Some(record));
+    }
+    if let Some(record) = read_again(row.get(6)?, path) {
+        log::warn!(
+            "store {}: a row was read wrongly once, and rightly again: the disk fails at times",
+            path.display()
+        );
+        return Ok(Some(record));
+    }
+    let [resource, namespace, name] =
+        [0, 1, 2].map(|column| row.get::<_, String>(column).unwrap_or_else(|_| "?".to_owned()));
+    if may_be_lost(&resource) {
+        log::error!(
+            "store {}: {resource} {namespace}/{name} does not match its checksum: it is kept in the file and not shown",
+            path.display()
+        );
+        return Ok(None);
+    }
+    Err(Unreadable::Row(format!(
+        "{resource} {namespace}/{name} does not match its checksum; {}",
+        way_out(path, row.get(6)?)
+    )))
+}
+
+/// How to go on without an object.
+fn way_out(path: &Path, id: i64) -> String {
+    format!(
+        "keep a copy of the directory, then restore a backup with `kedge-hub restore FILE`, or give up this object with \
+         `sqlite3 {} 'DELETE FROM objects WHERE id = {id}'`",
+        path.display()
+    )
+}
+
+/// One look more, by a connection that remembers nothing of the first.
+fn read_again(id: i64, path: &Path) -> Option<Record> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let store = Connection::open_with_flags(path, flags).ok()?;
+    let sql = "SELECT resource, namespace, name, revision, json, sum, id FROM objects WHERE id = ?1";
+    let look = store.query_row(sql, [id], |row| {
+        let record = record(row)?;
+        Ok(is_sound(row, &record).then_some(record))
+    });
+    look.ok().flatten()
 }
 
 fn marks(store: &Connection, [reserved, clean]: [&str; 2]) -> rusqlite::Result<Option<Marks>> {
@@ -572,6 +744,15 @@ pub(super) fn check(store: &Connection, path: &Path) -> Result<(), OpenError> {
         .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
         .map_err(|error| open_failed("check", path, &error))?;
     if verdict == "ok" { Ok(()) } else { Err(damaged(verdict)) }
+}
+
+/// Whether the store and what is beside it are files: SQLite would wait for a named pipe, or read a device, for ever.
+fn check_files(path: &Path) -> Result<(), OpenError> {
+    for ending in ["", "-wal", "-shm"] {
+        let path = PathBuf::from(format!("{}{ending}", path.display()));
+        files::check_regular(&path).map_err(|error| OpenError::File(path, error))?;
+    }
+    Ok(())
 }
 
 /// Opens a store without writing anything beside it, for one read of all. The caller holds the directory's lock.
@@ -619,12 +800,13 @@ fn make(transaction: &Connection, rows: &mut Rows, change: &Change<'_>) -> rusql
     match *change {
         Change::Put { resource, namespace, name, revision, json } => {
             let revision = revision.cast_signed();
+            let sum = checksum([resource, namespace, name], revision, json);
             if let Some(id) = rows.find(resource, namespace, name) {
-                let sql = "UPDATE objects SET revision = ?2, json = ?3 WHERE id = ?1";
-                return one(transaction.prepare_cached(sql)?.execute(params![id, revision, json])?);
+                let sql = "UPDATE objects SET revision = ?2, json = ?3, sum = ?4 WHERE id = ?1";
+                return one(transaction.prepare_cached(sql)?.execute(params![id, revision, json, sum])?);
             }
             let id = rows.add(resource, namespace, name).ok_or_else(no_number)?;
-            let parameters = params![id, resource, namespace, name, revision, json];
+            let parameters = params![id, resource, namespace, name, revision, sum, json];
             one(transaction.prepare_cached(INSERT)?.execute(parameters)?)
         }
         Change::Delete { resource, namespace, name } => match rows.remove(resource, namespace, name) {
@@ -644,7 +826,7 @@ fn no_number() -> rusqlite::Error {
 
 /// From version 1 to 2. Copies row by row, so that memory does not hold them all.
 fn number_rows(store: &Connection) -> rusqlite::Result<()> {
-    store.execute_batch(&format!("ALTER TABLE objects RENAME TO objects_1; {OBJECTS}"))?;
+    store.execute_batch(&format!("ALTER TABLE objects RENAME TO objects_1; {OBJECTS_2}"))?;
     copy_rows(store)?;
     store.execute_batch("DROP TABLE objects_1")
 }
@@ -658,9 +840,40 @@ fn split_marks(store: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// From version 3 to 4: an id, and a checksum for each row, before its text so that a large object costs no page more. What was damaged
+/// before is not noticed by it.
+fn add_sums(store: &Connection) -> rusqlite::Result<()> {
+    store.execute_batch(&format!("ALTER TABLE objects RENAME TO objects_3; {OBJECTS}; {MAKE_ID}"))?;
+    let sql = "SELECT id, resource, namespace, name, revision, json FROM objects_3 ORDER BY id";
+    let (mut old, mut insert) = (store.prepare(sql)?, store.prepare(INSERT)?);
+    let mut found = old.query([])?;
+    while let Some(row) = found.next()? {
+        let [resource, namespace, name]: [String; 3] = [row.get(1)?, row.get(2)?, row.get(3)?];
+        let (id, revision, json): (i64, i64, Vec<u8>) = (row.get(0)?, row.get(4)?, row.get(5)?);
+        let sum = checksum([resource.as_str(), &namespace, &name], revision, &json);
+        insert.execute(params![id, resource, namespace, name, revision, sum, json])?;
+    }
+    drop(found);
+    drop(old);
+    store.execute_batch("DROP TABLE objects_3")
+}
+
+/// The checksum of a row: CRC-32, which notices each flip of a few bits, and all but one in four billion other changes. Of a
+/// fixed size, so that a row keeps its own.
+pub fn checksum(place: [&str; 3], revision: i64, json: &[u8]) -> [u8; 4] {
+    let mut sum = Crc::new();
+    for part in place {
+        sum.update(part.as_bytes());
+        sum.update(&[0]);
+    }
+    sum.update(&revision.to_le_bytes());
+    sum.update(json);
+    sum.sum().to_le_bytes()
+}
+
 fn copy_rows(store: &Connection) -> rusqlite::Result<()> {
     let sql = "SELECT resource, namespace, name, revision, json FROM objects_1 ORDER BY 1, 2, 3";
-    let (mut old, mut insert) = (store.prepare(sql)?, store.prepare(INSERT)?);
+    let (mut old, mut insert) = (store.prepare(sql)?, store.prepare(INSERT_2)?);
     let (mut rows, mut found) = (Rows::default(), old.query([])?);
     while let Some(row) = found.next()? {
         let [resource, namespace, name]: [String; 3] = [row.get(0)?, row.get(1)?, row.get(2)?];
@@ -717,7 +930,7 @@ fn unsigned(number: i64) -> rusqlite::Result<u64> {
 fn schema() -> String {
     format!(
         "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {META}; {OBJECTS}; \
-         INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0), ('lease-reserved', 0); COMMIT;"
+         INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0), ('lease-reserved', 0); {MAKE_ID}; COMMIT;"
     )
 }
 
@@ -757,9 +970,9 @@ fn sort(error: &rusqlite::Error, path: &Path) -> Sort {
 /// The fault that a small file beside the store meets, if any.
 fn try_disk(path: &Path) -> Option<Sort> {
     let trial = path.with_extension("db.trial");
+    drop(std::fs::remove_file(&trial));
     let tried = File::options()
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .write(true)
         .mode(0o600)
         .open(&trial)
@@ -774,13 +987,13 @@ pub(super) fn lock(directory: &Path) -> Result<File, OpenError> {
     let cannot = |error| OpenError::Directory(directory.to_owned(), error);
     std::fs::create_dir_all(directory).map_err(cannot)?;
     let path = directory.join("lock");
-    let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let opened = open_regular(File::options().create(true).truncate(false).write(true).mode(0o600), &path);
     let file = match opened {
         Ok(file) => file,
         Err(error) if sort_of(&error).is_some() => {
             File::open(&path).or_else(|_| File::open(directory)).map_err(cannot)?
         }
-        Err(error) => return Err(cannot(error)),
+        Err(error) => return Err(OpenError::File(path, error)),
     };
     // older hubs left it readable, and whoever can open it can hold it
     if file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o077 != 0)
@@ -884,6 +1097,65 @@ mod tests {
     }
 
     #[test]
+    fn row_that_is_not_what_was_written_is_refused_by_name() {
+        let folder = scratch("sums");
+        let lease = Change::Put {
+            resource: "leases.coordination.k8s.io",
+            namespace: "n",
+            name: "l",
+            revision: 6,
+            json: b"{\"a\": 1}",
+        };
+        let event =
+            Change::Put { resource: "events", namespace: "n", name: "e", revision: 7, json: b"{\"a\": 1}" };
+        let mut store = Sqlite::open(&folder).unwrap();
+        store.commit(&[put("a", 5), lease, event], None).unwrap();
+        let spoil = |store: &Sqlite, sql: &str| store.connection.execute(sql, []).unwrap();
+        for (field, value) in [
+            ("json", "CAST('{\"a\": 2}' AS BLOB)"),
+            ("revision", "revision + 1"),
+            ("sum", "x'00'"),
+            ("name", "'x'"),
+        ] {
+            for resource in ["leases.coordination.k8s.io", "events"] {
+                spoil(&store, &format!("UPDATE objects SET {field} = {value} WHERE resource = '{resource}'"));
+            }
+            assert_eq!(names(&mut store).0, ["a@5"], "{field}: they are not shown");
+            drop(store);
+            store = Sqlite::open(&folder).unwrap();
+            assert_eq!(names(&mut store).0, ["a@5"], "{field}");
+        }
+        // made anew they are good
+        store
+            .commit(
+                &[Change::Put { resource: "events", namespace: "n", name: "e", revision: 8, json: b"{}" }],
+                None,
+            )
+            .unwrap();
+        assert_eq!(names(&mut store).0.len(), 2);
+        spoil(&store, "UPDATE objects SET json = CAST('[]' AS BLOB) WHERE resource = 'nodes'");
+        let refused = store.load(&mut |_| {}).unwrap_err();
+        assert_eq!(refused.sort, Sort::Damaged);
+        for part in
+            ["nodes /a does not match its checksum", "restore FILE", "DELETE FROM objects WHERE id = 0"]
+        {
+            assert!(refused.message.contains(part), "{part}: {refused}");
+        }
+    }
+
+    #[test]
+    fn checksum_notices_each_part_of_a_row() {
+        let of = |place, revision, json: &[u8]| checksum(place, revision, json);
+        let whole = of(["a", "b", "c"], 7, b"{}");
+        assert_eq!(whole, of(["a", "b", "c"], 7, b"{}"));
+        for other in
+            [of(["ab", "", "c"], 7, b"{}"), of(["a", "b", "c"], 6, b"{}"), of(["a", "b", "c"], 7, b"[]")]
+        {
+            assert_ne!(other, whole);
+        }
+    }
+
+    #[test]
     fn older_file_is_upgraded_stepwise_or_left_unchanged() {
         const FIRST: Upgrade = |store| store.execute_batch("ALTER TABLE objects ADD COLUMN one INTEGER");
         const SECOND: Upgrade = |store| store.execute_batch("ALTER TABLE objects ADD COLUMN two INTEGER");
@@ -892,18 +1164,18 @@ mod tests {
         let folder = scratch("upgrade");
         let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("a", 5)], None).unwrap();
-        assert!(store.upgrade(&[present, present, FIRST, BROKEN]).is_err());
-        assert_eq!(version(&store), Some(3));
-        assert!(store.connection.prepare("SELECT one FROM objects").is_err(), "half an upgrade stayed");
-        store.upgrade(&[present, present, FIRST]).unwrap();
+        assert!(store.upgrade(&[present, present, present, FIRST, BROKEN]).is_err());
         assert_eq!(version(&store), Some(4));
-        store.upgrade(&[present, present, FIRST, SECOND]).unwrap();
-        store.upgrade(&[present, present, FIRST, SECOND]).unwrap();
+        assert!(store.connection.prepare("SELECT one FROM objects").is_err(), "half an upgrade stayed");
+        store.upgrade(&[present, present, present, FIRST]).unwrap();
         assert_eq!(version(&store), Some(5));
+        store.upgrade(&[present, present, present, FIRST, SECOND]).unwrap();
+        store.upgrade(&[present, present, present, FIRST, SECOND]).unwrap();
+        assert_eq!(version(&store), Some(6));
         store.connection.prepare("SELECT one, two FROM objects").unwrap();
         assert_eq!(names(&mut store).0, ["a@5"]);
         drop(store);
-        assert!(matches!(Sqlite::open(&folder), Err(OpenError::TooNew(_, 5))));
+        assert!(matches!(Sqlite::open(&folder), Err(OpenError::TooNew(_, 6))));
     }
 
     /// Everything in it, as `version_1::objects` has it.
@@ -1089,7 +1361,7 @@ mod tests {
             let before: Vec<_> = files(&folder);
             let reader = open_reading(&path).unwrap();
             let mut names = Vec::new();
-            let marks = load_all(&reader, &mut |record| names.push(record.name)).unwrap();
+            let marks = load_all(&reader, &path, &mut |record| names.push(record.name)).unwrap();
             drop(reader);
             assert_eq!(files(&folder), before, "something was written");
             (names, marks)
@@ -1407,7 +1679,7 @@ mod tests {
             .execute("UPDATE meta SET value = 99 WHERE key = 'schema'", [])
             .unwrap();
         refused(
-            "schema version 99, this hub knows 3: use the newer hub that wrote it, or restore a backup that an older one made",
+            "schema version 99, this hub knows 4: use the newer hub that wrote it, or restore a backup that an older one made",
         );
         std::fs::remove_file(&path).unwrap();
         let mut store = Sqlite::open(&folder).unwrap();

@@ -56,6 +56,8 @@ pub type Reply = Box<dyn FnOnce(Outcome) + Send>;
 
 enum Command {
     Write(Write, Reply, Ticket),
+    /// A client knows this revision, which was never handed out here.
+    Raise(u64),
     Close,
 }
 
@@ -98,6 +100,8 @@ pub struct Writer {
     health: Arc<Health>,
     alive: Arc<AtomicBool>,
     ended: Arc<tokio::sync::Notify>,
+    /// Revisions are raised once: what clients claim must not use them up.
+    raised: AtomicBool,
     thread: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -153,7 +157,8 @@ impl Writer {
                 worker.run(&commands);
             })
             .expect("a process that just started can start one thread");
-        Writer { memory, queue, counters, health, alive, ended, thread: std::sync::Mutex::new(Some(thread)) }
+        let (raised, thread) = (AtomicBool::new(false), std::sync::Mutex::new(Some(thread)));
+        Writer { memory, queue, counters, health, alive, ended, raised, thread }
     }
 
     /// Makes a renewal, on the caller's thread: it is visible and acknowledged when this returns.
@@ -203,6 +208,14 @@ impl Writer {
             reply(Err(error));
         }
         ticket
+    }
+
+    /// A client knows a revision that this store does not: an older copy of it was put back. Revisions go on from far above, once.
+    pub fn raise_above(&self, revision: u64) {
+        if !self.raised.swap(true, Ordering::AcqRel) && self.queue.try_send(Command::Raise(revision)).is_err()
+        {
+            self.raised.store(false, Ordering::Release);
+        }
     }
 
     /// Whether changes can be made durable, and since when a commit is under way.
@@ -292,7 +305,7 @@ struct Worker {
 impl Worker {
     fn run(&mut self, commands: &Receiver<Command>) {
         loop {
-            let mut closing = false;
+            let (mut closing, mut raise) = (false, None);
             let mut batch = Vec::new();
             let wake = self.health.retry_at().map_or(self.flush_at, |at| at.min(self.flush_at));
             let wait = wake.saturating_duration_since(Instant::now());
@@ -300,18 +313,21 @@ impl Worker {
             let received = commands.recv_timeout(wait);
             self.health.turn(Progress::busy);
             match received {
-                Ok(command) => closing |= take(command, &mut batch),
+                Ok(command) => closing |= take(command, &mut batch, &mut raise),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => closing = true,
             }
             while batch.len() < BATCH && !closing {
                 match commands.try_recv() {
-                    Ok(command) => closing |= take(command, &mut batch),
+                    Ok(command) => closing |= take(command, &mut batch, &mut raise),
                     Err(_) => break,
                 }
             }
             if self.health.retry_at().is_some_and(|at| at <= Instant::now()) {
                 self.probe();
+            }
+            if let Some(known) = raise {
+                self.raise(known);
             }
             self.process(batch);
             if closing || self.health.end().is_some() {
@@ -319,6 +335,19 @@ impl Worker {
                 return self.health.turn(Progress::idle);
             }
         }
+    }
+
+    /// What is handed out from now on is above all that the copy's successor may have handed out.
+    fn raise(&mut self, known: u64) {
+        let before = self.order.revision();
+        self.order.raise();
+        let made = self.commit(Batch::default(), Vec::new(), 0);
+        log::error!(
+            "a node knows the resourceVersion {known}, and the store's last one is {before}: an older copy of the data directory was put \
+             back, or the node comes from another hub; versions go on from {}{}",
+            self.order.revision(),
+            if made { "" } else { ", once the disk takes writes" }
+        );
     }
 
     fn close(&mut self, commands: &Receiver<Command>) {
@@ -606,8 +635,12 @@ fn answer_to(error: &StoreError) -> WriteError {
     }
 }
 
-fn take(command: Command, batch: &mut Vec<(Write, Reply)>) -> bool {
+fn take(command: Command, batch: &mut Vec<(Write, Reply)>, raise: &mut Option<u64>) -> bool {
     match command {
+        Command::Raise(known) => {
+            *raise = Some(known);
+            false
+        }
         Command::Write(write, reply, ticket) => {
             if ticket.take() {
                 batch.push((write, reply));

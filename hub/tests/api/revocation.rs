@@ -23,6 +23,13 @@ fn listed(hub: &Hub, name: &str) -> Value {
     nodes.iter().find(|node| node["name"] == name).cloned().unwrap_or_default()
 }
 
+/// A command that asks no hub.
+fn command(arguments: &[&str]) -> Outcome {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
+    command.args(arguments);
+    super::server::run(command, "")
+}
+
 fn register(node: &mut Client, name: &str) {
     node.post(NODES, &json!({"metadata": {"name": name}})).expect(201);
 }
@@ -266,10 +273,153 @@ fn certificates_and_users_are_denied_by_the_list() {
     assert_eq!(node.another().get("/api").code, 401);
     assert_eq!(hub.node("edge-1").get("/api").code, 200, "another certificate of the node");
     // an administrator is not locked out by name
-    let names = json!({"user.admin": "", "user.system_3anode_3aedge-1": ""});
-    admin.put(&format!("{maps}/kedge-denied"), &denied(names)).expect(200);
+    let names =
+        json!({format!("certificate.{id}"): null, "user.admin": "", "user.system_3anode_3aedge-1": ""});
+    let list = format!("{maps}/kedge-denied");
+    admin.patch("merge", &list, &json!({"data": names})).expect(200);
     assert_eq!(hub.admin().get("/api").code, 200);
     assert_eq!(hub.node("edge-1").get("/api").code, 401);
-    admin.delete(&format!("{maps}/kedge-denied")).expect(200);
+    for user in ["user.admin", "user.system_3anode_3aedge-1"] {
+        admin.patch("merge", &list, &json!({"data": {user: null}})).expect(200);
+    }
+    admin.delete(&list).expect(200);
     assert_eq!(hub.node("edge-1").get("/api").code, 200);
+}
+
+/// The events about a node that give this reason.
+fn events(admin: &mut Client, node: &str, reason: &str) -> Vec<String> {
+    let all = admin.get("/api/v1/namespaces/default/events").expect(200);
+    let all = all["items"].as_array().unwrap().iter();
+    let found = all.filter(|event| event["reason"] == reason && event["involvedObject"]["name"] == node);
+    found.map(|event| event["message"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Waits until a node has an event of this reason.
+fn event(admin: &mut Client, node: &str, reason: &str) -> String {
+    loop {
+        if let Some(event) = events(admin, node, reason).pop() {
+            return event;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn deny_list_is_not_swept_away() {
+    let mut hub = Hub::new();
+    let mut admin = hub.admin();
+    let names = ["edge-1", "edge-2", "edge-3"];
+    for name in names {
+        let mut node = hub.node(name);
+        register(&mut node, name);
+        ok(&hub.command(&["node", "revoke", name]));
+    }
+    let maps = "/api/v1/namespaces/kube-system/configmaps";
+    let list = format!("{maps}/kedge-denied");
+    let mut refused = |method: &str, path: &str, body: Value, expect: &str| {
+        let reply = match method {
+            "DELETE" => admin.delete(path),
+            "PUT" => admin.put(path, &body),
+            kind => admin.patch(kind, path, &body),
+        };
+        let answer = reply.json();
+        assert_eq!(
+            answer["code"],
+            if expect.contains("denies nothing") { 422 } else { 403 },
+            "{method} {path}: {answer}"
+        );
+        assert!(answer["message"].as_str().unwrap().contains(expect), "{method} {path}: {answer}");
+    };
+    let meta = json!({"name": "kedge-denied"});
+    refused("DELETE", &list, json!({}), "kedge-hub node readmit");
+    refused("DELETE", maps, json!({}), "node \"edge-1\", node \"edge-2\", node \"edge-3\"");
+    // as `kubectl replace` of a manifest from elsewhere
+    refused("PUT", &list, json!({"metadata": meta}), "names no resourceVersion");
+    refused("PUT", &list, json!({"metadata": meta, "data": {"node.edge-1": ""}}), "node \"edge-2\"");
+    refused("merge", &list, json!({"data": null}), "all at once");
+    refused("json", &list, json!([{"op": "remove", "path": "/data"}]), "all at once");
+    refused("json", &list, json!([{"op": "replace", "path": "/data", "value": {}}]), "all at once");
+    let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1"}]);
+    let reply = hub.admin().patch("merge", &list, &json!({"metadata": {"ownerReferences": owner}}));
+    assert_eq!(reply.code, 422, "{reply:?}");
+    // keys that an administrator may believe in
+    for key in ["edge-4", "Node.edge-4", "node.Edge-4", "certificate.0a"] {
+        refused("merge", &list, json!({"data": {key: ""}}), "denies nothing");
+    }
+    for name in names {
+        assert_eq!(hub.node(name).get("/api").code, 401, "{name}");
+    }
+    // what its writer names goes, and is shown
+    let mut admin = hub.admin();
+    admin.patch("merge", &list, &json!({"data": {"node.edge-1": null}})).expect(200);
+    let whole = admin.get(&list).expect(200);
+    let mut less = whole.clone();
+    less["data"].as_object_mut().unwrap().remove("node.edge-2");
+    admin.put(&list, &less).expect(200);
+    for name in ["edge-1", "edge-2"] {
+        assert_eq!(hub.node(name).get("/api").code, 200, "{name}");
+        let why = event(&mut admin, name, "DenialLifted");
+        assert!(why.contains("its entry in kube-system/kedge-denied is gone"), "{why}");
+        let node = admin.get(&format!("{NODES}/{name}")).expect(200);
+        assert_eq!(node["metadata"]["annotations"].get("kedge.dev/revoked"), None);
+    }
+    assert_eq!(events(&mut admin, "edge-3", "DenialLifted"), Vec::<String>::new());
+    assert!(hub.log().contains("node \"edge-1\" is no longer denied"));
+    hub.stop("TERM");
+    let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
+    assert_eq!(log.matches("\"verb\":\"lift\"").count(), 2, "{log}");
+}
+
+#[test]
+fn lost_store_readmits_nobody_and_reuses_no_version() {
+    let data = scratch();
+    let place = data.path().join("hub");
+    let hub = Hub::start(&place);
+    let kubeconfig = hub.command(&["node-kubeconfig", "thief"]).out;
+    ok(&hub.command(&["node", "revoke", "thief", "--reason", "stolen"]));
+    let version = |hub: &Hub| -> u64 {
+        let list = hub.admin().get("/api/v1/configmaps").expect(200);
+        list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    };
+    let before = version(&hub);
+    hub.kill();
+    for lost in [false, true] {
+        for beside in ["state.db-wal", "state.db-shm"] {
+            drop(std::fs::remove_file(place.join(beside)));
+        }
+        if lost {
+            std::fs::remove_file(place.join("state.db")).unwrap();
+        } else {
+            std::fs::write(place.join("state.db"), "").unwrap();
+        }
+        let outcome = command(&["serve", "--listen", "127.0.0.1:0", "--data-dir", place.to_str().unwrap()]);
+        assert_eq!(outcome.code, Some(1), "{outcome:?}");
+        assert!(
+            outcome.err.contains("restore FILE") && outcome.err.contains("restore --empty"),
+            "{}",
+            outcome.err
+        );
+    }
+    let begun = command(&["restore", "--empty", "--data-dir", place.to_str().unwrap()]);
+    assert!(ok(&begun).contains("still denied: node \"thief\""), "{}", begun.out);
+    let hub = Hub::start(&place);
+    assert_eq!(Client::new(&kubeconfig, &hub.url).get("/api").code, 401);
+    assert_eq!(listed(&hub, "thief")["access"]["reason"], "stolen");
+    assert!(version(&hub) > before + 1_000_000_000, "a version is given out twice");
+}
+
+#[test]
+fn restore_of_an_older_backup_readmits_nobody() {
+    let data = scratch();
+    let (place, file) = (data.path().join("hub"), data.path().join("backup"));
+    let hub = Hub::start(&place);
+    let made = hub.command(&["backup", file.to_str().unwrap()]);
+    assert!(ok(&made).contains(" objects, sha256 "), "{}", made.out);
+    let kubeconfig = hub.command(&["node-kubeconfig", "thief"]).out;
+    ok(&hub.command(&["node", "revoke", "thief"]));
+    hub.terminate();
+    let restored = command(&["restore", file.to_str().unwrap(), "--data-dir", place.to_str().unwrap()]);
+    assert!(ok(&restored).contains("still denied: node \"thief\""), "{}", restored.out);
+    let hub = Hub::start(&place);
+    assert_eq!(Client::new(&kubeconfig, &hub.url).get("/api").code, 401);
 }

@@ -88,7 +88,8 @@ impl Controller for Certificates {
         let found = names.iter().filter_map(|name| world.get(&CERTIFICATE_REQUEST, "", name));
         let denied = world.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
         let denied = denied.map(|found| DenyList::read(&found.value())).unwrap_or_default();
-        let tasks = found.filter_map(|object| decide(&object, &denied, now.wall)).collect();
+        let tasks =
+            found.filter_map(|object| decide(&object, &denied, now.ages.then_some(now.wall))).collect();
         Decision { tasks, ..Decision::default() }
     }
 
@@ -126,8 +127,8 @@ impl Controller for Certificates {
     }
 }
 
-/// The action on a request.
-fn decide(object: &Object, denied: &DenyList, now: OffsetDateTime) -> Option<Task<Purpose>> {
+/// The action on a request. `now`: what is too old by it is removed.
+fn decide(object: &Object, denied: &DenyList, now: Option<OffsetDateTime>) -> Option<Task<Purpose>> {
     let request = object.value();
     if is_due(&request) {
         let asked = Asked {
@@ -140,7 +141,7 @@ fn decide(object: &Object, denied: &DenyList, now: OffsetDateTime) -> Option<Tas
             Err(why) => answer(asked, Err(why)),
         });
     }
-    if object.terminating || !is_over(&request, now) {
+    if object.terminating || !now.is_some_and(|now| is_over(&request, now)) {
         return None;
     }
     let name = object.name.to_string();

@@ -92,6 +92,8 @@ pub struct Now {
     /// Monotonic, since an arbitrary start.
     pub running: Duration,
     pub wall: OffsetDateTime,
+    /// Whether something may be deleted because it is old by `wall` ([`Clock`](super::Clock)).
+    pub ages: bool,
     /// The longest stall of this process since the last step: it received nothing meanwhile.
     pub stalled: Duration,
     /// How long the disk has not finished an operation of the store, at most since the last step. What is written to the store had to wait

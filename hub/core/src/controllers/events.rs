@@ -22,9 +22,12 @@ use crate::value::text;
 static INPUTS: &[&Kind] = &[&EVENT, &POD, &CERTIFICATE_REQUEST];
 static OUTPUTS: &[&Kind] = &[&EVENT];
 
-/// Events are deleted at this age, upstream's default. It counts from creation by the hub's clock: a node's clock may be years off.
+/// Events are deleted at this age, upstream's default. It counts from creation by the hub's clock, once that is believed: a node's clock may be
+/// years off.
 /// An event that repeats for longer is created anew.
 const LIFE: time::Duration = time::Duration::hours(1);
+/// Between two looks at a clock that is not believed.
+const UNBELIEVED: Duration = Duration::from_secs(60);
 /// Most events about or from one node; its quota is twice that, so an honest node is never refused.
 const OF_ONE_NODE: usize = 128;
 /// Most events in all. A thousand nodes that roll back at once write a few thousand.
@@ -85,7 +88,7 @@ impl Controller for Events {
     }
 
     fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<()> {
-        let mut doomed = self.expired(world, now.wall);
+        let mut doomed = if now.ages { self.expired(world, now.wall) } else { Vec::new() };
         for holder in std::mem::take(&mut self.holders) {
             let charged = |kind: &&'static Kind| world.charged(&holder, kind);
             let others = INPUTS.iter().filter(|kind| kind.kind != EVENT.kind).flat_map(charged);
@@ -98,8 +101,9 @@ impl Controller for Events {
         let mut seen = BTreeSet::new();
         doomed.retain(|event| seen.insert(event.uid.clone()));
         let tasks = doomed.iter().map(|event| Task { purpose: (), action: delete(event) }).collect();
-        let more =
-            self.ages.first().is_some_and(|(made, ..)| expiry(*made) <= now.wall) && !doomed.is_empty();
+        let more = now.ages
+            && self.ages.first().is_some_and(|(made, ..)| expiry(*made) <= now.wall)
+            && !doomed.is_empty();
         Decision { tasks, guarded: None, more, next: self.next_expiry(now) }
     }
 
@@ -134,6 +138,8 @@ impl Events {
     fn next_expiry(&self, now: Now) -> Option<Duration> {
         let (made, ..) = self.ages.first()?;
         let left = Duration::try_from(expiry(*made) - now.wall).unwrap_or_default();
+        // a clock that is not believed is looked at again
+        let left = if now.ages { left } else { left.max(UNBELIEVED) };
         // one step for all that expire in the same minute
         Some(now.running + left.max(Duration::from_secs(1)))
     }

@@ -3,6 +3,7 @@
 //! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the runner (`kedge-hub`).
 
 pub mod certificates;
+mod clock;
 mod controller;
 pub mod daemon_sets;
 pub mod events;
@@ -18,6 +19,7 @@ pub mod service_accounts;
 pub mod system_namespaces;
 pub mod taint_eviction;
 
+pub use clock::Clock;
 pub use controller::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Signing, Task, World,
 };
@@ -206,6 +208,7 @@ mod tests {
             Now {
                 running: Duration::from_secs(second),
                 wall: self.wall,
+                ages: true,
                 stalled: Duration::ZERO,
                 disk_stalled: Duration::ZERO,
                 disk_stalls: false,
@@ -455,6 +458,7 @@ mod tests {
         let now = Now {
             running: Duration::ZERO,
             wall: datetime!(2026-11-21 12:00:00 UTC),
+            ages: true,
             stalled: Duration::ZERO,
             disk_stalled: Duration::ZERO,
             disk_stalls: false,

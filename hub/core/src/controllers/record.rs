@@ -69,6 +69,7 @@ mod tests {
         let now = Now {
             running: Duration::ZERO,
             wall: time::OffsetDateTime::UNIX_EPOCH,
+            ages: true,
             stalled: Duration::ZERO,
             disk_stalled: Duration::ZERO,
             disk_stalls: false,

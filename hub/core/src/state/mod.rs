@@ -21,8 +21,8 @@ pub use desired::Desired;
 pub use index::{Changed, Index, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use leases::{Heard, Leases, Renewed, UNRESERVED};
 pub use order::{
-    Batch, Change, Commit, Expect, FLUSH, MAX_OBJECT_BYTES, Marks, Order, RESERVE, Record, Restored, Spaces,
-    Write, WriteError, restore,
+    Batch, Change, Commit, Expect, FLUSH, MAX_OBJECT_BYTES, Marks, Order, RAISE, RESERVE, Record, Restored,
+    Spaces, Write, WriteError, restore,
 };
 pub use relations::Usage;
 pub use requires::{Quota, Require};

@@ -26,6 +26,8 @@ pub const RESERVE: u64 = 1 << 32;
 /// The highest revision to start from: SQLite and clients count in signed 64 bits, and a thousand changes a second for a million years
 /// do not come near it. A store that names a higher one was not written by us.
 pub(super) const MAX_REVISION: u64 = 1 << 62;
+/// By so much revisions go on when it is unknown which were handed out. 10^12 is 30 years of a thousand a second.
+pub const RAISE: u64 = 1_000_000_000_000;
 /// A new range is reserved when fewer than this are left.
 const RESERVE_LOW: u64 = RESERVE / 2;
 /// Largest stored object; the limit that upstream's etcd sets.
@@ -338,6 +340,14 @@ impl Order {
         commit.staged
     }
 
+    /// Goes on from a higher revision: a client knows one that the store does not. Nothing is handed out before it is reserved.
+    pub fn raise(&mut self) {
+        let raised = self.counter.revision.saturating_add(RAISE);
+        if raised <= MAX_REVISION {
+            self.counter = Counter { revision: raised, reserved: raised };
+        }
+    }
+
     /// The reservation that [`Restored`] asks for could not be made: nothing is handed out before one is.
     pub fn not_reserved(&mut self) {
         self.counter.reserved = self.counter.revision;
@@ -496,6 +506,33 @@ mod tests {
         found.order.committed(&mut found.leases, commit);
         let gone = found.order.stage(&found.index, &mut Batch::default(), write()).unwrap();
         assert_eq!(gone.revision, 901);
+    }
+
+    #[test]
+    fn raised_revisions_are_reserved_first() {
+        let Restored { mut order, mut leases, index, .. } =
+            restored(Marks { reserved: 900, clean: Some(60) }, Vec::new()).unwrap();
+        order.raise();
+        let write = || Write {
+            kind: &NODE,
+            namespace: String::new(),
+            name: "a".to_owned(),
+            expect: Expect::Absent,
+            requires: Vec::new(),
+            new: Some(serde_json::json!({"metadata": {"name": "a"}})),
+            volatile: false,
+            author: None,
+        };
+        assert!(order.stage(&index, &mut Batch::default(), write()).is_err(), "none is reserved");
+        let commit = order.commit(&leases, Batch::default(), 0).unwrap();
+        assert_eq!(commit.reserve.map(|reserve| reserve.common), Some(60 + RAISE + RESERVE));
+        order.committed(&mut leases, commit);
+        let made = order.stage(&index, &mut Batch::default(), write()).unwrap();
+        assert_eq!(made.revision, 61 + RAISE);
+        // not beyond what a start believes
+        order.counter.revision = MAX_REVISION;
+        order.raise();
+        assert_eq!(order.counter.revision, MAX_REVISION);
     }
 
     #[test]

@@ -404,7 +404,8 @@ mod tests {
     fn at(second: u64) -> Now {
         let running = Duration::from_secs(second);
         let wall = time::OffsetDateTime::UNIX_EPOCH;
-        Now { running, wall, stalled: Duration::ZERO, disk_stalled: Duration::ZERO, disk_stalls: false }
+        let (stalled, disk_stalled) = (Duration::ZERO, Duration::ZERO);
+        Now { running, wall, ages: true, stalled, disk_stalled, disk_stalls: false }
     }
 
     #[test]

@@ -302,6 +302,7 @@ impl DaemonSets {
         let now = super::Now {
             running: std::time::Duration::from_secs(second),
             wall: time::macros::datetime!(2026-11-21 12:00:00 UTC),
+            ages: true,
             stalled: std::time::Duration::ZERO,
             disk_stalled: std::time::Duration::ZERO,
             disk_stalls: false,

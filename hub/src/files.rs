@@ -1,24 +1,27 @@
 //! Small files: written to a temporary file and renamed, and flushed where they must survive a power cut.
 //!
 //! Always holds: a reader sees the old content or the new one, never a mixture, and once `Flush::Now` has returned the new one
-//! is durable. A leftover of an interrupted write is overwritten by the next. Left to others: objects (`store`).
+//! is durable. A leftover of an interrupted write is overwritten by the next. What is read is a regular file of a bounded size: a named
+//! pipe, a device or a directory in its place is an error, at once. Left to others: objects (`store`).
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+use kedge_platform::linux::open_regular_as;
+
 /// Only the owner may read: keys, and files that hold them.
-pub(super) const SECRET: u32 = 0o600;
+pub(crate) const SECRET: u32 = 0o600;
 /// Anyone may read: the CA's certificate, the server's address.
-pub(super) const PUBLIC: u32 = 0o644;
+pub(crate) const PUBLIC: u32 = 0o644;
 /// Longest file that is read; ours are far smaller.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Whether a write waits for the disk: a first start writes six files, and a memory card takes 10 to 50 ms for each of the two
 /// flushes of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Flush {
+pub(crate) enum Flush {
     /// Durable once the call returns.
     Now,
     /// The system flushes it later, within half a minute on Linux; a power cut before that may leave an empty or damaged file. Only
@@ -27,7 +30,7 @@ pub(super) enum Flush {
 }
 
 /// Replaces `path`; the file has `mode` from its first byte on. One writer at a time (the data directory's lock sees to that).
-pub(super) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io::Result<()> {
+pub(crate) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io::Result<()> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file in a directory"));
     };
@@ -53,7 +56,7 @@ pub(super) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io:
 
 /// Writes only if the content differs, so that a restart does not write; flushed later, because the next call would find a damaged
 /// file different. Returns whether it wrote.
-pub(super) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
+pub(crate) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
     let same_mode = || Ok::<_, io::Error>(fs::metadata(path)?.permissions().mode() & 0o777 == mode);
     match read(path) {
         Ok(old) if old == content && same_mode()? => Ok(false),
@@ -62,17 +65,49 @@ pub(super) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Re
 }
 
 /// The whole file; an error if it is longer than [`MAX_FILE_BYTES`].
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let length = fs::metadata(path)?.len();
-    if length > MAX_FILE_BYTES {
-        let text = format!("{length} bytes long, expected at most {MAX_FILE_BYTES}");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_regular(path, MAX_FILE_BYTES)
+}
+
+/// Opens a regular file, or makes it, as `options` say. A link is followed: an operator may keep a file on another disk; where it leads
+/// must be a file.
+pub(crate) fn open_regular(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    match path.is_symlink() {
+        true => open_regular_as(&path.canonicalize()?, options),
+        false => open_regular_as(path, options),
     }
-    fs::read(path)
+}
+
+/// The whole file; an error if it is longer than `most` bytes, or no regular file.
+pub(crate) fn read_regular(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open_regular(OpenOptions::new().read(true), path)?;
+    let too_long = |length| {
+        let text = format!("{length} bytes long, expected at most {most}");
+        Err(io::Error::new(io::ErrorKind::InvalidData, text))
+    };
+    let length = file.metadata()?.len();
+    if length > most {
+        return too_long(length);
+    }
+    let mut content = Vec::new();
+    // it may grow meanwhile
+    file.take(most + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > most { too_long(content.len() as u64) } else { Ok(content) }
+}
+
+/// Refuses what is there in place of a regular file; a missing one is none.
+pub(crate) fn check_regular(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(()),
+        // says what it is
+        Ok(_) => open_regular(OpenOptions::new().read(true), path).map(drop),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Creates a directory that only the owner may enter (those above it as the umask says), and makes its name durable.
-pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
+pub(crate) fn make_private_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
@@ -84,8 +119,11 @@ pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_directory;
     use super::*;
+
+    fn test_directory(name: &str) -> kedge_rig::Scratch {
+        kedge_rig::Scratch::new(&format!("hub-{name}")).unwrap()
+    }
 
     #[test]
     fn secret_is_written_with_its_mode_and_replaced_whole() {
@@ -108,6 +146,24 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(write_if_changed(&path, b"x", SECRET).unwrap());
         assert!(write_if_changed(&path, b"y", SECRET).unwrap());
+    }
+
+    #[test]
+    fn pipe_device_or_directory_is_refused_at_once() {
+        let directory = test_directory("no-file");
+        let made = |name: &str| directory.join(name);
+        assert!(std::process::Command::new("mkfifo").arg(made("pipe")).status().unwrap().success());
+        std::os::unix::fs::symlink("/dev/zero", made("link")).unwrap();
+        fs::create_dir(made("folder")).unwrap();
+        for (name, expect) in [("pipe", "a named pipe"), ("link", "a device"), ("folder", "a directory")] {
+            let refused = read(&made(name)).unwrap_err().to_string();
+            assert!(refused.contains(expect), "{name}: {refused}");
+            assert!(check_regular(&made(name)).is_err(), "{name}");
+        }
+        fs::write(made("file"), "x").unwrap();
+        std::os::unix::fs::symlink(made("file"), made("link-to-a-file")).unwrap();
+        assert_eq!(read(&made("link-to-a-file")).unwrap(), b"x");
+        assert!(check_regular(&made("link-to-a-file")).is_ok() && check_regular(&made("missing")).is_ok());
     }
 
     #[test]

@@ -1,0 +1,207 @@
+//! What a data directory remembers of its store, beside its keys: the store's id, up to where resourceVersions were reserved, and who is
+//! denied.
+//!
+//! A store that is missing, empty, or an old copy looks like a good one; by this file the hub knows better. Always holds: it is written
+//! after the store has what it tells, so a store that is older than it is not the one that was here; denials stay in it until their end
+//! was explained (`denials`), so that neither a crash nor a lost store takes one away in silence. A disk that does not take it keeps
+//! nobody from anything; it is written with the next change then. Left to others: who starts on what (`disk`), getting another store
+//! (`backup`).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use flate2::Crc;
+use kedge_hub_core::identity::denied::{self, Denial};
+use serde_json::{Value, json};
+
+use super::Spaces;
+use crate::files::{self, Flush};
+
+/// Below the data directory.
+pub(super) const NAME: &str = "pki/store-marker";
+/// The first word of the file, with the version of its form.
+const HEAD: &str = "kedge-store-marker-1";
+/// Longest file: a deny list of the most that a ConfigMap may have, in another spelling.
+const MOST_BYTES: u64 = 8 * 1024 * 1024;
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Known {
+    /// Of the store.
+    pub id: i64,
+    /// No version above these was handed out.
+    pub reserved: Spaces<u64>,
+    /// The version of the deny list; 0 without one.
+    pub list_revision: u64,
+    /// The maps of the deny list.
+    pub list: Value,
+    /// Its entries that are gone, and whose end was not explained yet.
+    pub ended: Value,
+}
+
+impl Known {
+    /// Takes over a newer deny list.
+    pub fn note_list(&mut self, revision: u64, list: &Value) {
+        self.list_revision = revision;
+        let before = std::mem::replace(&mut self.list, denied::maps(list));
+        let mut gone = before;
+        let present: Vec<_> =
+            denied::lifted(&self.list, &Value::Null).into_iter().map(|one| one.denial).collect();
+        denied::forget(&mut gone, &present);
+        denied::unite_gone(&mut self.ended, &gone);
+        denied::forget(&mut self.ended, &present);
+    }
+
+    /// Who is denied, or was until a moment ago.
+    pub fn denied(&self) -> Value {
+        let mut all = self.list.clone();
+        denied::unite_gone(&mut all, &self.ended);
+        all
+    }
+
+    /// How many that are.
+    pub fn denials(&self) -> usize {
+        denied::lifted(&self.denied(), &Value::Null).len()
+    }
+
+    fn text(&self) -> String {
+        let Spaces { common, leases } = self.reserved;
+        let content = json!({"id": self.id, "reserved": common, "leaseReserved": leases,
+            "listRevision": self.list_revision, "list": self.list, "ended": self.ended})
+        .to_string();
+        format!("{HEAD} {:08x}\n{content}\n", sum(content.as_bytes()))
+    }
+
+    fn read(text: &str) -> Option<Known> {
+        let (head, content) = text.split_once('\n')?;
+        let content = content.strip_suffix('\n')?;
+        let told = u32::from_str_radix(head.strip_prefix(HEAD)?.trim(), 16).ok()?;
+        if told != sum(content.as_bytes()) {
+            return None;
+        }
+        let value: Value = serde_json::from_str(content).ok()?;
+        let reserved =
+            Spaces { common: value["reserved"].as_u64()?, leases: value["leaseReserved"].as_u64()? };
+        Some(Known {
+            id: value["id"].as_i64()?,
+            reserved,
+            list_revision: value["listRevision"].as_u64()?,
+            list: value["list"].clone(),
+            ended: value["ended"].clone(),
+        })
+    }
+}
+
+fn sum(content: &[u8]) -> u32 {
+    let mut sum = Crc::new();
+    sum.update(content);
+    sum.sum()
+}
+
+/// The file of a data directory.
+#[derive(Debug)]
+pub struct Marker {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    known: Option<Known>,
+    /// The file has it.
+    is_saved: bool,
+}
+
+impl Marker {
+    /// Reads the file of a data directory; one that is missing or damaged tells nothing.
+    ///
+    /// # Errors
+    /// It is there and cannot be read.
+    pub fn open(data_dir: &Path) -> io::Result<Marker> {
+        let path = data_dir.join(NAME);
+        let known = match files::read_regular(&path, MOST_BYTES) {
+            Ok(content) => {
+                let known = std::str::from_utf8(&content).ok().and_then(Known::read);
+                if known.is_none() {
+                    log::error!("{} is damaged: it is made anew from the store", path.display());
+                }
+                known
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                return Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())));
+            }
+        };
+        Ok(Marker { path, state: Mutex::new(State { is_saved: known.is_some(), known }) })
+    }
+
+    /// Whether a hub of this or an older version kept a store here.
+    pub fn had_a_store(data_dir: &Path) -> bool {
+        // the keys are made after the store
+        [NAME, "pki/ca.pem", "ca.crt"].iter().any(|name| data_dir.join(name).symlink_metadata().is_ok())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it tells.
+    pub fn known(&self) -> Option<Known> {
+        self.state().known.clone()
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes over what an open store tells, in memory.
+    pub fn adopt(&self, known: Known) {
+        let mut state = self.state();
+        state.is_saved &= state.known.as_ref() == Some(&known);
+        state.known = Some(known);
+    }
+
+    /// Changes what it tells, durably if the disk lets it.
+    pub fn change(&self, change: impl FnOnce(&mut Known)) {
+        let mut state = self.state();
+        let Some(known) = &mut state.known else { return };
+        let before = known.clone();
+        change(known);
+        if *known == before && state.is_saved {
+            return;
+        }
+        let text = state.known.as_ref().map(Known::text).unwrap_or_default();
+        let saved = self.write(&text);
+        if let Err(error) = &saved {
+            log::warn!(
+                "cannot write {}: {error}; it is tried again with the next change",
+                self.path.display()
+            );
+        }
+        state.is_saved = saved.is_ok();
+    }
+
+    fn write(&self, text: &str) -> io::Result<()> {
+        if let Some(directory) = self.path.parent() {
+            files::make_private_directory(directory)?;
+        }
+        files::write(&self.path, text.as_bytes(), files::SECRET, Flush::Now)
+    }
+
+    /// The end of these denials was explained.
+    pub fn settle(&self, explained: &[Denial]) {
+        self.change(|known| denied::forget(&mut known.ended, explained));
+    }
+
+    /// Replaces what it tells, durably.
+    ///
+    /// # Errors
+    /// The disk does not take it.
+    pub fn replace(&self, known: Known) -> io::Result<()> {
+        self.write(&known.text())?;
+        *self.state() = State { known: Some(known), is_saved: true };
+        Ok(())
+    }
+}
