@@ -7,6 +7,7 @@
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
+use crate::decode;
 use crate::kinds::schema::{base64_decode, base64_encode};
 
 /// Seconds for which a token names a state; upstream forgets old states after five to ten minutes.
@@ -39,7 +40,7 @@ impl ContinueToken {
     /// 400: it is no token; 410: it expired, with a token for the rest of the list in its latest state.
     pub fn decode(text: &str, now: i64) -> Result<ContinueToken, ApiError> {
         let foreign = || ApiError::bad_request("continue key is not valid: it was not made by this server");
-        let read: Option<Value> = base64_decode(text).and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let read: Option<Value> = base64_decode(text).and_then(|bytes| decode::value(&bytes));
         let read = read.filter(|token| token["v"] == FORMAT).ok_or_else(foreign)?;
         let token = ContinueToken {
             revision: read["rv"].as_u64(),

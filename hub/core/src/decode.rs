@@ -242,6 +242,12 @@ pub fn json(body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
     }
 }
 
+/// Reads JSON that somebody wrote into a field; `None`: it is none, or too much. As a tree of values it may take a hundred times its bytes,
+/// so nothing that others wrote is read without this budget.
+pub fn value(text: &[u8]) -> Option<Value> {
+    json(text).ok().map(|(value, _)| value)
+}
+
 /// What is known of a body while it is read.
 #[derive(Default)]
 struct Reading {

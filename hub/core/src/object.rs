@@ -83,6 +83,7 @@ impl Object {
     }
 
     /// From stored text.
+    #[expect(clippy::disallowed_methods, reason = "what is stored was within the budget of bodies")]
     pub fn from_json(kind: &Kind, json: Vec<u8>, revision: u64) -> Option<Object> {
         let value: Value = serde_json::from_slice(&json).ok()?;
         Object::with_json(kind, &value, revision, Bytes::from(json))
@@ -123,6 +124,7 @@ impl Object {
     }
 
     /// The object as a value, parsed anew at each call.
+    #[expect(clippy::disallowed_methods, reason = "what is stored was within the budget of bodies")]
     pub fn value(&self) -> Value {
         serde_json::from_slice(&self.json)
             .expect("the text was parsed, or written from a value of bounded depth")

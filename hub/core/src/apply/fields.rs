@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use kedge_api::excerpt_of;
 use serde_json::{Map, Value};
 
+use crate::decode;
+
 /// Deepest path that is read; the deepest of the served types has some 15 steps.
 const MAX_DEPTH: usize = 40;
 
@@ -39,7 +41,7 @@ impl Step {
 
     fn parse(text: &str) -> Option<Step> {
         let (sort, rest) = text.split_once(':')?;
-        let json = || serde_json::from_str::<Value>(rest).ok();
+        let json = || decode::value(rest.as_bytes());
         match sort {
             "f" => Some(Step::Field(rest.to_owned())),
             "k" => json().filter(Value::is_object).map(|keys| Step::Key(keys.to_string())),
@@ -54,8 +56,9 @@ impl Step {
         match self {
             Step::Field(name) => format!(".{name}"),
             Step::Key(keys) => {
-                let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
-                let shown: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                let keys = decode::value(keys.as_bytes()).unwrap_or_default();
+                let keys = keys.as_object().into_iter().flatten();
+                let shown: Vec<String> = keys.map(|(key, value)| format!("{key}={value}")).collect();
                 format!("[{}]", shown.join(","))
             }
             Step::Item(value) => format!("[={value}]"),

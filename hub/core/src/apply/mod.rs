@@ -15,6 +15,7 @@ mod typed;
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::decode;
 use crate::kinds::{Kind, at, text};
 use managers::{Entry, Operation};
 
@@ -261,5 +262,5 @@ impl Apply {
 
 fn last_applied(live: &Value) -> Option<Value> {
     let remembered = text(live, &["metadata", "annotations", LAST_APPLIED]);
-    serde_json::from_str(remembered).ok().filter(Value::is_object)
+    decode::value(remembered.as_bytes()).filter(Value::is_object)
 }

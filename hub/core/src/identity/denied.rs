@@ -17,6 +17,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::identity::{Identity, NODE_NAME_FACT, micros};
+use crate::decode;
 use crate::value::{at, text};
 use kedge_api::NODE_USER_PREFIX;
 use kedge_api::names::{SUBDOMAIN_BYTES, is_subdomain};
@@ -379,7 +380,7 @@ fn readmitted(value: &Value) -> Readmitted {
 
 /// An entry's value as the hub writes it, else null.
 fn explained(value: &Value) -> Value {
-    value.as_str().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    value.as_str().and_then(|text| decode::value(text.as_bytes())).unwrap_or_default()
 }
 
 fn digest(name: &str) -> String {

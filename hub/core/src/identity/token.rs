@@ -13,6 +13,7 @@ use time::OffsetDateTime;
 
 use super::attributes::ClusterView;
 use super::identity::Identity;
+use crate::decode;
 use crate::value::{at, text};
 use kedge_api::AUTHENTICATED_GROUP;
 
@@ -72,7 +73,7 @@ impl Verifier {
         }
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
-        let read = |part: &str| serde_json::from_slice::<Value>(&URL_SAFE_NO_PAD.decode(part).ok()?).ok();
+        let read = |part: &str| decode::value(&URL_SAFE_NO_PAD.decode(part).ok()?);
         let header = read(header)?;
         // checked first: what others signed, or nobody, costs no arithmetic
         if header["alg"] != "ES256" || header["kid"] != *self.id {

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::kind::{Kind, Selectable};
 use super::table::{Column, age, count};
 use super::{names, schema};
+use crate::decode;
 use crate::field_error::{FieldError, FieldErrors};
 use crate::value::{at, text};
 
@@ -117,8 +118,8 @@ fn require_json(new: &Value, key: &str, errors: &mut FieldErrors) {
     let Some(value) = at(new, &["data", key]).and_then(Value::as_str) else {
         return errors.push(FieldError::required(path, ""));
     };
-    let read = schema::base64_decode(value).map(|bytes| serde_json::from_slice::<Value>(&bytes));
-    if !matches!(read, Some(Ok(Value::Object(_)))) {
+    let read = schema::base64_decode(value).and_then(|bytes| decode::value(&bytes));
+    if !matches!(read, Some(Value::Object(_))) {
         errors.push(FieldError::invalid(path, "<secret contents redacted>", "expected a JSON object"));
     }
 }

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::super::placing::Node;
 use super::update::Pod;
+use crate::decode;
 use crate::value::{condition, text};
 
 /// `false`: pods are stopped before the new images are there; absent: by the hub's default.
@@ -42,7 +43,7 @@ struct Answer {
 impl OfPod {
     pub(super) fn read(pod: &Value) -> OfPod {
         let request = text(pod, &["metadata", "annotations", PULL_AHEAD_ANNOTATION]);
-        let request: Value = serde_json::from_str(request).unwrap_or_default();
+        let request: Value = decode::value(request.as_bytes()).unwrap_or_default();
         let answer = condition(&pod["status"], IMAGES_PULLED).and_then(|found| {
             let (revision, message) = text(found, &["message"]).split_once(": ")?;
             let is_there = found["status"] == "True";

@@ -18,6 +18,7 @@ use super::ahead::{PRE_PULL, Step};
 use super::history::Revision;
 use super::rest::AtRest;
 use super::update::{Here, Pod, Strategy, Wanted, share};
+use crate::decode;
 use crate::selector::Labels;
 use crate::value::{duration, text};
 
@@ -368,7 +369,7 @@ pub(super) struct Record {
 impl Record {
     /// What cannot be read is derived anew.
     pub(super) fn read(annotation: &str) -> Record {
-        let value: Value = serde_json::from_str(annotation).unwrap_or_default();
+        let value: Value = decode::value(annotation.as_bytes()).unwrap_or_default();
         let of = |field: &str| text(&value, &[field]).to_owned();
         let some = |field: &str| value[field].as_str().map(str::to_owned);
         Record {
