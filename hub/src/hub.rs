@@ -357,8 +357,8 @@ impl Subscription {
     pub async fn next(&mut self) -> Option<Arc<Event>> {
         let receiver = &mut self.watch.as_mut()?.receiver;
         loop {
-            if let News::Change(waiting) = receiver.recv().await? {
-                return Some(waiting.event);
+            if let News::Event(event) = receiver.recv().await? {
+                return Some(event);
             }
         }
     }

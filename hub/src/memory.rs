@@ -10,27 +10,30 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::task::{Context, Poll, Waker};
 
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::kinds::{CONFIG_MAP, Kind};
+use kedge_hub_core::loans::{Borrower, Loan};
 use kedge_hub_core::object::{Event, Object, Reference};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
-    Changed, Desired, Index, Leases, Page, Query, Require, Sink, Start, TooOld, WatchId, WatchRefused,
+    Changed, Desired, Index, Leases, Page, Query, Require, Seen, Sink, Start, TooOld, WatchId, WatchRefused,
 };
 use tokio::sync::mpsc;
 
 /// Changes that wait for one watcher; when it is further behind it is dropped and must watch again.
 pub const WATCH_BACKLOG: usize = 1024;
 /// Bytes of objects that wait for one watcher. A client that does not read keeps every version alive that it has not read, so their
-/// number alone bounds nothing: 1024 versions of a Node may be 1.5 GiB. One change always waits, however large, and whatever others hold.
+/// number alone bounds nothing: 1024 versions of a Node may be 1.5 GiB. One change always waits, however large: while its object is the
+/// latest version, it takes no memory but its own, and an old version has its reader pay.
 pub const WATCH_BACKLOG_BYTES: usize = 1024 * 1024;
 /// Bytes that a waiting change takes besides its objects.
 const CHANGE_BYTES: usize = 256;
 
-/// The bytes that may wait for all watches of one caller.
+/// The bytes that may wait for all readers of one caller.
 pub trait Budget: Debug + Send + Sync {
     /// Takes bytes of the budget. `false`: there are not enough, and nothing was taken.
     fn take(&self, bytes: usize) -> bool;
@@ -38,65 +41,154 @@ pub trait Budget: Debug + Send + Sync {
     fn give_back(&self, bytes: usize);
 }
 
-/// The bytes that wait for one watcher.
+/// The reader of an answer or of a watch, at whose cost the bytes wait that nobody else has in memory.
 #[derive(Debug)]
-struct Backlog {
-    bytes: AtomicUsize,
-    /// `None`: a part of the hub itself, which reads its changes.
-    budget: Option<Arc<dyn Budget>>,
+pub struct Reader {
+    budget: Arc<dyn Budget>,
+    /// Bytes of changes that wait for it.
+    behind: AtomicUsize,
+    is_over: AtomicBool,
+    /// Of the task that writes to it.
+    writer: Mutex<Option<Waker>>,
 }
 
-impl Backlog {
-    /// Counts a change that begins to wait; `None` if it must not, at most so many bytes waiting.
-    fn hold(self: &Arc<Self>, event: &Event, most: usize) -> Option<Held> {
-        let Some(budget) = &self.budget else {
-            return Some(Held { backlog: Arc::clone(self), bytes: 0, charged: false });
-        };
-        let bytes = size(event);
-        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let fits = before == 0 || before + bytes <= most;
-        let charged = fits && budget.take(bytes);
-        // dropped if it must not wait, which uncounts it
-        let held = Held { backlog: Arc::clone(self), bytes, charged };
-        (charged || before == 0).then_some(held)
+impl Reader {
+    pub fn new(budget: Arc<dyn Budget>) -> Reader {
+        Reader {
+            budget,
+            behind: AtomicUsize::new(0),
+            is_over: AtomicBool::new(false),
+            writer: Mutex::default(),
+        }
+    }
+
+    /// Takes bytes of its caller's budget until the returned value is dropped; `None`: there are not enough.
+    pub fn hold(self: &Arc<Self>, bytes: usize) -> Option<Held> {
+        self.budget.take(bytes).then(|| Held { reader: Arc::clone(self), behind: 0, taken: bytes })
+    }
+
+    /// Counts a change that begins to wait; `None` if it must not, at most so many bytes waiting. The text of its object is not taken
+    /// here but lent ([`Loan`]).
+    fn fall_behind(self: &Arc<Self>, bytes: usize, most: usize) -> Option<Held> {
+        let before = self.behind.fetch_add(bytes, Ordering::Relaxed);
+        let mut held = Held { reader: Arc::clone(self), behind: bytes, taken: 0 };
+        if before > 0 && before + bytes > most {
+            return None;
+        }
+        if self.budget.take(CHANGE_BYTES) {
+            held.taken = CHANGE_BYTES;
+        }
+        // one always waits; what it takes without its object is small, and there is one for each watch
+        (held.taken > 0 || before == 0).then_some(held)
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Option<Waker>> {
+        // one value is put in or taken out, so a panic of another thread leaves it valid
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ready when nobody pays for what it reads: it must be let go.
+    pub fn poll_over(&self, context: &Context<'_>) -> Poll<()> {
+        if self.is_over.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        let mut writer = self.writer();
+        if !writer.as_ref().is_some_and(|writer| writer.will_wake(context.waker())) {
+            *writer = Some(context.waker().clone());
+        }
+        drop(writer);
+        // it may have ended before the waker was there
+        if self.is_over.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-/// Bytes that a waiting change keeps in memory.
-fn size(event: &Event) -> usize {
-    let size = |object: &Option<Arc<Object>>| object.as_ref().map_or(0, |object| object.json.len());
-    CHANGE_BYTES + size(&event.new).max(size(&event.last)).max(size(&event.old))
-}
+impl Borrower for Reader {
+    fn take(&self, bytes: usize) -> bool {
+        self.budget.take(bytes)
+    }
 
-/// Counted bytes of a waiting change; uncounted when dropped.
-#[derive(Debug)]
-struct Held {
-    backlog: Arc<Backlog>,
-    bytes: usize,
-    /// Whether the budget gave them: not those of the one change that always waits, if it had none left.
-    charged: bool,
-}
+    fn give_back(&self, bytes: usize) {
+        self.budget.give_back(bytes);
+    }
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.backlog.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        if let Some(budget) = self.backlog.budget.as_ref().filter(|_| self.charged) {
-            budget.give_back(self.bytes);
+    fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(writer) = self.writer().take() {
+            writer.wake();
         }
     }
 }
 
-/// A change that waits to be written to its watcher. It counts as waiting until it is dropped.
+/// Bytes that wait for a reader; uncounted when dropped.
+#[derive(Debug)]
+pub struct Held {
+    reader: Arc<Reader>,
+    /// Of a change that waits.
+    behind: usize,
+    /// Of its caller's budget.
+    taken: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.behind > 0 {
+            self.reader.behind.fetch_sub(self.behind, Ordering::Relaxed);
+        }
+        if self.taken > 0 {
+            self.reader.budget.give_back(self.taken);
+        }
+    }
+}
+
+/// A change that waits to be written to a client. It counts as waiting until it is dropped.
 #[derive(Debug)]
 pub struct Waiting {
-    pub event: Arc<Event>,
+    pub revision: u64,
+    pub seen: Seen,
+    /// As this change left it or as it was when deleted; as it was before it if it is no longer selected.
+    pub object: Loan,
+    /// Before the change, for a watch that compares.
+    pub before: Option<Loan>,
     _held: Held,
+}
+
+impl Waiting {
+    /// `most`: bytes that may wait for the reader. `None`: there are too many.
+    fn new(event: &Event, seen: Seen, client: &Client, most: usize) -> Option<Waiting> {
+        let object = match (seen, &event.old) {
+            (Seen::Left, Some(old)) => old,
+            _ => event.object(),
+        };
+        let held = client.reader.fall_behind(CHANGE_BYTES + object.json.len(), most)?;
+        let lend = |object: &Arc<Object>| {
+            Loan::new(Arc::clone(object), Arc::clone(&client.reader) as Arc<dyn Borrower>)
+        };
+        let before = event.old.as_ref().filter(|_| client.compares && seen == Seen::Modified);
+        Some(Waiting {
+            revision: event.revision,
+            seen,
+            object: lend(object),
+            before: before.map(lend),
+            _held: held,
+        })
+    }
+}
+
+/// The client of a watch.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub reader: Arc<Reader>,
+    /// It is shown what a change changes, not each.
+    pub compares: bool,
 }
 
 /// What a watcher receives.
 #[derive(Debug)]
 pub enum News {
-    Change(Waiting),
+    /// For a part of the hub itself.
+    Event(Arc<Event>),
+    /// For a client. Boxed: the queue of an idle watch has room for several.
+    Change(Box<Waiting>),
     /// Its client has heard of a change of this revision, and waits for the watch to come to it.
     Named(u64),
     /// A call with this id waits for its client, a node.
@@ -109,19 +201,23 @@ pub enum News {
 #[derive(Debug)]
 pub struct Sender {
     queue: mpsc::Sender<News>,
-    backlog: Arc<Backlog>,
+    /// `None`: a part of the hub itself, which reads its changes.
+    client: Option<Client>,
 }
 
 impl Sink for Sender {
-    fn take(&self, event: &Arc<Event>) -> bool {
-        let waiting = |held| News::Change(Waiting { event: event.clone(), _held: held });
-        self.backlog
-            .hold(event, WATCH_BACKLOG_BYTES)
-            .is_some_and(|held| self.queue.try_send(waiting(held)).is_ok())
+    fn take(&self, event: &Arc<Event>, seen: Seen) -> bool {
+        let news = match &self.client {
+            None => Some(News::Event(Arc::clone(event))),
+            Some(client) if client.reader.is_over.load(Ordering::Acquire) => None,
+            Some(client) => Waiting::new(event, seen, client, WATCH_BACKLOG_BYTES)
+                .map(|waiting| News::Change(Box::new(waiting))),
+        };
+        news.is_some_and(|news| self.queue.try_send(news).is_ok())
     }
 
     fn takes_renewals(&self) -> bool {
-        self.backlog.budget.is_some()
+        self.client.is_some()
     }
 
     fn close(&self, revision: u64) {
@@ -375,29 +471,24 @@ impl Memory {
         self.of(kind, |index| index.list(kind, selection, query))
     }
 
-    /// Registers a watcher; see [`Index::watch`]. Its changes wait at the cost of this budget; a watcher of the hub itself has
+    /// Registers a watcher; see [`Index::watch`]. Its changes wait at the cost of this client; a watcher of the hub itself has
     /// none, and renewals are no events for it.
     pub fn watch(
         self: &Arc<Self>,
         kind: &'static Kind,
         selection: Selection,
         from: Option<u64>,
-        budget: Option<Arc<dyn Budget>>,
+        client: Option<Client>,
     ) -> Result<(Start, u64, Watch), WatchRefused> {
         let (queue, receiver) = mpsc::channel(WATCH_BACKLOG);
-        let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
         let reminder = queue.downgrade();
-        let sender = Sender { queue, backlog: Arc::clone(&backlog) };
+        let sender = Sender { queue, client };
         let (start, revision, id) = if kind.is_renewed() {
             self.leases_mut().watch(kind, selection.clone(), from, sender)?
         } else {
             self.write().watch(kind, selection.clone(), from, sender)?
         };
-        Ok((
-            start,
-            revision,
-            Watch { memory: self.clone(), kind, id, selection, receiver, reminder, backlog },
-        ))
+        Ok((start, revision, Watch { memory: self.clone(), kind, id, selection, receiver, reminder }))
     }
 
     /// Makes durable changes visible, of all kinds but Leases: the writer's last step.
@@ -458,20 +549,17 @@ pub struct Watch {
     /// Changes that concern it, in order. It ends when the watcher was too slow or the hub closes.
     pub receiver: mpsc::Receiver<News>,
     reminder: mpsc::WeakSender<News>,
-    backlog: Arc<Backlog>,
 }
 
 impl Watch {
-    /// The changes before the watch began, as ones that wait; `None` if the budget does not allow it. Their number is limited by what
-    /// the hub remembers, so they do not count for [`WATCH_BACKLOG_BYTES`].
-    pub fn waiting(&self, events: Vec<Arc<Event>>) -> Option<Vec<Waiting>> {
-        let budget = self.backlog.budget.clone();
-        let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
+    /// The changes before the watch began, as ones that wait; `None` if the client's budget does not allow it. Their number is limited by
+    /// what the hub remembers, so they are not limited by [`WATCH_BACKLOG_BYTES`].
+    pub fn waiting(&self, events: Vec<Arc<Event>>, client: &Client) -> Option<Vec<Box<Waiting>>> {
         let wait = |event: Arc<Event>| {
-            let held = backlog.hold(&event, usize::MAX)?;
-            Some(Waiting { event, _held: held })
+            let seen = Seen::by(&self.selection, &event)?;
+            Some(Waiting::new(&event, seen, client, usize::MAX).map(Box::new))
         };
-        events.into_iter().map(wait).collect()
+        events.into_iter().filter_map(wait).collect()
     }
 
     pub fn reminder(&self) -> Reminder {
@@ -586,13 +674,25 @@ mod tests {
         assert!(!reminder.is_open() && !reminder.name(9));
     }
 
+    /// A watch of all ConfigMaps by a client that may hold so many bytes.
+    fn unread(memory: &Arc<Memory>, limit: usize) -> (Arc<Purse>, Arc<Reader>, Watch) {
+        let purse = Arc::new(Purse { limit, given: AtomicUsize::new(0) });
+        let reader = Arc::new(Reader::new(purse.clone()));
+        let client = Client { reader: Arc::clone(&reader), compares: false };
+        let (_, _, watch) = memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(client)).unwrap();
+        (purse, reader, watch)
+    }
+
+    fn is_over(reader: &Reader) -> bool {
+        reader.poll_over(&Context::from_waker(Waker::noop())).is_ready()
+    }
+
     #[test]
     fn unread_watch_holds_a_bounded_number_of_bytes() {
         let memory = Arc::new(Memory::empty());
-        let check = |limit: usize, each: usize, expect: usize| {
-            let purse = Arc::new(Purse { limit, given: AtomicUsize::new(0) });
-            let (_, _, mut unread) =
-                memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(purse.clone())).unwrap();
+        // the changes that it received, and whether it must let go of them because nobody pays
+        let check = |limit: usize, each: usize, expect: (usize, bool)| {
+            let (purse, reader, mut unread) = unread(&memory, limit);
             for _ in 0..20 {
                 put_with(&memory, each);
             }
@@ -601,29 +701,49 @@ mod tests {
             while unread.receiver.try_recv().is_ok() {
                 received += 1;
             }
-            assert_eq!(received, expect, "{limit} {each}");
+            assert_eq!((received, is_over(&reader)), expect, "{limit} {each}");
             assert_eq!(purse.given.load(Ordering::Relaxed), 0, "everything was given back");
         };
-        check(usize::MAX, 200_000, 5);
+        check(usize::MAX, 200_000, (5, false));
         // one change waits, however large
-        check(usize::MAX, 1_400_000, 1);
-        check(0, 200_000, 1);
+        check(usize::MAX, 1_400_000, (1, false));
+        // while it is the latest version
+        check(0, 200_000, (1, true));
         // the caller's other watches have taken the rest
-        check(500_000, 200_000, 2);
+        check(500_000, 200_000, (3, true));
         // to the last byte; above a hundred, so that all revisions are as long
         (0..20).for_each(|_| put(&memory));
-        let purse = Arc::new(Purse { limit: usize::MAX, given: AtomicUsize::new(0) });
-        let watch = memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(purse.clone())).unwrap();
+        let (_, reader, watch) = unread(&memory, usize::MAX);
         put(&memory);
-        let rest = WATCH_BACKLOG_BYTES / 2 - purse.given.load(Ordering::Relaxed);
+        let rest = WATCH_BACKLOG_BYTES / 2 - reader.behind.load(Ordering::Relaxed);
         drop(watch);
-        check(usize::MAX, rest, 2);
-        check(usize::MAX, rest + 1, 1);
-        // a watch that is dropped with its changes gives their bytes back
-        let purse = Arc::new(Purse { limit: usize::MAX, given: AtomicUsize::new(0) });
-        let watch = memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(purse.clone())).unwrap();
+        check(usize::MAX, rest, (2, false));
+        check(usize::MAX, rest + 1, (1, false));
+    }
+
+    /// The object of a change that is being sent.
+    fn object_of(waiting: Waiting) -> Loan {
+        waiting.object
+    }
+
+    #[test]
+    fn old_version_is_paid_for_until_it_is_sent() {
+        let memory = Arc::new(Memory::empty());
+        let given = |purse: &Purse| purse.given.load(Ordering::Relaxed) / 100_000;
+        let (purse, _, mut watch) = unread(&memory, usize::MAX);
+        let (other, _, others) = unread(&memory, usize::MAX);
         put_with(&memory, 100_000);
-        assert!(purse.given.load(Ordering::Relaxed) > 100_000);
+        assert_eq!((given(&purse), given(&other)), (0, 0), "the latest version costs nothing");
+        let Ok(News::Change(sending)) = watch.receiver.try_recv() else { panic!("a change") };
+        put_with(&memory, 100_000);
+        assert_eq!(given(&purse) + given(&other), 1, "the old one costs one of them");
+        // a watch that is dropped with its changes gives their bytes back
+        drop(others);
+        assert_eq!((given(&purse), given(&other)), (1, 0), "who still sends it pays");
+        let object = object_of(*sending);
+        assert_eq!(given(&purse), 1);
+        drop(object);
+        assert_eq!(given(&purse), 0);
         drop(watch);
         assert_eq!(purse.given.load(Ordering::Relaxed), 0);
     }

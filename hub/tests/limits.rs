@@ -32,16 +32,20 @@ const PROOFS: &[(&str, &str)] = &[
     ("request body", "src/server/request.rs: body_that_stops_or_drips_ends_soon"),
     ("bodies above 4 KiB that one caller sends at a time", "tests/limits.rs: one_node_has_its_limits"),
     (
-        "bytes of bodies in work, and of answers above 16 KiB on their way, 64 KiB of each",
+        "bytes of bodies in work, and of answers above 16 KiB on their way",
         "tests/limits.rs: one_node_has_its_limits",
     ),
     (
-        "bytes of bodies in work, and of answers above 16 KiB on their way, 64 KiB of each",
+        "bytes of bodies in work, and of answers above 16 KiB on their way",
         "src/server/connection.rs: answers_on_their_way_are_their_callers_bytes",
     ),
     (
-        "bytes of bodies in work, and of answers above 16 KiB on their way, 64 KiB of each",
+        "bytes of bodies in work, and of answers above 16 KiB on their way",
         "src/server/connection.rs: answer_to_a_change_is_never_refused",
+    ),
+    (
+        "bytes of bodies in work, and of answers above 16 KiB on their way",
+        "tests/unread.rs: unread_bytes_are_what_the_pools_say",
     ),
     ("body of a refused request", "tests/api/objects.rs: large_body_is_drained_so_the_refusal_arrives"),
     ("store", "src/store/sqlite.rs: store_at_its_limit_takes_deletions_then_other_changes"),
@@ -132,7 +136,12 @@ const PROOFS: &[(&str, &str)] = &[
         "long answers (128 KiB compressed, 64 KiB of tables) in the making",
         "tests/api/answers.rs: reader_that_stops_holds_nothing_that_others_need",
     ),
-    ("changes that wait for slow watches", "tests/attacks.rs: watch_that_is_not_read_keeps_little"),
+    ("bytes that wait for slow readers", "tests/attacks.rs: watch_that_is_not_read_keeps_little"),
+    ("bytes that wait for slow readers", "tests/unread.rs: unread_bytes_are_what_the_pools_say"),
+    (
+        "bytes that wait for slow readers",
+        "core/src/loans.rs: old_version_is_paid_for_by_one_reader_at_a_time",
+    ),
     (
         "old versions for watches and continued lists",
         "tests/api/desired.rs: changes_of_others_cost_a_node_no_list",

@@ -22,12 +22,18 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Largest answer that is read.
 const ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
+/// Buffer and segments of a connection over a narrow link.
+const NARROW_BYTES: usize = 8 * 1024;
+const NARROW_SEGMENT: u32 = 1200;
+
 /// Who we are and where the hub is.
 #[derive(Clone)]
 pub struct Identity {
     address: SocketAddr,
     /// Where its connections come from; None: the system chooses.
     source: Option<Ipv4Addr>,
+    /// Whether its connections take little at a time.
+    is_narrow: bool,
     config: Arc<ClientConfig>,
 }
 
@@ -77,7 +83,7 @@ impl Identity {
             .with_client_auth_cert(chain, key)
             .map_err(io::Error::other)?;
         let address = address_of(field("server")?.trim_matches('"'))?;
-        Ok(Identity { address, source: None, config: Arc::new(config) })
+        Ok(Identity { address, source: None, is_narrow: false, config: Arc::new(config) })
     }
 
     /// The same identity, for a hub that has moved to another address.
@@ -90,10 +96,16 @@ impl Identity {
         Identity { source: Some(source), ..self }
     }
 
+    /// The same identity, whose connections take as little at a time as those over a slow link: what it does not read waits in the hub, and
+    /// not in this machine's buffers, which over the loopback hold megabytes.
+    pub fn over_narrow_link(self) -> Identity {
+        Identity { source: self.source.or(Some(Ipv4Addr::LOCALHOST)), is_narrow: true, ..self }
+    }
+
     /// Trusts the authority and has no certificate of its own.
     pub fn anonymous(authority: &[u8], url: &str) -> io::Result<Identity> {
         let config = Arc::new(trusting(authority)?.with_no_client_auth());
-        Ok(Identity { address: address_of(url)?, source: None, config })
+        Ok(Identity { address: address_of(url)?, source: None, is_narrow: false, config })
     }
 
     /// Where the hub listens.
@@ -104,7 +116,7 @@ impl Identity {
     /// Opens a connection that begins no handshake.
     pub fn dial(&self) -> io::Result<TcpStream> {
         match (self.source, self.address) {
-            (Some(source), SocketAddr::V4(address)) => connected_from(source, address),
+            (Some(source), SocketAddr::V4(address)) => connected_from(source, address, self.is_narrow),
             _ => TcpStream::connect(self.address),
         }
     }
@@ -153,9 +165,14 @@ impl Identity {
     }
 }
 
-fn connected_from(source: Ipv4Addr, address: SocketAddrV4) -> io::Result<TcpStream> {
-    use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn};
+fn connected_from(source: Ipv4Addr, address: SocketAddrV4, is_narrow: bool) -> io::Result<TcpStream> {
+    use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn, sockopt};
     let socket = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    if is_narrow {
+        socket::setsockopt(&socket, sockopt::RcvBuf, &NARROW_BYTES)?;
+        // the buffer that the other side's kernel begins with follows from it
+        socket::setsockopt(&socket, sockopt::TcpMaxSeg, &NARROW_SEGMENT)?;
+    }
     socket::bind(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(source, 0)))?;
     socket::connect(socket.as_raw_fd(), &SockaddrIn::from(address))?;
     Ok(TcpStream::from(socket))

@@ -9,7 +9,7 @@ use kedge_api::METADATA_KIND;
 use kedge_core::WatchOrder;
 use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::Event;
-use kedge_hub_core::state::Sink;
+use kedge_hub_core::state::{Seen, Sink};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Feed(Arc<Mutex<VecDeque<Arc<Event>>>>);
 
 impl Sink for Feed {
-    fn take(&self, event: &Arc<Event>) -> bool {
+    fn take(&self, event: &Arc<Event>, _: Seen) -> bool {
         self.waiting().push_back(event.clone());
         !self.is_dropped()
     }

@@ -19,6 +19,7 @@ pub mod decode;
 pub mod field_error;
 pub mod identity;
 pub mod kinds;
+pub mod loans;
 pub mod object;
 pub mod patch;
 mod path;

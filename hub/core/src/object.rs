@@ -12,13 +12,14 @@ use serde_json::Value;
 
 use crate::cost;
 use crate::kinds::{Kind, index_of, text};
+use crate::loans::Loans;
 
 /// The key of an object: `namespace/name`, and `/name` for cluster-scoped kinds.
 pub fn key(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-/// One object at one revision. Never changes.
+/// One object at one revision. Never changes, but for the note of who reads it.
 #[derive(Debug)]
 pub struct Object {
     /// The revision at which it was written: `metadata.resourceVersion`.
@@ -26,6 +27,7 @@ pub struct Object {
     /// The object as JSON text, including apiVersion and kind.
     pub json: Bytes,
     facts: Arc<Facts>,
+    pub(crate) loans: Loans,
 }
 
 /// Another object that an object names. It need not exist.
@@ -110,12 +112,12 @@ impl Object {
             refers: (kind.refers)(value).into(),
             terminating: !text(meta, &["deletionTimestamp"]).is_empty(),
         };
-        Some(Object { revision, json, facts: Arc::new(facts) })
+        Some(Object { revision, json, facts: Arc::new(facts), loans: Loans::default() })
     }
 
     /// A later version whose text differs in nothing that is a fact.
     pub(crate) fn with_text(&self, json: Vec<u8>, revision: u64) -> Object {
-        Object { revision, json: Bytes::from(json), facts: Arc::clone(&self.facts) }
+        Object { revision, json: Bytes::from(json), facts: Arc::clone(&self.facts), loans: Loans::default() }
     }
 
     /// Whether it is known to differ in no fact.

@@ -20,7 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::connection::{Caller, ConnectionError, serve_requests};
 use super::handshakes::{Exchange, Handshake, Network};
-use super::link::Link;
+use super::link::{Link, TLS_BYTES, UNSENT_BYTES};
 use super::shared::Server;
 use super::stream::{Eye, Stalling};
 use crate::guard::Turns;
@@ -114,6 +114,8 @@ async fn connected(
 ) -> Result<(Link<Tls>, Caller), ConnectionError> {
     // answers are small and complete: do not delay them to fill packets
     socket.set_nodelay(true)?;
+    // a kernel without this has its own limits
+    let _ = socket2::SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES);
     let network = handshake.network();
     let link = handshaken(socket, from, handshake, tls, server).await?;
     let certificate = link.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -154,7 +156,8 @@ async fn handshaken(
         }
     }
     let finished = in_time(until, hello.into_stream(tls));
-    let stream = unless_ended(&mut handshake, finished).await?.inspect_err(tell)?;
+    let mut stream = unless_ended(&mut handshake, finished).await?.inspect_err(tell)?;
+    stream.get_mut().1.set_buffer_limit(Some(TLS_BYTES));
     Ok(Link::seen_by(Box::new(stream), |stream| Eye::of(stream.get_ref().0)))
 }
 

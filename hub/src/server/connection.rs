@@ -27,8 +27,9 @@ use tokio::sync::watch as signal;
 use super::authentication::Seen;
 use super::detached_watch;
 use super::large::LARGE_BYTES;
-use super::limits::{Slot, Taken};
+use super::limits::Slot;
 use super::link::{IDLE, Link, Next, STRANGER_IDLE};
+use super::pieces::Held;
 use super::request::{RequestBody, wants_minimal};
 use super::respond::{self, Body, Sending};
 use super::shared::Server;
@@ -218,7 +219,16 @@ struct Exchange {
     /// Some of the request may still arrive: the connection must not be closed before that.
     unread: AtomicBool,
     /// What the answer holds of its caller's limits until it is sent.
-    held: OnceLock<Arc<Taken>>,
+    held: OnceLock<Held>,
+}
+
+/// What becomes of a request in the library.
+enum Step {
+    Ended(hyper::Result<()>),
+    /// The library has no more to do with the connection.
+    Detached,
+    /// Nobody pays for what its client has not read.
+    TooSlow,
 }
 
 /// Answers one request through the HTTP library.
@@ -267,21 +277,27 @@ where
     let mut stopping = false;
     let answer = loop {
         let served = std::future::poll_fn(|context| match Pin::new(&mut serving).poll(context) {
-            Poll::Ready(ended) => Poll::Ready(Some(ended)),
-            Poll::Pending if exchange.watch.is_kept() || exchange.relay.is_kept() => Poll::Ready(None),
+            Poll::Ready(ended) => Poll::Ready(Step::Ended(ended)),
+            Poll::Pending if exchange.watch.is_kept() || exchange.relay.is_kept() => {
+                Poll::Ready(Step::Detached)
+            }
             // the library flushes last, so nothing of the answer is left in its buffers
             Poll::Pending if progress.is_over() && !exchange.closes.load(Ordering::Relaxed) => {
-                Poll::Ready(None)
+                Poll::Ready(Step::Detached)
             }
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => match exchange.held.get() {
+                Some(held) => held.poll_over(context).map(|()| Step::TooSlow),
+                None => Poll::Pending,
+            },
         });
         tokio::select! {
             served = served => match served {
-                Some(ended) => {
+                Step::Ended(ended) => {
                     ended?;
                     break None;
                 }
-                None => break Some(exchange.watch.take()),
+                Step::Detached => break Some(exchange.watch.take()),
+                Step::TooSlow => return Ok(Served::Ended),
             },
             () = stop.as_mut(), if !stopping => {
                 stopping = true;
@@ -443,7 +459,7 @@ mod tests {
     use crate::server::authentication::Standing;
     use crate::server::limits::{Paid, Resource, Taken, Work};
     use crate::server::request::{Form, Parameters};
-    use crate::server::watch::{self, WatchStream};
+    use crate::server::watch::{self, Line, WatchStream};
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -538,8 +554,8 @@ mod tests {
     }
 
     /// The next piece of a watch; `None` if it has ended.
-    async fn piece(watch: &mut WatchStream) -> Option<bytes::Bytes> {
-        std::future::poll_fn(|context| watch.poll_next(context)).await
+    async fn piece(watch: &mut WatchStream) -> Option<Vec<u8>> {
+        std::future::poll_fn(|context| watch.poll_next(context)).await.map(Line::text)
     }
 
     #[tokio::test]

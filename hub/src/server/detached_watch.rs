@@ -3,24 +3,29 @@
 //!
 //! hyper's connection is detached before it has written anything and returned after the watch; bytes that the client sends meanwhile
 //! are kept for the next request. Always holds: the answer is one HTTP response, chunked if the client supports that, and the
-//! byte stream is identical to what hyper would have produced. Left to others: the events and the end of the watch (`watch`).
+//! byte stream is identical to what hyper would have produced. A client that reads nothing holds a TLS record, whatever the watch shows:
+//! an object goes from its own text into records, and a text that is made for this watch is paid for by its caller. Left to others: the
+//! events and the end of the watch (`watch`).
 
-use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::future::poll_fn;
+use std::io::{self, Write as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Response;
+use kedge_hub_core::loans::Loan;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 
 use super::link::{Link, head_text};
 use super::respond::Body;
-use super::watch::WatchStream;
+use super::watch::{Line, Stored, WatchStream};
+use crate::memory::Held;
 
 /// Most bytes kept that a client sends during a watch: a whole request fits. No more is read until the watch has ended.
 const EARLY_BYTES: usize = 1024;
-/// Bytes of events that are written together, about a TLS record.
+/// Bytes of events that are written together: a TLS record.
 const RECORD_BYTES: usize = 16 * 1024;
 /// Time for what is left to write when the watch's time is over. Then it is cut off: a client that reads a byte now and then would
 /// keep it for ever.
@@ -29,50 +34,75 @@ const LAST_WRITE: Duration = Duration::from_secs(60);
 impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     /// Writes a watch until its end; returns whether the connection can be reused.
     pub(super) async fn write_watch(&mut self, answer: Answer) -> io::Result<bool> {
+        let reader = Arc::clone(answer.watch.reader());
+        tokio::select! {
+            biased;
+            // without the end of the answer: it is cut off
+            () = poll_fn(|context| reader.poll_over(context)) => Ok(false),
+            written = self.write_lines(answer) => written,
+        }
+    }
+
+    async fn write_lines(&mut self, answer: Answer) -> io::Result<bool> {
         let Answer { head, mut watch, manner, cut } = answer;
-        let mut text = head_of(&head, manner);
+        let mut text = Text { bytes: head_of(&head, manner), long: None };
         drop(head);
         loop {
-            let next = std::future::poll_fn(|context| self.poll_next(&mut watch, manner, &mut text, context))
-                .await?;
+            let next = poll_fn(|context| self.poll_next(&mut watch, manner, &mut text, context)).await?;
             match next {
                 Next::Gone => return Ok(false),
-                Next::Write => self.write_until(cut, &std::mem::take(&mut text)).await?,
+                Next::Write => self.write_text(cut, &mut text, manner).await?,
                 Next::Last => break,
             }
         }
         if manner.chunks {
-            text.extend_from_slice(b"0\r\n\r\n");
+            text.bytes.extend_from_slice(b"0\r\n\r\n");
         }
-        self.write_until(cut, &text).await?;
+        self.write_text(cut, &mut text, manner).await?;
         if manner.closes {
             self.shut_down().await?;
         }
         Ok(!manner.closes)
     }
 
-    async fn write_until(&mut self, end: Instant, text: &[u8]) -> io::Result<()> {
+    /// Writes the text, and the long line in which it ends. What is after that line is the beginning of the next text.
+    async fn write_text(&mut self, end: Instant, text: &mut Text, manner: Manner) -> io::Result<()> {
+        let Text { bytes, long } = std::mem::take(text);
+        let writing = async {
+            self.write_bytes(&bytes).await?;
+            // TLS has it: what waits for a slow client waits there
+            drop(bytes);
+            let Some(Long { line, written }) = long else { return self.flush().await };
+            for part in line.bytes()[written..].chunks(RECORD_BYTES) {
+                self.write_bytes(part).await?;
+            }
+            text.end_line(&line, manner);
+            Ok(())
+        };
         let too_slow =
             || io::Error::new(io::ErrorKind::TimedOut, "the watch is over, and its client too slow");
-        timeout_at(end, self.write(text)).await.unwrap_or_else(|_| Err(too_slow()))
+        timeout_at(end, writing).await.unwrap_or_else(|_| Err(too_slow()))
     }
 
     fn poll_next(
         &mut self,
         watch: &mut WatchStream,
         manner: Manner,
-        text: &mut Vec<u8>,
+        text: &mut Text,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Next>> {
-        while text.len() < RECORD_BYTES {
+        while text.bytes.len() < RECORD_BYTES && text.long.is_none() {
             match watch.poll_next(context) {
-                Poll::Ready(Some(line)) if manner.chunks => chunk(text, &line),
-                Poll::Ready(Some(line)) => text.extend_from_slice(&line),
+                Poll::Ready(Some(line)) => {
+                    if !text.add(line, manner, watch) {
+                        return Poll::Ready(Ok(Next::Last));
+                    }
+                }
                 Poll::Ready(None) => return Poll::Ready(Ok(Next::Last)),
                 Poll::Pending => break,
             }
         }
-        if !text.is_empty() {
+        if !text.bytes.is_empty() {
             return Poll::Ready(Ok(Next::Write));
         }
         let keep = (!manner.closes).then_some(EARLY_BYTES);
@@ -102,14 +132,81 @@ fn head_of(head: &http::response::Parts, manner: Manner) -> Vec<u8> {
     text
 }
 
-fn chunk(text: &mut Vec<u8>, line: &[u8]) {
-    // an empty chunk would be the last
-    if line.is_empty() {
-        return;
+/// What is written next.
+#[derive(Debug, Default)]
+struct Text {
+    bytes: Vec<u8>,
+    /// The line in which the bytes end, if it does not fit among them.
+    long: Option<Long>,
+}
+
+/// A line of which so many bytes were written.
+#[derive(Debug)]
+struct Long {
+    line: Content,
+    written: usize,
+}
+
+/// What a line is about, without what is around it.
+#[derive(Debug)]
+enum Content {
+    /// An object, from its own text.
+    Stored(Loan),
+    /// A text that was made for this watch, and what its client holds for it.
+    Made { text: Vec<u8>, _held: Option<Held> },
+}
+
+impl Content {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Content::Stored(object) => &object.json,
+            Content::Made { text, .. } => text,
+        }
     }
-    text.extend_from_slice(format!("{:x}\r\n", line.len()).as_bytes());
-    text.extend_from_slice(line);
-    text.extend_from_slice(b"\r\n");
+}
+
+impl Text {
+    /// Adds a line, or its beginning. `false`: the client may not hold it.
+    fn add(&mut self, line: Line, manner: Manner, watch: &WatchStream) -> bool {
+        let length = line.len();
+        let held = match &line {
+            Line::Text(text) if text.len() > RECORD_BYTES => match watch.reader().hold(length) {
+                Some(held) => Some(held),
+                None => return false,
+            },
+            _ => None,
+        };
+        if manner.chunks {
+            // writing to memory does not fail
+            let _ = write!(self.bytes, "{length:x}\r\n");
+        }
+        let line = match line {
+            Line::Stored(stored) => {
+                stored.head().for_each(|part| self.bytes.extend_from_slice(part));
+                Content::Stored(stored.object)
+            }
+            Line::Text(text) => Content::Made { text, _held: held },
+        };
+        let room = RECORD_BYTES.saturating_sub(self.bytes.len());
+        let written = line.bytes().len().min(room);
+        self.bytes.extend_from_slice(&line.bytes()[..written]);
+        if written == line.bytes().len() {
+            self.end_line(&line, manner);
+        } else {
+            self.long = Some(Long { line, written });
+        }
+        true
+    }
+
+    /// What is after a line.
+    fn end_line(&mut self, line: &Content, manner: Manner) {
+        if matches!(line, Content::Stored(_)) {
+            self.bytes.extend_from_slice(Stored::END);
+        }
+        if manner.chunks {
+            self.bytes.extend_from_slice(b"\r\n");
+        }
+    }
 }
 
 /// How a watch is framed.
@@ -174,7 +271,6 @@ mod tests {
     use kedge_hub_core::selector::Selection;
     use kedge_hub_core::state::Changed;
     use serde_json::json;
-    use std::sync::Arc;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
     #[derive(Debug)]
@@ -193,14 +289,12 @@ mod tests {
     }
 
     fn answer(memory: &Arc<Memory>) -> Answer {
-        let stream = watch::start(
-            memory,
-            &CONFIG_MAP,
-            Selection::default(),
-            &Parameters::default(),
-            Form::Whole,
-            Arc::new(Unlimited),
-        );
+        answer_to(memory, Arc::new(Unlimited))
+    }
+
+    fn answer_to(memory: &Arc<Memory>, budget: Arc<dyn Budget>) -> Answer {
+        let (selection, parameters) = (Selection::default(), Parameters::default());
+        let stream = watch::start(memory, &CONFIG_MAP, selection, &parameters, Form::Whole, budget);
         let (mut head, _) = respond::bytes(200, "application/json", "").into_parts();
         head.headers.insert("x-b", "c".parse().unwrap());
         let (watch, manner) = (Box::new(stream.unwrap()), Manner { chunks: true, closes: false });
@@ -253,6 +347,87 @@ mod tests {
             let (mut early, mut rest) = link.into_parts();
             rest.read_to_end(&mut early).await.unwrap();
             assert_eq!(early, b" /next", "what came during the watch is for the next request");
+        });
+    }
+
+    /// One that may hold nothing.
+    #[derive(Debug)]
+    struct Empty;
+
+    impl Budget for Empty {
+        fn take(&self, _: usize) -> bool {
+            false
+        }
+
+        fn give_back(&self, _: usize) {}
+    }
+
+    fn put(memory: &Memory, revision: u64, bytes: usize) {
+        let value = |revision: u64| {
+            json!({"metadata": {"name": "a", "namespace": "n", "resourceVersion": revision.to_string()},
+                "data": {"k": "x".repeat(bytes)}})
+        };
+        let old = memory.get(&CONFIG_MAP, "n", "a");
+        let new = Object::new(&CONFIG_MAP, &value(revision), revision).map(Arc::new);
+        let event = Event { revision, old, new, last: None };
+        memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event), author: None }]);
+    }
+
+    #[test]
+    fn large_objects_arrive_whole_after_a_pause() {
+        run(async {
+            let (mut client, server) = tokio::io::duplex(4096);
+            let memory = Arc::new(Memory::empty());
+            let mut link = Link::new(server);
+            let answer = answer(&memory);
+            let reading = async {
+                put(&memory, 2, 100_000);
+                read_until(&mut client, "\r\n\r\n").await;
+                // while the first is on its way
+                put(&memory, 3, 200_000);
+                memory.close();
+                for (kind, bytes) in [("ADDED", 100_000), ("MODIFIED", 200_000)] {
+                    let length = read_until(&mut client, "\r\n").await;
+                    let mut line = vec![0; usize::from_str_radix(length.trim_end(), 16).unwrap()];
+                    client.read_exact(&mut line).await.unwrap();
+                    let event: serde_json::Value = serde_json::from_slice(&line).unwrap();
+                    let data = event["object"]["data"]["k"].as_str().map(str::len);
+                    assert_eq!((event["type"].as_str(), data), (Some(kind), Some(bytes)));
+                    assert_eq!(read_until(&mut client, "\r\n").await, "\r\n");
+                }
+                assert_eq!(read_until(&mut client, "\r\n\r\n").await, "0\r\n\r\n");
+            };
+            let (goes_on, ()) = tokio::join!(link.write_watch(answer), reading);
+            assert!(goes_on.unwrap());
+        });
+    }
+
+    #[test]
+    fn watch_is_cut_off_at_an_old_version_that_nobody_pays() {
+        run(async {
+            for (budget, goes_on) in
+                [(Arc::new(Empty) as Arc<dyn Budget>, false), (Arc::new(Unlimited), true)]
+            {
+                let (mut client, server) = tokio::io::duplex(4096);
+                let memory = Arc::new(Memory::empty());
+                put(&memory, 2, 100_000);
+                let answer = answer_to(&memory, budget);
+                let reading = async {
+                    read_until(&mut client, "\r\n\r\n").await;
+                    put(&memory, 3, 10);
+                    memory.close();
+                    let mut rest = Vec::new();
+                    let read = tokio::time::timeout(Duration::from_secs(20), client.read_to_end(&mut rest));
+                    let _ = read.await;
+                    rest.len()
+                };
+                let writing = async {
+                    let mut link = Link::new(server);
+                    link.write_watch(answer).await.unwrap()
+                };
+                let (went_on, read) = tokio::join!(writing, reading);
+                assert_eq!((went_on, read > 100_000), (goes_on, goes_on), "{read}");
+            }
         });
     }
 

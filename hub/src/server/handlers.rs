@@ -773,7 +773,7 @@ fn written(answer: &Answer, writer: Writer) -> Response<Body> {
     let mut response = match (writer.form, &answer.object) {
         (Form::Nothing, _) => respond::empty(if answer.created { 201 } else { 204 }),
         (_, Some(object)) => writer.answer(code, object),
-        (_, None) => respond::bytes(code, &writer.media(), writer.value(answer.value()).to_string()),
+        (_, None) => respond::bytes(code, &writer.media(), respond::text_of(&writer.value(answer.value()))),
     };
     if let Some(object) = &answer.object {
         response.extensions_mut().insert(CreatedName(object.name.clone()));

@@ -26,6 +26,11 @@ pub(super) const IDLE: Duration = Duration::from_secs(400);
 pub(super) const STRANGER_IDLE: Duration = Duration::from_secs(15);
 /// A head must be complete in this time, from its first byte on.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes that TLS keeps of what is written to a client that does not read: a record and its frame. All else waits where it is counted.
+pub(super) const TLS_BYTES: usize = 20 * 1024;
+/// Bytes that the kernel takes of what it cannot send yet. Beyond that and what is on the wire it would keep megabytes for each connection, in
+/// memory of the hub's control group.
+pub(super) const UNSENT_BYTES: u32 = 16 * 1024;
 /// Bytes that are read at a time between requests: a head with a small body, as of a renewal.
 const READ_BYTES: usize = 2 * 1024;
 
@@ -227,6 +232,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     /// Writes these bytes and flushes.
     pub(super) async fn write(&mut self, text: &[u8]) -> io::Result<()> {
         self.stream.write_all(text).await?;
+        self.stream.flush().await
+    }
+
+    /// Passes these bytes on, to wait in TLS until they are sent.
+    pub(super) async fn write_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes).await
+    }
+
+    /// Resolves when all that was written is sent.
+    pub(super) async fn flush(&mut self) -> io::Result<()> {
         self.stream.flush().await
     }
 

@@ -56,7 +56,7 @@ pub(super) fn index() -> Response<Body> {
 pub(super) fn document(group: &str, version: &str) -> Result<Response<Body>, ApiError> {
     let wanted = if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
     let found = DOCUMENTS.iter().find(|(path, _, _)| *path == wanted).ok_or_else(ApiError::path_not_found)?;
-    Ok(respond::bytes(200, "application/json", found.1.clone()))
+    Ok(respond::shared(200, "application/json", found.1.clone()))
 }
 
 fn gvk(group: &str, version: &str, kind: &str) -> Value {

@@ -1,9 +1,10 @@
 //! Long answers, made in pieces: lists that are written as they are sent, tables that are rendered on threads of their own, and answers
 //! that are compressed for clients that ask for it.
 //!
-//! Always holds: no thread that answers requests renders or compresses a long answer, or writes one without giving others their turn;
-//! a client that reads slowly holds the objects, two pieces and the compressor, not the text. An answer that cannot be completed ends
-//! its connection, so that no client takes a part for the whole.
+//! Always holds: no thread that answers requests renders or compresses a long answer, or writes one without giving others their turn.
+//! A client that reads slowly holds a few pieces and the compressor, and the objects, which cost nothing while they are the latest versions
+//! (`kedge_hub_core::loans`); what is made for it alone it pays for until that is sent. An answer that cannot be completed ends its
+//! connection, so that no client takes a part for the whole.
 
 use std::collections::VecDeque;
 use std::io::{self, Write as _};
@@ -17,6 +18,7 @@ use flate2::write::GzEncoder;
 use http::request::Parts;
 use http::{Method, Response, header};
 use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::loans::{Borrower, Loan};
 use kedge_hub_core::object::Object;
 use tokio::sync::mpsc;
 
@@ -25,11 +27,12 @@ use super::limits::{Resource, Slot, Taken, Work};
 use super::request;
 use super::respond::{Body, MAX_PRETTY_BYTES};
 use super::shared::Server;
+use crate::memory::Reader;
 
-/// Size of a piece: a few TLS records.
-const PIECE_BYTES: usize = 64 * 1024;
+/// Size of a piece: a TLS record.
+const PIECE_BYTES: usize = 16 * 1024;
 /// Pieces after which others have their turn: at most a few milliseconds of copying and encrypting.
-const PIECES_AT_A_TIME: usize = 4;
+const PIECES_AT_A_TIME: usize = 16;
 /// Pieces that wait for a slow client.
 const PIECES_AHEAD: usize = 2;
 /// Answers from this size on are compressed; upstream's threshold and level.
@@ -37,38 +40,112 @@ const COMPRESSED_FROM: usize = 128 * 1024;
 const LEVEL: u32 = 1;
 
 /// Answers up to this size cost their caller no bytes: no more than its connection is reckoned to take.
-const FREE_BYTES: usize = 16 * 1024;
-/// Bytes of a longer answer that are in memory at a time on its way, or on the way of a part of it: of a list, a piece.
-const HELD_BYTES: usize = PIECE_BYTES;
+pub(super) const FREE_BYTES: usize = 16 * 1024;
+/// Bytes of a longer answer that are in memory at a time on its way: up to three pieces in the HTTP library, one in TLS.
+const HELD_BYTES: usize = 4 * PIECE_BYTES;
+/// Bytes of each further object that waits in a long answer, without its text.
+const LOAN_BYTES: usize = 48;
 
 /// Appends an object, in the form of the answer.
 pub(super) type Render = Box<dyn FnMut(&Object, &mut Vec<u8>) + Send>;
 
-/// A list as JSON, item by item.
+/// An object or a list as JSON, piece by piece.
 pub(super) struct Items {
     head: Vec<u8>,
-    objects: std::vec::IntoIter<Arc<Object>>,
+    objects: std::vec::IntoIter<Loan>,
+    tail: &'static [u8],
     /// `None`: the stored text.
     render: Option<Render>,
+    /// The object that is being sent, and how much of it was.
+    current: Option<(Text, usize)>,
     begun: bool,
     done: bool,
     /// Bytes of the stored texts: exact for the list itself, an estimate for other forms.
     bytes: usize,
+    /// Of the largest object.
+    largest: usize,
     /// Since others had their turn.
     pieces: usize,
+}
+
+/// The text of an object in the form of the answer.
+enum Text {
+    Stored(Loan),
+    Rendered(Vec<u8>),
+}
+
+impl Text {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Text::Stored(object) => &object.json,
+            Text::Rendered(text) => text,
+        }
+    }
 }
 
 impl Items {
     /// `head` is everything before the first item; after the last one come `]` and `}`.
     pub(super) fn new(head: Vec<u8>, objects: Vec<Arc<Object>>, render: Option<Render>) -> Items {
+        Items::between(head, objects, b"]}", render)
+    }
+
+    /// One object, as it is stored.
+    pub(super) fn one(object: Arc<Object>) -> Items {
+        Items::between(Vec::new(), vec![object], b"", None)
+    }
+
+    fn between(
+        head: Vec<u8>,
+        objects: Vec<Arc<Object>>,
+        tail: &'static [u8],
+        render: Option<Render>,
+    ) -> Items {
         let commas = objects.len().saturating_sub(1);
-        let bytes = head.len() + objects.iter().map(|object| object.json.len()).sum::<usize>() + commas + 2;
-        Items { head, objects: objects.into_iter(), render, begun: false, done: false, bytes, pieces: 0 }
+        let sizes = || objects.iter().map(|object| object.json.len());
+        let bytes = head.len() + sizes().sum::<usize>() + commas + tail.len();
+        let largest = sizes().max().unwrap_or(0);
+        let objects: Vec<Loan> = objects.into_iter().map(Loan::free).collect();
+        let objects = objects.into_iter();
+        Items {
+            head,
+            objects,
+            tail,
+            render,
+            current: None,
+            begun: false,
+            done: false,
+            bytes,
+            largest,
+            pieces: 0,
+        }
     }
 
     /// The exact length, if it is known before the whole text is.
     pub(super) fn length(&self) -> Option<u64> {
         self.render.is_none().then_some(self.bytes as u64)
+    }
+
+    /// The bytes that wait for a slow client and are made for it alone, at most: the text of an object in another form is no longer than
+    /// two of its stored text.
+    fn held(&self) -> usize {
+        let text = match self.render {
+            None => self.bytes.min(HELD_BYTES),
+            Some(_) => (2 * self.bytes).min(HELD_BYTES + 2 * self.largest),
+        };
+        text + if self.is_lent() { LOAN_BYTES * (self.objects.len() - 1) } else { 0 }
+    }
+
+    /// Whether it has more objects than what it holds anyway.
+    fn is_lent(&self) -> bool {
+        self.bytes > HELD_BYTES
+    }
+
+    /// From here on this reader has the objects.
+    fn lend(&mut self, reader: &Arc<Reader>) {
+        self.objects
+            .as_mut_slice()
+            .iter_mut()
+            .for_each(|object| object.lend(Arc::clone(reader) as Arc<dyn Borrower>));
     }
 
     /// The next piece of a list that is sent as it is stored.
@@ -84,11 +161,28 @@ impl Items {
         Poll::Ready(piece)
     }
 
-    fn one(&mut self, object: &Object, piece: &mut Vec<u8>) {
+    fn text(&mut self, object: Loan) -> Text {
         match &mut self.render {
-            None => piece.extend_from_slice(&object.json),
-            Some(render) => render(object, piece),
+            None => Text::Stored(object),
+            Some(render) => {
+                let mut text = Vec::new();
+                render(&object, &mut text);
+                Text::Rendered(text)
+            }
         }
+    }
+
+    /// Appends what fits of the object that is being sent; `false`: there is none.
+    fn go_on(&mut self, piece: &mut Vec<u8>) -> bool {
+        let Some((text, sent)) = &mut self.current else { return false };
+        let rest = &text.bytes()[*sent..];
+        let part = rest.len().min(PIECE_BYTES.saturating_sub(piece.len()));
+        piece.extend_from_slice(&rest[..part]);
+        *sent += part;
+        if *sent == text.bytes().len() {
+            self.current = None;
+        }
+        true
     }
 }
 
@@ -101,15 +195,18 @@ impl Iterator for Items {
         }
         let mut piece = std::mem::take(&mut self.head);
         while piece.len() < PIECE_BYTES {
+            if self.go_on(&mut piece) {
+                continue;
+            }
             let Some(object) = self.objects.next() else {
-                piece.extend_from_slice(b"]}");
+                piece.extend_from_slice(self.tail);
                 self.done = true;
                 break;
             };
             if std::mem::replace(&mut self.begun, true) {
                 piece.push(b',');
             }
-            self.one(&object, &mut piece);
+            self.current = Some((self.text(object), 0));
         }
         Some(piece.into())
     }
@@ -170,6 +267,26 @@ impl Sending {
     }
 }
 
+/// What an answer holds of its caller's limits until it is sent.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Held {
+    _taken: Option<Arc<Taken>>,
+    /// Has its objects.
+    reader: Option<Arc<Reader>>,
+}
+
+impl Held {
+    /// Bytes that were taken for a text while it was made.
+    pub(super) fn of(taken: Taken) -> Held {
+        Held { _taken: Some(Arc::new(taken)), reader: None }
+    }
+
+    /// Ready when nobody pays for its objects.
+    pub(super) fn poll_over(&self, context: &Context<'_>) -> Poll<()> {
+        self.reader.as_ref().map_or(Poll::Pending, |reader| reader.poll_over(context))
+    }
+}
+
 /// Gives an answer the form in which it is sent: compressed if the client asked for it and it is long, rendered elsewhere if that takes
 /// long. Only the answer to a request that reads may be refused for want of bytes or places: a client that is refused repeats its change.
 pub(super) fn finish(
@@ -181,27 +298,38 @@ pub(super) fn finish(
     let asked =
         parts.method != Method::HEAD && accepts_gzip(request::header(&parts.headers, "accept-encoding"));
     let only_reads = matches!(parts.method, Method::GET | Method::HEAD);
-    let (head, body) = response.into_parts();
-    let (bytes, renders) = match &body {
-        Body::Items(items) => (items.bytes, items.render.is_some()),
-        Body::Parts(parts) => (parts.iter().map(Bytes::len).sum(), false),
-        Body::Made(_) | Body::Watch(_) | Body::Relay(_) => (0, false),
+    let (mut head, mut body) = response.into_parts();
+    let (bytes, renders, cost) = match &body {
+        Body::Items(items) => (items.bytes, items.render.is_some(), items.held()),
+        Body::Parts(parts) => {
+            let bytes = parts.iter().map(Bytes::len).sum();
+            (bytes, false, bytes)
+        }
+        // the text is everybody's
+        Body::Shared(text) => (text.len(), false, text.len().min(HELD_BYTES)),
+        Body::Made(_) | Body::Watch(_) | Body::Relay(_) => (0, false, 0),
     };
-    let held = match bytes {
-        0..=FREE_BYTES => None,
-        _ => match slot.take(Resource::BodyBytes, bytes.min(HELD_BYTES)) {
-            Ok(held) => Some(held),
+    let mut held: Held = head.extensions.remove().unwrap_or_default();
+    if held._taken.is_none() && cost > FREE_BYTES {
+        match slot.take(Resource::BodyBytes, cost) {
+            Ok(taken) => held = Held::of(taken),
             Err(refused) if only_reads => return super::respond::error(&refused),
-            // its text is that of the stored object
-            Err(_) => None,
-        },
-    };
+            Err(_) if matches!(&body, Body::Items(items) if items.render.is_none()) => {}
+            // its change was made, and it may not hold the text of it
+            Err(_) => return super::respond::done(head.status.as_u16()),
+        }
+    }
+    if let Body::Items(items) = &mut body
+        && items.is_lent()
+    {
+        let reader = Arc::new(Reader::new(slot.clone()));
+        items.lend(&reader);
+        held.reader = Some(reader);
+    }
     let sending = Sending { asked, only_reads, bytes, renders };
     let mut response = formed(server, slot, Response::from_parts(head, body), sending);
-    if let Some(held) = held {
-        // the connection keeps it until the answer is sent
-        response.extensions_mut().insert(Arc::new(held));
-    }
+    // the connection keeps it until the answer is sent
+    response.extensions_mut().insert(held);
     response
 }
 
@@ -228,6 +356,7 @@ fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: 
     match body {
         Body::Items(items) => drop(server.large.spawn(make(*items, compresses, out, taken))),
         Body::Parts(parts) => drop(server.large.spawn(make(cut(parts), compresses, out, taken))),
+        Body::Shared(text) => drop(server.large.spawn(make(cut([text].into()), compresses, out, taken))),
         body => return Response::from_parts(head, body),
     }
     Response::from_parts(head, Body::Made(Made { pieces, complete: false }))
@@ -293,6 +422,7 @@ pub(super) async fn pretty(server: &Server, slot: &Arc<Slot>, response: Response
     let bytes = match response.body() {
         Body::Items(items) => items.bytes,
         Body::Parts(parts) => parts.iter().map(Bytes::len).sum(),
+        Body::Shared(text) => text.len(),
         Body::Made(_) | Body::Watch(_) | Body::Relay(_) => return response,
     };
     if bytes > MAX_PRETTY_BYTES {
@@ -300,19 +430,14 @@ pub(super) async fn pretty(server: &Server, slot: &Arc<Slot>, response: Response
     }
     slot.charge(Work::Parsed(bytes), Instant::now());
     if bytes <= LARGE_BYTES {
-        return indented(response);
+        return super::respond::pretty(response);
     }
     let Ok(taken) = slot.take(Resource::LongAnswers, 1) else { return response };
     let indented = server.large.spawn(async move {
         let _taken = taken;
-        indented(response)
+        super::respond::pretty(response)
     });
     indented.await.unwrap_or_else(|error| super::respond::error(&ApiError::internal(error.to_string())))
-}
-
-fn indented(response: Response<Body>) -> Response<Body> {
-    let (head, body) = response.into_parts();
-    super::respond::pretty(whole(head, body))
 }
 
 #[cfg(test)]
@@ -341,11 +466,42 @@ mod tests {
             let list = items(count);
             let length = list.length().unwrap();
             let pieces: Vec<Bytes> = list.collect();
-            assert!(pieces.iter().all(|piece| piece.len() < PIECE_BYTES + 2048));
+            assert!(pieces.iter().all(|piece| piece.len() <= PIECE_BYTES + 2));
             let text: Vec<u8> = pieces.into_iter().flatten().collect();
             assert_eq!(text.len() as u64, length);
             let read: Value = serde_json::from_slice(&text).unwrap();
             assert_eq!(read["items"].as_array().unwrap().len(), count);
+        }
+    }
+
+    #[test]
+    fn large_objects_are_sent_in_small_pieces() {
+        let object = |number: usize| {
+            let map = json!({"metadata": {"name": format!("m{number}")}, "data": {"k": "x".repeat(100_000 + number)}});
+            Arc::new(Object::new(&CONFIG_MAP, &map, 1 + number as u64).unwrap())
+        };
+        let objects: Vec<_> = (0..3).map(object).collect();
+        let text =
+            |objects: &[Arc<Object>]| objects.iter().map(|object| object.json.to_vec()).collect::<Vec<_>>();
+        let list = [b"[".to_vec(), text(&objects).join(&b','), b"]}".to_vec()].concat();
+        let twice = |object: &Object, text: &mut Vec<u8>| {
+            text.extend_from_slice(&object.json);
+            text.extend_from_slice(&object.json);
+        };
+        let rendered = [
+            b"[".to_vec(),
+            text(&objects).iter().map(|text| text.repeat(2)).collect::<Vec<_>>().join(&b','),
+            b"]}".to_vec(),
+        ]
+        .concat();
+        for (items, expect) in [
+            (Items::new(b"[".to_vec(), objects.clone(), None), list),
+            (Items::one(objects[0].clone()), objects[0].json.to_vec()),
+            (Items::new(b"[".to_vec(), objects.clone(), Some(Box::new(twice))), rendered),
+        ] {
+            let pieces: Vec<Bytes> = items.collect();
+            assert!(pieces.iter().all(|piece| piece.len() <= PIECE_BYTES + 2));
+            assert!(pieces.concat() == expect);
         }
     }
 

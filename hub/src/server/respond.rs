@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use time::OffsetDateTime;
 
 use super::calls::Relay;
 use super::link::Progress;
-use super::pieces::{Items, Made, Render};
+use super::pieces::{FREE_BYTES, Items, Made, Render};
 use super::request::Form;
 use super::watch::WatchStream;
 use kedge_hub_core::api_error::ApiError;
@@ -29,12 +30,16 @@ const MAX_WARNING_BYTES: usize = 256;
 
 /// Longest answer that is indented; indenting costs several times its size.
 pub(super) const MAX_PRETTY_BYTES: usize = 1024 * 1024;
+/// Most bytes of the lines: objects have up to twice as many as their text.
+const MOST_LINES_BYTES: usize = 4 * MAX_PRETTY_BYTES;
 
 /// A complete body, or a watch.
 pub(super) enum Body {
     /// Parts, sent one after the other.
     Parts(VecDeque<Bytes>),
-    /// A list that is written as it is sent.
+    /// A text that is in memory anyway.
+    Shared(Bytes),
+    /// An object or a list that is written as it is sent.
     Items(Box<Items>),
     /// Made on another thread.
     Made(Made),
@@ -54,22 +59,28 @@ impl hyper::body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let next = match &mut *self {
             Body::Parts(parts) => Poll::Ready(parts.pop_front().map(Ok)),
+            Body::Shared(text) if text.is_empty() => Poll::Ready(None),
+            Body::Shared(text) => Poll::Ready(Some(Ok(std::mem::take(text)))),
             Body::Items(items) => items.poll_next(context).map(|piece| piece.map(Ok)),
             Body::Made(made) => made.poll_next(context),
-            Body::Watch(watch) => watch.poll_next(context).map(|line| line.map(Ok)),
             // the connection is detached before it is polled
-            Body::Relay(_) => Poll::Ready(Some(Err(io::ErrorKind::Unsupported.into()))),
+            Body::Watch(_) | Body::Relay(_) => Poll::Ready(Some(Err(io::ErrorKind::Unsupported.into()))),
         };
         next.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Body::Parts(parts) if parts.is_empty())
+        match self {
+            Body::Parts(parts) => parts.is_empty(),
+            Body::Shared(text) => text.is_empty(),
+            _ => false,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Parts(parts) => SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum()),
+            Body::Shared(text) => SizeHint::with_exact(text.len() as u64),
             Body::Items(items) => items.length().map_or_else(SizeHint::default, SizeHint::with_exact),
             Body::Made(_) | Body::Watch(_) | Body::Relay(_) => SizeHint::default(),
         }
@@ -119,6 +130,13 @@ pub(super) fn bytes(code: u16, media: &str, body: impl Into<Bytes>) -> Response<
     parts(code, media, VecDeque::from([body.into()]))
 }
 
+/// An answer with a text that is in memory anyway.
+pub(super) fn shared(code: u16, media: &str, text: Bytes) -> Response<Body> {
+    let mut response = bytes(code, media, Bytes::new());
+    *response.body_mut() = Body::Shared(text);
+    response
+}
+
 pub(super) fn parts(code: u16, media: &str, body: VecDeque<Bytes>) -> Response<Body> {
     let mut response = Response::new(Body::Parts(body));
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -136,7 +154,14 @@ pub(super) fn empty(code: u16) -> Response<Body> {
 }
 
 pub(super) fn json(code: u16, value: &Value) -> Response<Body> {
-    bytes(code, "application/json", value.to_string())
+    bytes(code, "application/json", text_of(value))
+}
+
+/// Its text, in no more memory than that takes: it may wait for a slow reader.
+pub(super) fn text_of(value: &Value) -> Bytes {
+    let mut text = value.to_string();
+    text.shrink_to_fit();
+    text.into()
 }
 
 /// The last answer on its connection.
@@ -145,22 +170,79 @@ pub(super) fn hang_up(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// The same JSON, indented; other bodies are unchanged.
-pub(super) fn pretty(mut response: Response<Body>) -> Response<Body> {
+/// The answer to a change whose client may not hold more.
+pub(super) fn done(code: u16) -> Response<Body> {
+    json(code, &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
+}
+
+/// The same JSON, indented; other bodies, and those that would be too long, are unchanged.
+pub(super) fn pretty(response: Response<Body>) -> Response<Body> {
     let is_json = response
         .headers()
         .get(header::CONTENT_TYPE)
         .is_some_and(|media| media.to_str().is_ok_and(|media| media.starts_with("application/json")));
-    let Body::Parts(parts) = response.body() else { return response };
     if !is_json {
         return response;
     }
-    let text: Vec<u8> = parts.iter().flatten().copied().collect();
-    let read: Result<Value, _> = serde_json::from_slice(&text);
-    if let Ok(lines) = read.and_then(|value| serde_json::to_string_pretty(&value)) {
-        *response.body_mut() = Body::Parts(VecDeque::from([Bytes::from(lines), Bytes::from_static(b"\n")]));
+    let (head, body) = response.into_parts();
+    let parts = match body {
+        Body::Parts(parts) => parts,
+        Body::Shared(text) => VecDeque::from([text]),
+        Body::Items(items) => items.collect(),
+        body => return Response::from_parts(head, body),
+    };
+    let body = match indented(parts.iter().flatten().copied(), MOST_LINES_BYTES) {
+        Some(mut lines) => {
+            lines.shrink_to_fit();
+            VecDeque::from([Bytes::from(lines)])
+        }
+        None => parts,
+    };
+    Response::from_parts(head, Body::Parts(body))
+}
+
+/// JSON text in lines, as serde_json writes them; `None`: they have more than `most` bytes, as deep lists do. It needs no tree of values,
+/// which may take a hundred times as much as the text.
+fn indented(text: impl Iterator<Item = u8>, most: usize) -> Option<Vec<u8>> {
+    let (mut lines, mut depth) = (Vec::new(), 0_usize);
+    let (mut in_text, mut escaped, mut opened) = (false, false, false);
+    let new_line = |lines: &mut Vec<u8>, depth: usize| {
+        lines.push(b'\n');
+        lines.resize(lines.len() + 2 * depth, b' ');
+    };
+    for byte in text {
+        if lines.len() > most {
+            return None;
+        }
+        if !in_text && byte.is_ascii_whitespace() {
+            continue;
+        }
+        if in_text {
+            in_text = escaped || byte != b'"';
+            escaped = !escaped && byte == b'\\';
+            lines.push(byte);
+            continue;
+        }
+        let closes = matches!(byte, b']' | b'}');
+        depth = depth.saturating_sub(usize::from(closes));
+        // nothing is between the two of an empty list
+        if opened != closes {
+            new_line(&mut lines, depth);
+        }
+        opened = matches!(byte, b'[' | b'{');
+        depth += usize::from(opened);
+        in_text = byte == b'"';
+        match byte {
+            b':' => lines.extend_from_slice(b": "),
+            b',' => {
+                lines.push(b',');
+                new_line(&mut lines, depth);
+            }
+            byte => lines.push(byte),
+        }
     }
-    response
+    lines.push(b'\n');
+    Some(lines)
 }
 
 /// A refusal.
@@ -293,7 +375,7 @@ impl Writer {
     pub(super) fn object(&self, object: &Object) -> Bytes {
         match self.form {
             Form::Whole | Form::Nothing => self.kind.shown_text(object),
-            _ => Bytes::from(self.value(object.value()).to_string()),
+            _ => text_of(&self.value(object.value())),
         }
     }
 
@@ -311,7 +393,13 @@ impl Writer {
     }
 
     /// The answer to a get or a write.
-    pub(super) fn answer(&self, code: u16, object: &Object) -> Response<Body> {
+    pub(super) fn answer(&self, code: u16, object: &Arc<Object>) -> Response<Body> {
+        let is_stored = matches!(self.form, Form::Whole | Form::Nothing) && self.kind.view.is_none();
+        if is_stored && object.json.len() > FREE_BYTES {
+            let mut response = bytes(code, &self.media(), Bytes::new());
+            *response.body_mut() = Body::Items(Box::new(Items::one(Arc::clone(object))));
+            return response;
+        }
         bytes(code, &self.media(), self.object(object))
     }
 
@@ -360,7 +448,7 @@ impl Writer {
 }
 
 /// The text of a list up to its first item.
-fn head_of_list(mut list: Value, items: &str) -> Vec<u8> {
+pub(super) fn head_of_list(mut list: Value, items: &str) -> Vec<u8> {
     if let Some(fields) = list.as_object_mut() {
         fields.remove(items);
     }
@@ -403,5 +491,26 @@ mod tests {
         response.headers_mut().insert(header::DATE, own.clone());
         date(&mut response);
         assert_eq!(response.headers().get_all(header::DATE).iter().collect::<Vec<_>>(), [&own]);
+    }
+
+    #[test]
+    fn lines_are_those_of_serde_json() {
+        for value in [
+            json!({}),
+            json!([]),
+            json!({"a": {}, "b": [], "c": [[], {}, [1, -2.5, null, true]]}),
+            json!({"q\"u\\": "a\\\"{[,:]}", "é\n": ["", " ", "\\"]}),
+            json!("text"),
+            json!(17),
+        ] {
+            let expect = format!("{}\n", serde_json::to_string_pretty(&value).unwrap());
+            for text in [value.to_string(), expect.clone()] {
+                let lines = indented(text.bytes(), usize::MAX).unwrap();
+                assert_eq!(String::from_utf8(lines).unwrap(), expect);
+            }
+        }
+        let deep = (0..100).fold(json!([0, 0, 0, 0]), |inner, _| json!([inner])).to_string();
+        assert!(indented(deep.bytes(), 200 * deep.len()).is_some());
+        assert!(indented(deep.bytes(), 10 * deep.len()).is_none());
     }
 }

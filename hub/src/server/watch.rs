@@ -1,7 +1,8 @@
 //! Watches: a body that sends every change once and in order, until its time is over.
 //!
 //! Events wait in the watch's own bounded queue and are written when the connection takes them; a watcher that is too slow is
-//! dropped and its stream ends, so that the client resumes from the last version it saw. A bookmark never names a
+//! dropped and its stream ends, so that the client resumes from the last version it saw. An object is sent from its own text, whole or
+//! not: what only this watch keeps in memory is paid for by its caller until it is sent (`kedge_hub_core::loans`). A bookmark never names a
 //! version before every change up to it was sent. There is one each minute, at the end, and on a node's own watch when the node has heard
 //! of a later change than the watch has shown (`own_watches`), or is called: then it carries the ids of the calls.
 //!
@@ -15,7 +16,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use kedge_api::CALLS_ANNOTATION;
 use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep};
@@ -25,13 +25,14 @@ use super::limits::{Taken, Work};
 use super::own_watches::OwnWatches;
 use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
-use crate::memory::{Budget, Memory, News, Waiting, Watch};
+use crate::memory::{Budget, Client, Held, Memory, News, Reader, Waiting, Watch};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::kinds::Kind;
-use kedge_hub_core::object::{Event, Object};
+use kedge_hub_core::loans::{Borrower, Loan};
+use kedge_hub_core::object::Object;
 use kedge_hub_core::selector::Selection;
-use kedge_hub_core::state::{Start, WatchRefused};
+use kedge_hub_core::state::{Seen, Start, WatchRefused};
 
 /// Longest duration of a watch, so that connections move to renewed certificates.
 const MAX_WATCH: Duration = Duration::from_secs(60 * 60);
@@ -42,14 +43,20 @@ const BOOKMARK: Duration = Duration::from_secs(60);
 
 /// Capacity that an idle watch's queue keeps.
 const IDLE_QUEUE: usize = 4;
+/// Present objects of so many bytes together cost nothing: no more than the connection is reckoned to take.
+const FREE_BYTES: usize = 16 * 1024;
+/// Bytes of each further object that waits to be sent as one of the present, without its text.
+const PRESENT_BYTES: usize = 48;
 
 #[derive(Debug)]
 pub(super) struct WatchStream {
     watch: Watch,
+    reader: Arc<Reader>,
     writer: Writer,
+    /// The objects that it begins with; before what is queued.
+    present: Present,
     queue: VecDeque<Queued>,
     bookmarks: bool,
-    omit_heartbeats: bool,
     /// The version that the client knows it has come to.
     shown: u64,
     titles_sent: bool,
@@ -64,10 +71,82 @@ pub(super) struct WatchStream {
     standing: Option<Standing>,
 }
 
+#[derive(Debug, Default)]
+struct Present {
+    objects: std::vec::IntoIter<Loan>,
+    _held: Option<Held>,
+}
+
+impl Present {
+    /// At the cost of this reader, if they are many bytes; `None`: it may not hold that.
+    fn of(objects: Vec<Arc<Object>>, reader: &Arc<Reader>) -> Option<Present> {
+        let bytes: usize = objects.iter().map(|object| object.json.len()).sum();
+        if bytes <= FREE_BYTES {
+            let objects: Vec<Loan> = objects.into_iter().map(Loan::free).collect();
+            return Some(Present { objects: objects.into_iter(), _held: None });
+        }
+        let held = match PRESENT_BYTES * (objects.len() - 1) {
+            0 => None,
+            bytes => Some(reader.hold(bytes)?),
+        };
+        let lend = |object| Loan::new(object, Arc::clone(reader) as Arc<dyn Borrower>);
+        let objects: Vec<Loan> = objects.into_iter().map(lend).collect();
+        Some(Present { objects: objects.into_iter(), _held: held })
+    }
+}
+
+/// What is written next.
+#[derive(Debug)]
+pub(super) enum Line {
+    /// All of it.
+    Text(Vec<u8>),
+    /// An object, sent as it is stored.
+    Stored(Stored),
+}
+
+/// A line about an object, around the text of that object.
+#[derive(Debug)]
+pub(super) struct Stored {
+    of: &'static str,
+    pub(super) object: Loan,
+}
+
+impl Stored {
+    /// What is after the object.
+    pub(super) const END: &[u8] = b"}\n";
+
+    /// What is before the object.
+    pub(super) fn head(&self) -> impl Iterator<Item = &'static [u8]> + use<> {
+        [b"{\"type\":\"".as_slice(), self.of.as_bytes(), b"\",\"object\":"].into_iter()
+    }
+}
+
+impl Line {
+    /// The bytes of the line.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Line::Text(text) => text.len(),
+            Line::Stored(stored) => {
+                stored.head().map(<[u8]>::len).sum::<usize>() + stored.object.json.len() + Stored::END.len()
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn text(self) -> Vec<u8> {
+        match self {
+            Line::Text(text) => text,
+            Line::Stored(stored) => {
+                let head: Vec<&[u8]> = stored.head().collect();
+                [&*head.concat(), &*stored.object.json, Stored::END].concat()
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Queued {
-    Present(Arc<Object>),
-    Change(Waiting),
+    Change(Box<Waiting>),
     /// The end of the initial events.
     Initial(u64),
     Bookmark(u64),
@@ -86,6 +165,8 @@ impl Queued {
             News::Named(revision) => Queued::Named(revision),
             News::Called(id) => Queued::Called(id),
             News::Last(revision) => Queued::Last(revision),
+            // no watch of a client gets it; one that did would go on after it
+            News::Event(event) => Queued::Named(event.revision),
         }
     }
 }
@@ -105,25 +186,28 @@ pub(super) fn start(
     let from = from(parameters)?;
     // as upstream: 0 is not given
     let timeout = parameters.number("timeoutSeconds")?.filter(|secs| *secs > 0);
+    let reader = Arc::new(Reader::new(budget));
+    let client = Client { reader: Arc::clone(&reader), compares: omit_heartbeats };
     let (start, revision, watch) = memory
-        .watch(kind.stored(), selection, from.after, Some(budget))
+        .watch(kind.stored(), selection, from.after, Some(client.clone()))
         .map_err(|why| refused(why, from.after))?;
     if let Some(wanted) = from.at_least.filter(|wanted| *wanted > revision) {
         return Err(ApiError::too_large_version(wanted, revision));
     }
-    let mut queue: VecDeque<Queued> = match start {
-        Start::Objects(_) if from.skip_present => VecDeque::new(),
-        Start::Objects(objects) => objects.into_iter().map(Queued::Present).collect(),
-        Start::Changes(changes) => {
-            let behind = || {
-                ApiError::too_many_requests(
-                    "too many changes wait for the watches of this identity, please try again later",
-                )
-            };
-            let waiting = watch.waiting(changes).ok_or_else(behind)?;
-            waiting.into_iter().map(Queued::Change).collect()
-        }
+    let behind = || {
+        ApiError::too_many_requests(
+            "too many bytes wait for the readers of this identity, please try again later",
+        )
     };
+    let (mut present, mut queue) = (Present::default(), VecDeque::new());
+    match start {
+        Start::Objects(_) if from.skip_present => {}
+        Start::Objects(objects) => present = Present::of(objects, &reader).ok_or_else(behind)?,
+        Start::Changes(changes) => {
+            let waiting = watch.waiting(changes, &client).ok_or_else(behind)?;
+            queue.extend(waiting.into_iter().map(Queued::Change));
+        }
+    }
     if from.initial_events {
         queue.push_back(Queued::Initial(revision));
     }
@@ -134,10 +218,11 @@ pub(super) fn start(
     };
     Ok(WatchStream {
         watch,
+        reader,
         writer: Writer { kind, form, include },
+        present,
         queue,
         bookmarks,
-        omit_heartbeats,
         shown: from.after.unwrap_or(0),
         titles_sent: false,
         calls: Vec::new(),
@@ -229,26 +314,36 @@ impl WatchStream {
         self.deadline.deadline()
     }
 
-    /// The next piece of the body; `None` ends it.
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    /// Who reads it, and pays.
+    pub(super) fn reader(&self) -> &Arc<Reader> {
+        &self.reader
+    }
+
+    /// The next line of the body; `None` ends it.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Line>> {
         if let Some(standing) = &mut self.standing
             && (standing.poll_over(context).is_ready() || !standing.proves())
         {
             self.standing = None;
+            self.present = Present::default();
             self.queue.clear();
             self.ended = true;
         }
         loop {
+            if let Some(object) = self.present.objects.next() {
+                return Poll::Ready(Some(self.line("ADDED", object)));
+            }
             if let Some(queued) = self.queue.pop_front() {
                 match self.write(queued) {
                     Some(line) => return Poll::Ready(Some(line)),
                     None => continue,
                 }
             }
-            // release the capacity of the initial events: later ones come one at a time
+            // release what held the initial events: later ones come one at a time
             if self.queue.capacity() > IDLE_QUEUE {
                 self.queue = VecDeque::new();
             }
+            self.present = Present::default();
             if self.ended {
                 return Poll::Ready(None);
             }
@@ -287,7 +382,7 @@ impl WatchStream {
         let mut named = 0;
         while let Ok(news) = self.watch.receiver.try_recv() {
             match &news {
-                News::Change(waiting) => upto = upto.max(waiting.event.revision),
+                News::Change(waiting) => upto = upto.max(waiting.revision),
                 // what was named until now, the bookmark comes to
                 News::Named(revision) => {
                     named = named.max(*revision);
@@ -297,7 +392,7 @@ impl WatchStream {
                     self.calls.push(Arc::clone(id));
                     continue;
                 }
-                News::Last(_) => {}
+                News::Last(_) | News::Event(_) => {}
             }
             self.queue.push_back(Queued::new(news));
         }
@@ -307,12 +402,12 @@ impl WatchStream {
         }
     }
 
-    fn write(&mut self, queued: Queued) -> Option<Bytes> {
+    fn write(&mut self, queued: Queued) -> Option<Line> {
         match queued {
-            Queued::Present(object) => Some(self.line("ADDED", &object)),
             Queued::Change(waiting) => {
-                let line = self.change(&waiting.event)?;
-                self.shown = waiting.event.revision;
+                let revision = waiting.revision;
+                let line = self.change(*waiting)?;
+                self.shown = revision;
                 Some(line)
             }
             Queued::Initial(revision) => {
@@ -343,26 +438,22 @@ impl WatchStream {
         }
     }
 
-    /// An object that begins to match a selector is added for this watcher, one that ceases to is deleted.
-    fn change(&mut self, event: &Event) -> Option<Bytes> {
-        let selects = |object: &Option<Arc<Object>>| {
-            object.as_ref().filter(|object| self.watch.selection.selects(object)).cloned()
-        };
-        match (selects(&event.old), selects(&event.new)) {
-            (None, None) => None,
-            (None, Some(new)) => Some(self.line("ADDED", &new)),
-            (Some(old), Some(new)) if self.omit_heartbeats && self.is_heartbeat(&old, &new) => None,
-            (Some(_), Some(new)) => Some(self.line("MODIFIED", &new)),
-            (Some(old), None) => match &event.last {
-                Some(last) => Some(self.line("DELETED", last)),
-                None => {
-                    // upstream: the object as it last matched, at the version of the change
-                    let mut value = old.value();
-                    value["metadata"]["resourceVersion"] = event.revision.to_string().into();
-                    Some(self.line_of("DELETED", value))
-                }
-            },
-        }
+    fn change(&mut self, waiting: Waiting) -> Option<Line> {
+        let Waiting { revision, seen, object, before, .. } = waiting;
+        Some(match seen {
+            Seen::Added => self.line("ADDED", object),
+            Seen::Modified if before.is_some_and(|before| self.is_heartbeat(&before, &object)) => {
+                return None;
+            }
+            Seen::Modified => self.line("MODIFIED", object),
+            Seen::Deleted => self.line("DELETED", object),
+            Seen::Left => {
+                // upstream: the object as it last matched, at the version of the change
+                let mut value = object.value();
+                value["metadata"]["resourceVersion"] = revision.to_string().into();
+                self.line_of("DELETED", value)
+            }
+        })
     }
 
     fn is_heartbeat(&self, old: &Object, new: &Object) -> bool {
@@ -377,23 +468,16 @@ impl WatchStream {
         }
     }
 
-    fn line(&mut self, of: &str, object: &Object) -> Bytes {
-        if self.writer.form != Form::Whole {
+    fn line(&mut self, of: &'static str, object: Loan) -> Line {
+        if self.writer.form != Form::Whole || self.writer.kind.view.is_some() {
             self.charge(Work::Parsed(object.json.len()));
             return self.line_of(of, object.value());
         }
         self.charge(Work::Copied(object.json.len()));
-        let text = self.writer.kind.shown_text(object);
-        let mut line = Vec::with_capacity(text.len() + 40);
-        line.extend_from_slice(b"{\"type\":\"");
-        line.extend_from_slice(of.as_bytes());
-        line.extend_from_slice(b"\",\"object\":");
-        line.extend_from_slice(&text);
-        line.extend_from_slice(b"}\n");
-        line.into()
+        Line::Stored(Stored { of, object })
     }
 
-    fn line_of(&mut self, of: &str, value: Value) -> Bytes {
+    fn line_of(&mut self, of: &str, value: Value) -> Line {
         let object = match self.writer.form {
             Form::Table(_) => {
                 let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
@@ -402,10 +486,13 @@ impl WatchStream {
             }
             _ => self.writer.value(value),
         };
-        Bytes::from(format!("{}\n", json!({"type": of, "object": object})))
+        let mut text = format!("{{\"type\":\"{of}\",\"object\":{object}}}\n");
+        // it may wait for a slow reader
+        text.shrink_to_fit();
+        Line::Text(text.into_bytes())
     }
 
-    fn bookmark(&mut self, revision: u64, initial: bool) -> Bytes {
+    fn bookmark(&mut self, revision: u64, initial: bool) -> Line {
         let mut meta = json!({"resourceVersion": revision.to_string()});
         if initial {
             meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
@@ -419,7 +506,7 @@ impl WatchStream {
                 "kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": meta}),
             _ => json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": meta}),
         };
-        Bytes::from(format!("{}\n", json!({"type": "BOOKMARK", "object": object})))
+        Line::Text(format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into_bytes())
     }
 }
 
@@ -442,6 +529,7 @@ mod tests {
     use super::*;
     use kedge_hub_core::kinds::CONFIG_MAP;
     use kedge_hub_core::kinds::node::NODE;
+    use kedge_hub_core::object::Event;
     use kedge_hub_core::state::Changed;
     use std::task::Waker;
 
@@ -507,7 +595,7 @@ mod tests {
                         return written;
                     }
                     Poll::Ready(Some(line)) => {
-                        let event: Value = serde_json::from_slice(&line).unwrap();
+                        let event: Value = serde_json::from_slice(&line.text()).unwrap();
                         let kind = event["type"].as_str().unwrap().to_owned();
                         let version = event["object"]["metadata"]["resourceVersion"].as_str();
                         let version = version.filter(|_| kind == "BOOKMARK").unwrap_or_default();

@@ -89,6 +89,16 @@ impl Client {
         Client { identity, connection: None }
     }
 
+    /// Another connection of the same identity, over a link of which little is on the way at a time.
+    pub(crate) fn narrow(&self) -> Client {
+        Client { identity: self.identity.clone().over_narrow_link(), connection: None }
+    }
+
+    /// The open connection, of which nothing more is read: what it takes is the hub's.
+    pub(crate) fn into_socket(self) -> TcpStream {
+        self.connection.expect("something was sent").into_socket()
+    }
+
     /// A connection to the hub that begins no handshake.
     pub(crate) fn dial(&self) -> TcpStream {
         self.identity.dial().unwrap()

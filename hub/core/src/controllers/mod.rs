@@ -44,7 +44,7 @@ mod tests {
         self, Decision as Decided, DeleteOptions, Fresh, Part, Place, Propagation, WriteOptions,
     };
     use crate::selector::Selection;
-    use crate::state::{Batch, Index, Leases, Order, Require, Restored, Sink, Spaces, Write, restore};
+    use crate::state::{Batch, Index, Leases, Order, Require, Restored, Seen, Sink, Spaces, Write, restore};
     use kedge_rig::Random;
 
     mod daemon_sets;
@@ -62,7 +62,7 @@ mod tests {
     type Step<'a> = &'a dyn Fn(&mut Hub);
 
     impl Sink for NoSink {
-        fn take(&self, _: &Arc<Event>) -> bool {
+        fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
             true
         }
     }

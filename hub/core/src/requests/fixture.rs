@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::kinds::Kind;
 use crate::object::{Event, Object};
-use crate::state::{Index, Sink};
+use crate::state::{Index, Seen, Sink};
 
 pub(super) struct NoSink;
 
 impl Sink for NoSink {
-    fn take(&self, _: &Arc<Event>) -> bool {
+    fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
         true
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::relations::{At, Relations, Usage};
 use crate::kinds::{KINDS, Kind, index_of};
+use crate::loans;
 use crate::object::{Event, Object, key};
 use crate::selector::Selection;
 
@@ -29,10 +30,35 @@ pub struct Changed {
     pub author: Option<Box<str>>,
 }
 
+/// How a watcher sees a change of an object: one that begins to match its selection is added for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    Added,
+    Modified,
+    Deleted,
+    /// It is there, and no longer selected: deleted for this watcher.
+    Left,
+}
+
+impl Seen {
+    /// `None`: it does not concern who selects so.
+    pub fn by(selection: &Selection, event: &Event) -> Option<Seen> {
+        let selects =
+            |object: &Option<Arc<Object>>| object.as_ref().is_some_and(|object| selection.selects(object));
+        match (selects(&event.old), selects(&event.new)) {
+            (false, false) => None,
+            (false, true) => Some(Seen::Added),
+            (true, true) => Some(Seen::Modified),
+            (true, false) if event.last.is_some() => Some(Seen::Deleted),
+            (true, false) => Some(Seen::Left),
+        }
+    }
+}
+
 /// Where a watcher's events go.
 pub trait Sink {
-    /// Queues an event. `false`: the watcher is too far behind or gone, and is dropped.
-    fn take(&self, event: &Arc<Event>) -> bool;
+    /// Queues an event, and how its watcher sees it. `false`: the watcher is too far behind or gone, and is dropped.
+    fn take(&self, event: &Arc<Event>, seen: Seen) -> bool;
 
     /// Whether renewals are events for it: they are many, and mean nothing to most of the hub's own controllers.
     fn takes_renewals(&self) -> bool {
@@ -328,15 +354,20 @@ impl<S: Sink> Index<S> {
     fn publish_one(&mut self, key: String, Changed { kind, event, .. }: Changed, takes: impl Fn(&S) -> bool) {
         self.revision = event.revision;
         let at = (index_of(kind), key);
-        match (&event.old, &event.new) {
+        let old = match (&event.old, &event.new) {
             (Some(old), Some(new)) if new.shares_facts(old) && new.holder.is_none() => {
-                self.kinds[at.0].objects.insert(at.1, new.clone());
+                self.kinds[at.0].objects.insert(at.1, new.clone())
             }
             (_, new) => {
                 let old = self.kinds[at.0].store(&at.1, new.clone());
                 self.relations.change(&at, old.as_deref(), new.as_deref());
+                old
             }
-        }
+        };
+        // before anybody gets it: what is read of it from here on is read of an old version
+        let known =
+            event.old.as_ref().filter(|known| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, known)));
+        old.iter().chain(known).chain(&event.last).for_each(|object| loans::supersede(object));
         self.watches -= self.kinds[at.0].tell(event, takes);
     }
 
@@ -372,11 +403,6 @@ impl<S: Sink> Index<S> {
             self.watches -= 1;
         }
     }
-}
-
-/// Whether a watcher gets a change: it selected the object before or selects it now.
-fn concerns(selection: &Selection, event: &Event) -> bool {
-    [&event.old, &event.new].into_iter().flatten().any(|object| selection.selects(object))
 }
 
 fn page<'a>(
@@ -430,7 +456,7 @@ impl<S: Sink> OfKind<S> {
             }
             Some(from) => {
                 let first = self.ring.partition_point(|event| event.revision <= from);
-                let concerned = self.ring.range(first..).filter(|event| concerns(selection, event));
+                let concerned = self.ring.range(first..).filter(|event| Seen::by(selection, event).is_some());
                 Ok(Start::Changes(concerned.cloned().collect()))
             }
         }
@@ -594,7 +620,8 @@ impl<S: Sink> OfKind<S> {
             let Some(watcher) = self.watchers.get(id).filter(|watcher| takes(&watcher.sink)) else {
                 continue;
             };
-            if concerns(&watcher.selection, &event) && !watcher.sink.take(&event) {
+            let seen = Seen::by(&watcher.selection, &event);
+            if seen.is_some_and(|seen| !watcher.sink.take(&event, seen)) {
                 slow.push(*id);
             }
         }
@@ -670,7 +697,7 @@ mod tests {
     }
 
     impl Sink for Taken {
-        fn take(&self, event: &Arc<Event>) -> bool {
+        fn take(&self, event: &Arc<Event>, _: Seen) -> bool {
             let has_room = self.1.is_none_or(|room| self.0.borrow().len() < room);
             if has_room {
                 self.0.borrow_mut().push(event.clone());
@@ -960,7 +987,7 @@ mod tests {
                 }
             }
             for (selection, taken) in &watches {
-                let concerned = events.iter().filter(|event| concerns(selection, event));
+                let concerned = events.iter().filter(|event| Seen::by(selection, event).is_some());
                 let concerned: Vec<u64> = concerned.map(|event| event.revision).collect();
                 assert_eq!(taken.revisions(), concerned, "seed {seed} {selection:?}");
             }

@@ -18,7 +18,7 @@ mod room;
 
 pub use condition::{Condition, Failing, Refusal, SMALL_BYTES, Sort};
 pub use desired::Desired;
-pub use index::{Changed, Index, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
+pub use index::{Changed, Index, Page, Query, Seen, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use leases::{Heard, Leases, Renewed, UNRESERVED};
 pub use order::{
     Batch, Change, Commit, Expect, FLUSH, MAX_OBJECT_BYTES, Marks, Order, RAISE, RESERVE, Record, Restored,
@@ -58,7 +58,7 @@ mod tests {
     struct NoSink;
 
     impl Sink for NoSink {
-        fn take(&self, _: &Arc<Event>) -> bool {
+        fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
             true
         }
     }

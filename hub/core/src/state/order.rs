@@ -439,6 +439,7 @@ fn first(marks: Marks, newest: u64) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::index::Seen;
     use super::*;
     use crate::kinds::{LEASE, NODE};
     use crate::object::Event;
@@ -446,7 +447,7 @@ mod tests {
     struct NoSink;
 
     impl Sink for NoSink {
-        fn take(&self, _: &Arc<Event>) -> bool {
+        fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
             true
         }
     }

@@ -135,6 +135,7 @@ mod tests {
 
     use serde_json::{Value, json};
 
+    use super::super::index::Seen;
     use super::*;
     use crate::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
     use crate::object::Event;
@@ -143,7 +144,7 @@ mod tests {
     struct NoSink;
 
     impl Sink for NoSink {
-        fn take(&self, _: &Arc<Event>) -> bool {
+        fn take(&self, _: &Arc<Event>, _: Seen) -> bool {
             true
         }
     }
