@@ -20,6 +20,8 @@ const OTHER_DESCRIPTORS: u64 = 512;
 const CONNECTION_BYTES: u64 = 24 * KIB;
 /// Memory of one answer that is being compressed: the compressor's window and tables, and the parts before and after it.
 const LONG_ANSWER_BYTES: u64 = 512 * KIB;
+/// Memory of one session while bytes pass: pipes and TLS records, both ways.
+const SESSION_BYTES: u64 = 64 * KIB;
 /// Handshakes that are not finished, at most: a fleet that reconnects, at a few milliseconds each.
 const HANDSHAKES: u64 = 2048;
 /// Requests whose answers are being made, at most.
@@ -84,15 +86,17 @@ pub struct Capacity {
     pub requests: usize,
     /// Bytes of bodies that are being received or worked on.
     pub body_bytes: usize,
-    /// Bytes of changes that wait for slow watchers.
+    /// Bytes that wait for slow readers: changes, and old versions of objects.
     pub backlog_bytes: usize,
     /// Long answers that are being rendered or compressed.
     pub long_answers: usize,
+    /// Sessions with nodes.
+    pub sessions: usize,
 }
 
 impl Capacity {
-    /// A quarter of the memory is for connections, a sixteenth each for bodies and for watchers that fall behind, a sixty-fourth for
-    /// answers that are being compressed. The rest is for the objects themselves. Half of the processors handle what is large.
+    /// A quarter of the memory is for connections, a sixteenth each for bodies, for readers that fall behind and for sessions, a sixty-fourth
+    /// for answers that are being compressed. The rest is for the objects themselves. Half of the processors handle what is large.
     pub fn of(machine: &Machine) -> Capacity {
         let Machine { memory_bytes, descriptors, processors } = *machine;
         let handshakes = HANDSHAKES.min(descriptors / 8);
@@ -111,6 +115,7 @@ impl Capacity {
             body_bytes: size((memory_bytes / 16).clamp(16 * MIB, 512 * MIB)),
             backlog_bytes: size((memory_bytes / 16).clamp(16 * MIB, 512 * MIB)),
             long_answers: size((memory_bytes / 64 / LONG_ANSWER_BYTES).clamp(8, 256)),
+            sessions: size((memory_bytes / 16 / SESSION_BYTES).clamp(64, 512)),
         }
     }
 }
@@ -134,7 +139,7 @@ mod tests {
 
     #[test]
     fn capacity_follows_memory_and_descriptors() {
-        let check = |memory_mib: u64, descriptors: u64, processors: usize, expect: [usize; 7]| {
+        let check = |memory_mib: u64, descriptors: u64, processors: usize, expect: [usize; 8]| {
             let machine = Machine { memory_bytes: memory_mib * MIB, descriptors, processors };
             let capacity = Capacity::of(&machine);
             let found = [
@@ -143,20 +148,21 @@ mod tests {
                 capacity.body_bytes / (MIB as usize),
                 capacity.backlog_bytes / (MIB as usize),
                 capacity.long_answers,
+                capacity.sessions,
                 capacity.workers,
                 capacity.large_workers,
             ];
             assert_eq!(found, expect, "{machine:?}");
         };
-        check(512, 524_288, 1, [5461, 2048, 32, 32, 16, 2, 1]);
-        check(1024, 524_288, 2, [10_922, 2048, 64, 64, 32, 2, 1]);
-        check(8192, 524_288, 4, [87_381, 2048, 512, 512, 256, 4, 2]);
-        check(65_536, 524_288, 4, [521_728, 2048, 512, 512, 256, 4, 2]);
-        check(8192, 65_536, 4, [62_976, 2048, 512, 512, 256, 4, 2]);
-        check(8192, 1024, 4, [384, 128, 512, 512, 256, 4, 2]);
-        check(8192, 256, 4, [96, 32, 512, 512, 256, 4, 2]);
-        check(8192, 0, 4, [0, 0, 512, 512, 256, 4, 2]);
-        check(64, 65_536, 1, [682, 2048, 16, 16, 8, 2, 1]);
+        check(512, 524_288, 1, [5461, 2048, 32, 32, 16, 512, 2, 1]);
+        check(1024, 524_288, 2, [10_922, 2048, 64, 64, 32, 512, 2, 1]);
+        check(8192, 524_288, 4, [87_381, 2048, 512, 512, 256, 512, 4, 2]);
+        check(65_536, 524_288, 4, [521_728, 2048, 512, 512, 256, 512, 4, 2]);
+        check(8192, 65_536, 4, [62_976, 2048, 512, 512, 256, 512, 4, 2]);
+        check(8192, 1024, 4, [384, 128, 512, 512, 256, 512, 4, 2]);
+        check(8192, 256, 4, [96, 32, 512, 512, 256, 512, 4, 2]);
+        check(8192, 0, 4, [0, 0, 512, 512, 256, 512, 4, 2]);
+        check(64, 65_536, 1, [682, 2048, 16, 16, 8, 64, 2, 1]);
     }
 
     /// An operator finds in the log what the limits of docs/limits.md are here.

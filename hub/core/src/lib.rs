@@ -29,6 +29,7 @@ pub mod quantity;
 pub mod requests;
 pub mod selector;
 pub mod state;
+pub mod summary;
 pub mod value;
 pub mod yaml;
 

@@ -40,7 +40,7 @@ impl Server {
             limits: Limits::new(&capacity),
             handshakes: Arc::new(Handshakes::new(capacity.handshakes)),
             large: Large::new(capacity.large_workers),
-            calls: Arc::default(),
+            calls: Arc::new(Calls::new(capacity.sessions)),
             usages: NodeUsages::default(),
             holders: Holders::default(),
         }

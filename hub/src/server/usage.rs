@@ -19,13 +19,15 @@ use kedge_hub_core::kinds::{Kind, NODE, POD};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::Query;
+use kedge_hub_core::summary::{self, Usage};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{timeout, timeout_at};
 
 use super::calls::{self, Unready};
 use super::context::RequestContext;
-use super::limits::Work;
+use super::limits::{Resource, Slot, Taken, Work};
+use super::pieces::Held;
 use super::request::{self, Form};
 use super::respond::{self, Body};
 use super::route::METRICS;
@@ -38,8 +40,11 @@ const ASKED: &str = "/stats/summary?only_cpu_and_memory=true";
 const MOST_NODES: usize = 50;
 /// Most bytes of a node's answer: 250 pods of three containers.
 const ANSWER_BYTES: usize = 512 * 1024;
-/// Containers of one pod that count.
-const MOST_CONTAINERS: usize = 100;
+/// Bytes of a pod, and of a container, of which figures are kept, without their names.
+const POD_BYTES: usize = 160;
+const CONTAINER_BYTES: usize = 64;
+/// Bytes by which the text of an answer grows.
+const GROWTH_BYTES: usize = 16 * 1024;
 /// How long a request waits for its nodes: dialling over a slow link, and the time in which they measure.
 const PATIENCE: Duration = Duration::from_secs(12);
 /// How long a node may take. What comes after those who asked have left is there for the next request.
@@ -75,6 +80,8 @@ struct Answered {
     /// As timestamps are written.
     time: Arc<str>,
     usage: Result<Arc<NodeUsage>, Missing>,
+    /// Of the node's bodies, for as long as it is kept.
+    _held: Option<Arc<Taken>>,
 }
 
 impl Answered {
@@ -111,33 +118,15 @@ impl Missing {
     }
 }
 
-/// What something has of the processors and of the memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Usage {
-    nano_cores: u64,
-    bytes: u64,
+/// As upstream's metrics server writes it.
+fn usage_value(usage: Usage) -> Value {
+    json!({"cpu": format!("{}n", usage.nano_cores), "memory": format!("{}Ki", usage.bytes / 1024)})
 }
 
-impl Usage {
-    /// None: some of it is not known.
-    fn of(found: &Value) -> Option<Usage> {
-        let number = |field: &str, name: &str| found[field][name].as_u64();
-        Some(Usage {
-            nano_cores: number("cpu", "usageNanoCores")?,
-            bytes: number("memory", "workingSetBytes")?,
-        })
-    }
-
-    fn plus(self, other: Usage) -> Usage {
-        Usage {
-            nano_cores: self.nano_cores.saturating_add(other.nano_cores),
-            bytes: self.bytes.saturating_add(other.bytes),
-        }
-    }
-
-    /// As upstream's metrics server writes it.
-    fn to_value(self) -> Value {
-        json!({"cpu": format!("{}n", self.nano_cores), "memory": format!("{}Ki", self.bytes / 1024)})
+fn sum(one: Usage, other: Usage) -> Usage {
+    Usage {
+        nano_cores: one.nano_cores.saturating_add(other.nano_cores),
+        bytes: one.bytes.saturating_add(other.bytes),
     }
 }
 
@@ -158,24 +147,26 @@ struct NodeUsage {
 impl NodeUsage {
     /// Reads a node's answer, of which `is_its` says which pods are the node's.
     fn read(answer: &[u8], is_its: impl Fn(&str, &str) -> bool) -> Result<NodeUsage, String> {
-        let summary: Value =
-            serde_json::from_slice(answer).map_err(|error| format!("its answer is no JSON: {error}"))?;
-        let node = Usage::of(&summary["node"]).ok_or("its answer has no usage of the node")?;
         let mut pods = HashMap::new();
-        for pod in summary["pods"].as_array().into_iter().flatten() {
-            let name = |field: &str| pod["podRef"][field].as_str().unwrap_or_default();
-            let (namespace, name) = (name("namespace"), name("name"));
-            if !is_its(namespace, name) {
-                continue;
+        let mut tell = |namespace: String, name: String, containers: Vec<(String, Usage)>| {
+            if !is_its(&namespace, &name) {
+                return;
             }
-            let containers = pod["containers"].as_array().into_iter().flatten().take(MOST_CONTAINERS);
-            let known = containers.filter_map(|container| {
-                let name = container["name"].as_str().filter(|name| label_complaint(name).is_none())?;
-                Some((name.into(), Usage::of(container)?))
-            });
-            pods.insert((namespace.into(), name.into()), known.collect());
-        }
+            let named = containers.into_iter().filter(|(name, _)| label_complaint(name).is_none());
+            let known: Containers = named.map(|(name, usage)| (name.into(), usage)).collect();
+            pods.insert((namespace.into(), name.into()), known);
+        };
+        let node = summary::read(answer, &mut tell)?;
         Ok(NodeUsage { node, pods })
+    }
+
+    /// The bytes that it takes in memory, about.
+    fn size(&self) -> usize {
+        let pods = self.pods.iter().map(|((namespace, name), containers)| {
+            let containers = containers.iter().map(|(name, _)| CONTAINER_BYTES + name.len());
+            POD_BYTES + namespace.len() + name.len() + containers.sum::<usize>()
+        });
+        POD_BYTES + pods.sum::<usize>()
     }
 }
 
@@ -216,24 +207,36 @@ impl NodeUsages {
 
 /// Asks a node, and notes the answer.
 async fn ask(server: Arc<Server>, node: String, noted: watch::Sender<Option<Answered>>) {
+    // a node pays for what it says, while that is read and while it is kept
+    let slot = calls::slot_of(&server, &node);
     let asking = async {
         let _turn = server.usages.turns.acquire().await;
-        calls::ask(&server, &node, ASKED, ANSWER_BYTES).await
+        let mut taken = slot.take(Resource::BodyBytes, 0)?;
+        let answer = calls::ask(&server, &node, ASKED, ANSWER_BYTES, &mut taken).await?;
+        Ok::<_, ApiError>((answer, taken))
     };
+    let mut held = None;
     let usage = match timeout(NODE_PATIENCE, asking).await {
         Err(_) => Err(Missing::Late),
         // it did not dial
         Ok(Err(error)) if error.code == 504 => Err(Missing::Late),
         Ok(Err(error)) => Err(Missing::Failed(error.message)),
-        Ok(Ok(answer)) => {
+        Ok(Ok((answer, taken))) => {
             let is_its = |namespace: &str, name: &str| {
                 let pod = server.hub.get(&POD, namespace, name);
                 pod.is_some_and(|pod| pod.field(NODE_NAME_FIELD) == node)
             };
-            NodeUsage::read(&answer, is_its).map(Arc::new).map_err(Missing::Failed)
+            let read = NodeUsage::read(&answer, is_its).map_err(Missing::Failed);
+            drop((answer, taken));
+            read.and_then(|usage| {
+                let taken = slot.take(Resource::BodyBytes, usage.size());
+                held = Some(Arc::new(taken.map_err(|error| Missing::Failed(error.message))?));
+                Ok(Arc::new(usage))
+            })
         }
     };
-    noted.send_replace(Some(Answered { at: Instant::now(), time: now_text().into(), usage }));
+    let time = now_text().into();
+    noted.send_replace(Some(Answered { at: Instant::now(), time, usage, _held: held }));
 }
 
 /// What is known of nodes, and of which ones nothing is.
@@ -352,8 +355,7 @@ pub(super) async fn answer(
     };
     let mut items = objects.iter().filter_map(shown);
     if is_list {
-        let items: Vec<Value> = items.collect();
-        let mut response = respond::json(200, &list(form, is_of_nodes, items));
+        let mut response = listed(context.slot, form, is_of_nodes, items)?;
         respond::warn(&mut response, &found.warnings());
         return Ok(response);
     }
@@ -370,6 +372,43 @@ fn absent(asked: &Asked, why: Option<String>) -> ApiError {
         Some(why) => ApiError::unavailable(format!("no usage of {resource} {name:?}: {why}")),
         None => ApiError::from_status(404, format!("{resource}.{} {name:?} not found", METRICS.0)),
     }
+}
+
+/// A list, whose caller pays for its text as it grows: a node may say a lot, and as a tree all of it would take many times more.
+fn listed(
+    slot: &Arc<Slot>,
+    form: Form,
+    is_of_nodes: bool,
+    items: impl Iterator<Item = Value>,
+) -> Result<Response<Body>, ApiError> {
+    let mut text = head_of(form, is_of_nodes);
+    let mut taken = slot.take(Resource::BodyBytes, text.len())?;
+    for (number, item) in items.enumerate() {
+        let item = match form {
+            Form::Table(version) => row(version, item),
+            _ => item,
+        };
+        let item = item.to_string();
+        if text.capacity() - text.len() <= item.len() + 2 {
+            let growth = GROWTH_BYTES.max(item.len() + 3);
+            taken.more(growth)?;
+            text.reserve_exact(growth);
+        }
+        if number > 0 {
+            text.push(b',');
+        }
+        text.extend_from_slice(item.as_bytes());
+    }
+    text.extend_from_slice(b"]}");
+    let mut response = respond::bytes(200, "application/json", text);
+    response.extensions_mut().insert(Held::of(taken));
+    Ok(response)
+}
+
+/// The text of a list up to its first item.
+fn head_of(form: Form, is_of_nodes: bool) -> Vec<u8> {
+    let items = if matches!(form, Form::Table(_)) { "rows" } else { "items" };
+    respond::head_of_list(list(form, is_of_nodes), items)
 }
 
 /// The nodes or pods that are asked for, in the order of their names.
@@ -402,7 +441,7 @@ fn node_of(object: &Object, is_node: bool) -> Option<String> {
 fn of_node(object: &Object, found: &Found) -> Option<Value> {
     let (usage, time) = found.nodes.get(&*object.name)?;
     Some(
-        json!({"metadata": metadata(object, time), "timestamp": &**time, "window": window(), "usage": usage.node.to_value()}),
+        json!({"metadata": metadata(object, time), "timestamp": &**time, "window": window(), "usage": usage_value(usage.node)}),
     )
 }
 
@@ -412,8 +451,10 @@ fn of_pod(object: &Object, found: &Found) -> Option<Value> {
     if containers.is_empty() {
         return None;
     }
-    let containers: Vec<Value> =
-        containers.iter().map(|(name, usage)| json!({"name": &**name, "usage": usage.to_value()})).collect();
+    let containers: Vec<Value> = containers
+        .iter()
+        .map(|(name, usage)| json!({"name": &**name, "usage": usage_value(*usage)}))
+        .collect();
     Some(
         json!({"metadata": metadata(object, time), "timestamp": &**time, "window": window(), "containers": containers}),
     )
@@ -448,42 +489,44 @@ fn typed(mut item: Value, kind: &str) -> Value {
 
 fn single(form: Form, is_of_nodes: bool, item: Value) -> Value {
     match form {
-        Form::Table(version) => table(version, vec![item]),
+        Form::Table(version) => table(version, vec![row(version, item)]),
         _ => typed(item, kind_of(is_of_nodes)),
     }
 }
 
-fn list(form: Form, is_of_nodes: bool, items: Vec<Value>) -> Value {
+/// Without items.
+fn list(form: Form, is_of_nodes: bool) -> Value {
     match form {
-        Form::Table(version) => table(version, items),
-        _ => typed(json!({"metadata": {}, "items": items}), &format!("{}List", kind_of(is_of_nodes))),
+        Form::Table(version) => table(version, Vec::new()),
+        _ => typed(json!({"metadata": {}, "items": []}), &format!("{}List", kind_of(is_of_nodes))),
     }
 }
 
 /// For `kubectl get nodes.metrics.k8s.io`.
-fn table(version: &str, items: Vec<Value>) -> Value {
+fn table(version: &str, rows: Vec<Value>) -> Value {
     let columns = [Column::NAME, Column::text("Cpu"), Column::text("Memory"), Column::text("Window")];
-    let rows = items.into_iter().map(|mut item| {
-        let usage = match item["containers"].as_array() {
-            Some(containers) => containers
-                .iter()
-                .map(|container| parsed(&container["usage"]))
-                .fold(Usage::default(), Usage::plus),
-            None => parsed(&item["usage"]),
-        };
-        let usage = usage.to_value();
-        let cells = json!([item["metadata"]["name"], usage["cpu"], usage["memory"], item["window"]]);
-        let object = json!({"kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"),
-            "metadata": item["metadata"].take()});
-        json!({"cells": cells, "object": object})
-    });
     json!({
         "kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": {},
-        "columnDefinitions": columns.map(Column::to_value), "rows": rows.collect::<Vec<Value>>(),
+        "columnDefinitions": columns.map(Column::to_value), "rows": rows,
     })
 }
 
-/// The reverse of [`Usage::to_value`].
+/// An item in such a table.
+fn row(version: &str, mut item: Value) -> Value {
+    let usage = match item["containers"].as_array() {
+        Some(containers) => {
+            containers.iter().map(|container| parsed(&container["usage"])).fold(Usage::default(), sum)
+        }
+        None => parsed(&item["usage"]),
+    };
+    let usage = usage_value(usage);
+    let cells = json!([item["metadata"]["name"], usage["cpu"], usage["memory"], item["window"]]);
+    let object = json!({"kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"),
+        "metadata": item["metadata"].take()});
+    json!({"cells": cells, "object": object})
+}
+
+/// The reverse of [`usage_value`].
 fn parsed(usage: &Value) -> Usage {
     let number = |name: &str| {
         let text = usage[name].as_str().unwrap_or_default();
@@ -518,21 +561,21 @@ mod tests {
         let read =
             NodeUsage::read(RECORDED.as_bytes(), |namespace, name| (namespace, name) == ("prod", "web-0"));
         let read = read.unwrap();
-        assert_eq!(read.node.to_value(), json!({"cpu": "153812480n", "memory": "1431736Ki"}));
+        assert_eq!(usage_value(read.node), json!({"cpu": "153812480n", "memory": "1431736Ki"}));
         assert_eq!(read.pods.len(), 1, "of the node's own pods alone");
         let app = Usage { nano_cores: 1_200_300, bytes: 5_242_880 };
         // unknown is not zero
         let key: (Box<str>, Box<str>) = ("prod".into(), "web-0".into());
         let expect: Vec<(Box<str>, Usage)> = vec![("app".into(), app)];
         assert_eq!(read.pods[&key], expect);
-        for (odd, why) in [("x", "no JSON"), ("{}", "no usage"), (r#"{"node": {"cpu": 3}}"#, "no usage")] {
+        for (odd, why) in [("x", "no JSON"), ("{}", "no usage"), (r#"{"node": {"cpu": 3}}"#, "no summary")] {
             let error = NodeUsage::read(odd.as_bytes(), |_, _| true).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
     }
 
     fn answered(usage: Result<Arc<NodeUsage>, Missing>) -> Answered {
-        Answered { at: Instant::now(), time: "t".into(), usage }
+        Answered { at: Instant::now(), time: "t".into(), usage, _held: None }
     }
 
     fn names(count: usize) -> BTreeSet<String> {
@@ -615,10 +658,10 @@ mod tests {
 
     #[test]
     fn table_has_the_sum_of_a_pods_containers() {
-        let usage = |nano_cores| Usage { nano_cores, bytes: 2048 }.to_value();
+        let usage = |nano_cores| usage_value(Usage { nano_cores, bytes: 2048 });
         let containers = json!([{"name": "a", "usage": usage(1)}, {"name": "b", "usage": usage(2)}]);
         let pod = json!({"metadata": {"name": "p"}, "window": window(), "containers": containers});
-        let shown = list(Form::Table("v1"), false, vec![pod]);
+        let shown = single(Form::Table("v1"), false, pod);
         assert_eq!(shown["rows"][0]["cells"], json!(["p", "3n", "4Ki", "1s"]));
         let node = json!({"metadata": {"name": "n"}, "window": window(), "usage": usage(5)});
         assert_eq!(

@@ -172,7 +172,7 @@ pub async fn read_answer(stream: DuplexStream, upgrade: bool) -> Result<Vec<u8>,
         asked.headers.push(("upgrade", HeaderValue::from_static("websocket")));
     }
     let relay = ask(stream, "node", asked).await?;
-    relay.read(usize::MAX).await.map_err(|error| ApiError::node_failed("node", &error.to_string()))
+    relay.read(|_| Ok(())).await.map_err(|error| ApiError::node_failed("node", &error.to_string()))
 }
 
 async fn read_head(stream: &mut DuplexStream) -> io::Result<(Head, Vec<u8>)> {

@@ -15,6 +15,7 @@ mod program;
 mod relay;
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ use tokio::time::timeout;
 
 use super::audited::Begins;
 use super::context::RequestContext;
-use super::limits::Slot;
+use super::limits::{Slot, Taken};
 use super::request::header as header_of;
 use super::respond::{self, Body};
 use super::shared::Server;
@@ -50,8 +51,6 @@ pub(super) use relay::{Kept, LINGER, Relay, Waiting};
 const NODE_MOST: usize = 20;
 /// Most sessions of one user. Administrators share one credential.
 const USER_MOST: usize = 256;
-/// Most sessions in all: each holds some 64 KiB while bytes pass, so 32 MiB.
-const MOST: usize = 512;
 /// How long a node that watches has to dial: a process is started, and TLS begun over a slow link.
 const DIAL: Duration = Duration::from_secs(10);
 /// The longest period of renewals, by which a node without watches hears of a call.
@@ -64,8 +63,12 @@ const TAKE: &str = "/apis/kedge.dev/v1/nodes/";
 const PIPE_BYTES: usize = 16 * 1024;
 
 /// The calls that wait for their nodes, and the sessions that are open.
-#[derive(Debug, Default)]
-pub(super) struct Calls(Mutex<State>);
+#[derive(Debug)]
+pub(super) struct Calls {
+    /// Most sessions in all.
+    most: usize,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -113,9 +116,13 @@ pub(super) struct Session {
 }
 
 impl Calls {
+    pub(super) fn new(most: usize) -> Calls {
+        Calls { most, state: Mutex::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // nothing in it can panic half way
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a call of this user for this node.
@@ -133,8 +140,9 @@ impl Calls {
                 return Err(ApiError::too_many_requests(message));
             }
         }
-        if state.all >= MOST {
-            let message = format!("the hub has {MOST} sessions, and takes no more, please try again later");
+        if state.all >= self.most {
+            let most = self.most;
+            let message = format!("the hub has {most} sessions, and takes no more, please try again later");
             return Err(ApiError::unavailable(message));
         }
         state.all += 1;
@@ -282,18 +290,30 @@ pub(super) fn ready(server: &Server, node: &str) -> Result<(), Unready> {
     }
 }
 
-/// Asks a node that is ready, for the hub itself, and returns its whole answer, which has so many bytes at most.
+/// Asks a node that is ready, for the hub itself, and returns its whole answer, which has so many bytes at most. They are taken as they come.
 ///
 /// # Errors
 /// 504: it did not dial. Others: as it answers.
-pub(super) async fn ask(server: &Server, node: &str, target: &str, most: usize) -> Result<Vec<u8>, ApiError> {
+pub(super) async fn ask(
+    server: &Server,
+    node: &str,
+    target: &str,
+    most: usize,
+    taken: &mut Taken,
+) -> Result<Vec<u8>, ApiError> {
     let (_session, Dialled { stream, asker: _asker }) = dialled(server, node, PROBE_USER, DIAL).await?;
     let relay = exchange::ask(stream, node, Asked::get(target.to_owned())).await?;
-    relay.read(most).await.map_err(|error| ApiError::node_failed(node, &error.to_string()))
+    let mut left = most;
+    let may_have = |bytes| {
+        let too_many = || io::Error::other(format!("its answer has more than {most} bytes"));
+        left = usize::checked_sub(left, bytes).ok_or_else(too_many)?;
+        taken.more(bytes).map_err(|refused| io::Error::other(refused.message))
+    };
+    relay.read(may_have).await.map_err(|error| ApiError::node_failed(node, &error.to_string()))
 }
 
 /// What a node holds of the hub's limits.
-fn slot_of(server: &Server, node: &str) -> Arc<Slot> {
+pub(super) fn slot_of(server: &Server, node: &str) -> Arc<Slot> {
     let identity = Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &["system:nodes"]);
     server.limits.slot(Some(&identity), IpAddr::V4(Ipv4Addr::UNSPECIFIED), Instant::now())
 }
@@ -407,7 +427,7 @@ mod tests {
 
     #[test]
     fn call_is_taken_once_and_by_its_node() {
-        let calls = Arc::new(Calls::default());
+        let calls = Arc::new(Calls::new(512));
         let made = make(&calls, "a", "u", "1").unwrap();
         assert!(!calls.first_try("1", "b") && !calls.first_try("2", "a"));
         assert_eq!([0; 2].map(|_| calls.first_try("1", "a")), [true, false]);
@@ -440,7 +460,7 @@ mod tests {
 
     #[test]
     fn sessions_of_a_node_a_user_and_all_are_limited() {
-        let calls = Arc::new(Calls::default());
+        let calls = Arc::new(Calls::new(512));
         let fill = |node: &dyn Fn(usize) -> String, user: &dyn Fn(usize) -> String| {
             let made = |n| make(&calls, &node(n), &user(n), &format!("{}-{n}", user(n)));
             (0..1000).map_while(|n| made(n).ok()).collect::<Vec<_>>()
@@ -452,7 +472,7 @@ mod tests {
         let of_user = fill(&|n| format!("n{n}"), &|_| "u".into());
         assert_eq!(of_user.len(), USER_MOST);
         let rest = fill(&|n| format!("n{n}"), &|n| format!("v{n}"));
-        assert_eq!(rest.len(), MOST - USER_MOST);
+        assert_eq!(rest.len(), 512 - USER_MOST);
         assert_eq!(make(&calls, "z", "z", "z").err().map(|error| error.code), Some(503));
     }
 }

@@ -276,17 +276,21 @@ impl Relay {
         }
     }
 
-    /// The whole answer of a node, or all that is said after an upgrade. More than `most` bytes of an answer are an error.
-    pub(super) async fn read(self, most: usize) -> io::Result<Vec<u8>> {
+    /// The whole answer of a node, or all that is said after an upgrade. More bytes of an answer than `may_have` allows, which is called
+    /// with those of each piece, are an error.
+    pub(super) async fn read(
+        self,
+        may_have: impl FnMut(usize) -> io::Result<()> + Send,
+    ) -> io::Result<Vec<u8>> {
         match self.source {
             Source::Node(mut stream, What::Raw { mut early }) => {
                 stream.read_to_end(&mut early).await?;
                 Ok(early)
             }
             Source::Node(stream, What::Body(body) | What::Messages(body, _)) => {
-                whole((stream, body), most).await
+                whole((stream, body), may_have).await
             }
-            Source::Program(answer) => whole(answer, most).await,
+            Source::Program(answer) => whole(answer, may_have).await,
         }
     }
 
@@ -301,13 +305,16 @@ impl Relay {
     }
 }
 
-/// All pieces, unless they have more than `most` bytes.
-async fn whole(mut pieces: impl Pieces, most: usize) -> io::Result<Vec<u8>> {
+/// All pieces.
+async fn whole(
+    mut pieces: impl Pieces,
+    mut may_have: impl FnMut(usize) -> io::Result<()> + Send,
+) -> io::Result<Vec<u8>> {
     let mut whole = Vec::new();
     while let Some(piece) = pieces.next_piece().await? {
-        if whole.len() + piece.len() > most {
-            return Err(io::Error::other(format!("its answer has more than {most} bytes")));
-        }
+        may_have(piece.len())?;
+        // no more than was allowed
+        whole.reserve_exact(piece.len());
         whole.extend_from_slice(&piece);
     }
     Ok(whole)
