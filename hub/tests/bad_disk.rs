@@ -255,7 +255,7 @@ fn full_disk_takes_deletions_and_recovers_without_restart() {
     board.disk.leave_room(Some(0));
     // a thief is not kept in
     for node in ["edge-1", "edge-2"] {
-        let revoked = hub.command(&["node", "revoke", node]);
+        let revoked = hub.command(&["node", "revoke", node, "--force"]);
         assert_eq!(revoked.code, Some(0), "{}", revoked.err);
     }
     let audited = || fs::metadata(board.data.join("audit.log")).unwrap().len();

@@ -98,12 +98,13 @@ pub(super) async fn change(
         body => decode::json(body)?.0,
     };
     let same = body["sameCredentials"] == true;
-    if verb == AccessVerb::Revoke && body["force"] != true && !is_known(context, node).await {
-        // a slip of the pen would leave the stolen node in
+    // the command asks for this: a slip of the pen would leave the stolen node in. A program that revokes by the API has its names from
+    // elsewhere, and may know more of them than this hub
+    if verb == AccessVerb::Revoke && body["force"] == false && !is_known(context, node).await {
         return Err(ApiError {
             message: format!(
                 "no node {node:?} is known: no Node, no Lease, no entry of the deny list and no credentials in the audit log have this \
-                 name, so nothing was revoked; see kedge-hub node list, or revoke it all the same with --force (\"force\": true)"
+                 name, so nothing was revoked; see kedge-hub node list, or revoke it all the same with --force"
             ),
             ..ApiError::not_found(&NODE, node)
         });

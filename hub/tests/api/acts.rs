@@ -162,6 +162,9 @@ fn revocation_of_a_name_that_nobody_has_needs_force() {
         (forced.code, forced.out.as_str()),
         (Some(0), "admin revoked the credentials of node edge-l\n")
     );
+    // by the API the caller decides
+    hub.admin().post("/kedge/nodes/edge-7/revoke", &json!({})).expect(200);
+    hub.admin().post("/kedge/nodes/edge-8/revoke", &json!({"force": false})).expect(404);
     // it has an entry now
     assert_eq!(hub.command(&["node", "revoke", "edge-l", "--reason", "typo"]).code, Some(0));
     // one that was never here, and whose credentials were made
