@@ -15,10 +15,12 @@ mod maintenance;
 mod meta;
 pub mod names;
 mod node;
+pub mod pod_numbers;
 mod pull_ahead;
 pub mod read;
 mod text;
 mod time;
+pub mod yaml;
 
 pub use config_map::ConfigMap;
 pub use event::{Event, EventSource, ObjectReference};
@@ -36,7 +38,7 @@ pub use pull_ahead::{
     IMAGES_PULLED, ImageAhead, MOST_PULLED_AHEAD, PULL_AHEAD_ANNOTATION, PULLING, PullAhead,
 };
 pub use text::{excerpt, excerpt_of, head_of, percent_decoded, percent_encoded};
-pub use time::{EARLIEST_NOW, Timestamp, TimestampError};
+pub use time::{EARLIEST_NOW, LATEST_NOW, Timestamp, TimestampError};
 
 /// Kind of an object that is shown by its metadata alone.
 pub const METADATA_KIND: &str = "PartialObjectMetadata";
@@ -83,6 +85,8 @@ pub const RENEWAL_MEDIA: &str = "text/vnd.kedge.renewal";
 pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 /// The taint of a node that is silent.
 pub const UNREACHABLE_TAINT: &str = "node.kubernetes.io/unreachable";
+/// The annotation of a static pod, and of its mirror, with the path of its file.
+pub const STATIC_PATH_ANNOTATION: &str = "kedge.dev/static-path";
 /// How the name of the volume begins that an API server adds to pods for the token of their service account.
 pub const AUTOMOUNTED_VOLUME_PREFIX: &str = "kube-api-access-";
 /// What our hub's `/version` adds to its `gitVersion`, so that an agent knows it talks to one.

@@ -13,6 +13,9 @@ use std::time::Duration;
 /// set. Certificates are judged and issued as of here at the earliest. `cross/dist` refuses one that is 60 days older than its commit.
 pub const EARLIEST_NOW: Duration = Duration::from_secs(1_793_491_200);
 
+/// Ten years later: a clock that shows a later time is not set either, whatever was written into it.
+pub const LATEST_NOW: Duration = EARLIEST_NOW.saturating_add(Duration::from_secs(10 * 365 * 24 * 60 * 60));
+
 /// A point in wall time: microseconds since 1970-01-01T00:00:00Z.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(i64);

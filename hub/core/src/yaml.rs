@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use kedge_api::excerpt;
-use saphyr_parser::{Event, Parser, ScalarStyle, Tag};
+use saphyr_parser::{Event, ScalarStyle, Tag};
 use serde_json::{Map, Value};
 
 use crate::cost::{Budget, Excess};
@@ -53,7 +53,7 @@ pub fn parse(text: &[u8]) -> Result<Value, YamlError> {
         return Err(format!("the text has more than {MAX_MARKS} marks of punctuation").into());
     }
     let mut builder = Builder::default();
-    for next in Parser::new_from_str(text) {
+    for next in kedge_api::yaml::parser(text) {
         let (event, span) =
             next.map_err(|error| format!("line {}: {}", error.marker().line(), error.info()))?;
         builder.take(event).map_err(|error| match error {

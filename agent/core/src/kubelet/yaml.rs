@@ -12,7 +12,7 @@ use crate::sorted::SortedMap;
 use core::fmt;
 
 use kedge_api::excerpt;
-use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
+use saphyr_parser::{Event, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
 
 /// Most bytes one text may have. A ConfigMap cannot exceed 1 MiB upstream and one request 1.5 MiB; a larger text
@@ -56,7 +56,7 @@ impl Position {
 
     fn of(span: Span) -> Self {
         let clamp = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        Self { line: clamp(span.start.line()), column: clamp(span.start.col() + 1) }
+        Self { line: clamp(span.start.line()), column: clamp(span.start.col().saturating_add(1)) }
     }
 }
 
@@ -119,7 +119,7 @@ impl std::error::Error for Error {}
 /// The first thing that is not well-formed, or beyond a limit, with its place.
 pub fn parse(text: &[u8]) -> Result<Tree, Error> {
     let text = readable(text)?;
-    let mut parser = Parser::new_from_str(text);
+    let mut parser = kedge_api::yaml::parser(text);
     let mut builder = Builder::default();
     while let Some(event) = parser.next_event() {
         let (event, span) = event.map_err(|error| scan_error(text, &error))?;
@@ -256,13 +256,14 @@ fn announced_tokens(line: &[u8]) -> usize {
     };
     let is_comment = line.trim_ascii_start().starts_with(b"#");
     let is_marker = line.starts_with(b"---") || line.starts_with(b"...");
-    line.iter().map(of_byte).sum::<usize>() + usize::from(is_marker) - usize::from(is_comment)
+    let marks = line.iter().map(of_byte).fold(usize::from(is_marker), usize::saturating_add);
+    marks.saturating_sub(usize::from(is_comment))
 }
 
 fn place_of_byte(text: &[u8], at: usize) -> Position {
     let before = &text[..at];
-    let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-    let column = before.iter().rev().take_while(|byte| **byte != b'\n').count() + 1;
+    let line = before.iter().filter(|byte| **byte == b'\n').count().saturating_add(1);
+    let column = before.iter().rev().take_while(|byte| **byte != b'\n').count().saturating_add(1);
     let clamp = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     Position { line: clamp(line), column: clamp(column) }
 }
@@ -287,7 +288,9 @@ fn before_blank(text: &str, at: Position) -> Position {
     let mut above = lines.iter().take(index(at.line).saturating_sub(1));
     let says = |line: &str| !line.trim_start().starts_with('#') && !line.trim().is_empty();
     match above.rposition(|line| says(line)) {
-        Some(found) => Position { line: u32::try_from(found + 1).unwrap_or(u32::MAX), column: 1 },
+        Some(found) => {
+            Position { line: u32::try_from(found.saturating_add(1)).unwrap_or(u32::MAX), column: 1 }
+        }
         None => at,
     }
 }
@@ -393,7 +396,7 @@ impl Builder {
     }
 
     fn document(&mut self, position: Position) -> Result<(), Error> {
-        self.documents += 1;
+        self.documents = self.documents.saturating_add(1);
         if self.documents > 1 {
             return fail(position, "a second document begins, expected one");
         }
@@ -443,7 +446,7 @@ impl Builder {
             return fail(position, "alias stands inside the value it refers to");
         };
         let extent = extent(target);
-        if self.open.len() + extent.depth > MAX_DEPTH {
+        if self.open.len().saturating_add(extent.depth) > MAX_DEPTH {
             return fail(position, format!("nested more than {MAX_DEPTH} levels deep"));
         }
         let copy = target.clone();
@@ -484,7 +487,7 @@ impl Builder {
     }
 
     fn count(&mut self, nodes: usize, position: Position) -> Result<(), Error> {
-        self.nodes += nodes;
+        self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes > MAX_NODES {
             return fail(position, format!("more than {MAX_NODES} values"));
         }
@@ -492,8 +495,8 @@ impl Builder {
     }
 
     fn charge_copy(&mut self, extent: Extent, position: Position) -> Result<(), Error> {
-        self.copied.nodes += extent.nodes;
-        self.copied.bytes += extent.bytes;
+        self.copied.nodes = self.copied.nodes.saturating_add(extent.nodes);
+        self.copied.bytes = self.copied.bytes.saturating_add(extent.bytes);
         if self.copied.nodes > MAX_COPIED_NODES || self.copied.bytes > MAX_COPIED_BYTES {
             let limits = format!("{MAX_COPIED_NODES} values or {MAX_COPIED_BYTES} bytes");
             return fail(position, format!("anchors and aliases repeat more than {limits}"));
@@ -506,15 +509,17 @@ fn extent(tree: &Tree) -> Extent {
     let mut sum = Extent { nodes: 1, bytes: 0, depth: 0 };
     let mut add = |child: &Tree, key_bytes: usize| {
         let child = extent(child);
-        sum.nodes += child.nodes;
-        sum.bytes += child.bytes + key_bytes;
-        sum.depth = sum.depth.max(child.depth + 1);
+        sum.nodes = sum.nodes.saturating_add(child.nodes);
+        sum.bytes = sum.bytes.saturating_add(child.bytes).saturating_add(key_bytes);
+        sum.depth = sum.depth.max(child.depth.saturating_add(1));
     };
     match &tree.content {
         Content::Null | Content::Bool(_) | Content::Number(_) => {}
         Content::Text(text) => sum.bytes = text.len(),
         Content::List(items) => items.iter().for_each(|item| add(item, 0)),
-        Content::Object(entries) => entries.iter().for_each(|entry| add(&entry.value, entry.key.len() + 1)),
+        Content::Object(entries) => {
+            entries.iter().for_each(|entry| add(&entry.value, entry.key.len().saturating_add(1)))
+        }
     }
     // an empty list is a level too
     if matches!(tree.content, Content::List(_) | Content::Object(_)) {
@@ -656,7 +661,7 @@ fn integer(text: &str) -> Option<Number> {
         return None;
     }
     let magnitude = i128::from(u64::from_str_radix(digits, radix).ok()?);
-    let value = if negative { -magnitude } else { magnitude };
+    let value = if negative { magnitude.saturating_neg() } else { magnitude };
     i64::try_from(value).map(Number::from).or_else(|_| u64::try_from(value).map(Number::from)).ok()
 }
 
@@ -762,6 +767,36 @@ mod tests {
             "+-1e1",
         ] {
             check(&format!("a: {text}"), json!({"a": text}));
+        }
+    }
+
+    #[test]
+    fn tabs_separate_as_in_gos_reader() {
+        for text in [
+            "a:\tb",
+            "a:\t\tb",
+            "a: \tb",
+            "a:\t b",
+            "a:\t\"b\"",
+            "a:\t'b'",
+            "{a:\tb}",
+            "\"a\":\tb",
+            "a:\tb\t# c",
+            "a:\t!!str b",
+        ] {
+            check(text, json!({"a": "b"}));
+        }
+        check("a:\t1\nb:\ttrue\nc:\t[x,\tz]\nd:\t-1", json!({"a": 1, "b": true, "c": ["x", "z"], "d": -1}));
+        check("a:\tb\tc", json!({"a": "b\tc"}));
+        check("a:\t# c\n  b:\tc", json!({"a": {"b": "c"}}));
+        check("a:\t\n  b: c", json!({"a": {"b": "c"}}));
+        check("a:\t&x b\nc:\t*x", json!({"a": "b", "c": "b"}));
+        check("- a:\tb\n  c:\td", json!([{"a": "b", "c": "d"}]));
+        // no separation, but text
+        check("a:\t|\n  x:\ty\n", json!({"a": "x:\ty\n"}));
+        check("a: 'x:\ty'", json!({"a": "x:\ty"}));
+        for text in ["a:\n\tb: c", "a:\t- b", "a:\tb: c", "a: b\n\tc: d"] {
+            assert!(parse(text.as_bytes()).is_err(), "{text:?}");
         }
     }
 

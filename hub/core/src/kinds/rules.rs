@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use kedge_api::pod_numbers::PORTS;
 use serde_json::Value;
 
 use super::names::{self, NameRule};
@@ -221,7 +222,7 @@ pub fn is_one_per_family(addresses: &[IpAddr]) -> bool {
 
 /// The number of a port.
 pub fn port_number(number: i64, path: &str, errors: &mut Errors) {
-    if !(1..=65535).contains(&number) {
+    if !PORTS.contains(&number) {
         errors.push(FieldError::invalid(path, number, PORT_NUMBER));
     }
 }

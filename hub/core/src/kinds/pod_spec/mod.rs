@@ -13,6 +13,7 @@ mod volumes;
 
 use std::collections::BTreeSet;
 
+use kedge_api::pod_numbers::DEADLINE_SECS;
 use serde_json::{Map, Value, json};
 
 use self::containers::Sort;
@@ -236,12 +237,7 @@ pub fn validate(spec: &Value, of: Of, path: &str, errors: &mut Errors) {
     ] {
         rules::name(text(spec, &[field]), rule, &at_path(field), errors);
     }
-    rules::between(
-        &spec["activeDeadlineSeconds"],
-        1..=i32::MAX.into(),
-        &at_path("activeDeadlineSeconds"),
-        errors,
-    );
+    rules::between(&spec["activeDeadlineSeconds"], DEADLINE_SECS, &at_path("activeDeadlineSeconds"), errors);
     scheduling::validate(spec, path, errors);
     for (index, alias) in list(spec, "hostAliases").iter().enumerate() {
         let path = at_path(&format!("hostAliases[{index}]"));
@@ -407,6 +403,7 @@ fn validate_host_name(spec: &Value, path: &str, errors: &mut Errors) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::schema;
 
     fn check(mut spec: Value, expect: &[&str]) {
         set_defaults(&mut spec, Of::Pod);
@@ -486,6 +483,97 @@ mod tests {
         ] {
             assert_eq!(is_latest(image), latest, "{image}");
         }
+    }
+
+    /// A spec with one number in it, at a path whose lists are marked by `[]`.
+    fn with_number(path: &str, number: i64) -> Value {
+        let step = |inner: Value, step: &str| match step.strip_suffix("[]") {
+            Some(name) => json!({name: [inner]}),
+            None => json!({step: inner}),
+        };
+        let mut steps = path.rsplit('.');
+        let last = steps.next().unwrap();
+        let innermost = match last.strip_suffix("[]") {
+            Some(name) => json!({name: [number]}),
+            None => json!({last: number}),
+        };
+        steps.fold(innermost, step)
+    }
+
+    /// What type and rules say of it, at its own path.
+    fn complaints_about(path: &str, number: i64) -> Vec<String> {
+        let mut spec = with_number(path, number);
+        let own = path.replace("[]", "[0]");
+        let findings = schema::conform(schema::find("core/v1/PodSpec").unwrap(), &mut spec);
+        let mut errors = Errors::default();
+        if let Some(container) = spec.pointer_mut("/initContainers/0") {
+            container["restartPolicy"] = json!("Always");
+        }
+        if let Some(constraint) = spec.pointer_mut("/topologySpreadConstraints/0") {
+            constraint["whenUnsatisfiable"] = json!("DoNotSchedule");
+        }
+        set_defaults(&mut spec, Of::Pod);
+        validate(&spec, Of::Pod, "spec", &mut errors);
+        let at = |text: &String| {
+            text.starts_with(&format!("{own}: ")) || text.starts_with(&format!("spec.{own}: "))
+        };
+        let found = findings.wrong.into_iter().chain(errors.iter().map(ToString::to_string));
+        let sleep = own.strip_suffix(".seconds").map(|sleep| format!("spec.{sleep}: "));
+        found.filter(|text| at(text) || sleep.as_ref().is_some_and(|at| text.starts_with(at))).collect()
+    }
+
+    #[test]
+    fn ranges_that_nodes_share_are_the_rules_here() {
+        // no pod is created with ephemeral containers
+        let judged = |path: &String| !path.starts_with("ephemeralContainers");
+        for (path, range) in kedge_api::pod_numbers::rows().filter(|(path, _)| judged(path)) {
+            for inside in [*range.start(), *range.end()] {
+                // a sleep is also bounded by the grace, and these two of a probe by its sort
+                let is_bounded =
+                    ["sleep.seconds", "successThreshold", "readinessProbe.terminationGracePeriodSeconds"];
+                if !is_bounded.iter().any(|end| path.ends_with(end)) {
+                    assert_eq!(complaints_about(&path, inside), [""; 0], "{path} {inside}");
+                }
+            }
+            let outside = [range.start().checked_sub(1), range.end().checked_add(1)];
+            for outside in outside.into_iter().flatten() {
+                assert_ne!(complaints_about(&path, outside), [""; 0], "{path} {outside}");
+            }
+        }
+    }
+
+    /// All numbers below a type, lists marked by `[]`.
+    fn numbers(of: &schema::Shape, path: &str, found: &mut Vec<String>) {
+        use schema::Shape::{Int32, Int64, IntOrString, List, Message};
+        match of {
+            Int32 | Int64 | IntOrString => found.push(path.to_owned()),
+            List(item) => numbers(item, &format!("{path}[]"), found),
+            Message(name) => {
+                for field in schema::find(name).into_iter().flat_map(|of| &of.fields) {
+                    let dot = if path.is_empty() { "" } else { "." };
+                    numbers(&field.shape, &format!("{path}{dot}{}", field.name), found);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_number_of_a_pod_has_a_range() {
+        let mut all = vec![];
+        numbers(&schema::Shape::Message("core/v1/PodSpec"), "", &mut all);
+        // nodes refuse other volumes and these rules, whatever their numbers
+        let served =
+            ["configMap", "downwardAPI", "projected", "secret"].map(|sort| format!("volumes[].{sort}."));
+        all.retain(|path| {
+            !path.starts_with("volumes[].") || served.iter().any(|sort| path.starts_with(sort))
+        });
+        all.retain(|path| !path.contains("restartPolicyRules[]") && !path.contains("podCertificate"));
+        let ranges: BTreeSet<String> = kedge_api::pod_numbers::rows().map(|(path, _)| path).collect();
+        let without: Vec<&String> = all.iter().filter(|path| !ranges.contains(*path)).collect();
+        assert_eq!(without, [""; 0]);
+        let unknown: Vec<&String> = ranges.iter().filter(|path| !all.contains(path)).collect();
+        assert_eq!(unknown, [""; 0]);
     }
 
     #[test]

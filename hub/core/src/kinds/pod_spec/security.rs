@@ -4,14 +4,13 @@
 
 use std::collections::BTreeSet;
 
+use kedge_api::pod_numbers::IDS;
 use serde_json::Value;
 
 use super::super::rules::{self, Errors, list};
 use crate::field_error::FieldError;
 use crate::value::text;
 
-/// User and group ids.
-const IDS: std::ops::RangeInclusive<i64> = 0..=i32::MAX as i64;
 /// Longest name of a sysctl.
 const SYSCTL_BYTES: usize = 253;
 const SYSCTL_FORM: &str = "must have at most 253 characters and match regex ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";

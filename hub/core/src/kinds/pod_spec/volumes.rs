@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kedge_api::pod_numbers::{FILE_MODES, TOKEN_SECS};
 use serde_json::Value;
 
 use super::super::names::NameRule;
@@ -81,9 +82,6 @@ const NEEDED: [(&str, &str); 27] = [
 /// What a hostPath must be, or is made.
 const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
-const FILE_MODES: std::ops::RangeInclusive<i64> = 0..=0o777;
-/// Seconds for which a projected token may be asked for; it has its own texts.
-const TOKEN_SECS: std::ops::RangeInclusive<i64> = 600..=1 << 32;
 
 /// Validates all volumes; returns them by name.
 pub(super) fn validate<'a>(
