@@ -32,11 +32,13 @@ pub struct PullError {
     pub sort: Sort,
     /// What was tried on which object, expected and found.
     pub text: String,
+    /// Every server was asked what the image is, and none answered.
+    pub is_outage: bool,
 }
 
 impl PullError {
     pub(crate) fn new(sort: Sort, text: impl fmt::Display) -> Self {
-        Self { sort, text: text.to_string() }
+        Self { sort, text: text.to_string(), is_outage: false }
     }
 
     /// Another source would fail in the same way.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kedge_core::images::credentials::Keyring;
 use kedge_core::images::{BlobDigest, Reference};
-use kedge_core::pods::{Command, Failure, FailureReason, ImageOrder, PodEvent};
+use kedge_core::pods::{Command, Failure, FailureReason, ImageOrder, PodEvent, PullPolicy};
 use kedge_platform::images::Layers;
 use log::warn;
 
@@ -52,7 +52,17 @@ impl Puller {
                 warn!("an imagePullSecret of pod {:?} is passed over: {why}", order.pod);
             }
         }
-        self.ensure(&reference, order.policy, &secrets, progress)
+        let asked = self.ensure(&reference, order.policy, &secrets, progress);
+        match asked {
+            Err(outage) if outage.is_outage && self.uses_present_offline() => {
+                // without one that may be used the outage is what to tell
+                let present = self.ensure(&reference, PullPolicy::Never, &secrets, progress);
+                present.map_err(|_| outage.clone()).inspect(|_| {
+                    warn!("image {reference} is used as it is here, for no registry answers: {outage}");
+                })
+            }
+            asked => asked,
+        }
     }
 }
 

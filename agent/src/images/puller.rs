@@ -6,6 +6,7 @@
 //! removals go on beside it.
 //! Left to others: which pods wait, and when a failed pull is tried again.
 
+use std::cell::Cell;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -151,6 +152,11 @@ impl Puller {
         }
     }
 
+    /// Whether a pod takes the image that is here where no server answers.
+    pub(crate) fn uses_present_offline(&self) -> bool {
+        self.registries.uses_present_offline
+    }
+
     /// The same puller, which has what is unpacked already and nothing that came with the system.
     #[must_use]
     pub fn of_what_is_unpacked(&self) -> Self {
@@ -246,6 +252,11 @@ impl Puller {
     ) -> Result<Ready, PullError> {
         let mut failed: Option<PullError> = None;
         let mut gained = 0;
+        let has_answered = Cell::new(false);
+        let progress = &|step: Progress| {
+            has_answered.set(has_answered.get() || matches!(step, Progress::Resolved { .. }));
+            progress(step);
+        };
         for endpoint in self.registries.endpoints(reference) {
             let there = endpoint.localized(reference);
             let credentials = keyring.for_image(&there).into_iter().cloned().collect();
@@ -256,11 +267,12 @@ impl Puller {
             gained += pull.gained_bytes;
             match ended {
                 Err(error) if !error.is_final() => {
+                    has_answered.set(has_answered.get() || error.sort != Sort::Unreachable);
                     let text = match failed.take() {
                         Some(earlier) => format!("{earlier}; {error}"),
                         None => error.text,
                     };
-                    failed = Some(PullError { sort: error.sort, text });
+                    failed = Some(PullError { text, ..PullError::new(error.sort, "") });
                 }
                 ended => return ended,
             }
@@ -269,7 +281,8 @@ impl Puller {
         if error.sort == Sort::Unreachable && gained >= PROGRESS_BYTES {
             error.sort = Sort::BrokeOff;
         }
-        Err(PullError { text: format!("pull {reference}: {}", error.text), ..error })
+        let text = format!("pull {reference}: {}", error.text);
+        Err(PullError { text, is_outage: !has_answered.get(), ..error })
     }
 
     /// Takes the images of an OCI layout, a directory or a tar archive of one.

@@ -144,6 +144,37 @@ fn each_order_is_answered_once() {
 }
 
 #[test]
+fn present_image_stands_in_for_a_registry_that_is_out() {
+    let registry = FakeRegistry::start().unwrap();
+    let Some(node) = Node::new("offline", &[&registry]) else { return };
+    image().push(&registry, "team/app", "latest");
+    let name = format!("{}/team/app", registry.name());
+    let images = |offline: &str| json!({"insecureRegistries": [registry.name()], "offline": offline});
+    let (_, waiting) = configured(&node, &images("wait"), Path::new(PROGRAM));
+    let (_, using) = configured(&node, &images("usePresent"), Path::new(PROGRAM));
+    let ready = |fetched: bool| format!("ready [\"/bin/tick\"] fetched {fetched}");
+    assert_eq!(told(&using, &name, PullPolicy::Always, "{}"), ["pulling".to_owned(), ready(true)]);
+
+    // a registry that answers has the last word, whatever it says
+    registry.set_access(Access::Basic("edge:s3cret".into()));
+    let denied = told(&using, &name, PullPolicy::Always, "{}");
+    assert!(denied.len() == 1 && denied[0].contains("unauthorized"), "{denied:?}");
+    registry.set_access(Access::default());
+    let missing = told(&using, &format!("{name}:v9"), PullPolicy::Always, "{}");
+    assert!(missing.len() == 1 && missing[0].contains("404"), "{missing:?}");
+
+    drop(registry);
+    let failed = told(&waiting, &name, PullPolicy::Always, "{}");
+    assert!(failed.len() == 1 && failed[0].starts_with("failed pull "), "{failed:?}");
+    assert_eq!(told(&using, &name, PullPolicy::Always, "{}"), [ready(false)]);
+    let absent = told(&using, &format!("{name}:v9"), PullPolicy::Always, "{}");
+    assert!(
+        absent.len() == 1 && absent[0].starts_with("failed pull "),
+        "the outage, not the absence: {absent:?}"
+    );
+}
+
+#[test]
 fn preloaded_image_needs_no_registry() {
     let registry = FakeRegistry::start().unwrap();
     let Some(node) = Node::new("preloaded", &[&registry]) else { return };

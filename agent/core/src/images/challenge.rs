@@ -128,7 +128,7 @@ fn value_of(text: &str) -> (String, &str) {
     let mut characters = quoted.char_indices();
     while let Some((at, character)) = characters.next() {
         match character {
-            '"' => return (value, &quoted[at + 1..]),
+            '"' => return (value, &quoted[at.saturating_add(1)..]),
             '\\' => value.extend(characters.next().map(|(_, escaped)| escaped)),
             other => value.push(other),
         }

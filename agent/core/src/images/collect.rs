@@ -27,6 +27,16 @@ pub struct Thresholds {
     pub low_percent: u8,
 }
 
+impl Thresholds {
+    /// All that no pod needs, however young: the disk is short, and pods would have to end for what these take.
+    pub const ALL_UNUSED: Self = Self {
+        minimum_age: Duration::ZERO,
+        maximum_age: Some(Duration::ZERO),
+        high_percent: 100,
+        low_percent: 100,
+    };
+}
+
 /// Since when images are known, and when each was last needed.
 #[derive(Clone, Debug, Default)]
 pub struct Ages(SortedMap<BlobDigest, Age>);
@@ -98,13 +108,14 @@ pub fn choose(
         .collect();
     unused.sort_by_key(|(age, id)| (age.last_needed, age.first_seen, *id));
     for (age, id) in unused {
+        // one that this collection is the first to see has no age, and counts where none is asked for
         let is_old =
-            thresholds.maximum_age.is_some_and(|oldest| now.saturating_sub(age.last_needed) > oldest);
+            thresholds.maximum_age.is_some_and(|oldest| now.saturating_sub(age.last_needed) >= oldest);
         if !is_old && plan.freed_bytes >= plan.wanted_bytes {
             continue;
         }
         plan.remove.push(id);
-        plan.freed_bytes += release(records, &id, &mut users, sizes);
+        plan.freed_bytes = plan.freed_bytes.saturating_add(release(records, &id, &mut users, sizes));
     }
     plan
 }
@@ -121,7 +132,7 @@ pub fn unused(records: &Records, needed: &SortedSet<BlobDigest>) -> Vec<BlobDige
 /// How full the disk is, as kubelet rounds it.
 pub(super) fn used_percent(disk: &Disk) -> u128 {
     let (capacity, available) = (u128::from(disk.capacity_bytes), u128::from(disk.available_bytes));
-    100 - (available * 100).checked_div(capacity).unwrap_or(100).min(100)
+    100_u128.saturating_sub(available.saturating_mul(100).checked_div(capacity).unwrap_or(100))
 }
 
 /// How many bytes have to go, by kubelet's rule.
@@ -131,14 +142,15 @@ fn wanted(disk: &Disk, thresholds: &Thresholds) -> u64 {
     if capacity == 0 || thresholds.high_percent >= 100 || !is_full {
         return 0;
     }
-    let target = capacity * (100 - u128::from(thresholds.low_percent.min(100))) / 100;
+    let target = capacity.saturating_mul(100_u128.saturating_sub(thresholds.low_percent.into())) / 100;
     u64::try_from(target.saturating_sub(available)).unwrap_or(u64::MAX)
 }
 
 fn users_of_layers(records: &Records) -> SortedMap<BlobDigest, usize> {
-    let mut users = SortedMap::new();
+    let mut users: SortedMap<BlobDigest, usize> = SortedMap::new();
     for directory in records.iter().flat_map(Record::all_directories) {
-        *users.entry(directory).or_default() += 1;
+        let count = users.entry(directory).or_default();
+        *count = count.saturating_add(1);
     }
     users
 }
@@ -151,12 +163,12 @@ fn release(
     sizes: &SortedMap<BlobDigest, u64>,
 ) -> u64 {
     let directories = records.get(id).map(Record::all_directories).unwrap_or_default();
-    let mut freed = 0;
+    let mut freed = 0_u64;
     for directory in directories {
         let Some(count) = users.get_mut(&directory) else { continue };
-        *count -= 1;
+        *count = count.saturating_sub(1);
         if *count == 0 {
-            freed += sizes.get(&directory).copied().unwrap_or(0);
+            freed = freed.saturating_add(sizes.get(&directory).copied().unwrap_or(0));
         }
     }
     freed
@@ -234,6 +246,21 @@ mod tests {
         check(empty, rule, &[], 515, (&[1], 60, 0));
         check(empty, rule, &[1], 515, (&[], 0, 0));
         check(empty, Thresholds { high_percent: 100, ..rule }, &[], 525, (&[1, 2], 120, 0));
+    }
+
+    #[test]
+    fn unused_image_that_came_just_now_goes_before_pods_do() {
+        let (all, mut ages, sizes) = three();
+        // pulled after the last collection, and its pod is gone
+        let mut new = record(4, &["r.lan/b:1"], &[100, 14], 4);
+        new.pulled_unix_secs = 30;
+        let all = records(&[all.iter().cloned().collect::<Vec<_>>(), vec![new]].concat());
+        let needed = SortedSet::from([id(2)]);
+        ages.note(&all, &needed, secs(40));
+        let empty = Disk { available_bytes: 900, ..DISK };
+        let found = choose(&all, &ages, &needed, &sizes, (&empty, &Thresholds::ALL_UNUSED), secs(40));
+        let gone: SortedSet<BlobDigest> = found.remove.into_iter().collect();
+        assert_eq!(gone, [1, 3, 4].map(id).into());
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Collecting {
 
     /// It has ended: what to report.
     pub(crate) fn ended(&mut self, now: Duration, result: &Result<Collected, String>) -> Report {
-        self.wake = Some(now + PERIOD);
+        self.wake = Some(now.saturating_add(PERIOD));
         let mut report = Report::default();
         report.lines.extend(result.as_ref().ok().and_then(removed).map(|line| (Level::Info, line)));
         let Some((reason, message)) = failure(result) else {

@@ -168,17 +168,17 @@ fn is_glob_match(glob: &[u8], text: &[u8]) -> bool {
         match glob.get(g) {
             Some(b'*') => {
                 star = Some((g, t));
-                g += 1;
+                g = g.saturating_add(1);
             }
             Some(byte) if *byte == b'?' || *byte == text[t] => {
-                g += 1;
-                t += 1;
+                g = g.saturating_add(1);
+                t = t.saturating_add(1);
             }
             _ => match star {
                 Some((at, matched)) => {
-                    star = Some((at, matched + 1));
-                    g = at + 1;
-                    t = matched + 1;
+                    star = Some((at, matched.saturating_add(1)));
+                    g = at.saturating_add(1);
+                    t = matched.saturating_add(1);
                 }
                 None => return false,
             },

@@ -244,7 +244,10 @@ impl Manifest {
     /// Compressed bytes of the whole image.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.blob.size_bytes).sum::<u64>() + self.config.size_bytes
+        self.layers
+            .iter()
+            .map(|layer| layer.blob.size_bytes)
+            .fold(self.config.size_bytes, u64::saturating_add)
     }
 }
 
@@ -392,13 +395,13 @@ impl RawImageConfig {
         let single = [&image.user, &image.working_dir, &image.stop_signal];
         let words =
             image.env.iter().chain(&image.entrypoint).chain(&image.cmd).chain(&image.volumes).chain(single);
-        let (mut count, mut bytes) = (0, 0);
+        let (mut count, mut bytes) = (0_usize, 0_usize);
         for word in words {
             if word.contains('\0') {
                 return Err(format!("the config has a NUL in {:?}", excerpt(word)));
             }
-            count += 1;
-            bytes += word.len();
+            count = count.saturating_add(1);
+            bytes = bytes.saturating_add(word.len());
         }
         if count > MAX_WORDS || bytes > MAX_WORD_BYTES {
             return Err(format!(

@@ -265,8 +265,12 @@ impl Records {
         }
         let losers =
             self.all.values().filter(|record| record.id != new.id && !record.names.is_disjoint(&new.names));
-        let losers: Vec<Record> =
-            losers.map(|record| Record { names: &record.names - &new.names, ..record.clone() }).collect();
+        let losers: Vec<Record> = losers
+            .map(|record| Record {
+                names: record.names.difference(&new.names).cloned().collect(),
+                ..record.clone()
+            })
+            .collect();
         std::iter::once(new).chain(losers).collect()
     }
 

@@ -67,6 +67,8 @@ pub struct Registries {
     pub credentials_file: Option<String>,
     /// Which images need a signature.
     pub signatures: SignaturePolicy,
+    /// `offline: usePresent`: what a pod wants pulled each time is taken as it is here while no server answers.
+    pub uses_present_offline: bool,
 }
 
 impl Registries {
@@ -80,6 +82,7 @@ impl Registries {
             authorities: read.authorities(),
             credentials_file: read.credentials_file(),
             signatures: read.signatures(),
+            uses_present_offline: object.get("offline").and_then(Value::as_str) == Some("usePresent"),
             insecure,
         }
     }

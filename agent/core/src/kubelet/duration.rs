@@ -39,7 +39,7 @@ pub fn parse(text: &str) -> Option<i64> {
         rest = after;
     }
     let magnitude = i128::from(nanos);
-    i64::try_from(if negative { -magnitude } else { magnitude }).ok()
+    i64::try_from(if negative { magnitude.saturating_neg() } else { magnitude }).ok()
 }
 
 /// The nanoseconds of one number and its unit, and what follows.
@@ -77,10 +77,10 @@ fn nanos_of(number: &str, unit: u64) -> Option<u64> {
     let mut sum: u128 = 0;
     // 18 digits say more than a nanosecond of an hour
     for digit in fraction.bytes().take(18) {
-        sum = sum * 10 + u128::from(digit - b'0');
-        scale *= 10;
+        sum = sum.saturating_mul(10).saturating_add(digit.saturating_sub(b'0').into());
+        scale = scale.saturating_mul(10);
     }
-    let rest = sum * u128::from(unit) / scale;
+    let rest = sum.saturating_mul(unit.into()).checked_div(scale).unwrap_or(0);
     nanos = nanos.checked_add(u64::try_from(rest).ok()?)?;
     Some(nanos)
 }
@@ -117,16 +117,16 @@ pub fn format(nanos: i64) -> String {
 }
 
 fn push_decimal(text: &mut String, nanos: u64, unit: u64) {
-    let _ = write!(text, "{}", nanos / unit);
-    let mut rest = nanos % unit;
+    let _ = write!(text, "{}", nanos.checked_div(unit).unwrap_or(0));
+    let mut rest = nanos.checked_rem(unit).unwrap_or(0);
     let mut place = unit;
     if rest > 0 {
         text.push('.');
     }
     while rest > 0 {
         place /= 10;
-        let _ = write!(text, "{}", rest / place);
-        rest %= place;
+        let _ = write!(text, "{}", rest.checked_div(place).unwrap_or(0));
+        rest = rest.checked_rem(place).unwrap_or(0);
     }
 }
 

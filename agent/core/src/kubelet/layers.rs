@@ -342,7 +342,7 @@ impl Stack {
             problems.push(Problem::new(origin.clone(), position, &field, message));
         });
         self.origins.push(origin);
-        let mut node = Node::of(tree, self.origins.len() - 1);
+        let mut node = Node::of(tree, self.origins.len().saturating_sub(1));
         if let Node::Object { fields, .. } = &mut node {
             fields.remove("apiVersion");
             fields.remove("kind");
@@ -430,7 +430,7 @@ impl Problems {
         if self.kept.len() < MAX_PROBLEMS {
             self.kept.push(problem);
         } else {
-            self.omitted += 1;
+            self.omitted = self.omitted.saturating_add(1);
         }
     }
 

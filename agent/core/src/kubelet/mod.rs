@@ -261,7 +261,7 @@ impl fmt::Display for ConfigError {
         if let Some(problem) = self.problems.first() {
             problem.fmt(formatter)?;
         }
-        match self.problems.len().saturating_sub(1) + self.omitted {
+        match self.problems.len().saturating_sub(1).saturating_add(self.omitted) {
             0 => Ok(()),
             more => write!(formatter, " (and {more} more)"),
         }

@@ -35,7 +35,7 @@ impl Quantity {
             .unwrap_or(unsigned.len());
         let (number, suffix) = unsigned.split_at(number_end);
         let magnitude = Decimal::parse(number)?.in_nanos(scale(suffix)?);
-        Some(Self { nanos: if negative { -magnitude } else { magnitude } })
+        Some(Self { nanos: if negative { magnitude.saturating_neg() } else { magnitude } })
     }
 
     /// Whole units, rounded up.
@@ -64,7 +64,7 @@ impl Quantity {
 }
 
 fn rounded_up(nanos: i128, unit: i128) -> i64 {
-    let up = nanos.div_euclid(unit) + i128::from(nanos.rem_euclid(unit) > 0);
+    let up = nanos.div_euclid(unit).saturating_add(i128::from(nanos.rem_euclid(unit) > 0));
     i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
 }
 
@@ -120,7 +120,7 @@ impl Decimal {
         }
         let mut digits: u128 = 0;
         for digit in whole.bytes().chain(fraction.bytes()) {
-            digits = digits.checked_mul(10)?.checked_add(u128::from(digit - b'0'))?;
+            digits = digits.checked_mul(10)?.checked_add(u128::from(digit.saturating_sub(b'0')))?;
         }
         Some(Self { digits, places: i32::try_from(fraction.len()).ok()? })
     }
@@ -128,8 +128,8 @@ impl Decimal {
     /// Rounded up to a billionth, and never more than [`LARGEST`].
     fn in_nanos(&self, scale: Scale) -> i128 {
         let (factor, exponent) = match scale {
-            Scale::Binary(bits) => (1_u128 << bits, 9 - self.places),
-            Scale::Decimal(power) => (1, 9 - self.places + power),
+            Scale::Binary(bits) => (1_u128 << bits, 9_i32.saturating_sub(self.places)),
+            Scale::Decimal(power) => (1, 9_i32.saturating_sub(self.places).saturating_add(power)),
         };
         if self.digits == 0 {
             return 0;
@@ -186,7 +186,10 @@ impl Threshold {
             Self::Off => None,
             Self::Amount(amount) => Some(amount),
             Self::Share(share) => {
-                let amount = u128::from(capacity) * u128::from(share) / u128::from(Self::WHOLE);
+                let amount = u128::from(capacity)
+                    .saturating_mul(share.into())
+                    .checked_div(Self::WHOLE.into())
+                    .unwrap_or(0);
                 Some(u64::try_from(amount).unwrap_or(u64::MAX))
             }
         }

@@ -647,6 +647,7 @@ const IMAGES: &[Field] = &[
         "at most 100, each PEM or an absolute path",
     ),
     bounded("credentialsFile", Kind::Text, Default::None, "an absolute path"),
+    bounded("offline", Kind::OneOf(&["wait", "usePresent"]), Default::Text("wait"), "wait or usePresent"),
     bounded(
         "signaturePolicy",
         Kind::Map(&LIST_OF_TEXT),
@@ -909,7 +910,10 @@ fn nearest(key: &str, fields: &[Field]) -> Option<&'static str> {
     }
     let candidates = fields.iter().map(|field| (distance(key, field.name), field.name));
     // two edits turn any two letters into any others: short names need more in common
-    candidates.filter(|(edits, name)| *edits <= 2 && *edits * 3 <= name.len()).min().map(|(_, name)| name)
+    candidates
+        .filter(|(edits, name)| *edits <= 2 && (*edits).saturating_mul(3) <= name.len())
+        .min()
+        .map(|(_, name)| name)
 }
 
 /// Levenshtein distance, not counting case.
@@ -919,11 +923,12 @@ pub fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, byte) in one.bytes().enumerate() {
         let mut diagonal = row[0];
-        row[0] = at + 1;
+        row[0] = at.saturating_add(1);
         for (column, candidate) in other.iter().enumerate() {
-            let substituted = diagonal + usize::from(!byte.eq_ignore_ascii_case(candidate));
-            diagonal = row[column + 1];
-            row[column + 1] = substituted.min(diagonal + 1).min(row[column] + 1);
+            let substituted = diagonal.saturating_add(usize::from(!byte.eq_ignore_ascii_case(candidate)));
+            diagonal = row[column.saturating_add(1)];
+            row[column.saturating_add(1)] =
+                substituted.min(diagonal.saturating_add(1)).min(row[column].saturating_add(1));
         }
     }
     row[other.len()]

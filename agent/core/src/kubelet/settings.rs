@@ -478,7 +478,7 @@ impl<'a> Reader<'a> {
             let all = self.duration("shutdownGracePeriod");
             let critical = self.duration("shutdownGracePeriodCriticalPods").min(all);
             groups = vec![
-                ShutdownGroup { priority: 0, grace: all - critical },
+                ShutdownGroup { priority: 0, grace: all.saturating_sub(critical) },
                 ShutdownGroup { priority: CRITICAL_PRIORITY, grace: critical },
             ];
         }

@@ -73,7 +73,7 @@ impl Writer<'_> {
             Value::Object(object) if !object.is_empty() => {
                 self.text.push('\n');
                 for (key, value) in object {
-                    self.field(indent + 2, key, value);
+                    self.field(indent.saturating_add(2), key, value);
                 }
             }
             Value::Array(items) if !items.is_empty() => {
