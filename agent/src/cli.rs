@@ -487,7 +487,12 @@ fn print_pod(pod: &Value, pulls: &BTreeMap<String, String>) {
         (pod["isEnding"] == true).then_some("ending"),
         pod["rejected"].as_str(),
     ];
-    let mut note = notes.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let waits = pod.get("waits").map(|waits| {
+        let since = text(waits, "/since");
+        format!("waits since {since}: {}: {}", text(waits, "/reason"), text(waits, "/message"))
+    });
+    let notes = notes.into_iter().flatten().map(str::to_owned).chain(waits);
+    let mut note = notes.collect::<Vec<_>>().join(", ");
     let origin = text(pod, "/origin");
     let ready = format!("{}/{}", pod["ready"].as_u64().unwrap_or(0), pod["counted"].as_u64().unwrap_or(0));
     let containers = pod["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -506,6 +511,10 @@ fn print_pod(pod: &Value, pulls: &BTreeMap<String, String>) {
                 .filter(|part| !part.is_empty())
                 .collect::<Vec<_>>()
                 .join(", ");
+        }
+        if let Some(message) = container["message"].as_str().filter(|_| container["state"] != "Running") {
+            let separator = if note.is_empty() { "" } else { ", " };
+            note = format!("{note}{separator}{message}");
         }
         print(format_args!("{name:<40} {ready:<5} {origin:<10} {shown:<20} {restarts:>8}  {note}"));
         note.clear();

@@ -564,6 +564,9 @@ impl Actors {
             }
             RequestKey::Register | RequestKey::PatchLabels | RequestKey::PatchNode => {
                 self.node.changed_by_us(answer);
+                if key == RequestKey::PatchLabels {
+                    self.node.labels_accepted(self.config.config(), turn);
+                }
                 self.node.settled(key, answer, turn);
             }
             RequestKey::PostEvent => self.events.posted(answer, turn),
@@ -594,6 +597,9 @@ impl Actors {
             pods.settle(&around, turn);
             if std::mem::take(&mut pods.wants_look) {
                 self.heartbeat.look_again(turn.now);
+            }
+            if std::mem::take(&mut pods.wants_node) {
+                self.node.list(turn);
             }
             for notice in std::mem::take(&mut pods.notices) {
                 self.events.publish(notice, turn);
@@ -666,7 +672,7 @@ fn send_due_requests(lease_deadline: Duration, turn: &mut Turn) {
     while let Some((key, order)) = turn.outbox.take_due(turn.now) {
         if matches!(key, RequestKey::Register | RequestKey::PatchLabels) {
             // the Node as read confirms this: do not resend for LONGEST_WAIT
-            turn.outbox.pause(&key, turn.now.mono + LONGEST_WAIT);
+            turn.outbox.pause(&key, turn.now.mono.saturating_add(LONGEST_WAIT));
         }
         turn.act(match order {
             Order::Request(request) => Action::Request(request),

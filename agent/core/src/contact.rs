@@ -111,7 +111,7 @@ impl Contact {
             failures: 0,
             is_logged: false,
         });
-        silence.failures += 1;
+        silence.failures = silence.failures.saturating_add(1);
         problem.clone_into(&mut silence.problem);
         None
     }

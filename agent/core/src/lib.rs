@@ -5,10 +5,15 @@
 //! cut is two steps: the action that writes it, and, on the event that it is written, the act. So a simulator can hold the disk, the
 //! network and the clock in its hand and cut anywhere.
 
+// numbers of files, objects and records come in here: one that overflows would stop the agent, again at each start
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 mod agent;
 pub mod config;
 mod contact;
 mod event;
+#[cfg(test)]
+mod extremes;
 pub mod images;
 pub mod kubelet;
 mod node;

@@ -167,11 +167,12 @@ impl<R: Sendable> Entry<R> {
     fn failed(&mut self, now: Now, request: Option<R>, answer: &Answer, jitter: &mut Jitter) -> Failure {
         self.waits_for_network = matches!(answer, Answer::Failed(_));
         let asked = answer.retry_after().min(self.terms.patience);
-        self.not_before = now.mono + self.backoff.failed(self.terms.longest_wait, jitter).max(asked);
+        self.not_before =
+            now.mono.saturating_add(self.backoff.failed(self.terms.longest_wait, jitter).max(asked));
         if !answer.is_final() {
             return Failure { is_news: self.backoff.failures() == 1, is_held: false };
         }
-        let until = now.mono + jitter.stretch(REFUSAL_PAUSE, 0.25);
+        let until = now.mono.saturating_add(jitter.stretch(REFUSAL_PAUSE, 0.25));
         self.refused = request.map(|request| Refused { request, until });
         let sort = answer.refusal();
         let is_news = self.reported != sort;
@@ -227,11 +228,14 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
     #[must_use]
     pub(crate) fn put(&mut self, now: Now, key: K, request: R) -> bool {
         let before = self.entries.get(&key).and_then(|entry| entry.waiting.as_ref());
-        let (ticket, freed) = before.map_or((self.tickets + 1, 0), |before| (before.ticket, before.bytes));
+        let (ticket, freed) =
+            before.map_or((self.tickets.saturating_add(1), 0), |before| (before.ticket, before.bytes));
         // what goes alone waits for nobody's room
         let is_alone = self.entries.get(&key).is_some_and(|entry| entry.terms.is_alone);
         let bytes = if is_alone { 0 } else { request.bytes() };
-        if self.bytes() - freed + bytes > self.limits.bytes || !self.has_room_for(now, &key) {
+        if self.bytes().saturating_sub(freed).saturating_add(bytes) > self.limits.bytes
+            || !self.has_room_for(now, &key)
+        {
             return false;
         }
         self.tickets = self.tickets.max(ticket);
@@ -346,7 +350,8 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
             self.silence = Silence::default();
         } else if now.mono >= self.silence.not_before {
             // those that were sent together fail together, and count as one
-            self.silence.not_before = now.mono + self.silence.backoff.failed(LONGEST_WAIT, jitter);
+            self.silence.not_before =
+                now.mono.saturating_add(self.silence.backoff.failed(LONGEST_WAIT, jitter));
         }
     }
 
@@ -376,7 +381,7 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
     pub(crate) fn hurry(&mut self, now: Now, jitter: &mut Jitter) {
         self.silence = Silence::default();
         for entry in self.entries.values_mut().filter(|entry| entry.waits_for_network) {
-            entry.not_before = entry.not_before.min(now.mono + jitter.within(HURRY));
+            entry.not_before = entry.not_before.min(now.mono.saturating_add(jitter.within(HURRY)));
         }
     }
 
@@ -396,11 +401,14 @@ impl<K: Ord + Clone, R: Sendable> Outbox<K, R> {
 pub(crate) fn json_bytes(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
-        Value::String(text) => text.len() + 2,
-        Value::Array(items) => 2 + items.iter().map(|item| json_bytes(item) + 1).sum::<usize>(),
-        Value::Object(fields) => {
-            2 + fields.iter().map(|(name, value)| name.len() + 4 + json_bytes(value)).sum::<usize>()
+        Value::String(text) => text.len().saturating_add(2),
+        Value::Array(items) => {
+            items.iter().map(|item| json_bytes(item).saturating_add(1)).fold(2, usize::saturating_add)
         }
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| name.len().saturating_add(4).saturating_add(json_bytes(value)))
+            .fold(2, usize::saturating_add),
     }
 }
 
@@ -471,6 +479,75 @@ mod tests {
         fn pass(&mut self, by: Duration) {
             self.now.mono += by;
         }
+    }
+
+    /// How long it takes until each of twenty nodes may send again, by seeds of their own.
+    fn waits(until: impl Fn(&mut Bench) -> Duration) -> std::collections::BTreeSet<Duration> {
+        let of = |seed: u64| {
+            let mut bench = Bench::of(SMALL);
+            bench.jitter = Jitter::new(seed * 7919);
+            let begun = bench.now.mono;
+            until(&mut bench) - begun
+        };
+        (1..=20).map(of).collect()
+    }
+
+    #[test]
+    fn pauses_of_a_fleet_spread() {
+        let refused = waits(|bench| {
+            bench.outbox.set_terms(1, Terms { holds_refused: true, ..Terms::default() });
+            assert!(bench.put(1, 1));
+            bench.sent();
+            bench.answer(1, &refused(403));
+            while bench.outbox.is_held(bench.now, &1, &wish(1)) {
+                bench.pass(SECOND);
+            }
+            bench.now.mono
+        });
+        let longest = REFUSAL_PAUSE.mul_f64(1.25) + SECOND;
+        assert!(
+            refused.len() >= 12 && refused.iter().all(|wait| (REFUSAL_PAUSE..=longest).contains(wait)),
+            "{refused:?}"
+        );
+        let network_is_back = waits(|bench| {
+            assert!(bench.put(1, 1));
+            bench.sent();
+            for _ in 0..6 {
+                bench.answer(1, &no_answer());
+                bench.pass(60 * SECOND);
+                assert!(bench.put(1, 1));
+                bench.sent();
+            }
+            bench.answer(1, &no_answer());
+            bench.outbox.hurry(bench.now, &mut bench.jitter);
+            assert!(bench.put(1, 1));
+            let begun = bench.now.mono;
+            while bench.sent().is_empty() {
+                bench.pass(SECOND / 100);
+            }
+            bench.now.mono - begun + 100 * SECOND
+        });
+        let most = HURRY + SECOND / 50;
+        assert!(
+            network_is_back.len() >= 12 && network_is_back.iter().all(|wait| *wait <= most),
+            "{network_is_back:?}"
+        );
+    }
+
+    #[test]
+    fn silence_of_the_old_server_holds_up_nothing_of_the_new() {
+        let mut bench = Bench::of(SMALL);
+        for _ in 0..6 {
+            assert!(bench.put(1, 1));
+            bench.sent();
+            bench.answer(1, &no_answer());
+            bench.pass(SECOND);
+        }
+        assert!(bench.put(2, 1));
+        assert_eq!(bench.sent(), [], "one asks whether it answers again");
+        bench.outbox.server_changed();
+        assert!(bench.put(2, 1) && bench.put(3, 1));
+        assert_eq!(bench.sent(), [(2, 1), (3, 1)]);
     }
 
     #[test]

@@ -22,12 +22,41 @@ impl Jitter {
 
     /// `period` and up to `factor` of it more.
     pub(crate) fn stretch(&mut self, period: Duration, factor: f64) -> Duration {
-        period.mul_f64(1.0 + factor * self.next())
+        part(period, 1.0 + factor * self.next())
     }
 
     /// Somewhere within `period`.
     pub(crate) fn within(&mut self, period: Duration) -> Duration {
-        period.mul_f64(self.next())
+        part(period, self.next())
+    }
+}
+
+/// So many times a period; what no duration holds is the longest one.
+fn part(period: Duration, times: f64) -> Duration {
+    Duration::try_from_secs_f64(times * period.as_secs_f64()).unwrap_or(Duration::MAX)
+}
+
+/// The pace of what is written anew because somebody else has changed it: another device with the same identity, or a controller, may
+/// do so each time. The first such write comes a pause after the last one, each further one after twice the pause.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rewrites {
+    in_a_row: u32,
+    /// No other before.
+    due: Duration,
+}
+
+impl Rewrites {
+    /// It was written. `is_again`: it says what was written before.
+    pub(crate) fn written(&mut self, now: Duration, is_again: bool, first: Duration, longest: Duration) {
+        // what stayed for long was not fought over
+        let is_row = is_again && now < self.due.saturating_add(longest);
+        self.in_a_row = if is_row { self.in_a_row.saturating_add(1) } else { 0 };
+        let pause = first.saturating_mul(1 << self.in_a_row.min(16)).min(longest.max(first));
+        self.due = now.saturating_add(pause);
+    }
+
+    pub(crate) fn due(&self) -> Duration {
+        self.due
     }
 }
 
@@ -69,6 +98,24 @@ mod tests {
         }
         backoff.succeeded();
         assert!(backoff.failed(limit, &mut jitter) < Duration::from_millis(1300));
+    }
+
+    #[test]
+    fn rewrites_come_after_growing_pauses() {
+        let (first, longest) = (Duration::from_secs(10), Duration::from_secs(300));
+        let (mut rewrites, mut now, mut pauses) = (Rewrites::default(), Duration::from_secs(5), vec![]);
+        rewrites.written(now, false, first, longest);
+        for _ in 0..7 {
+            pauses.push((rewrites.due() - now).as_secs());
+            now = rewrites.due();
+            rewrites.written(now, true, first, longest);
+        }
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300]);
+        let later = rewrites.due() + longest;
+        rewrites.written(later, true, first, longest);
+        assert_eq!(rewrites.due() - later, first, "nobody fought meanwhile");
+        rewrites.written(later, false, first, longest);
+        assert_eq!(rewrites.due() - later, first, "news of its own");
     }
 
     #[test]

@@ -179,8 +179,10 @@ impl Reflector {
             return Vec::new();
         }
         let known = self.known.get_or_insert_default();
-        let objects = known.len() + usize::from(before.is_none());
-        let bytes = bytes_of(known) + is.bytes - before.as_ref().map_or(0, |before| before.bytes);
+        let objects = known.len().saturating_add(usize::from(before.is_none()));
+        let bytes = bytes_of(known)
+            .saturating_add(is.bytes)
+            .saturating_sub(before.as_ref().map_or(0, |before| before.bytes));
         if let Some(too_much) = self.too_much(objects, bytes) {
             return vec![too_much];
         }

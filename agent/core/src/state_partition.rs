@@ -266,13 +266,13 @@ impl Steps<'_> {
     /// As far as the partition has these places.
     fn is_readable(&mut self) -> Suspendable<bool> {
         let Some(size) = self.bytes(Act::Measure)? else { return Ok(false) };
-        for at in PLACES.into_iter().filter(|at| at + PLACE_BYTES <= size) {
+        for at in PLACES.into_iter().filter(|at| at.saturating_add(PLACE_BYTES) <= size) {
             let mut tries = 1;
             while !self.is(Act::Read { at, bytes: PLACE_BYTES })? {
                 if tries == READ_TRIES {
                     return Ok(false);
                 }
-                tries += 1;
+                tries = tries.saturating_add(1);
                 self.outcome(Act::Pause(READ_AGAIN_AFTER))?;
             }
         }

@@ -224,7 +224,7 @@ impl Watching {
 
     fn order(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
         self.state = State::UnderWay;
-        self.round += 1;
+        self.round = self.round.saturating_add(1);
         let after = self.resume.take();
         (self.position, self.awaited) = (None, None);
         self.named_before = self.latest.filter(|_| after.is_none());
@@ -274,13 +274,13 @@ impl Watching {
         let is_elsewhere = !self.lists_only && self.awaited.is_none() && self.elsewhere >= Some(latest);
         if is_elsewhere || self.position.is_none_or(|position| position >= latest) {
             if let State::Read { due, .. } = &mut self.state {
-                *due = now.mono + jitter.stretch(READ_EVERY, 0.25);
+                *due = now.mono.saturating_add(jitter.stretch(READ_EVERY, 0.25));
             }
             return false;
         }
         let (_, since) = *self.awaited.get_or_insert((latest, now.mono));
         match self.state {
-            State::UnderWay => now.mono >= since + DEAF_AFTER,
+            State::UnderWay => now.mono >= since.saturating_add(DEAF_AFTER),
             State::Read { .. } => true,
             State::Off | State::Waiting { .. } => false,
         }
@@ -302,7 +302,7 @@ impl Watching {
         match self.object {
             Watched::Node => LIST_DEADLINE,
             Watched::ConfigMap | Watched::Pods => {
-                (LIST_DEADLINE * (1 << self.backoff.failures().min(8))).min(LONGEST_DOWNLOAD)
+                LIST_DEADLINE.saturating_mul(1 << self.backoff.failures().min(8)).min(LONGEST_DOWNLOAD)
             }
         }
     }
@@ -315,8 +315,9 @@ impl Watching {
         if self.lists_only && end.failure.is_none() {
             self.backoff.succeeded();
             self.failing = None;
-            let due = now.mono + jitter.stretch(READ_EVERY, 0.25);
-            self.state = State::Read { due, at_last: now.mono + jitter.stretch(READ_AT_LEAST, 0.25) };
+            let due = now.mono.saturating_add(jitter.stretch(READ_EVERY, 0.25));
+            self.state =
+                State::Read { due, at_last: now.mono.saturating_add(jitter.stretch(READ_AT_LEAST, 0.25)) };
             return EndReport::default();
         }
         let was_failing = self.failing;
@@ -332,7 +333,8 @@ impl Watching {
         // A version that was refused may be refused for ever: a hub restored from a backup is behind it. And an object that was
         // reported as unreadable counts as readable only after a list.
         self.resume = end.resume.filter(|_| failure != Some(WatchFailure::Answered));
-        self.state = State::Waiting { due: now.mono + self.backoff.failed(LONGEST_WAIT, jitter) };
+        self.state =
+            State::Waiting { due: now.mono.saturating_add(self.backoff.failed(LONGEST_WAIT, jitter)) };
         let Some((failure, why)) = end.failure else { return EndReport::default() };
         let before = self.failing.replace(failure);
         // one try that fails for lack of a network is not worth a condition; a download that goes on failing is
@@ -351,7 +353,7 @@ impl Watching {
         if let State::Waiting { due } = &mut self.state
             && self.failing == Some(WatchFailure::Unreachable)
         {
-            *due = (*due).min(now.mono + jitter.within(HURRY));
+            *due = (*due).min(now.mono.saturating_add(jitter.within(HURRY)));
         }
     }
 }
@@ -450,6 +452,33 @@ mod tests {
             node.pause();
         }
         assert_eq!(node.order.list_deadline, LIST_DEADLINE);
+    }
+
+    #[test]
+    fn object_is_read_about_once_an_hour_whatever_is_named() {
+        let mut bench = Bench::following(Watched::ConfigMap, true);
+        bench.come_to("7");
+        bench.end(WatchEnd::default());
+        let begun = bench.now;
+        while bench.watching.poll(at(bench.now), None).is_none() {
+            assert!(!bench.renewal_names(7), "it has come to that");
+            assert!((bench.now - begun).as_secs() < 10_000, "it is read at some time");
+        }
+        let after = (bench.now - begun).as_secs();
+        assert!((3600..=4520).contains(&after), "after {after} s");
+    }
+
+    #[test]
+    fn reads_of_a_fleet_spread() {
+        let due = |seed: u64| {
+            let mut bench = Bench::following(Watched::ConfigMap, true);
+            bench.jitter = Jitter::new(seed * 7919);
+            bench.end(WatchEnd::default());
+            bench.watching.next_deadline().expect("it goes on") - bench.now
+        };
+        let dues: std::collections::BTreeSet<Duration> = (1..=20).map(due).collect();
+        assert!(dues.len() >= 15, "{dues:?}");
+        assert!(dues.iter().all(|due| (READ_EVERY..=READ_EVERY.mul_f64(1.25)).contains(due)), "{dues:?}");
     }
 
     #[test]

@@ -305,6 +305,7 @@ impl World {
             PodAction::SaveDesired { file, content } => self.disk.queue.push_back((file, content)),
             PodAction::ReadDesired => self.disk.is_read_again = true,
             PodAction::ListPods => self.api.watch = None,
+            PodAction::ReadNode => self.tell(PodEvent::NodeRead),
             PodAction::PatchPodStatus { .. }
             | PodAction::DeletePod(_)
             | PodAction::CreateMirrorPod { .. }
@@ -1625,6 +1626,9 @@ fn told(core: &mut Pods, secs: u64, event: PodEvent) -> Vec<PodAction> {
     let mut actions = vec![];
     let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::from_micros(0) };
     core.handle(now, event, &mut actions);
+    if actions.contains(&PodAction::ReadNode) {
+        core.handle(now, PodEvent::NodeRead, &mut actions);
+    }
     actions
 }
 

@@ -27,7 +27,7 @@ impl Digest {
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
             let digit = |c: u8| (c as char).to_digit(16);
-            *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
+            *byte = digit(pair[0])?.saturating_mul(16).saturating_add(digit(pair[1])?) as u8;
         }
         Some(Self(bytes))
     }

@@ -222,7 +222,7 @@ fn keys_of(object: &ConfigMap) -> String {
     let mut keys: Vec<String> =
         object.data.keys().take(KEYS_SHOWN).map(|key| format!("{:?}", excerpt(key))).collect();
     if object.data.len() > KEYS_SHOWN {
-        keys.push(format!("{} more", object.data.len() - KEYS_SHOWN));
+        keys.push(format!("{} more", object.data.len().saturating_sub(KEYS_SHOWN)));
     }
     format!("its keys are {}", keys.join(", "))
 }

@@ -29,7 +29,7 @@ const PROVEN_THRESHOLD: usize = STARTUPS - 1;
 pub(crate) fn wait_ms(verdict: &Verdict, terms: Terms) -> Option<u64> {
     match (verdict.kind, verdict.tries) {
         (BadKind::Contact, 0 | 1) => Some(0),
-        (BadKind::Contact, tries) => Some(doubled_ms(terms, tries - 2)),
+        (BadKind::Contact, tries) => Some(doubled_ms(terms, tries.saturating_sub(2))),
         (BadKind::Cuts, 0 | 1) => Some(terms.save_every_ms(0)),
         (BadKind::Proven, tries) => Some(doubled_ms(terms, tries.saturating_sub(1))),
         _ => None,

@@ -406,7 +406,7 @@ impl Configuration {
             evidence_unrecorded: started.evidence_unrecorded,
             write_failed: false,
             // a disk that refused a moment ago is not tried again at once, or each start would lead to the next
-            not_before: if disk_refused { now.mono + RETRY_WRITE } else { now.mono },
+            not_before: if disk_refused { now.mono.saturating_add(RETRY_WRITE) } else { now.mono },
             notices: Vec::new(),
         }
     }
@@ -744,7 +744,8 @@ impl Configuration {
             return None;
         }
         let at = |ms: u64| {
-            self.counted_since + Duration::from_millis(ms.saturating_sub(self.in_use.counts.ran_ms))
+            self.counted_since
+                .saturating_add(Duration::from_millis(ms.saturating_sub(self.in_use.counts.ran_ms)))
         };
         let mut deadlines = Vec::with_capacity(4);
         if self.counts_running() && self.ran_ms(now) < u64::MAX {
@@ -755,7 +756,7 @@ impl Configuration {
             }
             if self.in_trial() {
                 let left = self.patience_ms().saturating_sub(self.in_use.counts.silent_ms);
-                deadlines.push(self.silent_since + Duration::from_millis(left));
+                deadlines.push(self.silent_since.saturating_add(Duration::from_millis(left)));
             }
             for waiting in self.waiting() {
                 deadlines.push(at(waiting.wait_ms));
@@ -917,7 +918,7 @@ impl Configuration {
             self.take_bad_configs(bad);
         }
         if let Some(why) = ended.failed {
-            self.not_before = now.mono + RETRY_WRITE;
+            self.not_before = now.mono.saturating_add(RETRY_WRITE);
             self.note_unnamed(&kind, ended.written);
             return self.failed(now, &kind, why);
         }

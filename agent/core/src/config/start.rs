@@ -604,6 +604,7 @@ pub(super) mod tests {
     use crate::config::source::Source;
     use crate::event::{Outcome, Step};
     use crate::writes::Suspend;
+    use std::time::Duration;
 
     const PAYLOAD: &str =
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
@@ -664,5 +665,58 @@ pub(super) mod tests {
             });
         };
         assert!(is_recorded && started.standing.is_assigned() && !parsed.0.is_empty());
+    }
+
+    /// A start on this disk, and what it wrote.
+    fn start_on(disk: &dyn Fn(&StateFile) -> Read) -> (Started, Vec<(StateFile, Vec<u8>)>) {
+        let (facts, mut parsed, mut outcomes, mut written) =
+            (facts(), Parsed::default(), Vec::new(), Vec::new());
+        loop {
+            let step = match start(&mut Steps::over(&outcomes), &facts, &mut parsed) {
+                Ok(started) => return (started, written),
+                Err(Suspend(step)) => step,
+            };
+            outcomes.push(match step {
+                Step::Read(file) => Outcome::Read(disk(&file)),
+                Step::Write(file, bytes) => {
+                    written.push((file, bytes.to_vec()));
+                    Outcome::Done(Ok(()))
+                }
+                Step::SetAside(_) => Outcome::Done(Ok(())),
+            });
+        }
+    }
+
+    #[test]
+    fn no_number_of_a_record_stops_a_start() {
+        // the payload is invalid, so that there is a verdict
+        let bad = |file: &StateFile| match (file, read(file)) {
+            (StateFile::Checkpoint(_), Read::Content(bytes)) => Read::Content(
+                String::from_utf8(bytes).unwrap().replace("maxPods: 7", "maxPods: x").into_bytes(),
+            ),
+            (_, found) => found,
+        };
+        let (_, good_writes) = start_on(&read);
+        let (_, bad_writes) = start_on(&bad);
+        let mut tried = 0;
+        for (file, bytes) in good_writes.iter().chain(&bad_writes) {
+            let Ok(record) = serde_json::from_slice(bytes) else { continue };
+            for (what, other) in crate::extremes::with_other_numbers(&record) {
+                let disk = |asked: &StateFile| match asked == file {
+                    true => Read::Content(other.to_string().into_bytes()),
+                    false => read(asked),
+                };
+                let (started, _) = start_on(&disk);
+                for mono in [Duration::ZERO, Duration::from_secs(1 << 33)] {
+                    let now = crate::event::Now { mono, wall: Timestamp::from_micros(i64::MAX) };
+                    let configuration =
+                        crate::config::running::Configuration::new(started.clone(), facts(), now);
+                    let _ = configuration.next_deadline(now);
+                }
+                tried += 1;
+                assert!(!what.is_empty());
+            }
+        }
+        assert!(tried > 50, "{tried} numbers");
     }
 }

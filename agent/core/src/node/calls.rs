@@ -54,7 +54,7 @@ impl Calls {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        (!self.waiting.is_empty()).then(|| self.counted + PERIOD)
+        (!self.waiting.is_empty()).then(|| self.counted.saturating_add(PERIOD))
     }
 
     fn note(&mut self, ids: &[String], now: Duration) {
@@ -73,15 +73,20 @@ impl Calls {
     }
 
     fn due(&mut self, now: Duration) -> Vec<String> {
-        let periods = now.saturating_sub(self.counted).as_millis() / PERIOD.as_millis();
+        let periods =
+            now.saturating_sub(self.counted).as_millis().checked_div(PERIOD.as_millis()).unwrap_or(0);
         let periods = u32::try_from(periods).unwrap_or(u32::MAX);
         self.free = self.free.saturating_add(periods).min(BURST);
         // the rest of a period counts for the next one
-        self.counted = if self.free == BURST { now } else { self.counted + PERIOD * periods };
+        self.counted = if self.free == BURST {
+            now
+        } else {
+            self.counted.saturating_add(PERIOD.saturating_mul(periods))
+        };
         // whoever called those has been answered
-        self.waiting.retain(|(_, heard)| now < *heard + LONGEST_WAIT);
+        self.waiting.retain(|(_, heard)| now < (*heard).saturating_add(LONGEST_WAIT));
         let count = self.waiting.len().min(self.free as usize);
-        self.free -= u32::try_from(count).unwrap_or(self.free);
+        self.free = self.free.saturating_sub(u32::try_from(count).unwrap_or(self.free));
         self.waiting.drain(..count).map(|(id, _)| id).collect()
     }
 }

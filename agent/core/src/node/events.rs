@@ -25,7 +25,7 @@ impl NodeEvents {
     pub(crate) fn publish(&mut self, notice: Notice, turn: &mut Turn) {
         let level = if notice.warning { Level::Warn } else { Level::Info };
         turn.log(level, format!("{}: {}", notice.reason, notice.message));
-        self.count += 1;
+        self.count = self.count.saturating_add(1);
         let node = &turn.options.node_name;
         let name = event_name(node, turn.now, self.count);
         let event = api::Event {

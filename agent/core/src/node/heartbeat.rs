@@ -11,6 +11,7 @@ use crate::node::lease::LeaseKeeper;
 use crate::node::pressure::Pressures;
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::outbox::{Outbox, Terms};
+use crate::pace::Rewrites;
 use crate::report::{LeaseReport, StorageReport};
 use crate::turn::{Order, Turn};
 use kedge_api as api;
@@ -26,8 +27,13 @@ const RUNTIME_LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Heartbeat {
     pub(crate) lease: LeaseKeeper,
     status: StatusKeeper,
-    /// The status in the outbox.
-    offered: Option<StatusPatch>,
+    /// The status in the outbox, and what it says.
+    offered: Option<(StatusPatch, Value)>,
+    /// What the status said that was accepted last.
+    written: Option<Value>,
+    rewrites: Rewrites,
+    /// A status waits for its pace.
+    paced: Option<Duration>,
     /// Status patches accepted since the start.
     pub(crate) posts: u64,
     next_host_facts: Duration,
@@ -47,6 +53,9 @@ impl Heartbeat {
             lease,
             status: StatusKeeper::new(turn.now.wall),
             offered: None,
+            written: None,
+            rewrites: Rewrites::default(),
+            paced: None,
             posts: 0,
             next_host_facts: turn.now.mono,
             awaits_host_facts: false,
@@ -60,7 +69,11 @@ impl Heartbeat {
         match node {
             Some(node) if is_whole => self.status.node_seen(node),
             Some(_) => {}
-            None => self.status.node_gone(),
+            // another Node has nothing of what was written
+            None => {
+                self.status.node_gone();
+                self.written = None;
+            }
         }
         if self.lease.node(node.map(|node| node.metadata.uid.as_str()), turn.now) {
             turn.outbox.end_pause(turn.now, &RequestKey::Renew);
@@ -70,7 +83,7 @@ impl Heartbeat {
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
         self.lease.server_changed(turn.now);
         self.status.node_gone();
-        self.offered = None;
+        (self.offered, self.written) = (None, None);
     }
 
     // ------------------------------------------------------------------------------------------ host and disk
@@ -87,8 +100,8 @@ impl Heartbeat {
     pub(crate) fn observe(&mut self, facts: HostFacts, config: &Config, turn: &mut Turn) -> Vec<Notice> {
         self.awaits_host_facts = false;
         // a restart of the agent is no news of the node's pods
-        if facts.runtime == Runtime::Starting && turn.now.mono < self.began + RUNTIME_START {
-            self.next_host_facts = turn.now.mono + RUNTIME_LOOK;
+        if facts.runtime == Runtime::Starting && turn.now.mono < self.began.saturating_add(RUNTIME_START) {
+            self.next_host_facts = turn.now.mono.saturating_add(RUNTIME_LOOK);
             return Vec::new();
         }
         let before = self.status.pressures.pressed;
@@ -110,7 +123,7 @@ impl Heartbeat {
         }
         self.awaits_host_facts = true;
         let every = config.node_status_update_frequency;
-        self.next_host_facts = turn.now.mono + turn.jitter.stretch(every, 0.04);
+        self.next_host_facts = turn.now.mono.saturating_add(turn.jitter.stretch(every, 0.04));
         turn.act(Action::ReadHostFacts);
     }
 
@@ -130,28 +143,43 @@ impl Heartbeat {
 
     // ------------------------------------------------------------------------------------------ the status
 
-    /// `config`: `status.config` on our hub, which keeps it there.
+    /// `config`: `status.config` on our hub, which keeps it there. What was written before, and somebody else has changed, is written
+    /// again at a pace.
     pub(crate) fn offer_status(
         &mut self,
         config_ok: &ConfigOk,
         config: Option<&api::NodeConfigStatus>,
         turn: &mut Turn,
     ) {
-        let (status, offered) = (&self.status, &mut self.offered);
+        let Self { status, offered, rewrites, written, paced, .. } = self;
+        *paced = None;
         turn.offer(RequestKey::PatchStatus, |now| {
             let mut patch = status.patch(now, config_ok);
             if let Some(config) = config.filter(|_| status.facts().is_some()) {
                 add_config_status(&mut patch, config, status.believed(), status.reads());
             }
-            *offered = patch;
-            offered.as_ref().map(|patch| Request::PatchStatus(patch.body.clone()))
+            let said = patch.as_ref().map(|_| status.said(config_ok, config));
+            let is_again = said.is_some() && *written == said;
+            if is_again && now.mono < rewrites.due() && !status.is_report_due(now) {
+                *paced = Some(rewrites.due());
+                patch = None;
+            }
+            *offered = patch.zip(said);
+            offered.as_ref().map(|(patch, _)| Request::PatchStatus(patch.body.clone()))
         });
     }
 
     pub(crate) fn status_accepted(&mut self, config: &Config, turn: &mut Turn) {
-        self.posts += 1;
-        if let Some(patch) = self.offered.take() {
-            self.status.accepted(turn.now, patch, config.node_status_report_frequency, turn.jitter);
+        self.posts = self.posts.saturating_add(1);
+        if let Some((patch, said)) = self.offered.take() {
+            let is_again = self.written.as_ref() == Some(&said);
+            let (first, longest) = (config.node_status_update_frequency, config.node_status_report_frequency);
+            // a report that is due, and finds what it says, answers nobody
+            if !is_again || patch.differs {
+                self.rewrites.written(turn.now.mono, is_again, first, longest);
+            }
+            self.written = Some(said);
+            self.status.accepted(turn.now, patch, longest, turn.jitter);
         }
     }
 
@@ -198,6 +226,7 @@ impl Heartbeat {
             self.lease.next_deadline().filter(|_| outbox.is_free(now, &RequestKey::Renew)),
             (!self.awaits_host_facts).then_some(self.next_host_facts),
             report.filter(|at| awaits_report && *at > now.mono),
+            self.paced.filter(|_| awaits_report),
         ]
         .into_iter()
         .flatten()
@@ -254,8 +283,92 @@ fn add_config_status(
         result,
         reads,
         changed: true,
+        differs: true,
     });
     patch.body["status"]["config"] = Value::Object(fields);
     patch.result.config = Some(status.clone());
-    patch.changed = true;
+    (patch.changed, patch.differs) = (true, true);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::judge::PreviousRun;
+    use crate::kubelet::{self, LocalLayers};
+    use crate::options::Options;
+    use crate::outbox::{LIMITS, Verdict};
+    use crate::pace::Jitter;
+
+    struct Bench {
+        options: Options,
+        config: Config,
+        outbox: Outbox<RequestKey, Order>,
+        jitter: Jitter,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let options = Options {
+                node_name: "edge".into(),
+                version: "0".into(),
+                local: LocalLayers::default(),
+                dynamic_config: false,
+                node_labels: Default::default(),
+                slot: None,
+                boot_id: String::new(),
+                previous_run: PreviousRun::default(),
+                seed: 1,
+            };
+            let config = kubelet::effective(&options.local, None).expect("defaults are valid").config;
+            Self { options, config, outbox: Outbox::new(LIMITS), jitter: Jitter::new(1) }
+        }
+
+        fn at<T>(&mut self, secs: u64, act: impl FnOnce(&Config, &mut Turn) -> T) -> T {
+            let now = Now { mono: Duration::from_secs(secs), wall: api::Timestamp::default() };
+            let Self { options, config, outbox, jitter } = self;
+            let mut actions = vec![];
+            act(config, &mut Turn { now, options, jitter, outbox, actions: &mut actions })
+        }
+    }
+
+    #[test]
+    fn restart_of_the_agent_is_no_news() {
+        let facts = |runtime| HostFacts {
+            cpus: 4,
+            memory_bytes: 1 << 30,
+            memory_available_bytes: Some(1),
+            runtime,
+            ..HostFacts::default()
+        };
+        let mut bench = Bench::new();
+        let mut heartbeat = bench.at(0, |_, turn| Heartbeat::new(40, turn));
+        for secs in [1, 9] {
+            let notices =
+                bench.at(secs, |config, turn| heartbeat.observe(facts(Runtime::Starting), config, turn));
+            assert!(notices.is_empty() && heartbeat.facts().is_none(), "its runtime starts");
+            assert_eq!(heartbeat.next_host_facts, Duration::from_secs(secs) + RUNTIME_LOOK);
+        }
+        // one that does not come up is reported in time
+        let notices = bench.at(10, |config, turn| heartbeat.observe(facts(Runtime::Starting), config, turn));
+        assert!(!notices.is_empty() && heartbeat.facts().is_some());
+    }
+
+    #[test]
+    fn refused_status_waits_for_minutes() {
+        let mut bench = Bench::new();
+        bench.at(0, |_, turn| Heartbeat::new(40, turn));
+        let order = || Order::Request(Request::PatchStatus(json!({"status": {"phase": "x"}})));
+        let key = RequestKey::PatchStatus;
+        let now = |secs| Now { mono: Duration::from_secs(secs), wall: api::Timestamp::default() };
+        assert!(bench.outbox.put(now(0), key, order()) && bench.outbox.take_due(now(0)).is_some());
+        let answer = Answer::Refused {
+            status: 422,
+            reason: "Invalid".into(),
+            message: "no".into(),
+            retry_after: None,
+        };
+        bench.outbox.answered(now(0), &key, &answer, Verdict::Failed, &mut bench.jitter);
+        assert!(bench.outbox.is_held(now(299), &key, &order()));
+        assert!(!bench.outbox.is_held(now(376), &key, &order()));
+    }
 }

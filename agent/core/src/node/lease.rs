@@ -73,7 +73,7 @@ impl LeaseKeeper {
     }
 
     fn period(&self) -> Duration {
-        Duration::from_secs(self.duration_secs.into()) / RENEWALS_PER_DURATION
+        Duration::from_secs(self.duration_secs.into()).checked_div(RENEWALS_PER_DURATION).unwrap_or_default()
     }
 
     /// Time a renewal may take: its period, for then the next is due.
@@ -84,7 +84,7 @@ impl LeaseKeeper {
     /// How its requests are sent. A server that is busy may ask for a longer pause than a node may be silent: half the duration
     /// is safe.
     pub(crate) fn terms(&self) -> Terms {
-        let patience = Duration::from_secs(self.duration_secs.into()) / 2;
+        let patience = Duration::from_millis(u64::from(self.duration_secs).saturating_mul(500));
         let longest_wait = self.period().max(SHORTEST_PAUSE);
         Terms { longest_wait, patience, is_alone: true, ..Terms::default() }
     }
@@ -118,7 +118,7 @@ impl LeaseKeeper {
         let uid = self.node_uid.as_ref().filter(|_| now.mono >= self.due)?;
         self.asked_for.clone_from(uid);
         // the next is due from now on, not from the answer on
-        self.due = now.mono + self.period();
+        self.due = now.mono.saturating_add(self.period());
         let renew_time = now.wall.rfc3339_micros();
         if self.claimed && !self.missing {
             self.asked = Asked::Renew;
@@ -171,10 +171,13 @@ impl LeaseKeeper {
                 let is_owned = self.node_uid.as_ref() == Some(&self.asked_for);
                 (self.claimed, self.missing) = (is_owned && is_complete, false);
                 self.repaired = false;
-                self.renewed += 1;
+                self.renewed = self.renewed.saturating_add(1);
                 self.last_renewed = Some(now.mono);
                 let period = self.period();
-                self.due = (self.due + (jitter.stretch(period, STRETCH) - period)).max(now.mono);
+                self.due = self
+                    .due
+                    .saturating_add(jitter.stretch(period, STRETCH).saturating_sub(period))
+                    .max(now.mono);
                 Verdict::Done
             }
             Answer::Refused { status: 404, .. } if !self.missing && !self.repaired => {
@@ -362,6 +365,28 @@ mod tests {
         keeper.node(Some("uid-2"), at(60_000));
         let Some(LeaseRequest::Patch(claim)) = keeper.poll(at(60_000)) else { panic!("no patch") };
         assert_eq!(claim["metadata"]["ownerReferences"][0]["uid"], "uid-2");
+    }
+
+    #[test]
+    fn lease_of_a_new_node_waits_for_no_period() {
+        let (mut keeper, mut jitter) = keeper();
+        keeper.poll(at(0));
+        keeper.answered(at(1), &Answer::Accepted(None), &mut jitter);
+        assert_eq!(keeper.poll(at(3_000)), None, "not due");
+        keeper.node(Some("uid-2"), at(3_000));
+        assert!(matches!(keeper.poll(at(3_000)), Some(LeaseRequest::Patch(_))));
+    }
+
+    #[test]
+    fn renewals_of_a_fleet_spread() {
+        let due = |seed: u64| {
+            let (mut keeper, _) = keeper();
+            keeper.poll(at(0));
+            keeper.answered(at(1), &Answer::Accepted(None), &mut Jitter::new(seed * 7919));
+            keeper.next_deadline().expect("it is renewed").as_millis()
+        };
+        let dues: std::collections::BTreeSet<u128> = (1..=20).map(due).collect();
+        assert!(dues.len() >= 12 && dues.iter().all(|due| (10_000..=10_400).contains(due)), "{dues:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::event::{Action, Answer, LONGEST_PATIENCE, Level, Request, RequestKey}
 use crate::kubelet::Config;
 use crate::node::registration::{missing_labels, registration, wrong_annotations};
 use crate::outbox::{LONGEST_WAIT, Terms};
+use crate::pace::Rewrites;
 use crate::reflector::{Reflector, Shown};
 use crate::turn::{Order, Turn};
 use crate::watching::Watched;
@@ -88,6 +89,17 @@ impl Versions {
     }
 }
 
+/// Labels and annotations that were written, and are written again if somebody else changes them.
+#[derive(Debug, Clone, Default)]
+struct Labels {
+    offered: Option<Value>,
+    /// The latest.
+    written: VecDeque<Value>,
+    rewrites: Rewrites,
+    /// They wait for their pace.
+    paced: Option<Duration>,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct NodeObject {
     pub(crate) reflector: Reflector,
@@ -106,6 +118,7 @@ pub(crate) struct NodeObject {
     is_unreadable: bool,
     /// `status.config` as it was last put into the outbox, for a server that is not our hub.
     mirror: Option<Mirror>,
+    labels: Labels,
 }
 
 impl NodeObject {
@@ -126,6 +139,7 @@ impl NodeObject {
             wrong_node_logged: false,
             is_unreadable: false,
             mirror: None,
+            labels: Labels::default(),
         }
     }
 
@@ -142,6 +156,7 @@ impl NodeObject {
 
     pub(crate) fn server_changed(&mut self, turn: &mut Turn) {
         (self.node, self.is_missing, self.mirror) = (None, false, None);
+        self.labels = Labels::default();
         (self.next_relist, self.next_read) = (turn.now.mono, turn.now.mono);
         self.versions = Versions::default();
         let order = self.reflector.list_another(&turn.options.node_name, None);
@@ -231,6 +246,7 @@ impl NodeObject {
 
     fn gone(&mut self) -> NodeNews {
         (self.node, self.is_missing, self.mirror) = (None, true, None);
+        self.labels = Labels::default();
         self.versions = Versions::default();
         NodeNews::Gone
     }
@@ -241,7 +257,7 @@ impl NodeObject {
         if self.node.is_none() || turn.now.mono < self.next_relist {
             return;
         }
-        self.next_relist = turn.now.mono + LONGEST_PATIENCE;
+        self.next_relist = turn.now.mono.saturating_add(LONGEST_PATIENCE);
         turn.log(Level::Info, "the API server does not find the Node, reading it anew");
         self.list(turn);
     }
@@ -253,7 +269,7 @@ impl NodeObject {
         if self.versions.is_changed && turn.now.mono >= self.next_read {
             self.versions.read();
             // a controller that stamps the Node each second must not have it read as often
-            self.next_read = turn.now.mono + LONGEST_WAIT;
+            self.next_read = turn.now.mono.saturating_add(LONGEST_WAIT);
             return self.list(turn);
         }
         if let Some(order) = self.reflector.watching.poll(turn.now, None) {
@@ -263,7 +279,7 @@ impl NodeObject {
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let read = self.versions.is_changed.then_some(self.next_read);
-        self.reflector.watching.next_deadline().into_iter().chain(read).min()
+        self.reflector.watching.next_deadline().into_iter().chain(read).chain(self.labels.paced).min()
     }
 
     // ------------------------------------------------------------------------------------------ requests
@@ -276,19 +292,44 @@ impl NodeObject {
         });
     }
 
-    /// Labels first: a server that refuses the annotations has them all the same.
-    pub(crate) fn offer_labels(&self, config: &Config, facts: Option<&HostFacts>, turn: &mut Turn) {
+    /// Labels first: a server that refuses the annotations has them all the same. Those that were written before, and somebody else took
+    /// away or changed, are written again at a pace.
+    pub(crate) fn offer_labels(&mut self, config: &Config, facts: Option<&HostFacts>, turn: &mut Turn) {
         let options = turn.options;
-        turn.offer(RequestKey::PatchLabels, |_| {
-            let node = self.node()?;
-            let labels = missing_labels(node, options, facts);
-            if !labels.is_empty() {
-                return Some(Request::PatchLabels(json!({"metadata": {"labels": labels}})));
+        let Self { node, labels, .. } = self;
+        labels.paced = None;
+        turn.offer(RequestKey::PatchLabels, |now| {
+            let node = node.as_deref()?;
+            let missing = missing_labels(node, options, facts);
+            let body = match missing.is_empty() {
+                false => json!({"metadata": {"labels": missing}}),
+                true => {
+                    let annotations = wrong_annotations(node, options, config);
+                    if annotations.is_empty() {
+                        return None;
+                    }
+                    json!({"metadata": {"annotations": annotations}})
+                }
+            };
+            if labels.written.contains(&body) && now.mono < labels.rewrites.due() {
+                labels.paced = Some(labels.rewrites.due());
+                return None;
             }
-            let annotations = wrong_annotations(node, options, config);
-            let body = || json!({"metadata": {"annotations": annotations}});
-            (!annotations.is_empty()).then(|| Request::PatchLabels(body()))
+            labels.offered = Some(body.clone());
+            Some(Request::PatchLabels(body))
         });
+    }
+
+    /// The labels, or annotations, that were offered last were accepted.
+    pub(crate) fn labels_accepted(&mut self, config: &Config, turn: &Turn) {
+        let Some(body) = self.labels.offered.take() else { return };
+        let is_again = self.labels.written.contains(&body);
+        let (first, longest) = (config.node_status_update_frequency, config.node_status_report_frequency);
+        self.labels.rewrites.written(turn.now.mono, is_again, first, longest);
+        if !is_again {
+            self.labels.written.truncate(MOST_VERSIONS.saturating_sub(1));
+            self.labels.written.push_front(body);
+        }
     }
 
     /// Writes `status.config` as text into the annotation, on a server that drops the field. Returns whether an older one is still on
@@ -359,7 +400,7 @@ impl NodeObject {
         let seen: Option<u64> = node.metadata.resource_version.parse().ok();
         if *there != mirror.text && mirror.version.is_some() && seen > mirror.version {
             self.mirror = None;
-            turn.outbox.pause(&RequestKey::PatchNode, turn.now.mono + LONGEST_WAIT);
+            turn.outbox.pause(&RequestKey::PatchNode, turn.now.mono.saturating_add(LONGEST_WAIT));
         }
     }
 }

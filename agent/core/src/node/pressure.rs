@@ -40,7 +40,7 @@ pub(crate) struct Pressures {
 impl Pressures {
     /// Takes a look at the host.
     pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config) {
-        self.looks += 1;
+        self.looks = self.looks.saturating_add(1);
         let thresholds = &config.eviction.thresholds;
         let (mut met, mut is_seen) = (SortedMap::new(), [false; CONDITIONS.len()]);
         for (index, threshold) in thresholds.iter().enumerate() {
@@ -57,12 +57,13 @@ impl Pressures {
             if is_seen[index] {
                 self.last_seen[index] = Some(now.mono);
             }
-            *pressed = self.last_seen[index].is_some_and(|seen| is_seen[index] || now.mono < seen + hold);
+            *pressed = self.last_seen[index]
+                .is_some_and(|seen| is_seen[index] || now.mono < seen.saturating_add(hold));
         }
         let ripe = self.met.iter().filter(|(index, since)| {
             let threshold = &thresholds[**index];
             measured(threshold.signal, facts).is_some()
-                && threshold.grace.is_none_or(|grace| now.mono >= **since + grace)
+                && threshold.grace.is_none_or(|grace| now.mono >= (**since).saturating_add(grace))
         });
         // memory first as upstream; what ends pods at once before what gives them time
         let next = ripe.map(|(index, _)| &thresholds[*index]);

@@ -11,8 +11,8 @@ use crate::node::pressure::Pressures;
 use crate::pace::Jitter;
 use crate::pods::DEVICE;
 use kedge_api::{
-    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
-    Timestamp,
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeConfigStatus, NodeDaemonEndpoints, NodeStatus,
+    NodeSystemInfo, Timestamp,
 };
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -92,12 +92,14 @@ pub(crate) struct StatusPatch {
     pub(crate) reads: u64,
     /// Something changed; without it this is the report that is due anyway.
     pub(crate) changed: bool,
+    /// It would be sent although no report is due.
+    pub(crate) differs: bool,
 }
 
 impl StatusKeeper {
     pub(crate) fn new(started: Timestamp) -> Self {
         // `Time` of the API has whole seconds: with fractions, the status read back would never equal the one sent
-        let started = Timestamp::from_micros(started.micros() / 1_000_000 * 1_000_000);
+        let started = Timestamp::from_micros((started.micros() / 1_000_000).saturating_mul(1_000_000));
         Self { started, ..Self::default() }
     }
 
@@ -117,7 +119,8 @@ impl StatusKeeper {
         self.pressures.observe(now, &facts, config);
         let is_missing = matches!(facts.watchdog, HardwareWatchdog::Absent | HardwareWatchdog::Idle(_));
         self.unwatched_since = is_missing.then(|| self.unwatched_since.unwrap_or(now.mono));
-        self.is_unwatched = self.unwatched_since.is_some_and(|since| now.mono >= since + WATCHDOG_PATIENCE);
+        self.is_unwatched =
+            self.unwatched_since.is_some_and(|since| now.mono >= since.saturating_add(WATCHDOG_PATIENCE));
         let (capacity, allocatable) = resources(&facts, config);
         let (addresses, info) = (addresses(&facts), node_info(&facts, version));
         let used_up = used_up(&facts, config);
@@ -153,7 +156,7 @@ impl StatusKeeper {
             self.declared = Declared::Dropped;
         }
         self.believed = Some(node.status.clone());
-        self.reads += 1;
+        self.reads = self.reads.saturating_add(1);
     }
 
     /// The Node is gone.
@@ -178,9 +181,35 @@ impl StatusKeeper {
         if patch.reads == self.reads {
             self.believed = Some(patch.result);
         }
-        let half = frequency / 2;
-        let wait = if patch.changed { half + jitter.within(half) } else { frequency };
-        self.next_report = Some(now.mono + wait);
+        let half = frequency.checked_div(2).unwrap_or_default();
+        let wait = if patch.changed { half.saturating_add(jitter.within(half)) } else { frequency };
+        self.next_report = Some(now.mono.saturating_add(wait));
+    }
+
+    /// Whether one is due now, whatever the server has.
+    pub(crate) fn is_report_due(&self, now: Now) -> bool {
+        self.next_report.is_none_or(|due| now.mono >= due)
+    }
+
+    /// What a status says now, whatever the server has: all but its times.
+    pub(crate) fn said(&self, config_ok: &ConfigOk, config: Option<&NodeConfigStatus>) -> Value {
+        let Some(host) = &self.host else { return Value::Null };
+        // the conditions that are given only beside what is there
+        let none = NodeStatus::default();
+        let believed = self.believed.as_ref().unwrap_or(&none);
+        let now = Now { mono: Duration::ZERO, wall: self.started };
+        let conditions = self.conditions(now, believed, config_ok, true).into_iter();
+        let words = conditions.map(|(it, _)| json!([it.condition_type, it.status, it.reason, it.message]));
+        json!([
+            words.collect::<Value>(),
+            [config_ok.status, &config_ok.reason, &config_ok.message],
+            host.addresses,
+            host.info,
+            host.capacity,
+            host.allocatable,
+            host.port,
+            config,
+        ])
     }
 
     /// When a report is due although nothing changed.
@@ -223,6 +252,7 @@ impl StatusKeeper {
             return None;
         }
         changed |= status.keys().any(|name| name != "conditions");
+        let differs = changed || self.has_restarted(believed);
         let (addresses, node_info) = (host.addresses.clone(), host.info.clone());
         let mut result = NodeStatus {
             addresses,
@@ -236,7 +266,7 @@ impl StatusKeeper {
         }
         result.capacity.extend(capacity);
         result.allocatable.extend(allocatable);
-        Some(StatusPatch { body: json!({"status": status}), result, reads: self.reads, changed })
+        Some(StatusPatch { body: json!({"status": status}), result, reads: self.reads, changed, differs })
     }
 
     /// Puts the port of the kubelet's API, and what it can do, into a patch if the server has another; what it has then.
@@ -299,12 +329,19 @@ impl StatusKeeper {
         };
         let there = there(words.name);
         let changed = there.is_none_or(|there| !words.matches(there));
-        let restarted = there.is_none_or(|there| there.last_heartbeat_time != Some(self.started));
+        let restarted = self.has_restarted(believed);
         // "the last time this condition changed"
         let unchanged = there.filter(|_| !changed);
         let config_ok =
             (changed || restarted).then(|| (words.since(self.started, unchanged, now.wall), changed));
         own.chain(config_ok).collect()
+    }
+
+    /// The server's `ConfigOK` is not of this process.
+    fn has_restarted(&self, believed: &NodeStatus) -> bool {
+        let mut conditions = believed.conditions.iter();
+        let there = conditions.find(|there| there.condition_type == kedge_api::CONFIG_OK);
+        there.is_none_or(|there| there.last_heartbeat_time != Some(self.started))
     }
 
     fn own_conditions(&self) -> [Words<'_>; 4] {
@@ -534,7 +571,7 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
     };
     let left = allocatable(facts, config);
     (
-        resources(facts.cpus * 1000, facts.memory_bytes, facts.storage_bytes),
+        resources(facts.cpus.saturating_mul(1000), facts.memory_bytes, facts.storage_bytes),
         resources(left.cpu_milli, left.memory_bytes, left.storage_bytes.unwrap_or(0)),
     )
 }
@@ -555,7 +592,7 @@ pub(crate) fn allocatable(facts: &HostFacts, config: &Config) -> Allocatable {
     let storage_kept = config.eviction_hard.nodefs_available.amount(facts.storage_bytes).unwrap_or(0);
     let reserved = [system.ephemeral_storage_bytes, kube.ephemeral_storage_bytes, storage_kept];
     Allocatable {
-        cpu_milli: left(facts.cpus * 1000, [system.cpu_milli, kube.cpu_milli, 0]),
+        cpu_milli: left(facts.cpus.saturating_mul(1000), [system.cpu_milli, kube.cpu_milli, 0]),
         memory_bytes: allocatable_memory(facts.memory_bytes, config),
         storage_bytes: (facts.storage_bytes > 0).then(|| left(facts.storage_bytes, reserved)),
     }
@@ -584,7 +621,7 @@ fn used_up(facts: &HostFacts, config: &Config) -> Vec<String> {
     };
     let storage = [system.ephemeral_storage_bytes, kube.ephemeral_storage_bytes, facts.storage_bytes];
     [
-        line("cpu", milli, [system.cpu_milli, kube.cpu_milli, facts.cpus * 1000]),
+        line("cpu", milli, [system.cpu_milli, kube.cpu_milli, facts.cpus.saturating_mul(1000)]),
         line("memory", bytes, [system.memory_bytes, kube.memory_bytes, facts.memory_bytes]),
         line("ephemeral-storage", bytes, storage),
         line("pid", |pids| pids.to_string(), [system.pid, kube.pid, facts.pids]),

@@ -88,6 +88,9 @@ pub(crate) struct PodsActor {
     looks: u64,
     /// The host is to be looked at now.
     pub(crate) wants_look: bool,
+    /// The Node is to be read now, and was.
+    pub(crate) wants_node: bool,
+    node_was_read: bool,
     rereading: Rereading,
     /// Events about the node.
     pub(crate) notices: Vec<Notice>,
@@ -103,8 +106,8 @@ impl PodsActor {
             pods: Pods::new(&turn.options.node_name),
             reflector: Reflector::of_set(Watched::Pods, !config.watch, MOST_PODS),
             work: Lane::new(0..WORK_SLOTS),
-            reads: Lane::new(reads..reads + READ_SLOTS),
-            news: Lane::new(news..news + NEWS_SLOTS),
+            reads: Lane::new(reads..reads.saturating_add(READ_SLOTS)),
+            news: Lane::new(news..news.saturating_add(NEWS_SLOTS)),
             news_count: 0,
             writes: VecDeque::new(),
             writes_under_way: 0,
@@ -120,6 +123,8 @@ impl PodsActor {
             collects_next: None,
             looks: 0,
             wants_look: false,
+            wants_node: false,
+            node_was_read: false,
             rereading: Rereading::new(settings.rereads_each_minute, turn),
             notices: Vec::new(),
             refusal: None,
@@ -142,7 +147,7 @@ impl PodsActor {
         }
         if matches!(event, PodEvent::StaticPods(_) | PodEvent::StaticPodsUnchanged) {
             let frequency = self.static_files.as_ref().map(|(_, frequency)| *frequency);
-            self.static_wake = frequency.map(|frequency| turn.now.mono + frequency);
+            self.static_wake = frequency.map(|frequency| turn.now.mono.saturating_add(frequency));
             self.reads_static = false;
         }
         if let PodEvent::Shutdown(stops) = event {
@@ -215,6 +220,8 @@ impl PodsActor {
 
     /// The Node, as it is known now; `is_read`: it was just read, or is not there.
     pub(crate) fn node(&mut self, node: Option<&api::Node>, is_read: bool, turn: &mut Turn) {
+        // pods are told once they know what it showed
+        self.node_was_read |= is_read;
         let uid = node.map(|node| node.metadata.uid.clone());
         if uid != self.node_uid {
             // what was listed before is of another Node, or of nobody's
@@ -311,7 +318,7 @@ impl PodsActor {
             PodAction::ReadObject(name) => {
                 let (body, namespace) = (PodAsk::Read(name.clone()), name.namespace.clone());
                 let purpose = Purpose::Read(name);
-                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0 });
+                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0, is_urgent: false });
             }
             PodAction::RequestToken(name) => {
                 let body = PodAsk::CreateToken {
@@ -320,7 +327,7 @@ impl PodsActor {
                     body: token_request(&name),
                 };
                 let (namespace, purpose) = (name.pod.namespace.clone(), Purpose::Token(name));
-                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0 });
+                self.reads.waiting.push_back(Ask { purpose, body, namespace, bytes: 0, is_urgent: false });
             }
             PodAction::RecordEvent(news) => self.announce(&news, turn),
             PodAction::WarnOfNode { reason, message } => {
@@ -328,6 +335,7 @@ impl PodsActor {
             }
             PodAction::ListPods => self.list_again(turn),
             PodAction::LookAtHost => self.wants_look = true,
+            PodAction::ReadNode => self.wants_node = true,
             PodAction::CollectImages(thresholds) if !self.collecting.begin_at_once() => {
                 self.collects_next = Some(thresholds);
             }
@@ -348,12 +356,12 @@ impl PodsActor {
         // a pod that is not remembered is answered with each list
         match queue.iter_mut().find(|ask| ask.purpose == purpose) {
             Some(ask) => ask.body = body,
-            None => queue.push_back(Ask { purpose, body, namespace, bytes }),
+            None => queue.push_back(Ask { purpose, body, namespace, bytes, is_urgent: false }),
         }
     }
 
     fn announce(&mut self, news: &PodNews, turn: &Turn) {
-        self.news_count += 1;
+        self.news_count = self.news_count.saturating_add(1);
         let PodRef { namespace, name, uid } = &news.pod;
         let event = json!({
             "apiVersion": "v1", "kind": "Event",
@@ -369,14 +377,15 @@ impl PodsActor {
         self.news.drop_beyond(PENDING_NEWS);
         let namespace = namespace.clone();
         let body = PodAsk::PostEvent { namespace: namespace.clone(), body: event };
-        self.news.waiting.push_back(Ask { purpose: Purpose::News, body, namespace, bytes: 0 });
+        let is_urgent = news.is_urgent;
+        self.news.waiting.push_back(Ask { purpose: Purpose::News, body, namespace, bytes: 0, is_urgent });
     }
 
     fn write(&mut self, turn: &mut Turn) {
         while self.writes_under_way < WRITES_AT_ONCE
             && let Some(write) = self.writes.pop_front()
         {
-            self.writes_under_way += 1;
+            self.writes_under_way = self.writes_under_way.saturating_add(1);
             turn.act(Action::Pods(Box::new(write)));
         }
     }
@@ -396,6 +405,9 @@ impl PodsActor {
         if let Some(facts) = self.news_of_the_node(around, turn) {
             self.facts = Some(facts.clone());
             self.take(PodEvent::Node(Box::new(facts)), turn);
+        }
+        if std::mem::take(&mut self.node_was_read) {
+            self.take(PodEvent::NodeRead, turn);
         }
         if around.node.is_some_and(is_released) && self.pods.has_orphans() {
             self.take(PodEvent::Release(None), turn);
@@ -442,7 +454,7 @@ impl PodsActor {
     fn read_static_files(&mut self, turn: &mut Turn) {
         if let Some((path, _)) = &self.static_files {
             turn.act(Action::Pods(Box::new(PodAction::ReadStaticPods(path.clone()))));
-            (self.static_wake, self.reads_static) = (Some(turn.now.mono + LOOK_LIMIT), true);
+            (self.static_wake, self.reads_static) = (Some(turn.now.mono.saturating_add(LOOK_LIMIT)), true);
         }
     }
 
@@ -514,7 +526,7 @@ struct Rereading {
 impl Rereading {
     fn new(is_each_minute: bool, turn: &mut Turn) -> Self {
         let last = turn.now.mono;
-        let due = last + turn.jitter.stretch(REREAD_UNDER_GET, 0.25);
+        let due = last.saturating_add(turn.jitter.stretch(REREAD_UNDER_GET, 0.25));
         Self { is_each_minute, due, last, named: None }
     }
 
@@ -529,7 +541,7 @@ impl Rereading {
     /// Many changes lead to one round of reads: the change that a renewal names may be that of a pod.
     fn named(&mut self, latest: u64, now: Duration) {
         if self.named.replace(latest) != Some(latest) {
-            self.due = self.due.min(now.max(self.last + REREAD_AT_MOST));
+            self.due = self.due.min(now.max(self.last.saturating_add(REREAD_AT_MOST)));
         }
     }
 
@@ -538,7 +550,7 @@ impl Rereading {
         if now < self.due {
             return false;
         }
-        (self.last, self.due) = (now, now + turn.jitter.stretch(self.period(), 0.25));
+        (self.last, self.due) = (now, now.saturating_add(turn.jitter.stretch(self.period(), 0.25)));
         true
     }
 }

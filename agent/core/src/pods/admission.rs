@@ -19,6 +19,8 @@ pub(crate) struct Rejection {
 
 /// The reason for what this agent does not serve. Upstream has no word for it.
 pub(crate) const NOT_SERVED: &str = "PodFeatureUnsupported";
+/// Upstream's reason for a pod that the labels or the name of the Node keep away.
+pub(crate) const NODE_AFFINITY: &str = "NodeAffinity";
 /// The reason for what upstream's API server would have refused.
 const INVALID: &str = "UnexpectedAdmissionError";
 
@@ -139,7 +141,8 @@ fn fits<'a>(
             });
         }
         let requested = resources::device_count(&pod.spec, name);
-        let used: u64 = others.clone().map(|other| resources::device_count(other, name)).sum();
+        let used: u64 =
+            others.clone().map(|other| resources::device_count(other, name)).fold(0, u64::saturating_add);
         if requested.saturating_add(used) > 1 {
             return Err(Rejection {
                 reason: format!("OutOfkedge.dev/{name}"),
@@ -154,7 +157,7 @@ fn fits<'a>(
     let is_required = required.as_ref().is_none_or(|required| required.selects(&node.name, &node.labels));
     if !pod.spec.node_selector.iter().all(matches) || !is_required {
         return Err(Rejection {
-            reason: "NodeAffinity".into(),
+            reason: NODE_AFFINITY.into(),
             message: "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
                 .into(),
         });
@@ -222,7 +225,47 @@ fn address_of(port: &HostPort) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::PodAction;
+    use crate::pods::event::PodEvent;
+    use crate::pods::fixture::Node;
     use serde_json::{Value, json};
+
+    fn reads(node: &Node) -> usize {
+        node.seen.iter().filter(|action| **action == PodAction::ReadNode).count()
+    }
+
+    #[test]
+    fn labels_that_are_not_known_yet_keep_no_pod_away() {
+        let spec = json!({"nodeSelector": {"race": "1"}});
+        for has_label in [true, false] {
+            let mut node = Node::new();
+            node.node_is_silent = true;
+            node.bind("p", spec.clone());
+            node.wait(300);
+            assert_eq!((reads(&node), &node.status("p")["phase"]), (1, &json!("Pending")), "an intention");
+            let waits = node.pods.report()[0].waits.clone().expect("it says why");
+            assert_eq!(waits.reason, NODE_AFFINITY);
+            if has_label {
+                node.labels.insert("race".into(), "1".into());
+            }
+            let facts = NodeFacts { labels: node.labels.clone(), ..node.facts() };
+            node.tell(PodEvent::Node(Box::new(facts)));
+            node.tell(PodEvent::NodeRead);
+            let reason = if has_label { json!(null) } else { json!(NODE_AFFINITY) };
+            assert_eq!((node.runs("p"), &node.status("p")["reason"]), (has_label, &reason));
+        }
+    }
+
+    #[test]
+    fn pods_that_do_not_belong_here_share_readings_of_the_node() {
+        let mut node = Node::new();
+        let spec = json!({"nodeSelector": {"race": "1"}});
+        ["a", "b", "c"].iter().for_each(|name| node.bind(name, spec.clone()));
+        assert_eq!((reads(&node), &node.status("a")["reason"]), (1, &json!(NODE_AFFINITY)));
+        assert_eq!(node.status("c")["phase"], "Pending", "bound after the reading began");
+        node.wait(5);
+        assert_eq!((reads(&node), &node.status("c")["reason"]), (2, &json!(NODE_AFFINITY)));
+    }
 
     fn pod(spec: Value) -> Pod {
         Pod::read(&json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec})).unwrap()

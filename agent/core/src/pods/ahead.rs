@@ -83,7 +83,7 @@ impl Ahead {
     }
 
     /// The condition; None: nothing is asked for.
-    pub(crate) fn judged(&self) -> Option<Judged> {
+    pub(crate) fn judged(&self) -> Option<Judged<'static>> {
         let judged = |is_true, reason, text: String| {
             Some((is_true, reason, kedge_api::excerpt_of(&text, MESSAGE_CHARS)))
         };
@@ -143,11 +143,12 @@ impl Life {
             return;
         }
         let ahead = &mut self.ahead;
-        ahead.done += 1;
+        ahead.done = ahead.done.saturating_add(1);
         ahead.failure = None;
         ahead.retry.succeeded();
         let (took, bytes) = image.pulled.unwrap_or_default();
-        (ahead.took, ahead.fetched_bytes) = (ahead.took + took, ahead.fetched_bytes + bytes);
+        (ahead.took, ahead.fetched_bytes) =
+            (ahead.took.saturating_add(took), ahead.fetched_bytes.saturating_add(bytes));
         if let Some((true, reason, message)) = ahead.judged() {
             self.announce(false, reason, format!("Pulled ahead for revision {message}"), actions);
         }

@@ -20,7 +20,7 @@ impl Restarts {
     /// When a container that ended at `ended` may start again.
     pub(crate) fn due(&self, ended: Duration) -> Duration {
         match self.current(ended) {
-            Some(wait) => ended + wait,
+            Some(wait) => ended.saturating_add(wait),
             None => ended,
         }
     }
@@ -28,12 +28,12 @@ impl Restarts {
     /// The wait that a run which ended then is under.
     pub(crate) fn current(&self, ended: Duration) -> Option<Duration> {
         let (wait, since) = self.wait?;
-        (ended.saturating_sub(since) <= 2 * LONGEST).then_some(wait)
+        (ended.saturating_sub(since) <= LONGEST.saturating_mul(2)).then_some(wait)
     }
 
     /// It starts again now.
     pub(crate) fn restarted(&mut self, ended: Duration, now: Duration) {
-        let next = self.current(ended).map_or(FIRST, |wait| (wait * 2).min(LONGEST));
+        let next = self.current(ended).map_or(FIRST, |wait| wait.saturating_mul(2).min(LONGEST));
         self.wait = Some((next, now));
     }
 }
@@ -49,7 +49,7 @@ impl Retry {
     pub(crate) fn failed(&mut self, now: Duration) {
         let wait = FIRST.saturating_mul(1 << self.failures.min(8)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
-        self.not_before = now + wait;
+        self.not_before = now.saturating_add(wait);
     }
 
     /// It failed, and got further than before: as after a first failure.

@@ -65,7 +65,7 @@ impl Life {
             }
             if !last.is_empty() {
                 // sidecars that main containers wait for must not outlast the grace
-                let end_of_grace = ctx.now.mono + grace - LEAST_GRACE;
+                let end_of_grace = ctx.now.mono.saturating_add(grace).saturating_sub(LEAST_GRACE);
                 self.wake_at(end_of_grace);
             }
             return;
@@ -115,11 +115,12 @@ impl Life {
         let Some(attempt) = container.run.as_ref().filter(|run| run.is_live()).map(|run| run.attempt) else {
             return;
         };
-        let kill_at = now + grace;
+        let kill_at = now.saturating_add(grace);
         match container.command {
             None => {}
             // a second of difference is worth no command
-            Some(Doing::Stop { kill_at: before, .. }) if kill_at + Duration::from_secs(1) < before => {}
+            Some(Doing::Stop { kill_at: before, .. })
+                if kill_at.saturating_add(Duration::from_secs(1)) < before => {}
             Some(Doing::PreStop { attempt, until }) => {
                 container.command = Some(Doing::PreStop { attempt, until: until.min(kill_at) });
                 self.wake_at(kill_at);
@@ -139,7 +140,7 @@ impl Life {
         }
         let Some(container) = self.containers.get_mut(name) else { return };
         let grace = after_hook.map_or(grace, |left| left.min(grace));
-        let kill_at = now + grace;
+        let kill_at = now.saturating_add(grace);
         container.command = Some(Doing::Stop { attempt, kill_at });
         let container = ContainerKey { pod: uid, container: name.to_owned(), attempt };
         if is_first && after_hook.is_none() {
@@ -160,7 +161,7 @@ impl Life {
             self.wake_at(due);
             return;
         }
-        container.command = Some(Doing::Stop { attempt, kill_at: now + LEAST_GRACE });
+        container.command = Some(Doing::Stop { attempt, kill_at: now.saturating_add(LEAST_GRACE) });
         let container = ContainerKey { pod: uid, container: name.to_owned(), attempt };
         ctx.actions.push(PodAction::StopContainer { container, signal: None, grace: LEAST_GRACE });
     }
@@ -245,4 +246,44 @@ impl Life {
 /// Whether a command is under way that a stop must wait for.
 fn is_busy(command: Option<Doing>) -> bool {
     matches!(command, Some(Doing::Create(_) | Doing::Start(_) | Doing::PreStop { .. } | Doing::Stop { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pods::PodAction;
+    use crate::pods::fixture::Node;
+    use serde_json::json;
+
+    fn stopped(node: &Node) -> Vec<&str> {
+        let name = |action: &'_ PodAction| match action {
+            PodAction::StopContainer { container, .. } => Some(container.container.clone()),
+            _ => None,
+        };
+        let names: Vec<String> = node.seen.iter().filter_map(name).collect();
+        let known = ["main", "s1", "s2", "s3"];
+        names.iter().map(|name| *known.iter().find(|known| *known == name).expect("of this pod")).collect()
+    }
+
+    #[test]
+    fn sidecars_end_one_by_one_from_the_last() {
+        let mut node = Node::new();
+        let sidecar = |name: &str| json!({"name": name, "image": "x:1", "restartPolicy": "Always"});
+        let spec = json!({"initContainers": [sidecar("s1"), sidecar("s2"), sidecar("s3")],
+            "containers": [{"name": "main", "image": "x:1"}]});
+        node.bind("p", spec.clone());
+        assert_eq!(node.runs.len(), 4);
+        node.is_deaf = true;
+        node.see(json!({"metadata": {"name": "p", "namespace": "default", "uid": "p",
+            "deletionTimestamp": "2027-01-15T08:00:00Z", "deletionGracePeriodSeconds": 60}, "spec": spec, "status": {}}));
+        assert_eq!(stopped(&node), ["main"]);
+        for (ends, expect) in [
+            ("main", vec!["main", "s3"]),
+            ("s3", vec!["main", "s3", "s2"]),
+            ("s2", vec!["main", "s3", "s2", "s1"]),
+        ] {
+            node.wait(3);
+            node.ends("p", ends, 0);
+            assert_eq!(stopped(&node), expect, "after {ends}");
+        }
+    }
 }

@@ -71,7 +71,7 @@ pub(crate) fn argv(
         let mut all = Vec::with_capacity(words.len());
         for word in words {
             let word = expand(word, &known).ok_or_else(|| too_long("a word of the command"))?;
-            left = left.checked_sub(word.len() + 1).ok_or_else(|| too_much("the command"))?;
+            left = left.checked_sub(word.len().saturating_add(1)).ok_or_else(|| too_much("the command"))?;
             all.push(word);
         }
         Ok(all)
@@ -237,11 +237,12 @@ impl Defined {
         if value.contains('\0') {
             return Err(EnvProblem::Config(format!("the value of {} has a NUL byte", shown(&name))));
         }
-        let bytes = name.len() + 1 + value.len();
+        let bytes = name.len().saturating_add(1).saturating_add(value.len());
         if bytes > LONGEST_TEXT {
             return Err(too_long(&shown(&name)));
         }
-        self.left = self.left.checked_sub(bytes + 1).ok_or_else(|| too_much("the environment"))?;
+        self.left =
+            self.left.checked_sub(bytes.saturating_add(1)).ok_or_else(|| too_much("the environment"))?;
         self.order.push(name.clone());
         self.known.insert(name, value);
         Ok(())
@@ -347,17 +348,17 @@ fn expand_with<'a>(input: &str, mut known: impl FnMut(&str) -> Option<&'a str>) 
     // looked for once: each `$(` of a text without it would search the rest of the text again
     let last_closing = input.rfind(')').unwrap_or(0);
     while let Some(at) = rest.find('$') {
-        if output.len() + at > LONGEST_TEXT {
+        if output.len().saturating_add(at) > LONGEST_TEXT {
             return None;
         }
         output.push_str(&rest[..at]);
-        let after = &rest[at + 1..];
+        let after = &rest[at.saturating_add(1)..];
         if let Some(after) = after.strip_prefix('$') {
             output.push('$');
             rest = after;
             continue;
         }
-        let may_close = input.len() - after.len() <= last_closing;
+        let may_close = input.len().saturating_sub(after.len()) <= last_closing;
         let opened = after.strip_prefix('(').filter(|_| may_close);
         let reference = opened.and_then(|after| after.split_once(')'));
         match reference {
@@ -374,7 +375,7 @@ fn expand_with<'a>(input: &str, mut known: impl FnMut(&str) -> Option<&'a str>) 
             }
         }
     }
-    (output.len() + rest.len() <= LONGEST_TEXT).then(|| output + rest)
+    (output.len().saturating_add(rest.len()) <= LONGEST_TEXT).then(|| output + rest)
 }
 
 #[cfg(test)]

@@ -114,6 +114,8 @@ pub enum PodEvent {
     /// Whether the pods are held (a crash loop under a proven config): while they are, nothing is started or stopped.
     /// Nothing is done before the first of these.
     Held(bool),
+    /// The Node was read after the last `ReadNode`, or is not there; `Node` came before, if that changed anything.
+    NodeRead,
     /// The host was looked at: the threshold that pods end for now, if any.
     Looked(Option<Pressing>),
     /// The machine stops and waits for the pods (true), or does not stop after all.
@@ -165,6 +167,8 @@ pub enum PodAction {
     LetMachineStop,
     /// Look at the host now; `Looked` follows. No answer.
     LookAtHost,
+    /// Read the own Node: `NodeRead`, once it was, after what it showed.
+    ReadNode,
     /// Measure what these pods take. Answered by `PodsMeasured`, one of each sort at a time; a disk may take long to walk.
     MeasurePods { measure: Measure, pods: Vec<PodUid> },
     /// Make the container, with its first process not started. Answered by `Observed` (created).
@@ -879,6 +883,8 @@ pub struct PodNews {
     pub field_path: String,
     /// Warning; else Normal.
     pub is_warning: bool,
+    /// The pod does not run because of it: where there is no room for all, others are left out.
+    pub is_urgent: bool,
     /// Upstream's reason.
     pub reason: &'static str,
     pub message: String,

@@ -42,13 +42,6 @@ const NOTHING_TO_END: Duration = Duration::from_secs(60);
 const LIMITS_EVERY: Duration = Duration::from_secs(60);
 /// Measuring takes at most this part of the time.
 const SHARE: u32 = 20;
-/// Every image that no pod needs.
-const UNUSED_IMAGES: Thresholds = Thresholds {
-    minimum_age: Duration::ZERO,
-    maximum_age: Some(Duration::ZERO),
-    high_percent: 100,
-    low_percent: 100,
-};
 const EVICTED: &str = "Evicted";
 
 /// What is being done against the pressure.
@@ -82,7 +75,7 @@ impl Freeing {
     /// As of this look; None: no more becomes available, or it is not the disk that is short.
     fn after(self, now: Now, pressing: Option<&Pressing>) -> Option<Self> {
         let found = pressing.filter(|it| measure_of(it.signal) == Measure::Disk && now.mono < self.until)?;
-        if self.seen.is_some_and(|(at, ..)| now.mono < at + LOOK) {
+        if self.seen.is_some_and(|(at, ..)| now.mono < at.saturating_add(LOOK)) {
             return Some(self);
         }
         let before = self.seen.filter(|(_, signal, _)| *signal == found.signal);
@@ -120,7 +113,7 @@ impl Pods {
         let freeing = eviction.freeing.take();
         eviction.freeing = freeing.and_then(|freeing| freeing.after(now, pressing.as_ref()));
         eviction.is_fresh = eviction.freeing.is_none();
-        eviction.look_due = pressing.as_ref().map(|_| now.mono + LOOK);
+        eviction.look_due = pressing.as_ref().map(|_| now.mono.saturating_add(LOOK));
         if pressing.is_none() {
             (eviction.has_collected, eviction.reported, eviction.pause) = (false, None, Duration::ZERO);
         }
@@ -155,7 +148,7 @@ impl Pods {
             Step::Ending { pod, until } => {
                 let has_gone = self.lives.get(pod).is_none_or(has_gone);
                 if has_gone || *until <= now.mono {
-                    let freeing = Freeing { until: now.mono + REMOVAL, seen: None };
+                    let freeing = Freeing { until: now.mono.saturating_add(REMOVAL), seen: None };
                     self.eviction.freeing = has_gone.then_some(freeing);
                     self.eviction.has_collected = false;
                     self.look_anew(actions);
@@ -171,7 +164,7 @@ impl Pods {
             _ => {}
         }
         if self.eviction.look_due.is_some_and(|due| due <= now.mono) {
-            self.eviction.look_due = Some(now.mono + LOOK);
+            self.eviction.look_due = Some(now.mono.saturating_add(LOOK));
             actions.push(PodAction::LookAtHost);
         }
         if self.eviction.step == Step::Idle && self.eviction.is_fresh && self.eviction.pause <= now.mono {
@@ -198,8 +191,9 @@ impl Pods {
         let measure = measure_of(pressing.signal);
         if measure == Measure::Disk && !self.eviction.has_collected {
             self.eviction.has_collected = true;
-            self.eviction.step = Step::Collecting { until: now.mono + COLLECTION, has_images: true };
-            actions.push(PodAction::CollectImages(UNUSED_IMAGES));
+            self.eviction.step =
+                Step::Collecting { until: now.mono.saturating_add(COLLECTION), has_images: true };
+            actions.push(PodAction::CollectImages(Thresholds::ALL_UNUSED));
             // their containers were removed when they had finished
             let had_runs = |life: &&mut Life| life.verdict == Verdict::Admitted && life.is_down();
             for life in self.lives.values_mut().filter(had_runs) {
@@ -226,14 +220,14 @@ impl Pods {
             Some((failed.grace_left(now.mono), life.uid.clone()))
         });
         let Some((grace, pod)) = ends.max() else { return false };
-        self.eviction.step = Step::Ending { pod, until: now.mono + CLEANUP.max(grace) };
+        self.eviction.step = Step::Ending { pod, until: now.mono.saturating_add(CLEANUP.max(grace)) };
         true
     }
 
     fn give_up(&mut self, now: Now, resource: &str, actions: &mut Vec<PodAction>) {
         let line = format!("the node is low on {resource}, and runs no pod that may be ended for it");
         actions.push(PodAction::Log(Level::Warn, line));
-        self.eviction.pause = now.mono + NOTHING_TO_END;
+        self.eviction.pause = now.mono.saturating_add(NOTHING_TO_END);
     }
 
     /// Pods were measured.
@@ -248,7 +242,7 @@ impl Pods {
         let may_end = self.is_held == Some(false) && self.shutdown.is_none();
         if measure == Measure::Limits {
             self.eviction.measures_limits = false;
-            self.eviction.limits_due = now.mono + LIMITS_EVERY.max(took * SHARE);
+            self.eviction.limits_due = now.mono.saturating_add(LIMITS_EVERY.max(took.saturating_mul(SHARE)));
             for usage in usages.iter().filter(|_| may_end) {
                 self.hold_to_limits(now, usage, actions);
             }
@@ -263,7 +257,7 @@ impl Pods {
             return;
         };
         // a walk over a disk that takes long is not repeated at once
-        self.eviction.pause = now.mono + (took * SHARE).min(LONGEST_PAUSE);
+        self.eviction.pause = now.mono.saturating_add(took.saturating_mul(SHARE).min(LONGEST_PAUSE));
         // where none could be measured, nobody knows whose fault it is
         let ranked = self.ranked(pressing.signal, usages).filter(|_| !usages.is_empty());
         let Some((uid, usage)) = ranked else {
@@ -274,7 +268,7 @@ impl Pods {
         let grace = pressing.longest_grace.map_or(Duration::ZERO, |longest| longest.min(own));
         let message = message_of(life, &pressing, usage);
         evict(life, now, message, true, grace, actions);
-        self.eviction.step = Step::Ending { pod: uid, until: now.mono + CLEANUP.max(grace) };
+        self.eviction.step = Step::Ending { pod: uid, until: now.mono.saturating_add(CLEANUP.max(grace)) };
     }
 
     /// Who ends first, in upstream's order: who takes more than requested, by priority, by how much more.
@@ -284,7 +278,7 @@ impl Pods {
             let usage = usages.iter().find(|usage| usage.pod == life.uid);
             let used = usage.and_then(|usage| used_of(signal, spec, usage));
             let requested = resource_of(signal).and_then(|resource| requested(spec, resource)).unwrap_or(0);
-            let over = used.map(|used| i128::from(used) - i128::from(requested));
+            let over = used.map(|used| i128::from(used).saturating_sub(i128::from(requested)));
             // of processes there are no requests
             let exceeds = signal != Signal::Pids && over.is_some_and(|over| over > 0);
             let rank = (used.is_some(), !exceeds, priority(life), Reverse(over));
@@ -917,6 +911,86 @@ mod tests {
         looked(&mut node, pressing(Signal::Memory, None));
         assert!(node.stops().is_empty());
         assert_eq!(asked(&node).len(), 1);
+    }
+
+    #[test]
+    fn pod_measured_while_pods_are_held_stays() {
+        for measure in [Measure::Memory, Measure::Limits] {
+            let mut node = Node::new();
+            let mut limited = spec(0, "0");
+            limited["containers"][0]["resources"] = json!({"limits": {"ephemeral-storage": "1Mi"}});
+            node.bind("p", limited);
+            looked(&mut node, pressing(Signal::Memory, None));
+            node.tell(PodEvent::Held(true));
+            measured(&mut node, measure, vec![takes("p", 64)]);
+            looked(&mut node, None);
+            node.tell(PodEvent::Held(false));
+            node.wait(5);
+            assert!(node.runs("p") && node.status("p")["phase"] == "Running", "{measure:?}");
+        }
+    }
+
+    #[test]
+    fn no_pod_ends_where_none_could_be_measured() {
+        let mut node = Node::new();
+        node.bind("p", spec(0, "0"));
+        looked(&mut node, pressing(Signal::Memory, None));
+        measured(&mut node, Measure::Memory, vec![]);
+        assert!(node.stops().is_empty() && node.runs("p"));
+    }
+
+    #[test]
+    fn walk_over_a_slow_disk_is_not_repeated_at_once() {
+        let mut node = Node::new();
+        ["a", "b"].iter().for_each(|name| node.bind(name, spec(0, "0")));
+        short_of_disk(&mut node, 1);
+        node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+        short_of_disk(&mut node, 1);
+        let (usages, took) = (vec![takes("a", 3), takes("b", 2)], Duration::from_secs(10));
+        node.tell(PodEvent::PodsMeasured { measure: Measure::Disk, usages, took });
+        let mut repeated_after = 0;
+        while asked(&node).len() < 2 {
+            node.wait(1);
+            repeated_after += 1;
+            short_of_disk(&mut node, 1);
+            node.tell(PodEvent::ImagesCollected(Err("nothing to remove".into())));
+            assert!(repeated_after < 1000, "it is repeated at some time");
+        }
+        assert!((200..220).contains(&repeated_after), "a twentieth of the time: {repeated_after}");
+    }
+
+    #[test]
+    fn grace_of_the_evicted_pod_holds_up_the_next() {
+        let mut node = Node::new();
+        let patient = json!({"terminationGracePeriodSeconds": 60});
+        ["a", "b"].iter().for_each(|name| node.bind(name, patient.clone()));
+        node.is_deaf = true;
+        let soft = || pressing(Signal::Memory, Some(100));
+        looked(&mut node, soft());
+        measured(&mut node, Measure::Memory, vec![takes("a", 3), takes("b", 2)]);
+        node.wait(59);
+        looked(&mut node, soft());
+        assert_eq!(asked(&node).len(), 1, "it has its grace");
+        node.wait(1);
+        looked(&mut node, soft());
+        assert_eq!(asked(&node).len(), 2);
+    }
+
+    #[test]
+    fn host_is_looked_at_every_ten_seconds_under_pressure() {
+        let mut node = Node::new();
+        node.bind("p", spec(CRITICAL_PRIORITY, "0"));
+        looked(&mut node, pressing(Signal::Memory, None));
+        node.seen.clear();
+        let looks = |node: &Node| node.seen.iter().filter(|it| **it == PodAction::LookAtHost).count();
+        for count in 1..=3 {
+            node.wait(10);
+            assert_eq!(looks(&node), count);
+            looked(&mut node, pressing(Signal::Memory, None));
+        }
+        looked(&mut node, None);
+        node.wait(100);
+        assert_eq!(looks(&node), 3, "and no more after it");
     }
 
     #[test]

@@ -47,9 +47,12 @@ pub(crate) struct Active {
 }
 
 impl Active {
-    /// Active since then. A start before the pod was made, or after now, is by a clock that was wrong: the count begins anew.
+    /// Active since then. A start before the pod was made, or after now, is by a clock that was wrong, and so is a present that lies
+    /// years ahead of this program: the count begins anew.
     pub(crate) fn since(since: Timestamp, created: Option<Timestamp>, now: Now) -> Self {
-        let is_credible = created.is_none_or(|created| since >= created);
+        let is_set =
+            u128::try_from(now.wall.micros()).is_ok_and(|now| now <= kedge_api::LATEST_NOW.as_micros());
+        let is_credible = is_set && created.is_none_or(|created| since >= created);
         let micros = now.wall.micros().saturating_sub(since.micros());
         let counted = u64::try_from(micros).ok().filter(|_| is_credible).unwrap_or(0);
         Self { since, counted: Duration::from_micros(counted), from: now.mono }
@@ -57,7 +60,7 @@ impl Active {
 
     /// When it will have been active for so long.
     fn reaches(&self, length: Duration) -> Duration {
-        self.from + length.saturating_sub(self.counted)
+        self.from.saturating_add(length.saturating_sub(self.counted))
     }
 }
 
@@ -115,6 +118,115 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extremes::{extremes, spec_with, with_other_numbers};
+    use crate::pods::PodEvent;
+    use crate::pods::event::{DesiredFile, StaticFile};
+    use kedge_api::pod_numbers;
+
+    /// A pod lives, is deleted and goes, whatever its numbers, or is refused.
+    fn live(node: &mut Node, uid: &str) {
+        node.wait(20);
+        let running: Vec<_> = node.runs.keys().map(|key| key.container.clone()).collect();
+        running.iter().for_each(|container| node.ends(uid, container, 1));
+        node.wait(30);
+    }
+
+    #[test]
+    fn no_number_of_an_api_pod_stops_the_agent() {
+        for (path, _) in pod_numbers::rows() {
+            for number in extremes() {
+                let mut node = Node::new();
+                node.bind("p", spec_with(&path, &number));
+                live(&mut node, "p");
+                for grace in extremes() {
+                    let mut node = Node::new();
+                    if path != "terminationGracePeriodSeconds" {
+                        continue;
+                    }
+                    node.bind("p", spec_with(&path, &number));
+                    node.wait(2);
+                    node.see(json!({"metadata": {"name": "p", "namespace": "default", "uid": "p", "generation": grace,
+                        "deletionTimestamp": "2027-01-15T08:00:00Z", "deletionGracePeriodSeconds": grace},
+                        "spec": spec_with(&path, &number), "status": {"phase": "Running"}}));
+                    node.wait(40);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn static_pod_with_a_number_out_of_range_is_refused() {
+        for (path, range) in pod_numbers::rows() {
+            for number in extremes() {
+                let mut node = Node::new();
+                let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec_with(&path, &number)});
+                let content = Ok(manifest.to_string().into_bytes());
+                node.tell(PodEvent::StaticPods(Ok(vec![StaticFile { path: "/p.yaml".into(), content }])));
+                let is_told = |action: &PodAction| matches!(action, PodAction::WarnOfNode { message, .. } if message.contains("Invalid value: "));
+                let is_inside = number.as_i64().is_some_and(|number| range.contains(&number));
+                assert_eq!(node.seen.iter().any(is_told), !is_inside, "{path}: {number}");
+                let uid = node.runs.keys().map(|key| key.pod.to_string()).next();
+                uid.into_iter().for_each(|uid| live(&mut node, &uid));
+            }
+        }
+    }
+
+    #[test]
+    fn no_number_of_a_pods_record_stops_the_agent() {
+        let mut node = Node::new();
+        node.bind("p", json!({"activeDeadlineSeconds": 5, "terminationGracePeriodSeconds": 3, "priority": 1,
+            "restartPolicy": "Never", "containers": [{"name": "a", "image": "x:1"}, {"name": "b", "image": "x:1"}]}));
+        node.ends("p", "b", 3);
+        node.is_deaf = true;
+        node.wait(6);
+        let (file, content) = node.records.iter().next().expect("it has a record");
+        let mut record: serde_json::Value = serde_json::from_slice(content).unwrap();
+        assert_eq!((&record["failed"]["graceSecs"], &record["results"]["b"]["code"]), (&json!(3), &json!(3)));
+        record["ended"] = json!(4);
+        let all = with_other_numbers(&record);
+        assert!(all.len() >= 60, "{} records", all.len());
+        for (what, other) in all {
+            for is_static in [false, true] {
+                let mut other = other.clone();
+                if is_static {
+                    other["nodeUID"] = json!("");
+                }
+                let mut node = Node::new();
+                node.records.insert(file.clone(), other.to_string().into_bytes());
+                node.start();
+                node.wait(20);
+                assert!(!node.seen.is_empty(), "{what}");
+            }
+        }
+        assert!(matches!(file, DesiredFile::Pod(_)));
+    }
+
+    #[test]
+    fn clock_years_ahead_at_a_start_ends_no_pod() {
+        for (years, ends) in [(1, true), (15, false)] {
+            let mut node = Node::new();
+            node.bind("p", json!({"activeDeadlineSeconds": 1000}));
+            node.wait(10);
+            node.epoch += years * 365 * 24 * 60 * 60;
+            node.start();
+            node.wait(5);
+            assert_eq!(node.runs("p"), !ends, "{years} years");
+            // it counts from there on
+            node.wait(1000);
+            assert!(!node.runs("p"), "{years} years");
+        }
+    }
+
+    #[test]
+    fn negative_grace_is_one_second() {
+        let mut node = Node::new();
+        node.bind("p", json!({"terminationGracePeriodSeconds": -1}));
+        assert!(node.runs("p"), "{:?}", node.status("p"));
+        node.see(json!({"metadata": {"name": "p", "namespace": "default", "uid": "p",
+            "deletionTimestamp": "2027-01-15T08:00:00Z", "deletionGracePeriodSeconds": -7}, "status": {},
+            "spec": {"terminationGracePeriodSeconds": -1, "containers": [{"name": "a", "image": "x:1"}]}}));
+        assert_eq!(node.stops(), [("p", 2)], "as soon as a pod can end here");
+    }
     use crate::pods::fixture::Node;
     use serde_json::json;
 

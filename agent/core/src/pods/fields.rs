@@ -62,7 +62,7 @@ fn lines_of(map: &BTreeMap<String, String>) -> String {
 
 /// As Go's `%q` writes a text.
 fn quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
+    let mut quoted = String::with_capacity(text.len().saturating_add(2));
     quoted.push('"');
     for character in text.chars() {
         match character {
@@ -100,7 +100,7 @@ pub(crate) fn of_resource(
     let milli = |list: &BTreeMap<String, Value>| {
         list.get(resource).and_then(quantity).map(|quantity| i128::from(quantity.milli_units()))
     };
-    let whole = |value: u64| i128::from(value) * 1000;
+    let whole = |value: u64| i128::from(value).saturating_mul(1000);
     let own = match (list, resource) {
         // the API server fills in requests from limits
         ("requests", "cpu" | "memory" | "ephemeral-storage") => {
@@ -124,7 +124,7 @@ pub(crate) fn of_resource(
             None => return Err(format!("divisor {given} is not a quantity")),
         },
     };
-    Ok(own.saturating_add(divisor - 1).div_euclid(divisor).to_string())
+    Ok(own.saturating_add(divisor.saturating_sub(1)).div_euclid(divisor).to_string())
 }
 
 #[cfg(test)]

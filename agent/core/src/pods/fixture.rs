@@ -22,8 +22,13 @@ pub(crate) struct Node {
     prepared: BTreeMap<PodUid, PodFound>,
     pub(crate) runs: BTreeMap<ContainerKey, ContainerState>,
     pub(crate) disk_is_full: bool,
+    /// The labels of the Node that the server has, and whether it can be read; the agent knows none before.
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) node_is_silent: bool,
     /// Writes are not answered.
     pub(crate) disk_hangs: bool,
+    /// No volume can be made: why.
+    pub(crate) fails_volumes: Option<String>,
     /// No container starts.
     pub(crate) fails_starts: bool,
     /// Containers do not end.
@@ -66,7 +71,10 @@ impl Node {
             prepared: BTreeMap::new(),
             runs: BTreeMap::new(),
             disk_is_full: false,
+            labels: BTreeMap::new(),
+            node_is_silent: false,
             disk_hangs: false,
+            fails_volumes: None,
             fails_starts: false,
             is_deaf: false,
             keeps_logs: false,
@@ -182,6 +190,11 @@ impl Node {
 
     fn perform(&mut self, action: PodAction) -> Option<PodEvent> {
         Some(match action {
+            PodAction::PreparePod(pod) if self.fails_volumes.is_some() => {
+                let message = self.fails_volumes.clone().unwrap_or_default();
+                let failure = Failure { reason: FailureReason::Volume, message };
+                PodEvent::Failed { command: Command::PreparePod(pod.uid), failure }
+            }
             PodAction::PreparePod(pod) => {
                 let network = PodNetwork { addresses: vec!["10.1.0.2".into()] };
                 let found = PodFound {
@@ -263,6 +276,12 @@ impl Node {
                     }
                 }
                 PodEvent::Answered { request: PodRequest::PatchStatus(pod), answer }
+            }
+            PodAction::ReadNode if self.node_is_silent => return None,
+            PodAction::ReadNode => {
+                let facts = NodeFacts { labels: self.labels.clone(), ..self.facts() };
+                self.tell(PodEvent::Node(Box::new(facts)));
+                PodEvent::NodeRead
             }
             PodAction::ListPods => {
                 PodEvent::PodsListed { node_uid: "n".into(), pods: self.objects.values().cloned().collect() }

@@ -294,7 +294,7 @@ impl Life {
             return false;
         };
         let Some(run) = &container.run else { return false };
-        let (attempt, until) = (run.attempt, ctx.now.mono + grace);
+        let (attempt, until) = (run.attempt, ctx.now.mono.saturating_add(grace));
         let is_running = matches!(run.state, ContainerState::Running { .. });
         let has_run = container.grace_after_hook(attempt, ctx.now.mono).is_some();
         let found = container.found_hook(attempt);

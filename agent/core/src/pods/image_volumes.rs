@@ -97,7 +97,7 @@ impl Life {
         for name in self.mounting(&volume) {
             self.containers.entry(name).or_default().waiting = Some((reason, text.clone()));
         }
-        self.announce(true, event, format!("volume {volume:?}: {told}"), actions);
+        self.hindered(now, event, format!("volume {volume:?}: {told}"), actions);
     }
 
     /// The containers that mount a volume.

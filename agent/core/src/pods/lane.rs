@@ -39,6 +39,8 @@ pub(crate) struct Ask {
     pub(crate) namespace: String,
     /// Of the pod that it is about, as far as known.
     pub(crate) bytes: usize,
+    /// It goes before others of its namespace, and stays where those make room.
+    pub(crate) is_urgent: bool,
 }
 
 impl Ask {
@@ -146,7 +148,7 @@ impl Lane {
             if is_heavy {
                 let millis = ask.bytes.saturating_mul(1000) / HEAVY_BYTES_A_SEC;
                 let pause = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
-                self.heavy_from = now + pause.min(LONGEST_PAUSE);
+                self.heavy_from = now.saturating_add(pause.min(LONGEST_PAUSE));
             }
             self.sent.push(Sent { slot, purpose: ask.purpose, is_heavy });
             self.had_its_turn(ask.namespace);
@@ -158,26 +160,30 @@ impl Lane {
         let may_be_heavy = now >= self.heavy_from && !self.sent.iter().any(|sent| sent.is_heavy);
         let may = queue.iter().enumerate().filter(|(_, ask)| may_be_heavy || !ask.is_heavy());
         let last = |ask: &Ask| self.turns.get(&ask.namespace).copied().unwrap_or(0);
-        may.min_by_key(|(_, ask)| last(ask)).map(|(at, _)| at)
+        may.min_by_key(|(_, ask)| (last(ask), !ask.is_urgent)).map(|(at, _)| at)
     }
 
     fn had_its_turn(&mut self, namespace: String) {
         if self.turns.len() == KNOWN_TURNS && !self.turns.contains_key(&namespace) {
             self.turns.clear();
         }
-        self.turn += 1;
+        self.turn = self.turn.saturating_add(1);
         self.turns.insert(namespace, self.turn);
     }
 
-    /// Makes room for another where so many wait: the oldest of the namespace that has most of them goes.
+    /// Makes room for another where so many wait: the oldest of the namespace that has most of them goes, one that is not urgent if it
+    /// has any.
     pub(crate) fn drop_beyond(&mut self, most: usize) {
         while self.waiting.len() >= most.max(1) {
             let mut counts: SortedMap<&str, usize> = SortedMap::new();
             for ask in &self.waiting {
-                *counts.entry(&ask.namespace).or_default() += 1;
+                let count = counts.entry(&ask.namespace).or_default();
+                *count = count.saturating_add(1);
             }
             let largest = counts.iter().max_by_key(|(_, count)| **count).map(|(namespace, _)| *namespace);
-            let oldest = self.waiting.iter().position(|ask| Some(ask.namespace.as_str()) == largest);
+            let is_its_own = |ask: &Ask| Some(ask.namespace.as_str()) == largest;
+            let calm = self.waiting.iter().position(|ask| is_its_own(ask) && !ask.is_urgent);
+            let oldest = calm.or_else(|| self.waiting.iter().position(is_its_own));
             self.waiting.remove(oldest.unwrap_or(0));
         }
     }
@@ -209,7 +215,7 @@ mod tests {
 
     fn ask(namespace: &str, bytes: usize) -> Ask {
         let body = PodAsk::PostEvent { namespace: namespace.into(), body: Value::Null };
-        Ask { purpose: Purpose::News, body, namespace: namespace.into(), bytes }
+        Ask { purpose: Purpose::News, body, namespace: namespace.into(), bytes, is_urgent: false }
     }
 
     fn lane(waiting: impl IntoIterator<Item = Ask>, later: impl IntoIterator<Item = Ask>) -> Lane {
@@ -246,6 +252,24 @@ mod tests {
             );
             lane.answered(oldest);
         }
+    }
+
+    #[test]
+    fn urgent_ones_stay_and_go_before_others() {
+        let urgent = |namespace: &str| Ask { is_urgent: true, ..ask(namespace, 0) };
+        let mut lane = lane([urgent("a"), ask("a", 0), urgent("a"), ask("b", 0)], []);
+        let left = |lane: &Lane| -> String {
+            let word =
+                |ask: &Ask| if ask.is_urgent { ask.namespace.to_uppercase() } else { ask.namespace.clone() };
+            lane.waiting.iter().map(word).collect()
+        };
+        lane.drop_beyond(4);
+        assert_eq!(left(&lane), "AAb", "of the namespace that has most");
+        lane.drop_beyond(3);
+        assert_eq!(left(&lane), "Ab", "its oldest where all are");
+        lane.waiting = [ask("a", 0), urgent("a"), ask("b", 0)].into();
+        let (is_later, at) = lane.next(Duration::ZERO).expect("some wait");
+        assert_eq!((is_later, lane.waiting[at].is_urgent), (false, true));
     }
 
     #[test]

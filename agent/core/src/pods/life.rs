@@ -4,7 +4,7 @@
 //! taken for ended. Leaves to others: the next steps up (`starting`) and down (`ending`), what is reported and recorded
 //! (`reporting`), which pods there are (`Pods`).
 
-use crate::event::Now;
+use crate::event::{Level, Now};
 use crate::pods::admission::Rejection;
 use crate::pods::ahead::{self, Ahead};
 use crate::pods::backoff::{Restarts, Retry};
@@ -79,6 +79,15 @@ pub(crate) enum Verdict {
     Pending,
     Admitted,
     Rejected(Rejection),
+}
+
+/// Why a pod does not begin, as of the last step that failed or waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hindrance {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    /// Since when it is for this reason.
+    pub(crate) since: Timestamp,
 }
 
 /// What a command under way does.
@@ -227,6 +236,8 @@ pub(crate) struct Life {
     pub(crate) pod: Option<Rc<Pod>>,
     pub(crate) api: Option<InApi>,
     pub(crate) verdict: Verdict,
+    /// The labels of the Node keep it away, as far as they are known: the reading of the Node that it is judged by.
+    pub(crate) doubt: Option<u64>,
     /// The API server's spec asks for other resources than it was admitted with.
     pub(crate) awaits_resize: bool,
     pub(crate) end: Option<End>,
@@ -238,6 +249,8 @@ pub(crate) struct Life {
     pub(crate) active: Option<Active>,
     pub(crate) sandbox: Sandbox,
     pub(crate) sandbox_retry: Retry,
+    /// None: nothing hinders it, or it has begun.
+    pub(crate) hindrance: Option<Hindrance>,
     /// Since when it waits for objects, to go on with a start.
     pub(crate) awaits_objects: Option<Duration>,
     pub(crate) swept: Swept,
@@ -270,6 +283,8 @@ pub(crate) struct Life {
 pub(crate) struct Context<'a> {
     pub(crate) now: Now,
     pub(crate) node: Option<&'a NodeFacts>,
+    /// How many readings of the Node were ordered, and the last that has come to its end.
+    pub(crate) node_reading: (u64, u64),
     /// The others.
     pub(crate) lives: &'a BTreeMap<PodUid, Life>,
     /// Those of the API server that bound the pod.
@@ -291,6 +306,7 @@ impl Life {
             pod: None,
             api: None,
             verdict: Verdict::Pending,
+            doubt: None,
             awaits_resize: false,
             end: None,
             failed: None,
@@ -298,6 +314,7 @@ impl Life {
             active: None,
             sandbox: Sandbox::Absent,
             sandbox_retry: Retry::default(),
+            hindrance: None,
             awaits_objects: None,
             swept: Swept::No,
             gives_up_logs: false,
@@ -347,7 +364,7 @@ impl Life {
     /// Asks for its end; a later order may only shorten the grace.
     pub(crate) fn end(&mut self, now: Now, grace: Duration) {
         let end = self.end.get_or_insert(End { grace, since: now.mono });
-        if now.mono + grace < end.since + end.grace {
+        if now.mono.saturating_add(grace) < end.since.saturating_add(end.grace) {
             *end = End { grace, since: now.mono };
         }
         self.saved.is_stale = true;
@@ -506,11 +523,11 @@ impl Life {
         match failure.reason {
             FailureReason::Volume => {
                 self.image_volumes.look_again();
-                self.announce(true, "FailedMount", message.clone(), actions);
+                self.hindered(now, "FailedMount", message.clone(), actions);
             }
             _ => {
                 let message = format!("Failed to create pod sandbox: {message}");
-                self.announce(true, "FailedCreatePodSandBox", message, actions);
+                self.hindered(now, "FailedCreatePodSandBox", message, actions);
             }
         }
     }
@@ -613,6 +630,36 @@ impl Life {
         spec.map(|spec| spec.image.clone()).unwrap_or_default()
     }
 
+    /// The pod does not begin: keeps why, for whoever looks later, logs it once, and records an Event.
+    pub(crate) fn hindered(
+        &mut self,
+        now: Now,
+        reason: &'static str,
+        message: String,
+        actions: &mut Vec<PodAction>,
+    ) {
+        self.is_hindered_by(now, reason, message.clone(), actions);
+        self.announce(true, reason, message, actions);
+    }
+
+    /// The same without an Event: nothing is wrong with the pod.
+    pub(crate) fn is_hindered_by(
+        &mut self,
+        now: Now,
+        reason: &'static str,
+        message: String,
+        actions: &mut Vec<PodAction>,
+    ) {
+        let message = kedge_api::excerpt_of(&message, EVENT_CHARS);
+        let before = self.hindrance.take();
+        if before.as_ref().is_none_or(|before| before.reason != reason || before.message != message) {
+            let line = format!("pod {}/{} waits: {reason}: {message}", self.namespace, self.name);
+            actions.push(PodAction::Log(Level::Info, line));
+        }
+        let since = before.filter(|before| before.reason == reason).map_or(now.wall, |before| before.since);
+        self.hindrance = Some(Hindrance { reason, message, since });
+    }
+
     /// Records an Event about the pod; not the same one twice in a row.
     pub(crate) fn announce(
         &mut self,
@@ -656,7 +703,11 @@ impl Life {
         if let Some(api) = self.api.as_ref().filter(|api| !api.is_deleted) {
             let message = kedge_api::excerpt_of(&message, EVENT_CHARS);
             let pod = api.reference.clone();
-            actions.push(PodAction::RecordEvent(PodNews { pod, field_path, is_warning, reason, message }));
+            let hinders = self.hindrance.as_ref().is_some_and(|it| it.reason == reason);
+            let has_run = || self.containers.values().any(|container| container.run.is_some());
+            let is_urgent = is_warning && (hinders || (!field_path.is_empty() && !has_run()));
+            let news = PodNews { pod, field_path, is_warning, is_urgent, reason, message };
+            actions.push(PodAction::RecordEvent(news));
         }
     }
 }

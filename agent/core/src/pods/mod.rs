@@ -62,7 +62,7 @@ use crate::event::{Answer, Level, Now};
 use crate::kubelet::ShutdownGroup;
 use crate::sorted::{SortedMap, SortedSet};
 use failing::{Active, Failed};
-use kedge_api::Timestamp;
+use kedge_api::{STATIC_PATH_ANNOTATION, Timestamp};
 use life::{Context, Doing, Life, Origin, Sandbox, Verdict};
 use objects::Objects;
 use record::Record;
@@ -81,6 +81,8 @@ const USUAL_PODS: u64 = 110;
 /// Longest complaint about a pod that cannot be read: it may quote the pod.
 const COMPLAINT_CHARS: usize = 1000;
 
+/// The Node is read no more often for pods that its labels keep away.
+const NODE_READ_EVERY: Duration = Duration::from_secs(5);
 /// Rounds over the pods after one event: one pod's step may concern another, whose step concerns no third.
 const MOST_ROUNDS: usize = 8;
 
@@ -107,6 +109,11 @@ impl Mirror {
         &self.object["metadata"]["uid"]
     }
 
+    /// Where the file of its pod lay; None: an agent made it that did not say.
+    fn path(&self) -> Option<&str> {
+        self.object["metadata"]["annotations"][STATIC_PATH_ANNOTATION].as_str()
+    }
+
     /// Somebody else deletes it: this node's own orders leave no grace.
     fn is_leaving(&self) -> bool {
         self.object["metadata"]["deletionTimestamp"].is_string()
@@ -116,6 +123,16 @@ impl Mirror {
     fn goes_by_others(&self) -> bool {
         self.is_leaving() || !self.is_deleting
     }
+}
+
+/// Readings of the own Node, of which a verdict waits for one that begins after it was thought of.
+#[derive(Debug, Clone, Copy, Default)]
+struct NodeReading {
+    /// How many were ordered, and the last that has come to its end.
+    ordered: u64,
+    done: u64,
+    /// No other is ordered before: a controller may bind pods that do not belong here one after another.
+    not_before: Duration,
 }
 
 /// When a mirror that somebody else deleted is made again: at once, then after growing pauses, for a controller may delete each.
@@ -143,7 +160,10 @@ pub struct Pods {
     list_wake: Option<Duration>,
     list_retry: backoff::Retry,
     has_inventory: bool,
+    /// The files of static pods were read.
     has_static: bool,
+    /// Those that could not be used when they were read last: each may be a pod's, as it was.
+    unusable: BTreeSet<String>,
     early: Early,
     lives: BTreeMap<PodUid, Life>,
     /// Of probes and hooks.
@@ -178,6 +198,7 @@ pub struct Pods {
     mirror_wake: Option<Duration>,
     /// How containers of static pods ended that are not started again, from records whose file was not read yet.
     static_results: SortedMap<PodUid, StaticResults>,
+    node_reading: NodeReading,
     /// What the static files say, and which.
     statics: SortedMap<PodUid, (String, Rc<Pod>)>,
     /// Complaints about static files that were logged, by path.
@@ -189,6 +210,8 @@ pub struct Pods {
 /// What a static pod's record has.
 #[derive(Debug, Clone)]
 struct StaticResults {
+    /// Where its file lay; None: an agent wrote it that did not say.
+    path: Option<String>,
     results: SortedMap<String, Exit>,
     failed: Option<Failed>,
     active_since: Option<Timestamp>,
@@ -212,7 +235,21 @@ pub struct PodReport {
     /// Containers that are ready, of `counted`; init containers count in neither, but for sidecars: as kubectl shows it.
     pub ready: usize,
     pub counted: usize,
+    /// Why it does not begin, while it should.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<WaitReport>,
     pub containers: Vec<ContainerReport>,
+}
+
+/// Why a pod does not begin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WaitReport {
+    /// The reason of the Event about it.
+    pub reason: &'static str,
+    pub message: String,
+    /// Since when it is for this reason.
+    pub since: Timestamp,
 }
 
 /// A container for `kedge pods`.
@@ -227,6 +264,9 @@ pub struct ContainerReport {
     pub restarts: u32,
     /// Why it waits.
     pub reason: Option<String>,
+    /// The same in more words, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 impl Pods {
@@ -244,6 +284,7 @@ impl Pods {
             list_retry: backoff::Retry::default(),
             has_inventory: false,
             has_static: false,
+            unusable: BTreeSet::new(),
             early: Early::default(),
             lives: BTreeMap::new(),
             places: places::Places::default(),
@@ -264,6 +305,7 @@ impl Pods {
             remaking: SortedMap::new(),
             mirror_wake: None,
             static_results: SortedMap::new(),
+            node_reading: NodeReading::default(),
             statics: SortedMap::new(),
             complaints: BTreeMap::new(),
             has_told_of_parts: false,
@@ -312,6 +354,7 @@ impl Pods {
             .chain(eviction)
             .chain(self.shutdown_deadline())
             .chain(self.mirror_wake)
+            .chain(self.node_reading_due().filter(|_| is_ready))
             .chain(self.desired_wake)
             .chain(self.list_wake)
             .chain(self.leftover_wake)
@@ -374,6 +417,10 @@ impl Pods {
                 }
             }
             PodEvent::Tick | PodEvent::StaticPodsUnchanged => {}
+            PodEvent::NodeRead => {
+                self.node_reading.done = self.node_reading.ordered;
+                self.touch_all();
+            }
             PodEvent::ImagesCollected(_) => self.images_collected(),
             PodEvent::Looked(pressing) => self.looked(now, pressing),
             PodEvent::Shutdown(stops) => self.machine_stops(stops, actions),
@@ -551,7 +598,8 @@ impl Pods {
         let failed = record.failed.map(|failed| Failed { since: now.mono, ..failed });
         let active_since = record.active_since;
         if record.node_uid.is_empty() {
-            let results = StaticResults { results: record.results, failed, active_since, durable };
+            let path = pod.annotations.get(STATIC_PATH_ANNOTATION).cloned();
+            let results = StaticResults { path, results: record.results, failed, active_since, durable };
             self.static_results.insert(uid.clone(), results);
             self.begin_static(now, uid);
             return Ok(());
@@ -924,13 +972,8 @@ impl Pods {
         for life in self.lives.values_mut() {
             let ends = match &life.origin {
                 Origin::Static { path } => !unknown.contains_key(path) && !current.contains_key(&life.uid),
-                Origin::Found { node_uid } => {
-                    node_uid.is_empty()
-                        && unknown.is_empty()
-                        && !life.name.is_empty()
-                        && !current.contains_key(&life.uid)
-                }
-                Origin::Api { .. } => false,
+                // `end_lost_statics`
+                Origin::Found { .. } | Origin::Api { .. } => false,
             };
             if ends && life.end.is_none() {
                 let grace = life.own_grace();
@@ -944,18 +987,55 @@ impl Pods {
         for uid in uids {
             self.begin_static(now, &uid);
         }
-        self.has_static = unknown.is_empty();
+        self.has_static = true;
+        self.unusable = unknown.into_keys().collect();
         self.forget_static_results(actions);
         self.touch_all();
     }
 
+    /// Whether all static pods that there are were read.
+    fn knows_all_statics(&self) -> bool {
+        self.has_static && self.unusable.is_empty()
+    }
+
+    /// Whether the file of a static pod may still be there: one that cannot be used now says nothing about its pod, but about no other
+    /// file's either. `path`: where it lay, if that is known.
+    fn may_be_there(&self, path: Option<&str>) -> bool {
+        !self.has_static || path.map_or(!self.unusable.is_empty(), |path| self.unusable.contains(path))
+    }
+
     /// Removes records of static pods whose files are gone.
     fn forget_static_results(&mut self, actions: &mut Vec<PodAction>) {
-        if !self.has_static {
-            return;
-        }
-        for uid in std::mem::take(&mut self.static_results).into_keys() {
+        let all = self.static_results.iter();
+        let gone = all.filter(|(_, results)| !self.may_be_there(results.path.as_deref()));
+        let gone: Vec<PodUid> = gone.map(|(uid, _)| uid.clone()).collect();
+        for uid in gone {
+            self.static_results.remove(&uid);
             actions.push(PodAction::SaveDesired { file: DesiredFile::Pod(uid), content: None });
+        }
+    }
+
+    /// Ends static pods that only the runtime has: their files went, or became those of other pods, while no agent ran.
+    fn end_lost_statics(&mut self, now: Now) {
+        let is_lost = |life: &&Life| {
+            let is_static = matches!(&life.origin, Origin::Found { node_uid } if node_uid.is_empty());
+            is_static && !life.name.is_empty() && life.end.is_none() && self.has_static
+        };
+        let has_gone = |life: &&Life| {
+            let name = (life.namespace.as_str(), life.name.as_str());
+            let mut mirrors = self.mirrors.values();
+            let mirror = mirrors.find(|mirror| mirror.hash == life.uid.as_str());
+            let mut statics = self.statics.values();
+            statics.any(|(_, pod)| (pod.namespace.as_str(), pod.name.as_str()) == name)
+                || !self.may_be_there(mirror.and_then(Mirror::path))
+        };
+        let lost = self.lives.values().filter(is_lost).filter(has_gone);
+        let lost: Vec<PodUid> = lost.map(|life| life.uid.clone()).collect();
+        for uid in lost {
+            self.with(&uid, |life| {
+                let grace = life.own_grace();
+                life.end(now, grace);
+            });
         }
     }
 
@@ -973,7 +1053,7 @@ impl Pods {
             life.is_dirty = true;
         }
         life.saved.is_unknown |= self.unreadable.remove(uid) | self.leftovers.remove(uid);
-        if let Some(StaticResults { results, failed, active_since, durable }) =
+        if let Some(StaticResults { results, failed, active_since, durable, .. }) =
             self.static_results.remove(uid)
         {
             life.results.extend(results);
@@ -1033,10 +1113,15 @@ impl Pods {
             .filter(|life| life.is_static() && life.end.is_some())
             .map(|life| (life.namespace.clone(), life.name.clone()))
             .collect();
+        let (has_static, unusable) = (self.has_static, &self.unusable);
+        let may_be_there = |path: Option<&str>| {
+            !has_static || path.map_or(!unusable.is_empty(), |path| unusable.contains(path))
+        };
         for (key, mirror) in &mut self.mirrors {
             let is_right = wanted.get(key).is_some_and(|uid| uid.as_str() == mirror.hash);
             let is_leaving = mirror.is_leaving();
-            let may_delete = self.has_static && (!ending.contains(key) || wanted.contains_key(key));
+            let may_delete =
+                wanted.contains_key(key) || (!ending.contains(key) && !may_be_there(mirror.path()));
             let waits = self.creating.get(key).filter(|retry| !retry.is_due(now.mono));
             if (is_right || !may_delete) && !is_leaving || mirror.is_deleting {
                 continue;
@@ -1095,6 +1180,21 @@ impl Pods {
 
     // ---- what follows
 
+    /// When the Node is read for pods whose verdict waits for that.
+    fn node_reading_due(&self) -> Option<Duration> {
+        let NodeReading { ordered, done, not_before } = self.node_reading;
+        let waits = |life: &Life| life.doubt.is_some_and(|doubt| doubt > ordered);
+        (done == ordered && self.lives.values().any(waits)).then_some(not_before)
+    }
+
+    fn see_to_the_node(&mut self, now: Now, actions: &mut Vec<PodAction>) {
+        if self.node_reading_due().is_some_and(|due| due <= now.mono) {
+            self.node_reading.ordered = self.node_reading.ordered.saturating_add(1);
+            self.node_reading.not_before = now.mono.saturating_add(NODE_READ_EVERY);
+            actions.push(PodAction::ReadNode);
+        }
+    }
+
     /// Brings every pod that something happened to, or whose time has come, one step on.
     fn settle(&mut self, now: Now, actions: &mut Vec<PodAction>) {
         if self.desired_wake.take_if(|at| *at <= now.mono).is_some() {
@@ -1111,6 +1211,7 @@ impl Pods {
         if !self.is_ready() {
             return self.see_to_shutdown(now, actions);
         }
+        self.end_lost_statics(now);
         self.take_logs(now);
         let may_run = self.is_held == Some(false);
         for life in self.lives.values_mut().filter(|life| life.probe_wake.is_some_and(|at| at <= now.mono)) {
@@ -1130,6 +1231,7 @@ impl Pods {
                 self.advance(now, &uid, actions);
             }
         }
+        self.see_to_the_node(now, actions);
         // what a record that cannot be read refers to is unknown
         if self.unreadable.is_empty() && std::mem::take(&mut self.has_new_needs) {
             self.forget_objects(actions);
@@ -1168,7 +1270,7 @@ impl Pods {
 
     /// Earlier boots' runs, by their logs; what is left of pods that are neither desired nor there is removed.
     fn take_logs(&mut self, now: Now) {
-        let is_all_known = self.has_static && self.node_uid.is_some();
+        let is_all_known = self.knows_all_statics() && self.node_uid.is_some();
         for (uid, containers) in std::mem::take(&mut self.logs) {
             let Some(life) = self.lives.get_mut(&uid) else {
                 if is_all_known && !self.unreadable.contains(&uid) {
@@ -1200,6 +1302,7 @@ impl Pods {
         let mut ctx = Context {
             now,
             node: self.node.as_ref(),
+            node_reading: (self.node_reading.ordered, self.node_reading.done),
             lives: &self.lives,
             objects: self.objects.entry(node_uid.clone()).or_insert_with(|| Objects::of(&node_uid)),
             can_read,
@@ -1279,7 +1382,7 @@ impl Pods {
 
     /// The same, once it is known what runs here; and whether that is all, for a file or a record that cannot be read may need others.
     pub(crate) fn needed_images(&self) -> Option<(BTreeSet<String>, bool)> {
-        let is_all = self.has_static && self.unreadable.is_empty();
+        let is_all = self.knows_all_statics() && self.unreadable.is_empty();
         self.is_ready().then(|| (self.images_in_use(), is_all))
     }
 
@@ -1330,15 +1433,20 @@ impl Pods {
             ("objects", self.objects.values().map(Objects::len).sum()),
             (
                 "mirrors",
-                self.mirrors.len() + self.creating.len() + self.creating_now.len() + self.remaking.len(),
+                self.mirrors
+                    .len()
+                    .saturating_add(self.creating.len())
+                    .saturating_add(self.creating_now.len())
+                    .saturating_add(self.remaking.len()),
             ),
             ("probes and hooks", self.places.len()),
             (
                 "complaints",
-                self.complaints.len()
-                    + self.unreadable.len()
-                    + self.leftovers.len()
-                    + self.static_results.len(),
+                self.complaints
+                    .len()
+                    .saturating_add(self.unreadable.len())
+                    .saturating_add(self.leftovers.len())
+                    .saturating_add(self.static_results.len()),
             ),
         ]
     }
@@ -1527,6 +1635,11 @@ impl Life {
             },
             restarts: container.run.as_ref().map_or(0, |run| run.attempt).max(container.floor),
             reason: container.waiting.as_ref().map(|(reason, _)| (*reason).to_owned()),
+            message: container
+                .waiting
+                .as_ref()
+                .map(|(_, message)| kedge_api::excerpt_of(message, COMPLAINT_CHARS))
+                .filter(|message| !message.is_empty()),
         };
         let (ready, counted) = self.readiness();
         PodReport {
@@ -1543,6 +1656,11 @@ impl Life {
             rejected,
             ready,
             counted,
+            waits: self.shown_hindrance().map(|it| WaitReport {
+                reason: it.reason,
+                message: it.message.clone(),
+                since: it.since,
+            }),
             containers: self.containers.iter().map(container).collect(),
         }
     }

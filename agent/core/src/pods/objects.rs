@@ -162,7 +162,7 @@ impl Objects {
         actions: &mut Vec<PodAction>,
     ) {
         let object = self.known.entry(name.clone()).or_default();
-        let is_old = object.read_at.is_none_or(|at| since >= at + FRESH);
+        let is_old = object.read_at.is_none_or(|at| since >= at.saturating_add(FRESH));
         let is_due = now.mono >= object.next_read;
         let is_old = is_old && !object.is_immutable;
         if !object.is_reading && object.foreign == 0 && is_due && (is_old || object.missing.is_some()) {
@@ -188,8 +188,10 @@ impl Objects {
     /// When it may be read again; None while it is being read.
     pub(crate) fn next_read(&self, name: &ObjectName) -> Option<Duration> {
         let object = self.known.get(name).filter(|object| !object.is_reading && object.foreign == 0)?;
-        let old_at =
-            object.read_at.filter(|_| object.missing.is_none()).map_or(Duration::ZERO, |at| at + FRESH);
+        let old_at = object
+            .read_at
+            .filter(|_| object.missing.is_none())
+            .map_or(Duration::ZERO, |at| at.saturating_add(FRESH));
         Some(object.next_read.max(old_at))
     }
 
@@ -209,7 +211,7 @@ impl Objects {
         let fits = self.fits(name, bytes_of(&data));
         let Some(object) = self.known.get_mut(name) else { return false };
         if object.foreign > 0 {
-            object.foreign -= 1;
+            object.foreign = object.foreign.saturating_sub(1);
             return false;
         }
         object.is_reading = false;
@@ -221,7 +223,7 @@ impl Objects {
                     object.next_read = now.mono;
                     return object.take(&self.node_uid, name, &found, data, actions);
                 }
-                object.next_read = now.mono + LARGE_WAIT;
+                object.next_read = now.mono.saturating_add(LARGE_WAIT);
                 let why = too_large(name, &data);
                 if object.data.is_some() {
                     if !may_lie_on_disk(&found) {
@@ -243,7 +245,7 @@ impl Objects {
             ObjectRead::Refused(why) => object.data.is_none().then_some(why),
             ObjectRead::Failed(_) => None,
         };
-        object.next_read = now.mono + wait_after(object.failures);
+        object.next_read = now.mono.saturating_add(wait_after(object.failures));
         object.failures = object.failures.saturating_add(1);
         let Some(missing) = missing else { return false };
         let is_news = object.missing.as_ref() != Some(&missing);
@@ -275,7 +277,7 @@ impl Objects {
             // as after a restart of the agent, which finds the copy
             object.missing.take_if(|_| object.data.is_some());
             let own = u32::from(std::mem::take(&mut object.is_reading));
-            let count = std::mem::take(&mut object.foreign) + own;
+            let count = std::mem::take(&mut object.foreign).saturating_add(own);
             if count > 0 {
                 reads.push((name.clone(), count));
             }
@@ -286,7 +288,8 @@ impl Objects {
     /// Takes over reads that are under way for another Node's pods: none of the same name is sent before they are answered.
     pub(crate) fn await_foreign(&mut self, reads: Vec<(ObjectName, u32)>) {
         for (name, count) in reads {
-            self.known.entry(name).or_default().foreign += count;
+            let object = self.known.entry(name).or_default();
+            object.foreign = object.foreign.saturating_add(count);
         }
     }
 
@@ -362,7 +365,7 @@ fn may_lie_on_disk(object: &Value) -> bool {
 }
 
 fn bytes_of(data: &Data) -> usize {
-    data.iter().map(|(key, value)| key.len() + value.len()).sum()
+    data.iter().map(|(key, value)| key.len().saturating_add(value.len())).sum()
 }
 
 fn too_large(name: &ObjectName, data: &Data) -> String {

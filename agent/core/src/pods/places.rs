@@ -163,7 +163,7 @@ impl Places {
             PodAction::RunProbe(order) => Order::Probe(order),
             // it only waits
             PodAction::RunHook(order) if !matches!(order.act, HookAct::Sleep(_)) => {
-                let until = now + order.timeout;
+                let until = now.saturating_add(order.timeout);
                 Order::Hook(order, until)
             }
             other => return Some(other),
@@ -173,7 +173,7 @@ impl Places {
     }
 
     fn wait(&mut self, order: Order, was_stopped: bool) {
-        self.number += 1;
+        self.number = self.number.saturating_add(1);
         let number = self.number;
         let lane = &mut self.lanes[order.lane() as usize];
         let queue = if was_stopped { &mut lane.stopped } else { &mut lane.fresh };
@@ -209,7 +209,7 @@ impl Places {
     pub(crate) fn len(&self) -> usize {
         let of_lane = |lane: &LanePlaces| {
             let waiting = lane.fresh.values().chain(lane.stopped.values());
-            lane.runs.len() + waiting.map(VecDeque::len).sum::<usize>()
+            lane.runs.len().saturating_add(waiting.map(VecDeque::len).sum::<usize>())
         };
         self.lanes.iter().map(of_lane).sum()
     }
@@ -268,11 +268,11 @@ impl LanePlaces {
     /// Whether a pod may have another one. What it was stopped at counts: it would begin again and again.
     fn has_room_for(&self, lane: Lane, pod: &PodUid) -> bool {
         let own = self.runs.iter().filter(|run| run.pod == *pod).count();
-        own + self.stopped.get(pod).map_or(0, VecDeque::len) < lane.limits().1
+        own.saturating_add(self.stopped.get(pod).map_or(0, VecDeque::len)) < lane.limits().1
     }
 
     fn is_long(lane: Lane, now: Duration, run: &Run) -> bool {
-        run.stopping.is_none() && (run.was_stopped || run.begun + lane.share() <= now)
+        run.stopping.is_none() && (run.was_stopped || run.begun.saturating_add(lane.share()) <= now)
     }
 
     fn long_runs(&self, lane: Lane, now: Duration) -> usize {
@@ -316,7 +316,7 @@ impl LanePlaces {
     /// Stops runs that have had their share, as many as are waited for.
     fn make_room(&mut self, lane: Lane, now: Duration, actions: &mut Vec<PodAction>) {
         let is_full = self.runs.len() >= lane.limits().0;
-        let is_coming = |run: &&Run| run.stopping.is_some_and(|since| now < since + STOP_LIMIT);
+        let is_coming = |run: &&Run| run.stopping.is_some_and(|since| now < since.saturating_add(STOP_LIMIT));
         let coming = self.runs.iter().filter(is_coming).count();
         for (pod, was_stopped) in self.in_turn(lane, is_full, true).into_iter().skip(coming) {
             if !was_stopped && self.long_runs(lane, now) <= lane.long() {
@@ -326,13 +326,14 @@ impl LanePlaces {
             let own = self.runs_of(&pod);
             let has_had_its_share = |run: &Run| {
                 let shares = if was_stopped || run.was_stopped { LONG_SHARES } else { 1 };
-                Self::is_long(lane, now, run) && run.begun + lane.share() * shares <= now
+                Self::is_long(lane, now, run)
+                    && run.begun.saturating_add(lane.share().saturating_mul(shares)) <= now
             };
             let all = self.runs.iter().enumerate().filter(|(_, run)| has_had_its_share(run));
             let first = all.max_by_key(|(_, run)| (self.runs_of(&run.pod), Reverse(run.begun)));
             let Some((at, has)) = first.map(|(at, run)| (at, self.runs_of(&run.pod))) else { continue };
             // a pod that has a place takes none from one that would then have fewer
-            if own == 0 || own + 1 < has {
+            if own == 0 || own.saturating_add(1) < has {
                 let run = &mut self.runs[at];
                 run.stopping = Some(now);
                 actions.push(PodAction::StopRun(run.order.key()));
@@ -347,8 +348,11 @@ impl LanePlaces {
             Order::Probe(_) => None,
         });
         let of_run = |run: &Run| match run.stopping {
-            Some(since) => [since + STOP_LIMIT; 2],
-            None => [run.begun + lane.share(), run.begun + lane.share() * LONG_SHARES],
+            Some(since) => [since.saturating_add(STOP_LIMIT); 2],
+            None => [
+                run.begun.saturating_add(lane.share()),
+                run.begun.saturating_add(lane.share().saturating_mul(LONG_SHARES)),
+            ],
         };
         let shares = self.runs.iter().flat_map(of_run);
         shares.chain(hooks).filter(|at| *at > now).min()
@@ -484,6 +488,20 @@ mod tests {
         assert_eq!((machine.going_of("a-hung"), machine.going_of("b-1")), (4, 1), "before those that wait");
         machine.pass(1000);
         assert_eq!((machine.going_of("a-hung"), machine.stops), (4, 0), "it waits for itself alone");
+    }
+
+    #[test]
+    fn next_place_is_that_of_the_pod_that_has_fewest() {
+        let mut machine = Machine::new();
+        machine.probe("a-hung", 3);
+        ["c-hung", "d-hung", "e-hung"].iter().for_each(|pod| machine.probe(pod, 4));
+        machine.probe("f-2", 1);
+        assert_eq!(machine.going.len(), 16);
+        // the pod that has places has waited longer
+        machine.want(probe("a-hung", 3));
+        machine.probe("b-hung", 1);
+        machine.pass(2);
+        assert_eq!((machine.going_of("a-hung"), machine.going_of("b-hung")), (3, 1));
     }
 
     #[test]

@@ -13,7 +13,9 @@ use crate::pods::event::{
     ContainerKey, ContainerState, DesiredFile, Exit, PodAction, PodRef, PodUid, TERMINATION_MESSAGE_BYTES,
 };
 use crate::pods::failing::Failed;
-use crate::pods::life::{ContainerLife, Context, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit};
+use crate::pods::life::{
+    ContainerLife, Context, Hindrance, Life, Origin, Run, Sandbox, Verdict, shown_id, unseen_exit,
+};
 use crate::pods::record::Record;
 use crate::pods::resizing;
 use crate::pods::resources::qos_class;
@@ -278,7 +280,10 @@ impl Life {
                 self.saved.is_unknown = true;
                 self.saved.retry.failed(now.mono);
                 let message = format!("error syncing pod: its record cannot be written: {why}");
-                self.announce(true, "FailedSync", message, actions);
+                match self.has_begun() || self.is_over() {
+                    true => self.announce(true, "FailedSync", message, actions),
+                    false => self.hindered(now, "FailedSync", message, actions),
+                }
             }
         }
     }
@@ -559,6 +564,7 @@ impl Life {
             init: if has_containers { views(&pod.spec.init_containers) } else { vec![] },
             main: if has_containers { views(&pod.spec.containers) } else { vec![] },
             is_prepared: self.sandbox == Sandbox::Ready,
+            hindrance: self.shown_hindrance().map(|it| (it.reason, it.message.as_str())),
             is_over: is_down,
             is_finished: self.is_finished() && (self.failed.is_none() || is_down),
             is_static: self.is_static(),
@@ -571,6 +577,11 @@ impl Life {
             awaits_resize: self.awaits_resize && !self.is_over(),
             given: self.api.as_ref().map_or(&Value::Null, |api| &api.given),
         })
+    }
+
+    /// Why the pod does not begin, while it should.
+    pub(crate) fn shown_hindrance(&self) -> Option<&Hindrance> {
+        self.hindrance.as_ref().filter(|_| self.sandbox != Sandbox::Ready && !self.is_over())
     }
 
     fn view(&self, pod: &Pod, spec: &Container) -> ContainerView {
@@ -600,7 +611,9 @@ impl Life {
         let waiting = || {
             let default =
                 if pod.spec.init_containers.is_empty() { "ContainerCreating" } else { "PodInitializing" };
-            let (reason, message) = container.waiting.clone().unwrap_or((default, String::new()));
+            let of_pod = || self.shown_hindrance().map(|it| format!("{}: {}", it.reason, it.message));
+            let waiting = container.waiting.clone();
+            let (reason, message) = waiting.unwrap_or_else(|| (default, of_pod().unwrap_or_default()));
             Shown::Waiting { reason: reason.into(), message }
         };
         let Some(run) = &container.run else {
@@ -728,8 +741,57 @@ pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 #[cfg(test)]
 mod tests {
     use crate::pods::ContainerState;
+    use crate::pods::event::{Command, DesiredFile, Failure, FailureReason, PodAction, PodEvent, PodUid};
     use crate::pods::fixture::{Node, Patches};
     use serde_json::{Value, json};
+
+    #[test]
+    fn reason_why_a_pod_waits_is_kept_and_shown() {
+        let mut node = Node::new();
+        node.fails_volumes = Some("volume \"sys\": /sys/class/drm: no such directory".into());
+        node.bind("p", json!({"initContainers": [{"name": "i", "image": "x:1"}]}));
+        node.wait(600);
+        let why = "volume \"sys\": /sys/class/drm: no such directory";
+        let condition = node.condition("p", "PodReadyToStartContainers");
+        assert_eq!((&condition["reason"], &condition["message"]), (&json!("FailedMount"), &json!(why)));
+        let waiting = &node.status("p")["containerStatuses"][0]["state"]["waiting"];
+        assert_eq!(waiting["reason"], "PodInitializing");
+        assert_eq!(waiting["message"], format!("FailedMount: {why}"));
+        let waits = node.pods.report()[0].waits.clone().expect("it waits");
+        assert_eq!((waits.reason, waits.message.as_str()), ("FailedMount", why));
+        let lines = node.seen.iter().filter(|it| matches!(it, PodAction::Log(_, line) if line.contains(why)));
+        assert_eq!(lines.count(), 1, "logged once");
+        let urgent = |it: &&PodAction| matches!(it, PodAction::RecordEvent(news) if news.is_urgent);
+        assert_eq!(node.seen.iter().filter(urgent).count(), 1);
+        // the same failure again is nothing new, and one that ends says nothing more
+        node.fails_volumes = None;
+        node.wait(300);
+        assert!(node.runs("p") && node.pods.report()[0].waits.is_none());
+        assert!(node.condition("p", "PodReadyToStartContainers")["message"].is_null());
+    }
+
+    #[test]
+    fn result_is_reported_once_it_is_durable() {
+        let mut node = Node::new();
+        node.bind("p", json!({"restartPolicy": "Never"}));
+        node.disk_hangs = true;
+        node.ends("p", "a", 0);
+        node.wait(100);
+        assert_eq!(node.status("p")["phase"], "Running", "a power cut would have it run again");
+        let file = DesiredFile::Pod(PodUid::new("p").unwrap());
+        node.tell(PodEvent::DesiredSaved { file, done: Ok(()) });
+        assert_eq!(node.status("p")["phase"], "Succeeded");
+    }
+
+    #[test]
+    fn failed_step_of_a_running_pod_is_no_hindrance() {
+        let mut node = Node::new();
+        node.bind("p", json!({}));
+        let uid = PodUid::new("p").unwrap();
+        let failure = Failure { reason: FailureReason::Volume, message: "why".into() };
+        node.tell(PodEvent::Failed { command: Command::UpdateVolumes(uid), failure });
+        assert!(node.pods.report()[0].waits.is_none());
+    }
 
     /// The state of each container, those of init first.
     fn states(node: &Node, pod: &str) -> Vec<(String, String)> {

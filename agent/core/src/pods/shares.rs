@@ -28,8 +28,8 @@ struct Amount {
 
 impl Amount {
     fn add(&mut self, bytes: usize) {
-        self.count += 1;
-        self.bytes += bytes;
+        self.count = self.count.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 

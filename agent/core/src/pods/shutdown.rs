@@ -72,7 +72,7 @@ impl Pods {
             let (priorities, turn) = (&self.shutdown_groups, shutdown.turn);
             let is_of_it =
                 |life: &Life| group_of(priorities, life) == turn && life.verdict == Verdict::Admitted;
-            let until = *shutdown.until.get_or_insert(now.mono + group.grace);
+            let until = *shutdown.until.get_or_insert(now.mono.saturating_add(group.grace));
             let mut runs = false;
             for life in self.lives.values_mut().filter(|life| is_of_it(life)) {
                 if life.shutdown.is_none() {
@@ -86,9 +86,9 @@ impl Pods {
                 self.shutdown = Some(shutdown);
                 return;
             }
-            (shutdown.turn, shutdown.until) = (shutdown.turn + 1, None);
+            (shutdown.turn, shutdown.until) = (shutdown.turn.saturating_add(1), None);
         }
-        let until = *shutdown.until.get_or_insert(now.mono + LAST_WORDS);
+        let until = *shutdown.until.get_or_insert(now.mono.saturating_add(LAST_WORDS));
         let is_untold =
             |life: &Life| life.is_dirty || life.api.as_ref().is_some_and(|api| api.sent.is_some());
         if !shutdown.is_let_go && (!self.lives.values().any(is_untold) || until <= now.mono) {

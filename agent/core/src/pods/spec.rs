@@ -22,6 +22,15 @@ pub(crate) const LONGEST_GRACE_SECS: u64 = i32::MAX as u64;
 /// `terminationGracePeriodSeconds` of a pod that has none: upstream's default.
 const DEFAULT_GRACE_SECS: u64 = 30;
 
+/// A grace as the API has it: upstream takes a negative one for one second.
+pub(crate) fn grace_of(secs: i128) -> u64 {
+    match u64::try_from(secs) {
+        Ok(secs) => secs.min(LONGEST_GRACE_SECS),
+        Err(_) if secs < 0 => 1,
+        Err(_) => LONGEST_GRACE_SECS,
+    }
+}
+
 /// A pod, read.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pod {
@@ -66,10 +75,9 @@ impl Pod {
             labels: meta.labels,
             annotations: meta.annotations,
             controller: controller.map(|owner| (owner.kind, owner.name)),
-            deletion: meta.deletion_timestamp.map(|_| {
-                let grace = meta.deletion_grace_period_seconds;
-                grace.unwrap_or(spec.grace_secs()).min(LONGEST_GRACE_SECS)
-            }),
+            deletion: meta
+                .deletion_timestamp
+                .map(|_| meta.deletion_grace_period_seconds.map_or_else(|| spec.grace_secs(), grace_of)),
             created: meta.creation_timestamp,
             spec,
             raw_spec,
@@ -127,7 +135,7 @@ struct Metadata {
     owner_references: Vec<Owner>,
     creation_timestamp: Option<Timestamp>,
     deletion_timestamp: Option<Timestamp>,
-    deletion_grace_period_seconds: Option<u64>,
+    deletion_grace_period_seconds: Option<i128>,
 }
 
 #[derive(Deserialize, Default)]
@@ -147,7 +155,7 @@ pub(crate) struct PodSpec {
     pub(crate) ephemeral_containers: Vec<Ephemeral>,
     pub(crate) volumes: Vec<VolumeSpec>,
     pub(crate) restart_policy: RestartPolicy,
-    pub(crate) termination_grace_period_seconds: Option<u64>,
+    pub(crate) termination_grace_period_seconds: Option<i128>,
     pub(crate) active_deadline_seconds: Option<u64>,
     pub(crate) priority: Option<i64>,
     pub(crate) tolerations: Vec<Toleration>,
@@ -180,8 +188,7 @@ pub(crate) struct Ephemeral {
 
 impl PodSpec {
     pub(crate) fn grace_secs(&self) -> u64 {
-        let secs = self.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECS);
-        secs.min(LONGEST_GRACE_SECS)
+        self.termination_grace_period_seconds.map_or(DEFAULT_GRACE_SECS, grace_of)
     }
 
     /// Init containers first, as they begin.
@@ -368,7 +375,8 @@ pub(crate) struct Container {
 
 impl Container {
     fn parts(&self) -> usize {
-        self.env.len() + self.env_from.len() + self.ports.len() + self.volume_mounts.len()
+        let lengths = [self.env_from.len(), self.ports.len(), self.volume_mounts.len()];
+        lengths.into_iter().fold(self.env.len(), usize::saturating_add)
     }
 
     pub(crate) fn is_sidecar(&self) -> bool {

@@ -52,8 +52,14 @@ impl Life {
         if self.verdict != Verdict::Admitted || !self.may_start() {
             return;
         }
-        if !self.has_begun() && ctx.lives.values().any(|life| life.has_begun() && self.follows(life)) {
-            return;
+        if !self.has_begun()
+            && let Some(other) = ctx.lives.values().find(|life| life.has_begun() && self.follows(life))
+        {
+            let message = format!(
+                "pod {}/{} (uid {}), whose place it takes, has not gone",
+                other.namespace, other.name, other.uid
+            );
+            return self.is_hindered_by(ctx.now, "PredecessorEnds", message, ctx.actions);
         }
         self.see_to_objects(&pod, ctx);
         self.see_to_tokens(&pod, ctx);
@@ -104,11 +110,26 @@ impl Life {
         if verdict.is_err() && judge(&staying.filter_map(spec).collect::<Vec<_>>()).is_ok() {
             return;
         }
+        if let Err(rejection) = &verdict
+            && rejection.reason == admission::NODE_AFFINITY
+            && self.is_in_doubt(ctx)
+        {
+            // as upstream: the server may know labels of the Node that have not come here yet, and has bound the pod by those
+            let message = format!("{}; it is judged again once the Node was read", rejection.message);
+            return self.is_hindered_by(ctx.now, admission::NODE_AFFINITY, message, ctx.actions);
+        }
+        (self.doubt, self.hindrance) = (None, None);
         self.saved.is_stale = true;
         match verdict {
             Ok(()) => self.verdict = Verdict::Admitted,
             Err(rejection) => self.reject(rejection, ctx),
         }
+    }
+
+    /// Whether the Node has not been read since it was first thought of as one that does not belong here.
+    fn is_in_doubt(&mut self, ctx: &Context<'_>) -> bool {
+        let (ordered, done) = ctx.node_reading;
+        *self.doubt.get_or_insert(ordered.saturating_add(1)) > done
     }
 
     /// Whether it has, or will have, its part of the node.
@@ -206,7 +227,7 @@ impl Life {
                 "network is not ready: container runtime network not ready: NetworkReady=false \
                  reason:NetworkPluginNotReady message:Network plugin returns error: {why}"
             );
-            self.announce(true, "NetworkNotReady", message, ctx.actions);
+            self.hindered(ctx.now, "NetworkNotReady", message, ctx.actions);
             return false;
         }
         if let Some(until) = self.files.rest_until(ctx.now) {
@@ -227,13 +248,13 @@ impl Life {
                 return false;
             }
             Err(VolumeProblem::TooLarge(why)) => {
-                self.announce(true, "FailedMount", why, ctx.actions);
+                self.hindered(ctx.now, "FailedMount", why, ctx.actions);
                 self.files.are_too_large(ctx.now);
                 self.files.rest_until(ctx.now).into_iter().for_each(|until| self.wake_at(until));
                 return false;
             }
             Err(VolumeProblem::Failed(why)) => {
-                self.announce(true, "FailedMount", why, ctx.actions);
+                self.hindered(ctx.now, "FailedMount", why, ctx.actions);
                 self.watch_objects(pod, ctx);
                 return false;
             }
@@ -305,6 +326,7 @@ impl Life {
         self.sandbox = Sandbox::Ready;
         self.sandbox_retry.succeeded();
         self.network = network;
+        self.hindrance = None;
         self.announced.clear();
         self.is_dirty = true;
     }

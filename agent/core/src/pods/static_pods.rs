@@ -1,14 +1,16 @@
 //! Pods from files, as upstream's node agent reads them: names, UID, annotations, defaults.
 //!
-//! Always holds: the UID is a digest of node, path and content, so an edit is another pod, but not one of a comment; a file that
-//! cannot be read or parsed says nothing about its pod, nor one whose pod has the name of another file's. Leaves to others: when
-//! files are read (`actor`), running the pods, their mirrors in the API.
+//! Always holds: the numbers of a file are in the ranges that an API server would have held them to; the UID is a digest of node,
+//! path and content, so an edit is another pod, but not one of a comment; a file that cannot be read or parsed says nothing about its
+//! pod, nor one whose pod has the name of another file's. Leaves to others: when files are read (`actor`), running the pods, their
+//! mirrors in the API.
 
 use crate::config::digest::Digest;
 use crate::kubelet::yaml;
 use crate::pods::event::{PodUid, StaticFile};
 use crate::pods::spec::Pod;
 use crate::sorted::SortedMap;
+use kedge_api::{STATIC_PATH_ANNOTATION, pod_numbers};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -73,6 +75,10 @@ fn read(path: &str, content: &[u8], node_name: &str) -> Result<Pod, String> {
     let annotations = part(metadata, "annotations")?;
     annotations.insert(HASH_ANNOTATION.into(), json!(hash));
     annotations.insert(SOURCE_ANNOTATION.into(), json!("file"));
+    annotations.insert(STATIC_PATH_ANNOTATION.into(), json!(path));
+    if let Some(why) = pod_numbers::complaint(fields.get("spec").unwrap_or(&Value::Null)) {
+        return Err(why);
+    }
     let spec = part(fields, "spec")?;
     spec.insert("nodeName".into(), json!(node_name));
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
@@ -234,6 +240,15 @@ mod tests {
             self.node.tell(PodEvent::Answered { request, answer: Answer::Accepted(None) });
         }
 
+        /// The first mirror, as the server has it.
+        fn mirror(&self, says_path: bool) -> Value {
+            let mut annotations = json!({"kubernetes.io/config.mirror": uid_of("/a")});
+            if says_path {
+                annotations[STATIC_PATH_ANNOTATION] = json!("/a");
+            }
+            json!({"metadata": {"uid": "m-1", "resourceVersion": "1", "annotations": annotations}})
+        }
+
         /// What of the API server was ordered: each word with the mirror that it is about.
         fn asked(&self) -> Vec<String> {
             let word = |action: &PodAction| match action {
@@ -323,6 +338,71 @@ mod tests {
         // as the watch shows one whose end it did not: nothing but its UID
         this.node.tell(PodEvent::PodGone(json!({"metadata": {"uid": "m-1"}})));
         assert_eq!(this.asked(), ["create"]);
+    }
+
+    /// These files, and what is no pod.
+    fn files(this: &mut Mirrored, paths: &[&str], unusable: &[&str]) {
+        let pods = paths.iter().map(|path| StaticFile { path: (*path).into(), content: Ok(manifest()) });
+        let others =
+            unusable.iter().map(|path| StaticFile { path: (*path).into(), content: Ok(b"notes".to_vec()) });
+        this.node.tell(PodEvent::StaticPods(Ok(pods.chain(others).collect())));
+    }
+
+    #[test]
+    fn file_that_is_no_pod_freezes_no_mirror() {
+        // the pod's file becomes another
+        let mut this = Mirrored::new();
+        files(&mut this, &["/b"], &["/README"]);
+        assert_eq!(this.asked()[0], "delete m-1");
+        this.deleted("m-1");
+        let other = this.made();
+        this.created(other);
+        assert!(this.node.runs(&uid_of("/b")), "{:?}", this.asked());
+
+        // the pod's file goes
+        let mut this = Mirrored::new();
+        files(&mut this, &[], &["/README"]);
+        this.node.wait(1);
+        assert!(this.asked().contains(&"delete m-1".to_owned()), "{:?}", this.asked());
+
+        // only its own file says nothing about it
+        let mut this = Mirrored::new();
+        files(&mut this, &[], &["/a", "/README"]);
+        this.node.wait(100);
+        assert!(this.node.runs(&uid_of("/a")) && this.asked().is_empty(), "{:?}", this.asked());
+    }
+
+    /// An agent starts beside a mirror that an earlier one made, of a file at `/a` that is not usable now, or not there.
+    fn restarted(says_path: bool, paths: &[&str], unusable: &[&str]) -> Vec<String> {
+        let mut this = Mirrored::new();
+        let mut mirror = this.mirror(says_path);
+        mirror["metadata"]["namespace"] = json!(NAMESPACE);
+        mirror["metadata"]["name"] = json!(NAME);
+        this.node.start();
+        this.node.seen.clear();
+        files(&mut this, paths, unusable);
+        this.node.tell(PodEvent::PodSeen(mirror));
+        this.node.wait(2);
+        this.asked()
+    }
+
+    #[test]
+    fn mirror_of_an_earlier_agent_waits_for_its_own_file() {
+        assert!(restarted(true, &[], &["/README"]).contains(&"delete m-1".to_owned()));
+        assert_eq!(restarted(true, &[], &["/a"]), [""; 0], "it may be back");
+        assert_eq!(restarted(false, &[], &["/README"]), [""; 0], "any file may be its own");
+        // but of a name that another pod has now it is nobody's
+        assert!(restarted(false, &["/b"], &["/README"]).contains(&"delete m-1".to_owned()));
+        assert!(restarted(false, &[], &[]).contains(&"delete m-1".to_owned()));
+    }
+
+    #[test]
+    fn pod_edited_while_no_agent_ran_is_replaced() {
+        let mut this = Mirrored::new();
+        this.node.start();
+        files(&mut this, &["/b"], &["/README"]);
+        this.node.wait(2);
+        assert!(this.node.runs(&uid_of("/b")) && !this.node.runs(&uid_of("/a")));
     }
 
     /// How somebody has a mirror deleted.

@@ -196,6 +196,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) main: Vec<ContainerView>,
     /// The network and the volumes are there.
     pub(crate) is_prepared: bool,
+    /// Why they are not: reason and message.
+    pub(crate) hindrance: Option<(&'a str, &'a str)>,
     /// No container runs, or will be started any more.
     pub(crate) is_over: bool,
     /// What its containers did is their result: none is started again, whatever the spec says meanwhile.
@@ -209,7 +211,7 @@ pub(crate) struct Situation<'a> {
     pub(crate) host_addresses: &'a [String],
     pub(crate) qos: &'static str,
     /// How the images do that are pulled ahead, if any are asked for.
-    pub(crate) ahead: Option<Judged>,
+    pub(crate) ahead: Option<Judged<'static>>,
     /// The API server's spec asks for other resources than the pod has.
     pub(crate) awaits_resize: bool,
     /// The times of the status that was composed before, by [`times_of`]: those of what the server may lack. Null: there was none.
@@ -222,7 +224,7 @@ pub(crate) fn phase(situation: &Situation<'_>) -> &'static str {
         return "Failed";
     }
     let policy = situation.spec.restart_policy;
-    let mut pending_init = 0;
+    let mut pending_init = 0_usize;
     for (view, spec) in situation.init.iter().zip(&situation.spec.init_containers) {
         let end = match (&view.state, &view.last) {
             _ if spec.is_sidecar() => continue,
@@ -234,7 +236,7 @@ pub(crate) fn phase(situation: &Situation<'_>) -> &'static str {
                 return "Failed";
             }
             Some(_) => {}
-            None => pending_init += 1,
+            None => pending_init = pending_init.saturating_add(1),
         }
     }
     let sidecars =
@@ -242,9 +244,14 @@ pub(crate) fn phase(situation: &Situation<'_>) -> &'static str {
     let has_initialized = situation.main.iter().any(|view| view.is_running() || view.last.is_some());
     let never_ran = |view: &ContainerView| matches!(view.state, Shown::Waiting { .. }) && view.last.is_none();
     let pending_sidecars = sidecars().filter(|(view, _)| never_ran(view)).count();
-    let waiting = situation.main.iter().filter(|view| never_ran(view)).count() + pending_sidecars;
-    let running = situation.main.iter().filter(|view| view.is_running()).count()
-        + sidecars().filter(|(view, _)| view.is_running()).count();
+    let waiting =
+        situation.main.iter().filter(|view| never_ran(view)).count().saturating_add(pending_sidecars);
+    let running = situation
+        .main
+        .iter()
+        .filter(|view| view.is_running())
+        .count()
+        .saturating_add(sidecars().filter(|(view, _)| view.is_running()).count());
     if pending_init > 0 || (pending_sidecars > 0 && !has_initialized) || waiting > 0 {
         return "Pending";
     }
@@ -324,7 +331,8 @@ pub(crate) fn compose(situation: &Situation<'_>, old: &Value, now: Timestamp) ->
             set("podIPs", ips.clone());
         }
     }
-    let message_bytes = TERMINATION_MESSAGES_BYTES / situation.spec.all_containers().count().max(1);
+    let message_bytes =
+        TERMINATION_MESSAGES_BYTES.checked_div(situation.spec.all_containers().count()).unwrap_or(0);
     let statuses = |views: &[ContainerView], specs: &[Container], is_init| {
         let pairs = views.iter().zip(specs);
         let json = |(view, spec): (&ContainerView, &Container)| {
@@ -384,13 +392,14 @@ fn refused(containers: &[Ephemeral]) -> Value {
 }
 
 /// Status, reason and message of a condition.
-pub(crate) type Judged = (bool, &'static str, String);
+pub(crate) type Judged<'a> = (bool, &'a str, String);
 
 fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestamp) -> Value {
-    let good: Judged = (true, "", String::new());
+    let good: Judged<'_> = (true, "", String::new());
     let initialized = initialized(situation, phase);
     let ready = containers_ready(situation, phase);
-    let prepared = (situation.is_prepared, "", String::new());
+    let (reason, message) = situation.hindrance.filter(|_| !situation.is_prepared).unwrap_or_default();
+    let prepared = (situation.is_prepared, reason, kedge_api::excerpt_of(message, MESSAGE_CHARS));
     let all = [
         ("PodReadyToStartContainers", prepared),
         ("Initialized", initialized),
@@ -403,7 +412,7 @@ fn conditions(situation: &Situation<'_>, phase: &str, old: &Value, now: Timestam
     let ahead = situation.ahead.clone().map(|judged| (kedge_api::IMAGES_PULLED, judged));
     let infeasible = || (resizing::CONDITION, (true, resizing::REASON, resizing::WHY.to_owned()));
     let resize = situation.awaits_resize.then(infeasible);
-    let condition = |(kind, (is_true, reason, message)): (&str, Judged)| {
+    let condition = |(kind, (is_true, reason, message)): (&str, Judged<'_>)| {
         let status = if is_true { "True" } else { "False" };
         let since = since(kind, status, old, situation.given).unwrap_or_else(|| json!(now));
         let mut condition = json!({"type": kind, "status": status, "lastTransitionTime": since});
@@ -459,7 +468,7 @@ pub(crate) fn has_times(status: &Value, other: &Value) -> bool {
     status["startTime"] == other["startTime"] && other["conditions"].as_array().into_iter().flatten().all(has)
 }
 
-fn initialized(situation: &Situation<'_>, phase: &str) -> Judged {
+fn initialized(situation: &Situation<'_>, phase: &str) -> Judged<'static> {
     if phase == "Succeeded" {
         return (true, "PodCompleted", String::new());
     }
@@ -478,7 +487,7 @@ fn initialized(situation: &Situation<'_>, phase: &str) -> Judged {
     (false, "ContainersNotInitialized", message)
 }
 
-fn containers_ready(situation: &Situation<'_>, phase: &str) -> Judged {
+fn containers_ready(situation: &Situation<'_>, phase: &str) -> Judged<'static> {
     match phase {
         "Succeeded" => return (false, "PodCompleted", String::new()),
         "Failed" => return (false, "PodFailed", String::new()),
@@ -496,7 +505,7 @@ fn containers_ready(situation: &Situation<'_>, phase: &str) -> Judged {
 }
 
 /// Whether the pod is ready: its containers are, and the conditions that its readiness gates name are true. Upstream's words.
-fn with_gates(spec: &PodSpec, containers: &Judged, old: &Value) -> Judged {
+fn with_gates(spec: &PodSpec, containers: &Judged<'static>, old: &Value) -> Judged<'static> {
     if !containers.0 {
         return containers.clone();
     }
@@ -679,6 +688,7 @@ mod tests {
         let spec = json!({"restartPolicy": policy, "initContainers": inits, "containers": mains});
         let spec = PodSpec::deserialize(spec).unwrap();
         run(&Situation {
+            hindrance: None,
             awaits_resize: false,
             spec: &spec,
             generation: 2,

@@ -75,7 +75,7 @@ impl Tokens {
             (self.without_contact, self.is_patience_over) = (None, false);
             return None;
         }
-        let until = *self.without_contact.get_or_insert(now.mono) + PATIENCE;
+        let until = (*self.without_contact.get_or_insert(now.mono)).saturating_add(PATIENCE);
         self.is_patience_over = until <= now.mono;
         (!self.is_patience_over).then_some(until)
     }
@@ -103,7 +103,7 @@ impl Tokens {
                 token.retry.succeeded();
                 token.missing = None;
                 let asked = Duration::from_secs(name.expiration_secs);
-                token.due = now.mono + use_of(life.min(asked), &name.pod.uid);
+                token.due = now.mono.saturating_add(use_of(life.min(asked), &name.pod.uid));
                 token.content = Some(content);
                 return true;
             }
@@ -118,10 +118,11 @@ impl Tokens {
 
 /// How long a token is used: up to a tenth shorter, by the pod's UID.
 fn use_of(life: Duration, uid: &str) -> Duration {
-    let longest = (life.max(SHORTEST_LIFE) * 4 / 5).min(LONGEST_USE);
+    let longest =
+        life.max(SHORTEST_LIFE).saturating_mul(4).checked_div(5).unwrap_or_default().min(LONGEST_USE);
     let share = Digest::of(uid.as_bytes()).to_string();
     let share = u32::from_str_radix(share.get(..2).unwrap_or_default(), 16).unwrap_or(0);
-    longest - longest * share / 2560
+    longest.saturating_sub(longest.saturating_mul(share).checked_div(2560).unwrap_or_default())
 }
 
 impl Life {

@@ -35,7 +35,7 @@ impl Files {
     /// They are too large.
     pub(crate) fn are_too_large(&mut self, now: Now) {
         self.is_stale = false;
-        self.too_large_until = Some(now.mono + LARGE_WAIT);
+        self.too_large_until = Some(now.mono.saturating_add(LARGE_WAIT));
     }
 
     /// Until when nothing is read for them.

@@ -316,7 +316,7 @@ impl Maker<'_> {
         content: Vec<u8>,
         files: &mut BTreeMap<String, VolumeFile>,
     ) -> Result<(), Lack> {
-        let bytes = FILE_BYTES + path.len() + content.len();
+        let bytes = FILE_BYTES.saturating_add(path.len()).saturating_add(content.len());
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             Lack::TooLarge(format!("the files of the pod's volumes are more than {MOST_FILE_BYTES} bytes"))
         })?;

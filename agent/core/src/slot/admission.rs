@@ -230,7 +230,8 @@ fn is_complete(facts: &Facts, running: &str, other: &str) -> Result<(), String> 
 
 /// The other slot's files are overwritten, so what they take counts as free.
 fn has_room(facts: &Facts, other: &str, bytes: u64) -> Result<(), String> {
-    let old = FILES.iter().filter_map(|name| facts.files.get(&format!("{other}/{name}"))).sum::<u64>();
+    let there = FILES.iter().filter_map(|name| facts.files.get(&format!("{other}/{name}")));
+    let old = there.fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
     let (needed, room) = (bytes.saturating_add(SPARE_BYTES), facts.free_bytes.saturating_add(old));
     match needed <= room {
         true => Ok(()),

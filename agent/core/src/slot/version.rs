@@ -44,7 +44,7 @@ fn weights(word: &[u8]) -> impl Iterator<Item = i16> {
     let weight = |byte: &u8| match byte {
         b'~' => -1,
         letter if letter.is_ascii_alphabetic() => i16::from(*letter),
-        other => i16::from(*other) + 256,
+        other => i16::from(*other).saturating_add(256),
     };
     word.iter().map(weight).chain(once(0))
 }

@@ -91,9 +91,13 @@ pub fn oom_score(qos: QosClass, memory_request_bytes: u64, machine_bytes: u64) -
         QosClass::Guaranteed => GUARANTEED,
         QosClass::BestEffort => 1000,
         QosClass::Burstable => {
-            let share = u128::from(memory_request_bytes) * 1000 / u128::from(machine_bytes.max(1));
+            let share = u128::from(memory_request_bytes)
+                .saturating_mul(1000)
+                .checked_div(machine_bytes.max(1).into())
+                .unwrap_or(0);
             // between those that are guaranteed their memory and those that asked for nothing
-            1000 - i32::try_from(share).unwrap_or(1000).clamp(1, -GUARANTEED)
+            1000_i32
+                .saturating_sub(i32::try_from(share).unwrap_or(1000).clamp(1, GUARANTEED.saturating_neg()))
         }
     }
 }

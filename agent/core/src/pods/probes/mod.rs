@@ -14,7 +14,7 @@ use crate::event::Now;
 use crate::pods::event::{ContainerState, NodeFacts, PodAction};
 use crate::pods::life::{ContainerLife, Doing, Life};
 use crate::pods::places::RunKey;
-use crate::pods::spec::{Container, Pod, RestartPolicy};
+use crate::pods::spec::{Container, LONGEST_GRACE_SECS, Pod, RestartPolicy};
 use spec::Probe;
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ impl Probes {
             kind == ProbeKind::Liveness && probe.initial_delay().is_zero() && spec.startup_probe.is_none();
         let is_spread = self.is_adopted || is_early;
         let spread = if is_spread { spread(probe.period(), uid, &spec.name, kind) } else { Duration::ZERO };
-        self.since.unwrap_or_default() + probe.initial_delay().max(spread)
+        self.since.unwrap_or_default().saturating_add(probe.initial_delay().max(spread))
     }
 
     /// The probes to be run now.
@@ -159,7 +159,7 @@ impl Probes {
     fn answered(&mut self, kind: ProbeKind, probe: &Probe, now: Duration, outcome: &ProbeOutcome) -> bool {
         let track = self.track_mut(kind);
         let Some(ordered) = track.ordered.take() else { return false };
-        track.due = Some((ordered + probe.period()).max(now));
+        track.due = Some(ordered.saturating_add(probe.period()).max(now));
         let passed = match outcome {
             ProbeOutcome::Passed | ProbeOutcome::Warned(_) => true,
             ProbeOutcome::Failed(_) => false,
@@ -186,7 +186,7 @@ fn spread(period: Duration, uid: &str, container: &str, kind: ProbeKind) -> Dura
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let part = u32::try_from((hash >> 32) % 1024).unwrap_or(0);
-    period / 1024 * part
+    period.checked_div(1024).unwrap_or_default().saturating_mul(part)
 }
 
 /// How many Events about probes a pod may still have.
@@ -200,14 +200,14 @@ pub(crate) struct ProbeNews {
 impl ProbeNews {
     fn take(&mut self, now: Duration) -> bool {
         while self.spent > 0 && now.saturating_sub(self.since) >= NEWS_EVERY {
-            self.spent -= 1;
-            self.since += NEWS_EVERY;
+            self.spent = self.spent.saturating_sub(1);
+            self.since = self.since.saturating_add(NEWS_EVERY);
         }
         if self.spent == 0 {
             self.since = now;
         }
         let may = self.spent < MOST_NEWS;
-        self.spent += u32::from(may);
+        self.spent = self.spent.saturating_add(u32::from(may));
         may
     }
 }
@@ -341,7 +341,8 @@ impl Life {
             *told = None;
             return;
         }
-        let is_old = |(before, at): &(String, Duration)| *before == text && now.mono - *at < NEWS_EVERY;
+        let is_old =
+            |(before, at): &(String, Duration)| *before == text && now.mono.saturating_sub(*at) < NEWS_EVERY;
         if told.as_ref().is_some_and(is_old) || !self.probe_news.take(now.mono) {
             return;
         }
@@ -390,7 +391,9 @@ impl Life {
         let is_restarted = spec.is_sidecar() || pod.spec.restart_policy != RestartPolicy::Never;
         let after = if is_restarted { ", will be restarted" } else { "" };
         let message = format!("Container {} failed {} probe{after}", spec.name, kind.word().to_lowercase());
-        let grace = probe.termination_grace_period_seconds.map(Duration::from_secs);
+        let grace = probe
+            .termination_grace_period_seconds
+            .map(|secs| Duration::from_secs(secs.min(LONGEST_GRACE_SECS)));
         Some((grace.unwrap_or_else(|| self.own_grace()), message))
     }
 }
