@@ -155,3 +155,49 @@ fn fleet_moved_to_a_rebuilt_hub_adopts_nothing_unasked() {
         }
     }
 }
+
+/// A node like the first one, with its name and its credential: an image was copied, or a virtual machine.
+fn with_a_twin() -> World {
+    let mut world = World::fleet(Flavour::Kedge, &NAMES[..1]);
+    let mut twin = Node::new(NAMES[0], 2);
+    twin.facts.machine_id = "another".into();
+    world.nodes.push(twin);
+    // what a node asks for is not explained by what it did alone
+    world.nodes.iter_mut().for_each(|node| node.checked = false);
+    world
+}
+
+#[test]
+fn two_devices_of_one_name_write_little() {
+    let mut world = with_a_twin();
+    world.supervise_for(24 * 60 * MINUTE);
+    let patches = &world.hub.status_patches;
+    let bytes: usize = patches.iter().map(|patch| patch.to_string().len()).sum();
+    // each reports every 5 minutes, and answers the other at that pace
+    assert!((500..2500).contains(&patches.len()), "{} statuses of {bytes} bytes", patches.len());
+    assert!(bytes < 4_000_000, "{} statuses of {bytes} bytes", patches.len());
+}
+
+#[test]
+fn controller_that_fights_with_a_node_is_answered_at_a_pace() {
+    let mut world = World::fleet(Flavour::Kedge, &NAMES[..1]);
+    world.nodes[0].labels.insert("site".into(), "hq".into());
+    world.supervise_for(MINUTE);
+    let (before, mut labels) = (world.hub.status_patches.len(), 0);
+    for _ in 0..(60 * 12) {
+        world.hub.edit_node(|node| {
+            let mut conditions = node["status"]["conditions"].as_array_mut().into_iter().flatten();
+            let found = conditions.find(|condition| condition["type"] == "DiskPressure");
+            if let Some(condition) = found {
+                condition["status"] = "Unknown".into();
+            }
+            let own = node["metadata"]["labels"].as_object_mut().and_then(|labels| labels.remove("site"));
+            labels += u32::from(own.is_some());
+        });
+        world.supervise_for(Duration::from_secs(5));
+    }
+    let statuses = world.hub.status_patches.len() - before;
+    // 10, 20, 40, 80, 160 s, and 5 minutes from then on
+    assert!((10..=30).contains(&statuses), "{statuses} statuses in an hour");
+    assert!((10..=25).contains(&labels), "the label came back {labels} times in an hour");
+}

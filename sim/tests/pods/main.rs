@@ -709,11 +709,10 @@ fn pods_and_configurations_keep_every_invariant() {
          {cut} pulls cut, {resumed} resumed; {lost} answers lost"
     );
     let is_met = killed > 0 && cut > 0 && resumed > 0 && lost > 0;
-    assert!(
-        only.is_some() || is_met,
-        "no container was killed, no pull was cut and resumed, or no answer lost"
-    );
-    assert!(only.is_some() || started > 0 && adopted > 0, "nothing ran that an agent could adopt");
+    // fewer runs may miss some of it, and say so of a tree in which nothing is wrong
+    let is_enough = only.is_none() && limit.is_none() && seeds >= SEEDS;
+    assert!(!is_enough || is_met, "no container was killed, no pull was cut and resumed, or no answer lost");
+    assert!(!is_enough || started > 0 && adopted > 0, "nothing ran that an agent could adopt");
 }
 
 #[test]
