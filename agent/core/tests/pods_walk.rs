@@ -1006,6 +1006,10 @@ impl World {
             if self.api.is_online {
                 self.note(format!("       late: {pod:?} {patch}").chars().take(1200).collect());
                 self.patch(&pod, &patch);
+                // a rejection of that agent, which the next one may not have shared: it is the last word on the pod all the same
+                if patch["status"]["phase"] == "Failed" {
+                    self.wishes.ended.insert(pod.uid);
+                }
             }
             return;
         }

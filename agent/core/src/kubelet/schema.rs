@@ -647,7 +647,7 @@ const IMAGES: &[Field] = &[
         "at most 100, each PEM or an absolute path",
     ),
     bounded("credentialsFile", Kind::Text, Default::None, "an absolute path"),
-    bounded("offline", Kind::OneOf(&["wait", "usePresent"]), Default::Text("wait"), "wait or usePresent"),
+    bounded("offline", Kind::OneOf(&["wait", "usePresent"]), Default::None, "wait or usePresent"),
     bounded(
         "signaturePolicy",
         Kind::Map(&LIST_OF_TEXT),
