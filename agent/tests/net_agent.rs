@@ -11,7 +11,7 @@ use kedge_rig::programs;
 use kedge_rig::scratch::wait_until;
 use net_server::*;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -305,6 +305,78 @@ impl OfHub {
             // the first may be one of an earlier run
             seen.len() > times
         });
+    }
+}
+
+/// What a hub of an older release answered its agent, in turn for each request but for the versions that it names.
+struct Recorded(BTreeMap<String, VecDeque<(String, String)>>);
+
+impl Recorded {
+    fn of_release(release: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hub/tests/data").join(release);
+        let text = std::fs::read_to_string(path.join("exchanges.jsonl")).unwrap();
+        let mut all = BTreeMap::<_, VecDeque<_>>::new();
+        for line in text.lines() {
+            let exchange: Value = serde_json::from_str(line).unwrap();
+            let request = exchange["request"].as_str().unwrap();
+            let (head, body) = exchange["answer"].as_str().unwrap().split_once("\r\n\r\n").unwrap();
+            let asked = request.split(" HTTP/1.1").next().unwrap();
+            all.entry(Self::key(asked)).or_default().push_back((head.to_owned(), body.to_owned()));
+        }
+        Self(all)
+    }
+
+    fn key(asked: &str) -> String {
+        asked.split("&resourceVersion=").next().unwrap().to_owned()
+    }
+
+    fn answer(&mut self, heard: &Heard) -> Reply {
+        let asked = format!("{} {}", heard.method, heard.path);
+        let Some(answers) = self.0.get_mut(&Self::key(&asked)) else {
+            return Reply::status(404, "NotFound", "it was not asked for then");
+        };
+        let (head, body) = match answers.len() {
+            1 => answers[0].clone(),
+            _ => answers.pop_front().unwrap(),
+        };
+        if !asked.contains("watch=true") {
+            return Reply::Raw(format!("{head}\r\n\r\n{body}").into_bytes());
+        }
+        Reply::Chunks(Box::new(move |chunks| {
+            let mut rest = body.as_str();
+            while let Some((length, after)) = rest.split_once("\r\n") {
+                let length = usize::from_str_radix(length, 16).unwrap();
+                let Some(text) = after.get(..length).filter(|text| !text.is_empty()) else { break };
+                chunks.send(text);
+                rest = after[length..].trim_start_matches("\r\n");
+            }
+            chunks.wait_for_end();
+        }))
+    }
+}
+
+/// The next agent at the hub of today: it takes the recorded answers as the agent of that release did.
+#[test]
+fn answers_of_each_release_are_understood() {
+    for (release, adopted) in [("0.1.0", "970a9a5a-1ae7-4941-a247-dc69d2e9d2ce")] {
+        let authority = Authority::new("ca");
+        let recorded = Mutex::new(Recorded::of_release(release));
+        let server = Server::start(&authority, move |heard| {
+            recorded.lock().unwrap_or_else(PoisonError::into_inner).answer(heard)
+        });
+        let Bench { folder: directory, .. } = Bench::new(&authority, server.address);
+        let mut agent = Agent::in_directory(directory);
+        agent.start();
+        wait_until("the recorded configuration to run", PATIENCE, || {
+            server.counts.heard().iter().any(|heard| {
+                let status: Value = serde_json::from_str(&heard.body).unwrap_or_default();
+                status["status"]["config"]["active"]["configMap"]["uid"] == adopted
+            })
+        });
+        let renewed =
+            server.counts.heard().iter().filter(|heard| heard.path.ends_with("/leases/edge-1")).count();
+        assert!(renewed > 0, "{release}: it renewed nothing");
+        agent.stop();
     }
 }
 

@@ -15,6 +15,7 @@ use kedge_platform::files::Operations;
 use kedge_platform::slots::Slots;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Losses by chance tried at each cut, and again at each cut after it.
 const SEEDS: u64 = 3;
@@ -134,6 +135,36 @@ fn lives_with_one_entry_that_is_never_renamed() {
     let slots = flashed();
     life(&slots).unwrap();
     assert_eq!(super::tests::list(&slots.disk), "kedge-a+5.conf kedge-b.conf");
+}
+
+/// The boot loader's list as a release left it after an update that is being tried: the next program blesses it and updates over it.
+#[test]
+fn list_of_each_release_is_gone_on_with() {
+    for release in ["0.1.0"] {
+        let slots = flashed();
+        slots.disk.remove(entry("kedge-a.conf"));
+        let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(release).join("entries");
+        for found in std::fs::read_dir(list).unwrap().map(Result::unwrap) {
+            let text = std::fs::read(found.path()).unwrap();
+            slots.disk.put(entry(found.file_name().to_str().unwrap()), &text);
+        }
+        let running = load(&slots).unwrap();
+        assert_eq!(
+            (running.slot, &*running.name),
+            ("b", "kedge-b+1-2.conf"),
+            "{release}: the update is tried"
+        );
+        bless_it(&slots, "b").unwrap();
+        let blessed = started(&slots).unwrap();
+        assert_eq!(
+            (blessed.slot, super::tests::list(&slots.disk).contains("kedge-a")),
+            ("b", true),
+            "{release}"
+        );
+        update(&slots, &blessed).unwrap();
+        assert_eq!(started(&slots).unwrap().slot, "a", "{release}: the next update goes into the other slot");
+        assert!(is_whole(&slots, "a"), "{release}");
+    }
 }
 
 #[test]

@@ -128,7 +128,7 @@ impl Board {
         Self::of(Api::start(Some(&State::used().hub.join("data"))))
     }
 
-    fn of(api: Api) -> Self {
+    pub(crate) fn of(api: Api) -> Self {
         let folder = Scratch::new("corrupt").expect("a directory");
         folder.write("kubeconfig", api.node_kubeconfig());
         let root = folder.join("root");

@@ -12,6 +12,7 @@ mod damage;
 mod disks;
 mod foreign;
 mod leftovers;
+mod recorded;
 
 use board::{Board, SANE_START, State, active};
 use damage::{Damage, apply};

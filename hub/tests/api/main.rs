@@ -16,6 +16,7 @@ mod kinds;
 mod lifecycles;
 mod objects;
 mod pod_proxy;
+mod recorded;
 mod refusals;
 mod revocation;
 mod rollouts;
