@@ -202,7 +202,7 @@ fn check_type(kind: &Kind, value: &Value) -> Result<(), ApiError> {
 pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
     match content_type.split(';').next().unwrap_or("").trim() {
         // the default is JSON
-        "" | "application/json" => json(body),
+        "" | "application/json" => read_json(body, Repeated::IsMerged),
         // clients mostly send JSON, which is YAML, too; the JSON reader knows duplicate fields
         APPLY if body.trim_ascii_start().starts_with(b"{") => json(body),
         APPLY => match yaml::parse(body) {
@@ -229,9 +229,13 @@ pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), Ap
     }
 }
 
-/// Reads JSON; also returns the paths of duplicate fields.
+/// Reads JSON; also returns the paths of duplicate fields, of which the last one counts.
 pub fn json(body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
-    let mut reading = Reading::default();
+    read_json(body, Repeated::Replaces)
+}
+
+fn read_json(body: &[u8], repeated: Repeated) -> Result<(Value, Vec<String>), ApiError> {
+    let mut reading = Reading { repeated, ..Reading::default() };
     let mut reader = serde_json::Deserializer::from_slice(body);
     let seed = Reader { path: &Path::Root, reading: &mut reading };
     let read = seed.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
@@ -248,9 +252,44 @@ pub fn value(text: &[u8]) -> Option<Value> {
     json(text).ok().map(|(value, _)| value)
 }
 
+/// The meaning of a field that comes again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Repeated {
+    #[default]
+    Replaces,
+    /// Go reads an object into what it read before: maps become one, and items of a list those of the same place.
+    IsMerged,
+}
+
+/// Puts a value that came again over the one before. Each value of the second is walked once.
+fn put_over(before: &mut Value, after: Value) {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => {
+            for (key, value) in after {
+                match before.get_mut(&key) {
+                    Some(before) => put_over(before, value),
+                    None => drop(before.insert(key, value)),
+                }
+            }
+        }
+        (Value::Array(before), Value::Array(after)) => {
+            before.truncate(after.len());
+            let known = before.len();
+            let mut after = after.into_iter();
+            before
+                .iter_mut()
+                .zip(after.by_ref().take(known))
+                .for_each(|(before, value)| put_over(before, value));
+            before.extend(after);
+        }
+        (before, after) => *before = after,
+    }
+}
+
 /// What is known of a body while it is read.
 #[derive(Default)]
 struct Reading {
+    repeated: Repeated,
     duplicates: Vec<String>,
     budget: Budget,
     /// The limit at which reading stopped.
@@ -339,7 +378,10 @@ impl<'de> Visitor<'de> for Reader<'_> {
                 self.reading.duplicates.push(path.text());
             }
             let value = entries.next_value_seed(Reader { path: &path, reading: self.reading })?;
-            object.insert(key, value);
+            match object.get_mut(&key).filter(|_| self.reading.repeated == Repeated::IsMerged) {
+                Some(before) => put_over(before, value),
+                None => drop(object.insert(key, value)),
+            }
         }
         Ok(Value::Object(object))
     }
@@ -375,6 +417,19 @@ mod tests {
             )),
         );
         check(r#"{"apiVersion": "v1", "kind": "Node"}"#, FieldValidation::Strict, Ok(&[]));
+    }
+
+    /// As Go's decoder; in a patch, which is read into no type, the last one counts.
+    #[test]
+    fn repeated_maps_are_merged_in_objects_but_not_in_patches() {
+        let body = br#"{"data": {"a": "1", "b": "1"}, "metadata": {"finalizers": ["x/a", "x/b"]}, "data": {"b": "2"},
+            "metadata": {"name": "m", "finalizers": ["x/c"]}}"#;
+        let read = object(&CONFIG_MAP, "application/json", body, FieldValidation::Warn).unwrap();
+        assert_eq!(read.value["data"], serde_json::json!({"a": "1", "b": "2"}));
+        assert_eq!(read.value["metadata"], serde_json::json!({"name": "m", "finalizers": ["x/c"]}));
+        assert_eq!(read.warnings, ["duplicate field \"data\"", "duplicate field \"metadata\""]);
+        let (patch, duplicates) = json(body).unwrap();
+        assert_eq!((&patch["data"], duplicates.len()), (&serde_json::json!({"b": "2"}), 2));
     }
 
     #[test]
