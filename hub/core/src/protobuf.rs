@@ -255,7 +255,7 @@ impl Reader {
                 self.message(of, 0, bytes, message)
             }
             shape => {
-                let value = self.scalar(shape, wire)?.filter(|value| !(field.omit_zero && is_zero(value)));
+                let value = self.scalar(shape, wire)?.filter(|value| !field.is_absent(value));
                 match value {
                     Some(value) => object.insert(field.name.to_owned(), value),
                     None => object.remove(field.name),
@@ -357,16 +357,6 @@ impl Reader {
             self.budget.text(text)?;
         }
         Ok(Some(value))
-    }
-}
-
-/// Go's empty value, which JSON leaves out.
-fn is_zero(value: &Value) -> bool {
-    match value {
-        Value::String(text) => text.is_empty(),
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::Bool(yes) => !yes,
-        _ => false,
     }
 }
 

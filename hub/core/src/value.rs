@@ -33,6 +33,10 @@ pub fn set_condition(status: &mut Value, mut new: Value, now: &str) {
         status["conditions"] = json!([]);
     }
     let Some(conditions) = status["conditions"].as_array_mut() else { return };
+    // as it is stored, or it would differ from what is there for ever
+    if let Some(fields) = new.as_object_mut() {
+        fields.retain(|_, value| *value != "");
+    }
     let known = conditions.iter_mut().find(|known| known["type"] == new["type"]);
     let since = known.as_ref().filter(|known| known["status"] == new["status"]);
     new["lastTransitionTime"] = match since {
@@ -92,7 +96,9 @@ mod tests {
         };
         check(json!({"type": "A", "status": "True"}), "t1", "t1");
         check(json!({"type": "A", "status": "True", "reason": "other"}), "t2", "t1");
-        check(json!({"type": "A", "status": "False"}), "t3", "t3");
+        check(json!({"type": "A", "status": "False", "message": ""}), "t3", "t3");
+        // the store keeps no empty text
+        assert_eq!(condition(&status, "A").unwrap().get("message"), None);
     }
 
     #[test]

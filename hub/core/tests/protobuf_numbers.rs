@@ -11,8 +11,10 @@ use std::fmt::Debug;
 use base64::Engine;
 use k8s_pb::api;
 use k8s_pb::apimachinery::pkg::apis::meta::v1 as meta;
+use kedge_hub_core::decode::{self, FieldValidation};
 use kedge_hub_core::kinds::schema::{self, Field, Shape, Type};
 use kedge_hub_core::protobuf::{self, ProtobufError};
+use kedge_rig::Random;
 use prost::Message;
 use serde_json::{Map, Value, json};
 
@@ -637,6 +639,111 @@ fn zero_is_left_out_where_go_leaves_it_out() {
         json!({"automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0, "containers": [{
             "name": "", "ports": [{"containerPort": 0}], "livenessProbe": {"terminationGracePeriodSeconds": 0}}]})
     );
+}
+
+/// Random objects in two forms: the protobuf of a Go client, which writes zeros, and JSON of anybody, who may leave them out, write them,
+/// or write null, empty lists and maps, and numbers and times in other ways.
+struct TwoForms {
+    random: Random,
+}
+
+impl TwoForms {
+    fn one_in(&mut self, count: usize) -> bool {
+        self.random.index(count) == 0
+    }
+
+    /// The message as the writer of protobuf wants it, and as JSON.
+    fn object(&mut self, of: &'static Type, depth: usize) -> (Value, Value) {
+        let (mut wire, mut text) = (Map::new(), Map::new());
+        for field in &of.fields {
+            let name = || field.name.to_owned();
+            let (is_list, is_map) =
+                (matches!(field.shape, Shape::List(_)), matches!(field.shape, Shape::Map(_)));
+            // Go always writes what is no pointer, list or map
+            let always = field.omit_zero || (field.required && !is_list);
+            let (sent, written) = self.value(&field.shape, depth);
+            let zero = match &field.shape {
+                Shape::String | Shape::Bytes => "".into(),
+                Shape::Bool => false.into(),
+                _ => 0.into(),
+            };
+            match (field.omit_zero, self.random.index(if depth > 2 { 3 } else { 6 })) {
+                // absent, or a zero that means the same
+                (true, 0) => drop(wire.insert(name(), zero)),
+                (true, 1) => drop((wire.insert(name(), zero.clone()), text.insert(name(), zero))),
+                (true, 2) => drop((wire.insert(name(), zero), text.insert(name(), Value::Null))),
+                // a pointer tells zero from absent
+                (false, 0) if field.required && field.shape != Shape::Raw && !is_list => {
+                    wire.insert(name(), sent);
+                    text.insert(name(), written);
+                }
+                (false, 0) => {}
+                (false, 1) if is_list => drop(text.insert(name(), json!([]))),
+                (false, 1) if is_map => drop(text.insert(name(), json!({}))),
+                (false, 1) if !always && field.shape != Shape::Raw => drop(text.insert(name(), Value::Null)),
+                _ => drop((wire.insert(name(), sent), text.insert(name(), written))),
+            }
+        }
+        (Value::Object(wire), Value::Object(text))
+    }
+
+    fn value(&mut self, shape: &'static Shape, depth: usize) -> (Value, Value) {
+        let alike = |value: Value| (value.clone(), value);
+        let number = self.random.index(3);
+        match shape {
+            Shape::String => alike(["", "a", "b"][number].into()),
+            Shape::Bool => alike((number == 0).into()),
+            Shape::Int32 | Shape::Int64 => alike([0, 7, -1][number].into()),
+            Shape::Double => alike([0.0, 0.5, 1.5][number].into()),
+            Shape::Bytes => alike(["", "YQ==", "YWI="][number].into()),
+            Shape::Time => {
+                let [sent, written] = [("10", "Z"), ("11", "+01:00")]
+                    .map(|(hour, zone)| json!(format!("2026-01-01T{hour}:00:0{number}{zone}")));
+                (sent.clone(), if self.one_in(2) { sent } else { written })
+            }
+            Shape::MicroTime => alike(time_text(number, ".000000").into()),
+            Shape::Quantity => (
+                [json!("500m"), json!("1Gi"), json!("2")][number].clone(),
+                [json!(0.5), json!("1024Mi"), json!(2)][number].clone(),
+            ),
+            Shape::IntOrString => alike([json!(0), json!(7), json!("")][number].clone()),
+            Shape::Raw => alike(json!({"a": number})),
+            Shape::Message(of) => self.object(schema::find(of).expect("the table has it"), depth + 1),
+            Shape::List(item) => {
+                let items = (0..=self.random.index(2)).map(|_| self.value(item, depth + 1));
+                let (sent, written) = items.collect::<(Vec<_>, Vec<_>)>();
+                (sent.into(), written.into())
+            }
+            Shape::Map(item) => {
+                let (sent, written) = self.value(item, depth + 1);
+                (json!({ "key": sent }), json!({ "key": written }))
+            }
+        }
+    }
+}
+
+/// What is read is what is stored, apart from what the hub adds to both.
+#[test]
+fn both_forms_of_an_object_are_read_as_the_same() {
+    for (api_version, kind, _) in BODIES {
+        let of = find(kind, api_version);
+        for seed in 1..=30 {
+            let (sent, written) = TwoForms { random: Random::new(seed) }.object(of, 0);
+            let sent = body(api_version, kind, &Writer { extra: None }.message(of, &sent));
+            let written = typed(api_version, kind, written).to_string();
+            let read = |media: &str, bytes: &[u8]| {
+                decode::posted(of, "v1", media, bytes, FieldValidation::Strict)
+                    .unwrap_or_else(|error| panic!("{kind}, seed {seed}: {error:?}"))
+                    .value
+                    .to_string()
+            };
+            let [left, right] = [
+                read("application/vnd.kubernetes.protobuf", &sent),
+                read("application/json", written.as_bytes()),
+            ];
+            assert_eq!(left, right, "{kind}, seed {seed}: {written}");
+        }
+    }
 }
 
 #[test]

@@ -474,6 +474,12 @@ fn fixed_part(spec: &Value) -> Value {
         for field in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {
             fields.remove(field);
         }
+        // a negative one, which an older hub stored, means 1
+        if let Some(grace) = fields.get_mut("terminationGracePeriodSeconds")
+            && grace.as_i64().is_some_and(|secs| secs < 0)
+        {
+            *grace = 1.into();
+        }
     }
     spec
 }

@@ -2,8 +2,8 @@
 //!
 //! The same table validates request bodies (unknown fields, wrong types), merges lists, reads protobuf, and is published
 //! at `/openapi`, so these can never disagree. A value that passed [`conform`] holds only fields of its type,
-//! each of the right JSON type, no nulls and no empty optional lists or maps (upstream's `omitempty`), so later code
-//! may rely on that. Left to others: rules that span fields (each kind's own).
+//! each of the right JSON type, no nulls, no zeros that mean "absent" and no empty lists or maps (upstream's
+//! `omitempty`; a required list that is empty it cannot tell from none), so later code may rely on that. Left to others: rules that span fields (each kind's own).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -248,15 +248,40 @@ impl Findings {
     }
 }
 
-/// Brings `value` into the form of the type: removes unknown fields, nulls and empty optional lists and
-/// maps, and reports the first value of a wrong type. `apiVersion` and `kind` are allowed at the root.
+/// Brings `value` into the form of the type: removes unknown fields, nulls, zeros where Go cannot tell them from absent, and empty
+/// lists and maps, and reports the first value of a wrong type. `apiVersion` and `kind` are allowed at the root.
 pub fn conform(of: &'static Type, value: &mut Value) -> Findings {
+    conform_as(of, value, Form::Stored)
+}
+
+/// Checks a body that is to be applied, and removes unknown fields. Everything else stays as written: who applies `false`, `""`, null
+/// or an empty map owns that field, and a quantity is another value when it is written in another way.
+pub fn conform_applied(of: &'static Type, value: &mut Value) -> Findings {
+    conform_as(of, value, Form::Written)
+}
+
+/// The form that a value is brought into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// One form for all that mean the same.
+    Stored,
+    /// As its author wrote it.
+    Written,
+}
+
+fn conform_as(of: &'static Type, value: &mut Value, form: Form) -> Findings {
     let mut findings = Findings::default();
-    conform_message(of, value, &Path::Root, &mut findings);
+    conform_message(of, value, &Path::Root, form, &mut findings);
     findings
 }
 
-fn conform_message(of: &'static Type, value: &mut Value, path: &Path<'_>, findings: &mut Findings) {
+fn conform_message(
+    of: &'static Type,
+    value: &mut Value,
+    path: &Path<'_>,
+    form: Form,
+    findings: &mut Findings,
+) {
     let Value::Object(fields) = value else {
         return wrong(findings, path, "an object", value);
     };
@@ -272,11 +297,28 @@ fn conform_message(of: &'static Type, value: &mut Value, path: &Path<'_>, findin
             return kept;
         };
         if value.is_null() && field.shape != Shape::Raw {
-            return false;
+            return form == Form::Written;
         }
-        conform_shape(&field.shape, value, &Path::Field(path, name), findings);
-        field.required || !is_empty_collection(&field.shape, value)
+        conform_shape(&field.shape, value, &Path::Field(path, name), form, findings);
+        form == Form::Written || !field.is_absent(value)
     });
+}
+
+impl Field {
+    /// Whether upstream, which keeps no JSON, cannot tell this value of the field from none.
+    pub fn is_absent(&self, value: &Value) -> bool {
+        (self.omit_zero && is_zero(value)) || is_empty_collection(&self.shape, value)
+    }
+}
+
+/// Go's zero of a scalar.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty(),
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::Bool(yes) => !yes,
+        _ => false,
+    }
 }
 
 fn is_empty_collection(shape: &Shape, value: &Value) -> bool {
@@ -287,17 +329,17 @@ fn is_empty_collection(shape: &Shape, value: &Value) -> bool {
     }
 }
 
-fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, findings: &mut Findings) {
+fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, form: Form, findings: &mut Findings) {
     let expected = match shape {
         Shape::Raw => return,
         Shape::Message(name) => match find(name) {
-            Some(of) => return conform_message(of, value, path, findings),
+            Some(of) => return conform_message(of, value, path, form, findings),
             None => return,
         },
         Shape::List(item) => {
             let Value::Array(items) = value else { return wrong(findings, path, "a list", value) };
             for (index, value) in items.iter_mut().enumerate() {
-                conform_shape(item, value, &Path::Item(path, index), findings);
+                conform_shape(item, value, &Path::Item(path, index), form, findings);
             }
             return;
         }
@@ -308,7 +350,7 @@ fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, findings: &m
                     // Go reads null as the type's empty value
                     *value = empty_of(item);
                 }
-                conform_shape(item, value, &Path::Field(path, key), findings);
+                conform_shape(item, value, &Path::Field(path, key), form, findings);
             }
             return;
         }
@@ -324,14 +366,18 @@ fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, findings: &m
             let good = value.as_str().is_some_and(|text| base64_decode(text).is_some());
             (!good).then_some("base64 text")
         }
-        Shape::Time => (!normalize(value, normal_time)).then_some("an RFC 3339 time"),
-        Shape::MicroTime => (!normalize(value, normal_micro_time))
+        Shape::Time => (!normalize(value, form, normal_time)).then_some("an RFC 3339 time"),
+        Shape::MicroTime => (!normalize(value, form, normal_micro_time))
             .then_some("an RFC 3339 time with six decimal places of the second"),
         Shape::Quantity => {
-            if let Value::Number(number) = value {
-                *value = Value::String(number.to_string());
+            let mut text = value.as_number().map(|number| Value::String(number.to_string()));
+            let good = normalize(text.as_mut().unwrap_or(value), form, normal_form);
+            if form == Form::Stored
+                && let Some(text) = text
+            {
+                *value = text;
             }
-            (!normalize(value, normal_form)).then_some("a quantity")
+            (!good).then_some("a quantity")
         }
         Shape::IntOrString => (!value.is_string() && !value.is_i64()).then_some("a whole number or a string"),
     };
@@ -386,12 +432,12 @@ pub fn parse_time(text: &str) -> Option<time::OffsetDateTime> {
     time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339).ok()
 }
 
-/// Brings a text into its normal form; `false` if it has none.
-fn normalize(value: &mut Value, form: fn(&str) -> Option<Cow<'_, str>>) -> bool {
-    let changed = match value.as_str().and_then(form) {
+/// Brings a text into its normal form; `false` if it has none. What is written stays as it is.
+fn normalize(value: &mut Value, form: Form, normal: fn(&str) -> Option<Cow<'_, str>>) -> bool {
+    let changed = match value.as_str().and_then(normal) {
         None => return false,
-        Some(Cow::Borrowed(_)) => return true,
-        Some(Cow::Owned(text)) => text,
+        Some(Cow::Owned(text)) if form == Form::Stored => text,
+        Some(_) => return true,
     };
     *value = Value::String(changed);
     true
@@ -485,6 +531,19 @@ mod tests {
             json!({"metadata": {}, "spec": {}}),
             &[],
         );
+        // neither zeros, where Go's value is no pointer, nor a required list without items
+        let zeros = json!({"unschedulable": false, "podCIDR": "", "configSource": {"configMap": {
+            "name": "", "namespace": "", "kubeletConfigKey": "", "uid": ""}}});
+        let config = json!({"configMap": {"name": "", "namespace": "", "kubeletConfigKey": ""}});
+        check(node, json!({"spec": zeros}), json!({"spec": {"configSource": config}}), &[]);
+        let pod = json!({"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false});
+        let mut given = pod.clone();
+        given.as_object_mut().unwrap().extend([
+            ("hostNetwork".to_owned(), false.into()),
+            ("schedulerName".to_owned(), "".into()),
+            ("containers".to_owned(), json!([])),
+        ]);
+        check("core/v1/PodSpec", given, pod, &[]);
         // an empty object is a value: the node validates it
         check(node, json!({"spec": {"configSource": {}}}), json!({"spec": {"configSource": {}}}), &[]);
         check(
@@ -494,6 +553,22 @@ mod tests {
             &[],
         );
         check("core/v1/ConfigMap", json!({"data": {"a": null}}), json!({"data": {"a": ""}}), &[]);
+    }
+
+    #[test]
+    fn applied_value_stays_as_it_is_written() {
+        let of = find("core/v1/PodSpec").unwrap();
+        let resources = json!({"limits": {"cpu": 0.5, "memory": "1024Mi"}, "requests": {}});
+        let container =
+            json!({"name": "c", "tty": false, "env": [], "livenessProbe": null, "resources": resources});
+        let written = json!({"containers": [container], "schedulerName": "", "nodeSelector": {}});
+        let mut value = written.clone();
+        value["x"] = json!(1);
+        assert_eq!(conform_applied(of, &mut value).complaints(), ["unknown field \"x\""]);
+        assert_eq!(value, written);
+        value["containers"][0]["resources"]["limits"]["cpu"] = json!("much");
+        let wrong = conform_applied(of, &mut value).wrong.unwrap();
+        assert!(wrong.starts_with("containers[0].resources.limits.cpu: expected a quantity"), "{wrong}");
     }
 
     #[test]

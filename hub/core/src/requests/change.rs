@@ -131,8 +131,9 @@ fn edit_found(
     let Place { kind, namespace, name } = *place;
     let now = fresh.stamp();
     let mut old = current.value();
-    // an object stored by an older hub may lack them
+    // an object stored by an older hub may lack fields that upstream always writes, and have zeros that it never does
     kind.complete(&mut old);
+    schema::conform(kind.schema(), &mut old);
     let mut wanted = compute(&current, old.clone())?;
     cost::check_change(Some(&old), &wanted)?;
     (options.asked)(Some(&old), &wanted)?;
@@ -422,6 +423,24 @@ mod tests {
             let tolerations = new["spec"]["tolerations"].as_array().map_or(0, Vec::len);
             assert_eq!(tolerations, expect, "{part:?}");
         }
+    }
+
+    /// Of a pod that an older hub stored with zeros; clients of Go leave them out.
+    #[test]
+    fn stored_zero_is_no_change_when_it_is_left_out() {
+        let mut old = pod();
+        (old["spec"]["hostNetwork"], old["spec"]["nodeName"]) = (false.into(), "".into());
+        old["spec"]["terminationGracePeriodSeconds"] = (-1).into();
+        let write = written(&POD, old, Owner::Nobody, |pod| {
+            pod["metadata"]["labels"] = json!({"a": "1"});
+            for field in ["hostNetwork", "nodeName"] {
+                pod["spec"].as_object_mut().unwrap().remove(field);
+            }
+        });
+        let new = write.new.unwrap();
+        assert_eq!(new["metadata"]["labels"]["a"], "1");
+        assert_eq!((new["spec"].get("hostNetwork"), new["spec"].get("nodeName")), (None, None));
+        assert_eq!(new["spec"]["terminationGracePeriodSeconds"], 1);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::api_error::ApiError;
 use crate::apply;
 use crate::cost;
 use crate::field_error::FieldErrors;
-use crate::kinds::{Kind, NAMESPACE, NODE, meta};
+use crate::kinds::{Kind, NAMESPACE, NODE, meta, schema};
 use crate::pod_security::{self, Remarks};
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, text};
@@ -69,6 +69,8 @@ pub fn new_object(kind: &'static Kind, mut value: Value, fresh: &Fresh) -> Resul
         fields.remove("status");
     }
     kind.complete(&mut value);
+    // a template that an older hub stored may have zeros that stand for a default
+    schema::conform(kind.schema(), &mut value);
     (kind.prepare)(&mut value, None);
     let mut errors = FieldErrors::default();
     meta::validate(kind, &value, &mut errors);
@@ -277,6 +279,7 @@ fn check_namespace(objects: &dyn Objects, kind: &Kind, namespace: &str, name: &s
 mod tests {
     use super::super::fixture::{NoSink, stored};
     use super::*;
+    use crate::decode::{self, FieldValidation};
     use crate::kinds::{CONFIG_MAP, LEASE, NODE, POD, SERVICE_ACCOUNT, pod};
     use crate::state::Index;
     use serde_json::json;
@@ -308,6 +311,45 @@ mod tests {
         let refused = new_object(&CONFIG_MAP, json!({"metadata": {"name": "A", "namespace": "d"}}), &FRESH)
             .unwrap_err();
         assert_eq!(refused.code, 422);
+    }
+
+    /// Explicit zeros as templates of charts write them.
+    #[test]
+    fn zero_of_json_is_stored_as_the_default() {
+        let made = |spec: Value, container: Value| {
+            let mut pod = json!({"metadata": {"name": "p"}, "spec": spec});
+            pod["spec"]["serviceAccountName"] = "runs".into();
+            pod["spec"]["containers"] = json!([container]);
+            (pod["spec"]["containers"][0]["name"], pod["spec"]["containers"][0]["image"]) =
+                ("c".into(), "i:1".into());
+            let sort = "application/json";
+            let read =
+                decode::object(&POD, sort, pod.to_string().as_bytes(), FieldValidation::Strict).unwrap();
+            let options = WriteOptions::internal();
+            match create(&objects(), &POD, "default", read.value, &options, &FRESH) {
+                Ok(Decision::Write(write, _)) => write.new.unwrap(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let probe = |fields: Value| json!({"httpGet": fields, "initialDelaySeconds": 0, "periodSeconds": 0});
+        let zeros = made(
+            json!({"schedulerName": "", "restartPolicy": "", "dnsPolicy": "", "hostNetwork": false, "nodeName": "",
+                "terminationGracePeriodSeconds": -1, "nodeSelector": {}, "securityContext": null}),
+            json!({"imagePullPolicy": "", "terminationMessagePath": "", "terminationMessagePolicy": "", "stdin": false,
+                "env": [{"name": "E", "value": ""}], "ports": [{"containerPort": 1, "hostPort": 0, "protocol": ""}],
+                "livenessProbe": probe(json!({"path": "", "scheme": "", "host": "", "port": 1}))}),
+        );
+        let absent = made(
+            json!({"terminationGracePeriodSeconds": 1}),
+            json!({"env": [{"name": "E"}], "ports": [{"containerPort": 1}],
+                "livenessProbe": {"httpGet": {"port": 1}}}),
+        );
+        assert_eq!(zeros, absent);
+        let container = &absent["spec"]["containers"][0];
+        assert_eq!(
+            (&absent["spec"]["schedulerName"], &container["imagePullPolicy"]),
+            (&json!("default-scheduler"), &json!("IfNotPresent"))
+        );
     }
 
     /// The namespaces `default` and `ending`, the account `default/runs`, and the Node `a` with the uid `u`.

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::rollout::{COMPLETE, RECORD, Record};
-use crate::kinds::DAEMON_SET;
+use crate::kinds::{DAEMON_SET, schema};
 use crate::value::text;
 
 /// The label by which pods name their revision, and revisions themselves.
@@ -184,17 +184,14 @@ fn letter(of: u8) -> char {
     char::from(ALPHABET[usize::from(of) % ALPHABET.len()])
 }
 
-/// Without what means nothing: nulls, and the mark of a patch. (An empty object may mean something: a selector selects all.)
-fn meaning(value: &Value) -> Value {
-    match value {
-        Value::Object(fields) => {
-            let fields = fields.iter().filter(|(name, _)| *name != "$patch");
-            let fields = fields.map(|(name, value)| (name.clone(), meaning(value)));
-            Value::Object(fields.filter(|(_, value)| !value.is_null()).collect())
-        }
-        Value::Array(items) => items.iter().map(meaning).collect(),
-        other => other.clone(),
+/// As it is stored today, without what means nothing: the mark of a patch, nulls, and zeros, which an older hub kept. (An empty object
+/// may mean something: a selector selects all.)
+fn meaning(template: &Value) -> Value {
+    let mut template = template.clone();
+    if let Some(of) = schema::find("core/v1/PodTemplateSpec") {
+        schema::conform(of, &mut template);
     }
+    template
 }
 
 #[cfg(test)]
@@ -272,6 +269,8 @@ mod tests {
         let mut same = template("i:1");
         same["metadata"]["creationTimestamp"] = Value::Null;
         same["$patch"] = json!("replace");
+        same["spec"]["hostNetwork"] = false.into();
+        same["spec"]["containers"][0]["args"] = json!([]);
         assert!(written.is_of(&same));
         same["spec"]["containers"][0]["env"] = json!([{"name": "A"}]);
         assert!(!written.is_of(&same));

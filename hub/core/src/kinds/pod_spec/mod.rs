@@ -115,6 +115,10 @@ fn set_defaults_of_pod(spec: &mut Value) {
         }
     }
     fill(spec, &[], &[("enableServiceLinks", true.into())]);
+    // as upstream treats it, instead of refusing pods of which there were some
+    if spec["terminationGracePeriodSeconds"].as_i64().is_some_and(|secs| secs < 0) {
+        spec["terminationGracePeriodSeconds"] = 1.into();
+    }
 }
 
 fn container_defaults(container: &mut Value, has_resources: bool) {
@@ -149,14 +153,7 @@ fn http_defaults() -> [(&'static str, Value); 2] {
 fn probe_defaults(container: &mut Value, probe: &str) {
     let numbers =
         [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)];
-    if let Some(fields) = object(container, &[probe]) {
-        for (field, value) in numbers {
-            // Go cannot tell an explicit zero from an absent one here
-            if fields.get(field).is_none_or(|value| value.is_null() || value == 0) {
-                fields.insert(field.to_owned(), value.into());
-            }
-        }
-    }
+    fill(container, &[probe], &numbers.map(|(field, value)| (field, value.into())));
     fill(container, &[probe, "httpGet"], &http_defaults());
     fill(container, &[probe, "grpc"], &[("service", "".into())]);
 }
@@ -449,7 +446,7 @@ mod tests {
         let mut spec = json!({"hostNetwork": true,
             "containers": [{"name": "c", "image": "reg:5000/a", "ports": [{"containerPort": 80}],
                 "resources": {"limits": {"cpu": "1"}},
-                "livenessProbe": {"httpGet": {"port": 80}, "periodSeconds": 0}}],
+                "livenessProbe": {"httpGet": {"port": 80}}}],
             "volumes": [{"name": "v"}, {"name": "s", "secret": {"secretName": "x"}}]});
         let mut template = spec.clone();
         set_defaults(&mut template, Of::Template);
