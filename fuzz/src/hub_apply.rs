@@ -10,7 +10,7 @@ use crate::hub_cost::OBJECT_BYTES;
 use crate::input::{SEPARATOR, chosen_kind, sections};
 use crate::large::expanded;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
-use kedge_hub_core::decode::{APPLY, FieldValidation, object};
+use kedge_hub_core::decode::{APPLY, FieldValidation, object, parse};
 use kedge_hub_core::kinds::{Kind, schema};
 use serde_json::{Value, json};
 
@@ -80,6 +80,13 @@ fn seeds() -> Vec<Vec<u8>> {
         seed(
             4,
             b'f',
+            r#"{"metadata":{"name":"p"},"spec":{"hostNetwork":true,"volumes":[{"name":"v","hostPath":{"path":"/x","type":""}}]}}"#,
+            r#"{"spec":{"hostNetwork":false,"nodeName":"","volumes":[{"name":"v","hostPath":null,"emptyDir":{}}]}}"#,
+            r#"{"spec":{"volumes":[{"name":"v","secret":{"secretName":"s"}}],"containers":[]}}"#,
+        ),
+        seed(
+            4,
+            b'f',
             r#"{"metadata":{"name":"p"},"spec":{"containers":[{"name":"a","ports":[{"containerPort":80}]}]}}"#,
             r#"{"spec":{"containers":[{"name":"b","image":"i"},{"name":"a","args":["x"]}]}}"#,
             r#"{"spec":{"containers":[{"name":"b","image":"j","resources":{}}]}}"#,
@@ -121,8 +128,9 @@ fn manager(how: u8) -> Manager {
 }
 
 fn read(kind: &'static Kind, how: u8, body: &[u8]) -> Option<Apply> {
-    let body = object(kind, APPLY, body, FieldValidation::Ignore).ok()?.value;
-    if !body.is_object() {
+    let (mut body, _) = parse(APPLY, body).ok()?;
+    // as it is written, with zeros and nulls
+    if schema::conform_applied(kind.schema(), &mut body).wrong.is_some() {
         return None;
     }
     Apply::new(kind, body, manager(how), how != b'-').ok()

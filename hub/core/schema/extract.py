@@ -70,7 +70,7 @@ def newest(pattern):
 
 
 def go_structs(root, package):
-    """{type: {JSON name: (number, omitzero)}} of one types.go; `2.19` is field 19 of the embedded struct that is field 2"""
+    """{type: {JSON name: (number, omitzero, by value)}} of one types.go; `2.19` is field 19 of the embedded struct that is field 2"""
     part = "apimachinery/pkg/apis/meta/v1" if package == "meta/v1" else f"api/{package}"
     structs, embedded, fields = {}, [], None
     for line in open(f"{root}/k8s.io/{part}/types.go"):
@@ -85,11 +85,11 @@ def go_structs(root, package):
                 continue
             kind = kind or name
             # a pointer is absent or a value; a list or map is absent when empty, which `conform` sees to
-            scalar = not kind.startswith(("*", "map[", "[]")) or kind == "[]byte"
+            value = not kind.startswith(("*", "map[", "[]")) or kind == "[]byte"
             json, _, options = json.partition(",")
-            fields[json] = (number, scalar and "omitempty" in options)
+            fields[json] = (number, value and "omitempty" in options, value and "omitzero" not in options)
     for fields, name, number in embedded:
-        fields.update({json: (f"{number}.{inner}", omit) for json, (inner, omit) in structs[name].items()})
+        fields.update({json: (f"{number}.{inner}", *rest) for json, (inner, *rest) in structs[name].items()})
     return structs
 
 
@@ -185,12 +185,15 @@ def merge_rule(markers):
     return " ".join(rules)
 
 
-def field_words(json, number, omitzero, of, required, rule):
+def field_words(json, number, omitzero, by_value, of, required, rule):
     words = [json, number, of]
     if required and not of.startswith("{}"):
         words.append("required")
     if omitzero and not required and of in ("string", "bool", "int32", "int64", "double", "bytes"):
         words.append("omitzero")
+    if by_value and "/" in of and not of.startswith(("[]", "{}")):
+        # Go writes a struct that is no pointer even if nothing in it is set
+        words.append("always")
     return " ".join(words + ([rule] if rule else []))
 
 
@@ -198,7 +201,7 @@ def main(registry, go):
     protobuf = newest(f"{registry}/k8s-pb-*")
     openapi = newest(newest(f"{registry}/k8s-openapi-*") + "/src/v1_36")
     print(f"# From k8s-openapi {os.path.basename(openapi)}, {os.path.basename(protobuf)} and k8s.io/api; written by extract.py.")
-    print("# type [atomic], then: field number shape [required] [omitzero] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] [enum=A,B] | description")
+    print("# type [atomic], then: field number shape [required] [omitzero] [always] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] [enum=A,B] | description")
     print("# A number 2.19 is field 19 of an embedded struct, whose fields JSON has in its parent and protobuf in field 2.")
     known, done, todo = {}, set(), list(ROOTS)
     while todo:
@@ -218,9 +221,9 @@ def main(registry, go):
         for rust, json, rust_type, required, text in fields:
             if json in ("apiVersion", "kind") and json not in numbers:
                 continue
-            number, omitzero = numbers.get(json, ("0", False))
+            number, omitzero, by_value = numbers.get(json, ("0", False, False))
             rule = merge_rule(markers.get(rust.replace("_", ""), []))
-            words = field_words(json, number, omitzero, shape(rust_type, todo), required, rule)
+            words = field_words(json, number, omitzero, by_value, shape(rust_type, todo), required, rule)
             if values := ENUMS.pop(f"{name} {json}", ""):
                 words += " enum=" + values.replace("~", "").replace(" ", ",")
             print(f"  {words} | {text}")

@@ -140,7 +140,7 @@ pub fn applied(
         return Err(ApiError::bad_request(format!("invalid object type: {named}")));
     }
     apply::mark_reset(&mut value);
-    let findings = schema::conform(kind.schema(), &mut value);
+    let findings = schema::conform_applied(kind.schema(), &mut value);
     if let Some(wrong) = findings.wrong {
         return Err(ApiError::untyped(kind, place, &wrong));
     }

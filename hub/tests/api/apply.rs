@@ -70,10 +70,15 @@ fn apply_creates_changes_and_removes_fields() {
     // a second manager shares the fields it sets to the same value, and owns those that only it sets
     let shared = apply(&mut client, &path, "two", &map(json!({"a": "3", "c": "4"}))).expect(200);
     assert_eq!(shared["data"], json!({"a": "3", "c": "4"}));
-    let one_leaves = apply(&mut client, &path, "one", &map(json!({}))).expect(200);
+    let empty = apply(&mut client, &path, "one", &map(json!({}))).expect(200);
+    assert_eq!(empty["data"], json!({"a": "3", "c": "4"}), "two still owns a");
+    assert_eq!(managers(&empty)[0], r#"one Apply: {"f:data":{}}"#, "an empty map is applied as well");
+    let mut no_data = map(Value::Null);
+    no_data.as_object_mut().unwrap().remove("data");
+    let one_leaves = apply(&mut client, &path, "one", &no_data).expect(200);
     assert_eq!(one_leaves["data"], json!({"a": "3", "c": "4"}), "two still owns a");
     assert_eq!(managers(&one_leaves), [r#"two Apply: {"f:data":{"f:a":{},"f:c":{}}}"#]);
-    let nothing = apply(&mut client, &path, "two", &map(json!({}))).expect(200);
+    let nothing = apply(&mut client, &path, "two", &no_data).expect(200);
     assert_eq!((&nothing["data"], managers(&nothing)), (&Value::Null, Vec::new()));
 }
 
@@ -149,7 +154,7 @@ fn every_write_records_its_field_manager() {
     let nonsense =
         json!({"metadata": {"managedFields": [{"manager": "x", "operation": "Own", "fieldsV1": {"x": 1}}]}});
     let kept = client.patch("merge", &path, &nonsense).expect(200);
-    let before = r#"before-first-apply Update: {"f:data":{"f:a":{}},"f:metadata":{"f:labels":{"f:l":{}}}}"#;
+    let before = r#"before-first-apply Update: {"f:data":{".":{},"f:a":{}},"f:metadata":{"f:labels":{".":{},"f:l":{}}}}"#;
     assert_eq!(managers(&kept), [before, r#"one Apply: {"f:data":{"f:a":{}}}"#]);
     let given = json!([{"op": "replace", "path": "/metadata/managedFields/0/manager", "value": "heir"}]);
     let heir = client.patch("json", &path, &given).expect(200);
@@ -239,7 +244,7 @@ fn apply_to_status_subresource_owns_status_fields() {
     assert_eq!(reported["status"]["conditions"], node["status"]["conditions"]);
     assert_eq!(
         managers(&reported)[0],
-        r#"one Apply status: {"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:status":{},"f:type":{}}},"f:phase":{}}}"#
+        r#"one Apply status: {"f:metadata":{"f:labels":{}},"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:status":{},"f:type":{}}},"f:phase":{}}}"#
     );
     status["status"]["conditions"][0]["status"] = "False".into();
     let refused = apply(&mut client, &format!("{path}/status"), "two", &status).expect(409);

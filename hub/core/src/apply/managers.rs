@@ -37,7 +37,7 @@ pub(super) enum Operation {
 }
 
 /// One manager's fields.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) manager: String,
     pub(super) operation: Operation,
@@ -123,6 +123,17 @@ pub(super) fn encode(mut entries: Vec<Entry>) -> Option<Value> {
     // the oldest appliers come first
     entries.drain(..appliers.saturating_sub(MAX_APPLIERS));
     (!entries.is_empty()).then(|| entries.into_iter().map(Entry::write).collect())
+}
+
+/// Whether two lists of managers are the same but for the times in them.
+pub(super) fn same_but_for_times(left: &Value, right: &Value) -> bool {
+    let without_times = |list: &Value| {
+        let mut entries = decode(list)?;
+        entries.iter_mut().for_each(|entry| entry.time.clear());
+        entries.sort_by(order);
+        Some(entries)
+    };
+    without_times(left).is_some_and(|entries| Some(entries) == without_times(right))
 }
 
 fn order(left: &Entry, right: &Entry) -> std::cmp::Ordering {

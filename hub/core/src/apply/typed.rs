@@ -1,8 +1,9 @@
 //! Field sets of typed objects: the fields a value has, the difference of two objects, merging one into the other, by the schema.
 //!
 //! The rules are upstream's structured merge: structs, free maps and lists with keys are owned field by field, everything else
-//! (scalars, atomic types, lists without keys) as a whole. Always holds: no value causes a panic; a value of an
-//! unexpected shape is owned as a whole. Left to others: managers (`managers`).
+//! (scalars, atomic types, lists without keys) as a whole. Null is an empty container, as upstream's typed values have it: a list of
+//! which all items were removed is null, and not absent. Always holds: no value causes a panic; a value of an unexpected shape is owned
+//! as a whole. Left to others: managers (`managers`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,18 +43,27 @@ fn form_of_field(field: &'static Field) -> Form {
     }
 }
 
-/// The form of a member of a struct or map, and whether absent and empty are the same there (upstream writes it always).
-fn member(of: Form, name: &str) -> (Form, bool) {
+/// The form of a member of a struct or map.
+fn member(of: Form, name: &str) -> Form {
     match of {
-        Form::Struct(of) => match of.field(name) {
-            Some(field) => {
-                (form_of_field(field), field.required || matches!(form_of_field(field), Form::Struct(_)))
-            }
-            None => (Form::Whole, false),
-        },
-        Form::Map(item) => (form_of_shape(item), false),
-        _ => (Form::Whole, false),
+        Form::Struct(of) => of.field(name).map_or(Form::Whole, form_of_field),
+        Form::Map(item) => form_of_shape(item),
+        _ => Form::Whole,
     }
+}
+
+/// Whether a member is never absent where the struct that it is in is there, but at most empty.
+fn is_always_there(of: Form, name: &str) -> bool {
+    let Form::Struct(of) = of else { return false };
+    of.field(name)
+        .is_some_and(|field| field.always || (field.required && matches!(field.shape, Shape::List(_))))
+}
+
+/// Whether a step is in a set by itself, or because of what is below it: a field of a struct is in every set that has something in it,
+/// an item of a list or a key of a map is not. A set need not name a struct by itself, and those of older hubs never do.
+fn is_in(of: Form, step: &Step, branch: &Branch) -> bool {
+    let is_named = matches!((of, step), (Form::Struct(of), Step::Field(name)) if of.field(name).is_some());
+    branch.member || (is_named && !branch.below.is_empty())
 }
 
 /// The value of an omitted key field; upstream's only default of a key.
@@ -65,7 +75,8 @@ fn default_key(name: &str) -> Option<Value> {
 fn keyed_step(keys: &'static str, item: &Value) -> Result<Step, &'static str> {
     let mut found = Map::new();
     for key in keys.split('+') {
-        let value = item.get(key).cloned().or_else(|| default_key(key)).ok_or(key)?;
+        let value = item.get(key).filter(|value| !value.is_null()).cloned();
+        let value = value.or_else(|| default_key(key)).ok_or(key)?;
         found.insert(key.to_owned(), value);
     }
     Ok(Step::Key(Value::Object(found).to_string()))
@@ -106,7 +117,7 @@ fn check_lists_below(of: Form, value: &Value, path: &Path<'_>) -> Result<(), Str
     match (of, value) {
         (Form::Struct(_) | Form::Map(_), Value::Object(fields)) => {
             fields.iter().try_for_each(|(name, value)| {
-                check_lists_below(member(of, name).0, value, &Path::Field(path, name))
+                check_lists_below(member(of, name), value, &Path::Field(path, name))
             })
         }
         (Form::KeyedList(..) | Form::SetList, Value::Array(items)) => {
@@ -143,8 +154,8 @@ fn fields_below(of: Form, value: &Value) -> Branch {
         (Form::Struct(_) | Form::Map(_), Value::Object(fields)) => {
             let mut set = FieldSet::default();
             for (name, value) in fields {
-                let mut branch = fields_below(member(of, name).0, value);
-                // an empty map is a value of its own; so is a key of a free map
+                let mut branch = fields_below(member(of, name), value);
+                // an empty map and null are values of their own; so is a key of a free map
                 branch.member |= is_empty(value) && !value.is_array() || matches!(of, Form::Map(_));
                 set.add(Step::Field(name.clone()), branch);
             }
@@ -173,53 +184,44 @@ pub(super) struct Comparison {
 
 /// Compares two objects of a type.
 pub(super) fn compare(of: &'static Type, old: &Value, new: &Value) -> Comparison {
-    let (set, removed) = compare_below(Form::Struct(of), Some(old), Some(new), true);
+    let (set, removed) = compare_below(Form::Struct(of), Some(old), Some(new));
     Comparison { set: set.below, removed: removed.below }
 }
 
-fn compare_below(of: Form, old: Option<&Value>, new: Option<&Value>, always: bool) -> (Branch, Branch) {
+fn compare_below(of: Form, old: Option<&Value>, new: Option<&Value>) -> (Branch, Branch) {
     let mut outcome = (Branch::default(), Branch::default());
-    if old == new {
-        return outcome;
-    }
     let both_empty = old.is_none_or(is_empty) && new.is_none_or(is_empty);
-    let is_container = |value: Option<&Value>, object: bool| match value {
-        None => true,
-        Some(value) => {
-            if object {
-                value.is_object()
-            } else {
-                value.is_array()
-            }
-        }
-    };
-    let objects = matches!(of, Form::Struct(_) | Form::Map(_));
-    let divided =
-        !matches!(of, Form::Whole) && !both_empty && is_container(old, objects) && is_container(new, objects);
-    if !divided {
-        outcome.0.member = new.is_some();
-        outcome.1.member = new.is_none();
+    if old == new || (both_empty && old.is_some() && new.is_some()) {
         return outcome;
     }
-    // an added or removed map or list is a field itself; a struct that upstream always writes is not
-    outcome.0.member = old.is_none() && !always;
+    let objects = matches!(of, Form::Struct(_) | Form::Map(_));
+    let is_container = |value: Option<&Value>| {
+        value
+            .is_none_or(|value| value.is_null() || if objects { value.is_object() } else { value.is_array() })
+    };
+    let divided = !matches!(of, Form::Whole) && !both_empty && is_container(old) && is_container(new);
+    outcome.0.member = new.is_some() && (old.is_none() || !divided);
     outcome.1.member = new.is_none();
-    if objects {
-        compare_members(of, old, new, &mut outcome);
-    } else {
-        compare_items(of, old, new, &mut outcome);
+    match divided {
+        false => {}
+        true if objects => compare_members(of, old, new, &mut outcome),
+        true => compare_items(of, old, new, &mut outcome),
     }
     outcome
 }
 
 fn compare_members(of: Form, old: Option<&Value>, new: Option<&Value>, outcome: &mut (Branch, Branch)) {
-    let none = Map::new();
-    let old = old.and_then(Value::as_object).unwrap_or(&none);
-    let new = new.and_then(Value::as_object).unwrap_or(&none);
-    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    /// `None` if it is absent; what is always there is at least empty.
+    fn value<'a>(within: Option<&'a Value>, name: &str, always: bool) -> Option<&'a Value> {
+        let found = within?.get(name);
+        found.or(always.then_some(&Value::Null))
+    }
+    let fields = [old, new].into_iter().flatten().filter_map(Value::as_object);
+    let names: BTreeSet<&String> = fields.flat_map(Map::keys).collect();
     for name in names {
-        let (form, always) = member(of, name);
-        let (set, removed) = compare_below(form, old.get(name), new.get(name), always);
+        let always = is_always_there(of, name);
+        let (old, new) = (value(old, name, always), value(new, name, always));
+        let (set, removed) = compare_below(member(of, name), old, new);
         outcome.0.below.add(Step::Field(name.clone()), set);
         outcome.1.below.add(Step::Field(name.clone()), removed);
     }
@@ -234,9 +236,7 @@ fn compare_items(of: Form, old: Option<&Value>, new: Option<&Value>, outcome: &m
     let all: BTreeSet<&Step> = old.keys().chain(new.keys()).collect();
     for step in all {
         let (before, after) = (old.get(step).copied(), new.get(step).copied());
-        let (mut set, mut removed) = compare_below(item_form(of), before, after, true);
-        set.member |= before.is_none();
-        removed.member |= after.is_none();
+        let (set, removed) = compare_below(item_form(of), before, after);
         outcome.0.below.add(step.clone(), set);
         outcome.1.below.add(step.clone(), removed);
     }
@@ -252,7 +252,7 @@ fn merge_below(of: Form, live: Value, applied: &Value) -> Value {
         (Form::Struct(_) | Form::Map(_), Value::Object(mut fields), Value::Object(applied)) => {
             for (name, value) in applied {
                 let merged = match fields.remove(name) {
-                    Some(live) => merge_below(member(of, name).0, live, value),
+                    Some(live) => merge_below(member(of, name), live, value),
                     None => value.clone(),
                 };
                 fields.insert(name.clone(), merged);
@@ -262,45 +262,66 @@ fn merge_below(of: Form, live: Value, applied: &Value) -> Value {
         (Form::KeyedList(..) | Form::SetList, Value::Array(live), Value::Array(applied)) => {
             Value::Array(merge_lists(of, live, applied))
         }
+        // null takes nothing away from what is owned field by field
+        (Form::Struct(_) | Form::Map(_) | Form::KeyedList(..) | Form::SetList, live, Value::Null)
+            if !is_empty(&live) =>
+        {
+            live
+        }
         _ => applied.clone(),
     }
 }
 
-/// Applied items in the order applied; each other item stays before the item it preceded.
+/// The items of both lists. Where the order applied is not the one of the live list, an item that both have moves to where it is applied,
+/// and the others stay where they are, as upstream does it.
 fn merge_lists(of: Form, live: Vec<Value>, applied: &[Value]) -> Vec<Value> {
-    let applied_steps = steps(of, applied).unwrap_or_default();
-    let wanted: BTreeSet<&Step> = applied_steps.iter().collect();
-    let live_steps = steps(of, &live).unwrap_or_default();
-    let mut known: BTreeMap<&Step, Value> = BTreeMap::new();
-    for (step, item) in live_steps.iter().zip(&live) {
-        known.entry(step).or_insert_with(|| item.clone());
+    let (live_steps, steps) = (steps(of, &live).unwrap_or_default(), steps(of, applied).unwrap_or_default());
+    let wanted: BTreeSet<&Step> = steps.iter().collect();
+    // an item that is there twice is not merged with
+    let mut places: BTreeMap<&Step, Option<usize>> = BTreeMap::new();
+    for (place, step) in live_steps.iter().enumerate() {
+        places.entry(step).and_modify(|place| *place = None).or_insert(Some(place));
     }
+    let mut live: Vec<Option<Value>> = live.into_iter().map(Some).collect();
+    let mut shared = steps.iter().filter(|step| places.contains_key(*step));
+    let mut next_shared = shared.next();
     let mut merged = Vec::with_capacity(live.len() + applied.len());
     let mut done: BTreeSet<&Step> = BTreeSet::new();
-    let mut next = applied_steps.iter().zip(applied);
-    let mut emit = |step, item: &Value, merged: &mut Vec<Value>| {
-        merged.push(match known.remove(step) {
-            Some(live) => merge_below(item_form(of), live, item),
-            None => item.clone(),
-        });
-    };
-    for (step, item) in live_steps.iter().zip(&live) {
-        if !wanted.contains(step) {
-            merged.push(item.clone());
+    let (mut left, mut right) = (0, 0);
+    while left < live.len() || right < applied.len() {
+        let (step, next) = (live_steps.get(left), steps.get(right));
+        let meet = step.is_some() && step == next;
+        if let (Some(step), Some(_), false) = (step, next, meet) {
+            // one that both have, but not the one whose turn it is
+            if wanted.contains(step) && next_shared.is_some_and(|shared| shared != step) {
+                left += 1;
+                continue;
+            }
+        }
+        if let Some(step) = step.filter(|step| !wanted.contains(step)) {
+            debug_assert!(!meet, "{step:?} is not wanted, but met");
+            merged.extend(live[left].take());
+            left += 1;
             continue;
         }
-        // up to this one, in the applied order
-        while !done.contains(step) {
-            let Some((ahead, item)) = next.next() else { break };
-            emit(ahead, item, &mut merged);
-            done.insert(ahead);
+        left += usize::from(meet || step.is_some_and(|step| done.contains(step)));
+        let Some(next) = next else { continue };
+        let known = places.get(next).copied().flatten().and_then(|place| live[place].take());
+        merged.push(match known {
+            Some(known) => merge_below(item_form(of), known, &applied[right]),
+            None => applied[right].clone(),
+        });
+        done.insert(next);
+        right += 1;
+        if meet || next_shared == Some(next) {
+            next_shared = shared.next();
         }
     }
-    next.for_each(|(step, item)| emit(step, item, &mut merged));
     merged
 }
 
-/// Removes the paths of `gone` that are not in `kept`, and structs, maps and lists that become empty by that.
+/// Removes what is in `gone` and not in `kept`. What is removed goes as a whole, with all that nobody owns in it, such as defaults; a
+/// container that stays without anything in it becomes null.
 pub(super) fn remove(of: &'static Type, value: Value, gone: &FieldSet, kept: &FieldSet) -> Value {
     remove_below(Form::Struct(of), value, gone, Some(kept))
 }
@@ -309,14 +330,10 @@ fn remove_below(of: Form, value: Value, gone: &FieldSet, kept: Option<&FieldSet>
     match value {
         Value::Object(fields) if matches!(of, Form::Struct(_) | Form::Map(_)) => {
             let left = fields.into_iter().filter_map(|(name, value)| {
-                let required =
-                    matches!(of, Form::Struct(of) if of.field(&name).is_some_and(|field| field.required));
-                let empty =
-                    if value.is_array() { Value::Array(Vec::new()) } else { Value::Object(Map::new()) };
-                let form = member(of, &name).0;
-                let left = remove_at(of, form, &Step::Field(name.clone()), value, gone, kept);
-                let left = left.or((required && !matches!(form, Form::Whole)).then_some(empty));
-                left.map(|left| (name, left))
+                let step = Step::Field(name);
+                let left = remove_at(of, &step, value, gone, kept)?;
+                let Step::Field(name) = step else { return None };
+                Some((name, left))
             });
             Value::Object(left.collect())
         }
@@ -324,10 +341,13 @@ fn remove_below(of: Form, value: Value, gone: &FieldSet, kept: Option<&FieldSet>
             let steps = steps(of, &items).unwrap_or_default();
             let left = steps.iter().zip(items).filter_map(|(step, item)| {
                 let named = keys_of(of, &item);
-                let mut left = remove_at(of, item_form(of), step, item, gone, kept)?;
+                let mut left = remove_at(of, step, item, gone, kept)?;
                 // an item that stays keeps its key fields
-                if let Some(fields) = left.as_object_mut() {
-                    fields.extend(named);
+                if !named.is_empty() {
+                    match &mut left {
+                        Value::Object(fields) => fields.extend(named),
+                        other => *other = Value::Object(named),
+                    }
                 }
                 Some(left)
             });
@@ -343,25 +363,26 @@ fn keys_of(of: Form, item: &Value) -> Map<String, Value> {
     keys.split('+').filter_map(value).collect()
 }
 
-/// The value left at a step: none if the step is removed and no manager keeps it, or if everything below it was removed.
+/// The value left at a step of a container.
 fn remove_at(
     within: Form,
-    of: Form,
     step: &Step,
     value: Value,
     gone: &FieldSet,
     kept: Option<&FieldSet>,
 ) -> Option<Value> {
     let Some(going) = gone.get(step) else { return Some(value) };
-    let keeping = kept.and_then(|kept| kept.get(step));
-    // a struct's field stays while something below it does; an item or a map's key stays only if a manager owns it
-    let is_kept = keeping.is_some_and(|branch| branch.member || matches!(within, Form::Struct(_)));
-    if going.member && !is_kept {
+    let keeping = kept.and_then(|kept| kept.get(step)).filter(|branch| is_in(within, step, branch));
+    if is_in(within, step, going) && keeping.is_none() {
         return None;
     }
+    let of = match step {
+        Step::Field(name) => member(within, name),
+        _ => item_form(within),
+    };
     let was_empty = is_empty(&value);
     let left = remove_below(of, value, &going.below, keeping.map(|branch| &branch.below));
-    (was_empty || is_kept || !is_empty(&left)).then_some(left)
+    Some(if is_empty(&left) && !was_empty { Value::Null } else { left })
 }
 
 #[cfg(test)]
@@ -440,21 +461,42 @@ mod tests {
         );
     }
 
+    /// Results of upstream's structured merge.
     #[test]
     fn keyed_lists_merge_by_item_in_applied_order() {
-        let list = |names: &str| -> Value {
-            let items = names.split(' ').filter(|name| !name.is_empty());
-            json!({"finalizers": items.collect::<Vec<_>>()})
-        };
+        let list = |names: &str| -> Value { names.split_whitespace().collect::<Vec<_>>().into() };
         let check = |live: &str, applied: &str, expect: &str| {
-            let merged = merge(of("meta/v1/ObjectMeta"), list(live), &list(applied));
-            assert_eq!(merged, list(expect), "{live} + {applied}");
+            let object = |names: &str| json!({"finalizers": list(names)});
+            let merged = merge(of("meta/v1/ObjectMeta"), object(live), &object(applied));
+            assert_eq!(merged, object(expect), "{live} + {applied}");
+            let items = |names: &str| -> Value {
+                list(names).as_array().unwrap().iter().map(|name| json!({"name": name})).collect()
+            };
+            let object = |names: &str| json!({"containers": items(names)});
+            let merged = merge(of("core/v1/PodSpec"), object(live), &object(applied));
+            assert_eq!(merged, object(expect), "{live} + {applied}");
         };
-        check("a b c", "c a", "c a b");
-        check("a b c", "d b", "a d b c");
-        check("", "x y", "x y");
-        check("a", "", "a");
-        check("x a y", "a b", "x a y b");
+        for (live, applied, expect) in [
+            ("a b c", "d b", "a d b c"),
+            ("", "x y", "x y"),
+            ("a", "", "a"),
+            ("x a y", "a b", "x a y b"),
+            ("a b", "b a", "b a"),
+            ("a b c", "c a", "b c a"),
+            ("a b c", "d e", "a b c d e"),
+            ("a b c d", "d e f a", "b c d e f a"),
+            ("d b a c", "d c b a", "d c b a"),
+            ("k m n o", "a m o", "k a m n o"),
+            ("a b c g f", "c d e f", "a b c g d e f"),
+            ("a b c x y z", "d e x y z", "a b c d e x y z"),
+            ("c d e f g h i j", "2 h 3 e 4 k l", "c d f g 2 h i j 3 e 4 k l"),
+            ("a b c d e f g h i j", "1 b 2 h 3 e 4 k l", "a 1 b c d f g 2 h i j 3 e 4 k l"),
+            ("a b b", "c", "a b b c"),
+            ("a b b", "b", "a b"),
+            ("a b b", "a", "a b b"),
+        ] {
+            check(live, applied, expect);
+        }
         let live = json!({"containers": [{"name": "a", "image": "1", "args": ["x", "y"]}, {"name": "b", "image": "2"}]});
         let applied = json!({"containers": [{"name": "a", "args": ["z"]}]});
         assert_eq!(
@@ -464,26 +506,91 @@ mod tests {
     }
 
     #[test]
-    fn unowned_fields_and_emptied_parents_are_removed() {
-        let pod = of("core/v1/PodSpec");
-        let value = json!({"containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "2"}],
-            "securityContext": {"runAsUser": 1}, "nodeSelector": {"k": "v"}});
-        let last = fields_of(pod, &value);
-        let keep = |kept: Value| remove(pod, value.clone(), &last, &FieldSet::from_value(&kept).unwrap());
-        assert_eq!(keep(json!({})), json!({"containers": []}));
+    fn null_and_empty_values_take_owned_fields_from_nobody() {
+        let live = json!({"containers": [{"name": "a"}], "securityContext": {"runAsUser": 1}, "hostNetwork": true,
+            "nodeSelector": {"k": "v"}});
+        for empty in [json!(null), json!([]), json!({})] {
+            let applied = json!({"containers": empty, "securityContext": empty});
+            let merged = merge(of("core/v1/PodSpec"), live.clone(), &applied);
+            let kept = if empty.is_array() { "containers" } else { "securityContext" };
+            assert_eq!(merged[kept], live[kept], "{empty}");
+        }
+        // what is owned as a whole is set
+        let applied = json!({"hostNetwork": false, "nodeSelector": {}, "hostname": null});
+        let merged = merge(of("core/v1/PodSpec"), live, &applied);
+        assert_eq!((&merged["hostNetwork"], &merged["nodeSelector"]), (&json!(false), &json!({})));
         assert_eq!(
-            keep(json!({"f:containers": {"k:{\"name\":\"b\"}": {".": {}, "f:image": {}}}})),
-            json!({"containers": [{"name": "b", "image": "2"}]})
+            fields_of(of("core/v1/PodSpec"), &applied).to_value(),
+            json!({"f:hostNetwork": {}, "f:nodeSelector": {}, "f:hostname": {}})
+        );
+    }
+
+    #[test]
+    fn removed_struct_takes_unowned_fields_with_it() {
+        let pod = of("core/v1/PodSpec");
+        let value = json!({"containers": [{"name": "a", "image": "1", "tty": true}, {"name": "b", "image": "2"}],
+            "securityContext": {"runAsUser": 1, "fsGroup": 2}, "nodeSelector": {"k": "v"}});
+        let last = json!({"containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "2"}],
+            "securityContext": {"runAsUser": 1}, "nodeSelector": {"k": "v"}});
+        let last = fields_of(pod, &last);
+        let check = |kept: Value, expect: Value| {
+            let kept = FieldSet::from_value(&kept).unwrap();
+            assert_eq!(remove(pod, value.clone(), &last, &kept), expect, "{}", kept.to_value());
+        };
+        check(json!({}), json!({}));
+        check(
+            json!({"f:containers": {"k:{\"name\":\"b\"}": {".": {}, "f:image": {}}}}),
+            json!({"containers": [{"name": "b", "image": "2"}]}),
         );
         // an item that no manager owns is removed with its fields
-        assert_eq!(
-            keep(json!({"f:containers": {"k:{\"name\":\"b\"}": {"f:image": {}}}})),
-            json!({"containers": []})
+        check(json!({"f:containers": {"k:{\"name\":\"b\"}": {"f:image": {}}}}), json!({"containers": null}));
+        // its unowned field stays with an item
+        check(
+            json!({"f:containers": {"k:{\"name\":\"a\"}": {".": {}, "f:name": {}}}}),
+            json!({"containers": [{"name": "a", "tty": true}]}),
         );
+        // with a struct that is owned for what is in it, or by itself
+        for owned in [json!({"f:fsGroup": {}}), json!({"f:supplementalGroups": {}}), json!({})] {
+            check(
+                json!({"f:securityContext": owned, "f:nodeSelector": {}}),
+                json!({"securityContext": {"fsGroup": 2}, "nodeSelector": {"k": "v"}}),
+            );
+        }
+    }
+
+    #[test]
+    fn emptied_struct_is_no_removed_one() {
+        let pod = of("core/v1/PodSpec");
+        let changed =
+            compare(pod, &json!({"securityContext": {"runAsUser": 1}}), &json!({"securityContext": null}));
+        assert!(changed.set.is_empty(), "{:?}", changed.set);
+        assert_eq!(changed.removed.to_value(), json!({"f:securityContext": {"f:runAsUser": {}}}));
+    }
+
+    /// As Kubernetes writes them for `kubectl create`.
+    #[test]
+    fn added_struct_is_a_field_itself_unless_it_is_always_there() {
+        let probe = json!({"httpGet": {"path": "/", "port": 80}, "periodSeconds": 10});
+        let container = json!({"name": "main", "resources": {"limits": {"cpu": "1"}}, "livenessProbe": probe,
+            "securityContext": {}});
+        let set = json!({"metadata": {"labels": {"a": "1"}}, "spec": {
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0}},
+            "template": {"metadata": {"labels": {"a": "1"}}, "spec": {"containers": [container]}}}});
+        let changed = compare(of(SET), &json!({"spec": {}}), &set);
+        let probe =
+            json!({".": {}, "f:httpGet": {".": {}, "f:path": {}, "f:port": {}}, "f:periodSeconds": {}});
+        let container = json!({".": {}, "f:name": {}, "f:resources": {".": {}, "f:limits": {".": {}, "f:cpu": {}}},
+            "f:livenessProbe": probe, "f:securityContext": {}});
+        let labels = json!({"f:labels": {".": {}, "f:a": {}}});
         assert_eq!(
-            keep(json!({"f:securityContext": {}, "f:nodeSelector": {}})),
-            json!({"containers": [], "securityContext": {}, "nodeSelector": {"k": "v"}})
+            changed.set.to_value(),
+            json!({"f:metadata": labels, "f:spec": {
+                "f:updateStrategy": {"f:type": {}, "f:rollingUpdate": {".": {}, "f:maxSurge": {}}},
+                "f:template": {"f:metadata": labels,
+                    "f:spec": {"f:containers": {"k:{\"name\":\"main\"}": container}}}}})
         );
+        let removed = compare(of(SET), &set, &json!({"spec": {}})).removed;
+        assert_eq!(removed, changed.set);
     }
 
     #[test]

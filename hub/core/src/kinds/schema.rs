@@ -59,6 +59,8 @@ pub struct Field {
     pub required: bool,
     /// Upstream's value is no pointer, so zero means absent: it is sent in protobuf, and left out in JSON.
     pub omit_zero: bool,
+    /// Upstream's value is a struct and no pointer: it is never absent, at most empty.
+    pub always: bool,
     /// How a strategic merge patch treats a list; `None` replaces it.
     pub merge: Option<ListMerge>,
     /// A strategic merge of this field honours `$retainKeys`.
@@ -174,6 +176,7 @@ impl Field {
             shape,
             required: false,
             omit_zero: false,
+            always: false,
             merge: None,
             retain_keys: false,
             list_keys: None,
@@ -186,6 +189,7 @@ impl Field {
                 None if word == "required" => field.required = true,
                 None if word == "atomic" => field.atomic = true,
                 None if word == "omitzero" => field.omit_zero = true,
+                None if word == "always" => field.always = true,
                 None => field.retain_keys |= word == "retainkeys",
                 Some(("merge", "set")) => field.merge = Some(ListMerge::Set),
                 Some(("merge", key)) => field.merge = Some(ListMerge::ByKey(key)),

@@ -377,7 +377,8 @@ mod tests {
     use super::super::types::Propagation;
     use super::*;
     use crate::apply::Manager;
-    use crate::kinds::{DAEMON_SET, KINDS, LEASE, NAMESPACE, NODE, POD};
+    use crate::decode::{self, FieldValidation};
+    use crate::kinds::{CONFIG_MAP, DAEMON_SET, KINDS, LEASE, NAMESPACE, NODE, POD};
     use crate::state::Index;
     use serde_json::json;
 
@@ -603,6 +604,136 @@ mod tests {
         check("n", Part::Status, "", Owner::Updates(&manager), 404);
         check("m", Part::Main, "", Owner::Nobody, 403);
         check("n", Part::Main, "", Owner::Nobody, 403);
+    }
+
+    /// A set of one container and one volume, with these fields.
+    fn daemon_set(container: Value, volume: Value, strategy: Value) -> Value {
+        let mut set = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"namespace": "default", "name": "s"},
+            "spec": {"selector": {"matchLabels": {"a": "1"}}, "template": {"metadata": {"labels": {"a": "1"}},
+                "spec": {"containers": [container]}}}});
+        let spec = &mut set["spec"]["template"]["spec"];
+        (spec["containers"][0]["name"], spec["containers"][0]["image"]) = ("c".into(), "i:1".into());
+        for (part, name, value) in [("volumes", "v", volume), ("updateStrategy", "", strategy)] {
+            match (value, name) {
+                (Value::Null, _) => {}
+                (value, "") => set["spec"][part] = value,
+                (mut value, name) => {
+                    value["name"] = name.into();
+                    set["spec"]["template"]["spec"][part] = json!([value]);
+                }
+            }
+        }
+        set
+    }
+
+    /// What is stored after a manager applied to what is stored.
+    #[track_caller]
+    fn applied_to(
+        stored_set: Option<&Value>,
+        manager: &str,
+        force: bool,
+        body: &Value,
+    ) -> Result<Value, ApiError> {
+        let mut objects = vec![(&NAMESPACE, json!({"metadata": {"name": "default"}}))];
+        objects.extend(stored_set.map(|set| (&DAEMON_SET, set.clone())));
+        let manager = Manager { name: manager.to_owned(), subresource: String::new() };
+        let read = decode::applied(
+            &DAEMON_SET,
+            ("default", "s"),
+            body.to_string().as_bytes(),
+            FieldValidation::Strict,
+        )?;
+        let body = Apply::new(&DAEMON_SET, read.value, manager.clone(), force)?;
+        let options = WriteOptions { owner: Owner::Updates(&manager), ..WriteOptions::internal() };
+        let place = Place { kind: &DAEMON_SET, namespace: "default", name: "s" };
+        match apply(&stored(&objects), &place, Part::Main, &body, &options, &|_| Ok(()), &FRESH)? {
+            Decision::Write(write, _) => Ok(write.new.unwrap()),
+            Decision::Answer(_) => Ok(stored_set.unwrap().clone()),
+        }
+    }
+
+    #[test]
+    fn manager_may_take_back_a_struct_with_defaults() {
+        let probe = |handler: Value| json!({"livenessProbe": handler});
+        let http = || probe(json!({"httpGet": {"port": 80}}));
+        let none = Value::Null;
+        let volume = |volume: Value| daemon_set(json!({}), volume, Value::Null);
+        let strategy = |strategy: Value| daemon_set(json!({}), Value::Null, strategy);
+        let container = |container: Value| daemon_set(container, Value::Null, Value::Null);
+        for (first, then) in [
+            (container(http()), container(json!({}))),
+            (container(http()), container(probe(json!({"tcpSocket": {"port": 1}})))),
+            (container(http()), container(probe(json!({"grpc": {"port": 1}})))),
+            (volume(json!({"hostPath": {"path": "/x"}})), volume(json!({"emptyDir": {}}))),
+            (volume(json!({"configMap": {"name": "c"}})), volume(json!({"secret": {"secretName": "c"}}))),
+            (volume(json!({"configMap": {"name": "c"}})), volume(none)),
+            (
+                strategy(json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}})),
+                strategy(json!({"type": "OnDelete"})),
+            ),
+        ] {
+            let set = applied_to(None, "m", false, &first).unwrap();
+            let set =
+                applied_to(Some(&set), "m", false, &then).unwrap_or_else(|error| panic!("{then}: {error:?}"));
+            let fresh = applied_to(None, "m", false, &then).unwrap();
+            assert_eq!(set["spec"], fresh["spec"], "{then}");
+            assert_eq!(set["metadata"]["managedFields"], fresh["metadata"]["managedFields"], "{then}");
+        }
+    }
+
+    /// An older hub did not list a struct by itself in the fields of a manager that updates.
+    #[test]
+    fn fields_of_others_are_kept_as_an_older_hub_noted_them() {
+        let body = |container: Value| daemon_set(container, Value::Null, Value::Null);
+        let mut set =
+            applied_to(None, "m", false, &body(json!({"livenessProbe": {"httpGet": {"port": 80}}}))).unwrap();
+        set["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpGet"]["host"] = "h".into();
+        let fields = json!({"f:spec": {"f:template": {"f:spec": {"f:containers": {
+            "k:{\"name\":\"c\"}": {"f:livenessProbe": {"f:httpGet": {"f:host": {}, "f:port": {}}}}}}}}});
+        set["metadata"]["managedFields"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"manager": "edit", "operation": "Update",
+            "apiVersion": "apps/v1", "time": NOW, "fieldsType": "FieldsV1", "fieldsV1": fields}));
+        let left = applied_to(Some(&set), "m", false, &body(json!({}))).unwrap();
+        let container = &left["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(
+            container["livenessProbe"]["httpGet"],
+            json!({"host": "h", "port": 80, "path": "/", "scheme": "HTTP"})
+        );
+        let mut nobody = set.clone();
+        nobody["metadata"]["managedFields"].as_array_mut().unwrap().pop();
+        let left = applied_to(Some(&nobody), "m", false, &body(json!({}))).unwrap();
+        assert_eq!(left["spec"]["template"]["spec"]["containers"][0].get("livenessProbe"), None);
+    }
+
+    #[test]
+    fn applied_zero_is_owned_and_takes_the_value_away() {
+        let body = |host_network: bool| {
+            let mut set = daemon_set(json!({}), Value::Null, Value::Null);
+            set["spec"]["template"]["spec"]["hostNetwork"] = host_network.into();
+            set
+        };
+        let set = applied_to(None, "m", false, &body(true)).unwrap();
+        assert_eq!(applied_to(Some(&set), "n", false, &body(false)).unwrap_err().code, 409);
+        let left = applied_to(Some(&set), "n", true, &body(false)).unwrap();
+        assert_eq!(left["spec"]["template"]["spec"].get("hostNetwork"), None);
+        let owners = left["metadata"]["managedFields"].to_string();
+        assert_eq!(owners.matches("f:hostNetwork").count(), 1, "{owners}");
+        assert_eq!(applied_to(Some(&left), "m", false, &body(true)).unwrap_err().code, 409);
+    }
+
+    /// As upstream: a conflict with others, and no change for its own manager.
+    #[test]
+    fn quantity_in_another_form_is_another_applied_value() {
+        let body =
+            |cpu: &str| daemon_set(json!({"resources": {"limits": {"cpu": cpu}}}), Value::Null, Value::Null);
+        let set = applied_to(None, "m", false, &body("500m")).unwrap();
+        let conflict = applied_to(Some(&set), "n", false, &body("0.5")).unwrap_err();
+        assert!(conflict.message.contains("resources.limits.cpu"), "{}", conflict.message);
+        let mut later = set.clone();
+        later["metadata"]["managedFields"][0]["time"] = "2026-11-20T12:00:00Z".into();
+        assert_eq!(applied_to(Some(&later), "m", false, &body("0.5")).unwrap(), later);
     }
 
     #[test]
