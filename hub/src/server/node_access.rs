@@ -228,7 +228,7 @@ async fn explain(context: &RequestContext<'_>, node: &str, verb: AccessVerb, mes
         AccessVerb::Readmit => "NodeReadmitted",
     };
     let event = json!({
-        "metadata": {"generateName": format!("{node}."), "namespace": kedge_api::CLUSTER_EVENT_NAMESPACE},
+        "metadata": {"generateName": format!("{node}-"), "namespace": kedge_api::CLUSTER_EVENT_NAMESPACE},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": &*found.uid},
         "reason": reason, "message": message, "type": if verb == AccessVerb::Revoke { "Warning" } else { "Normal" },
         "source": {"component": "kedge-hub"}, "reportingComponent": "kedge-hub", "reportingInstance": "",
