@@ -50,7 +50,7 @@ pub(crate) fn read(files: &LocalFiles) -> Result<LocalLayers, LocalConfigError> 
         None => Vec::new(),
         Some(directory) => drop_ins(directory, files.config_dir_must_exist)?,
     };
-    Ok(LocalLayers { base, drop_ins, flags: files.flags.clone() })
+    Ok(LocalLayers { base, drop_ins, flags: files.flags.clone(), ..LocalLayers::default() })
 }
 
 /// Reads one file whole.

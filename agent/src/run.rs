@@ -17,7 +17,7 @@ use crate::perform::quota::Quota;
 use crate::perform::{Loops, Parts};
 use crate::{local_config, logging};
 use kedge_api::Timestamp;
-use kedge_core::kubelet::Effective;
+use kedge_core::kubelet::{Capacity, Effective};
 use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
 use kedge_platform::linux::{self, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots};
 use kedge_platform::{
@@ -250,6 +250,17 @@ enum Records {
     Awaited(Arc<Awaited>),
 }
 
+/// What the thresholds of a configuration are bounded by.
+fn bounding(host: &LinuxHost) -> Capacity {
+    let all = host.capacity();
+    Capacity {
+        memory_bytes: all.memory_bytes,
+        storage_bytes: all.root_bytes,
+        inodes: all.root_inodes,
+        pids: all.pids,
+    }
+}
+
 impl Agent {
     fn start(options: AgentOptions, faults: Faults) -> Result<Self, AgentError> {
         let supervisor = Arc::new(NotifySocket::from_environment());
@@ -257,9 +268,10 @@ impl Agent {
         let roots = Roots::default();
         let clocks = LinuxClocks::new(&roots);
         let began = clocks.monotonic();
-        let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
+        let mut layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
         let claim = claim(&options.places, &roots)?;
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
+        layers.capacity = bounding(&host);
         let hostname = host.identity().hostname;
         let is_name_given = options.node_name.is_some();
         let credential =

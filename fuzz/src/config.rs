@@ -153,6 +153,7 @@ fn run(data: &[u8]) {
         base,
         drop_ins: first.into_iter().chain(second).collect(),
         flags: flag.into_iter().collect(),
+        ..LocalLayers::default()
     };
     check(&layers, payload.as_ref());
 }

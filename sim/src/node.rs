@@ -13,7 +13,7 @@ use crate::hub::Hub;
 use crate::watch::{News, Watch};
 use kedge_api::Timestamp;
 use kedge_core::config::records::{Read, StateFile};
-use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
+use kedge_core::kubelet::{Capacity, LayerText, LocalLayers, Origin};
 use kedge_core::{
     Action, Answer, Collection, Core, Event, Exit, HostFacts, LeaseRequest, Level, Listing, Now, Options,
     Outcome, PodNetworks, Report, Request, RequestKey, Runtime, Step, WatchEnd, WatchFailure, Watched,
@@ -233,7 +233,7 @@ impl Node {
         let options = Options {
             node_name: self.name.clone(),
             version: self.version.clone(),
-            local: self.local.clone(),
+            local: LocalLayers { capacity: capacity_of(&self.facts), ..self.local.clone() },
             dynamic_config: self.dynamic,
             node_labels: self.labels.clone(),
             slot: self.slot.clone(),
@@ -810,6 +810,15 @@ fn event_of(of: Collection, name: &str, there: Value, is_list: bool) -> Event {
             let object = if is_deleted { json!({"metadata": {"name": name}}) } else { there };
             Event::Changed { of, object, is_deleted }
         }
+    }
+}
+
+fn capacity_of(facts: &HostFacts) -> Capacity {
+    Capacity {
+        memory_bytes: facts.memory_bytes,
+        storage_bytes: facts.storage_bytes,
+        inodes: facts.inodes,
+        pids: facts.pids,
     }
 }
 

@@ -6,7 +6,7 @@ use core::time::Duration;
 use kedge_core::kubelet::effective_of_proven;
 use kedge_core::kubelet::quantity::Threshold;
 use kedge_core::kubelet::{
-    ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Signal, Taint,
+    Capacity, ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Signal, Taint,
     canonical_overrides, effective,
 };
 use serde_json::{Value, json};
@@ -37,6 +37,7 @@ fn layers(base_fields: &str, drop_ins: &[&str]) -> LocalLayers {
         base: Some(base(base_fields)),
         drop_ins: drop_ins.iter().enumerate().map(named).collect(),
         flags: Vec::new(),
+        ..LocalLayers::default()
     }
 }
 
@@ -635,7 +636,14 @@ fn values_and_pairs_are_valid_up_to_their_limits() {
         ("evictionSoft: {memory.available: 5%}\nevictionSoftGracePeriod: {memory.available: -1m}", false),
         ("evictionMinimumReclaim: {nodefs.available: 0Mi, containerfs.available: 1Gi}", true),
         ("evictionMinimumReclaim: {nodefs.available: -1Mi}", false),
+        ("evictionMinimumReclaim: {nodefs.available: 51%}", false),
         ("evictionMaxPodGracePeriod: -1", false),
+        ("evictionHard: {memory.available: 50%, pid.available: 100%, nodefs.inodesFree: 0%}", true),
+        ("evictionHard: {memory.available: 50.1%}", false),
+        ("evictionHard: {pid.available: 99.9%}", false),
+        // what the node has is not known here
+        ("evictionHard: {memory.available: 30Gi}", true),
+        ("evictionSoft: {memory.available: 51%}\nevictionSoftGracePeriod: {memory.available: 1m}", false),
         ("maxPods: 10000", true),
         ("maxPods: 10001", false),
         ("healthzBindAddress: 127.8.9.1", true),
@@ -690,6 +698,42 @@ fn proven_payload_beyond_its_bounds_is_held_at_them() {
     );
     // what no release took is refused all the same
     assert!(effective_of_proven(&local, &payload("healthzBindAddress: here")).is_err());
+}
+
+#[test]
+fn threshold_is_bounded_by_half_of_what_the_node_has() {
+    let capacity = Capacity { memory_bytes: 64 << 20, storage_bytes: 4 << 30, inodes: 0, pids: 4096 };
+    let local = LocalLayers { capacity, ..LocalLayers::default() };
+    let check = |fields: &str, expect: &str| {
+        let found = effective(&local, Some(&payload(fields))).map_err(|error| error.to_string());
+        assert_eq!(found.err().unwrap_or_default(), expect, "{fields}");
+    };
+    // of this board the built-in default of memory is more than half
+    check("maxPods: 7", "");
+    check("evictionHard: {memory.available: 32Mi, nodefs.inodesFree: 30G, pid.available: 2k}", "");
+    let beyond = "expected at most 50% of what the node has";
+    check(
+        "evictionHard: {memory.available: 33Mi}",
+        &format!(
+            "config edge-settings (uid 7f3c): evictionHard[\"memory.available\"] is \"33Mi\", {beyond} (67108864) (line 3)"
+        ),
+    );
+    check(
+        "evictionHard: {imagefs.available: 60%}",
+        &format!(
+            "config edge-settings (uid 7f3c): evictionHard[\"imagefs.available\"] is \"60%\", {beyond} (line 3)"
+        ),
+    );
+    let proven =
+        effective_of_proven(&local, &payload("evictionHard: {memory.available: 100Mi}")).expect("it ran");
+    let memory = &proven.config.eviction.thresholds[0];
+    assert_eq!(memory.least.amount(64 << 20), Some(32 << 20));
+    assert_eq!(proven.held.len(), 1, "{:?}", proven.held);
+    // this machine's own files are held at the bound, too
+    let base = Some(base("evictionHard: {memory.available: 99%}"));
+    let filed = effective(&LocalLayers { base, ..local.clone() }, None).expect("an upgrade starts");
+    assert_eq!(filed.config.eviction.thresholds[0].least.amount(64 << 20), Some(32 << 20));
+    assert!(filed.held[0].is_local());
 }
 
 #[test]

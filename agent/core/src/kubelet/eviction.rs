@@ -1,8 +1,10 @@
 //! Node pressure as the configuration has it: signals, their hard and soft thresholds, how pods are ended by them.
 //!
-//! Always holds: an entry that a kubelet refuses is refused in a push; in this machine's own files, which the first release took
-//! unread, it is left out and reported. Leaves to others: when a threshold is met (`node::pressure`), who ends (`pods`).
+//! Always holds: an entry that a kubelet refuses is refused in a push, and so is a threshold beyond half of what the node has; in this
+//! machine's own files, which the first release took unread, the one is left out, the other counts as half, and both are reported.
+//! Leaves to others: when a threshold is met (`node::pressure`), who ends (`pods`).
 
+use super::layers::Capacity;
 use super::quantity::{Quantity, Threshold};
 use super::schema::Beyond;
 use super::{duration, path};
@@ -70,6 +72,9 @@ pub struct Eviction {
     pub longest_grace: Duration,
 }
 
+const HARD: &str = "evictionHard";
+/// The highest threshold.
+const HALF: &str = "50%";
 pub(super) const SOFT: &str = "evictionSoft";
 pub(super) const PERIODS: &str = "evictionSoftGracePeriod";
 pub(super) const RECLAIM: &str = "evictionMinimumReclaim";
@@ -96,6 +101,45 @@ impl Eviction {
             EvictionThreshold { signal, least, grace, reclaim }
         });
         Self { thresholds: thresholds.collect(), longest_grace }
+    }
+}
+
+impl Capacity {
+    fn of(self, signal: Signal) -> u64 {
+        match signal {
+            Signal::Memory => self.memory_bytes,
+            Signal::NodefsBytes | Signal::ImagefsBytes => self.storage_bytes,
+            Signal::NodefsInodes | Signal::ImagefsInodes => self.inodes,
+            Signal::Pids => self.pids,
+        }
+    }
+}
+
+/// Bounds thresholds by half of what the node has: one beyond that is a typing error, and ends pods that no later configuration brings
+/// back. `is_written`: somebody wrote what stands at this path.
+pub(super) fn hold_thresholds(
+    object: &mut Map<String, Value>,
+    capacity: Capacity,
+    is_written: &dyn Fn(&str) -> bool,
+    report: &mut dyn FnMut(Beyond),
+) {
+    for field in [HARD, SOFT, RECLAIM] {
+        let Some(Value::Object(entries)) = object.get_mut(field) else { continue };
+        for (name, value) in entries {
+            let mut path = field.to_owned();
+            path::enter(&mut path, name);
+            let Some(signal) = Signal::parse(name).filter(|_| is_written(&path)) else { continue };
+            let has = capacity.of(signal);
+            let text = value.as_str().unwrap_or_default();
+            if !Threshold::parse(text).is_some_and(|least| least.is_beyond_half(has)) {
+                continue;
+            }
+            let of = if text.ends_with('%') { String::new() } else { format!(" ({has})") };
+            let message =
+                format!("{path} is {:?}, expected at most 50% of what the node has{of}", excerpt(text));
+            report(Beyond { field: path, message, nearest: HALF.into(), was_taken: true });
+            *value = HALF.into();
+        }
     }
 }
 

@@ -76,6 +76,18 @@ pub struct LocalLayers {
     pub drop_ins: Vec<LayerText>,
     /// Flags that set a field: the flag's name without dashes, and a configuration with that field alone.
     pub flags: Vec<(&'static str, Value)>,
+    /// What the node has, by which thresholds are bounded: no part of a configuration's identity.
+    pub capacity: Capacity,
+}
+
+/// What a node has in all; 0: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    pub memory_bytes: u64,
+    /// Of the file system below `--root-dir`.
+    pub storage_bytes: u64,
+    pub inodes: u64,
+    pub pids: u64,
 }
 
 /// The files of a drop-in directory, sorted out by [`select_drop_ins`].

@@ -23,7 +23,7 @@ mod show;
 pub mod yaml;
 
 pub use eviction::{Eviction, EvictionThreshold, Signal};
-pub use layers::{LayerText, LocalLayers, Origin, Provenance, Source};
+pub use layers::{Capacity, LayerText, LocalLayers, Origin, Provenance, Source};
 pub use server::{CertificateFiles, ServerSettings};
 #[cfg(feature = "fault-injection")]
 pub use settings::FaultInjection;
@@ -110,7 +110,7 @@ fn effective_as(
     schema::normalize(&mut object);
 
     let mut problems = Problems::default();
-    let held = hold(&mut object, &provenance, is_proven, &mut problems);
+    let held = hold(&mut object, &provenance, layers.capacity, is_proven, &mut problems);
     let mut report = |path: &str, message: String| {
         let Source { origin, position } = provenance.nearest(path);
         problems.push(Problem::new(origin, position, path, message));
@@ -130,6 +130,7 @@ fn effective_as(
 fn hold(
     object: &mut serde_json::Map<String, Value>,
     provenance: &Provenance,
+    capacity: Capacity,
     is_proven: bool,
     problems: &mut Problems,
 ) -> Vec<Held> {
@@ -146,6 +147,9 @@ fn hold(
     schema::hold_in_bounds(object, &mut judge);
     settings::hold_texts(object, &mut judge);
     eviction::hold_entries(object, &mut judge);
+    // on a small board a built-in default is more than half of what it has
+    let is_written = |path: &str| provenance.nearest(path).origin != Origin::Default;
+    eviction::hold_thresholds(object, capacity, &is_written, &mut judge);
     server::hold(object, &mut judge);
     held
 }

@@ -179,6 +179,18 @@ impl Threshold {
         }
     }
 
+    /// Half of the capacity.
+    pub(super) const HALF: u32 = Self::WHOLE / 2;
+
+    /// Whether it is more than half of what there is of a resource; `capacity` 0: not known.
+    pub(super) fn is_beyond_half(self, capacity: u64) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Share(share) => share > Self::HALF,
+            Self::Amount(amount) => capacity > 0 && amount > capacity / 2,
+        }
+    }
+
     /// The amount below which there is pressure, for a resource of this capacity; `None` when switched off.
     #[must_use]
     pub fn amount(self, capacity: u64) -> Option<u64> {

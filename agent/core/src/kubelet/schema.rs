@@ -290,10 +290,10 @@ pub static FIELDS: &[Field] = &[
     )
     .zero_is_default()
     .took(at_least(0)),
-    bounded("evictionSoft", MAP_OF_TEXT, Default::None, "the signals of evictionHard, each with a period"),
+    bounded("evictionSoft", MAP_OF_TEXT, Default::None, "the signals of evictionHard, each with a period; at most 50% of what the node has"),
     bounded("evictionSoftGracePeriod", MAP_OF_TEXT, Default::None, "not negative"),
     bounded("evictionMaxPodGracePeriod", COUNT, Default::Int(0), "not negative").took(I32),
-    bounded("evictionMinimumReclaim", MAP_OF_TEXT, Default::None, "not negative"),
+    bounded("evictionMinimumReclaim", MAP_OF_TEXT, Default::None, "not negative, and at most 50% of what the node has"),
     // thresholds always merge with their defaults here
     no_effect("mergeDefaultEvictionSettings", Kind::Bool),
     with_pods("podsPerCore", COUNT).took(I32),
@@ -546,15 +546,17 @@ const RESERVED: &[Field] = &[
     ),
 ];
 
+const HALF_WHY: &str = "at most 50% of what the node has: more is a typing error, and ends its pods";
+
 /// Upstream's signals. Each has its own default, so thresholds merge one by one: a file that sets one keeps the
 /// others (upstream's base file loses them, kubernetes/kubernetes#127577).
 const EVICTION_HARD: &[Field] = &[
-    honoured("memory.available", Kind::Threshold, Default::Text("100Mi")),
-    honoured("nodefs.available", Kind::Threshold, Default::Text("10%")),
-    honoured("nodefs.inodesFree", Kind::Threshold, Default::Text("5%")),
-    honoured("pid.available", Kind::Threshold, Default::None),
-    honoured("imagefs.available", Kind::Threshold, Default::Text("15%")),
-    honoured("imagefs.inodesFree", Kind::Threshold, Default::Text("5%")),
+    bounded("memory.available", Kind::Threshold, Default::Text("100Mi"), HALF_WHY),
+    bounded("nodefs.available", Kind::Threshold, Default::Text("10%"), HALF_WHY),
+    bounded("nodefs.inodesFree", Kind::Threshold, Default::Text("5%"), HALF_WHY),
+    bounded("pid.available", Kind::Threshold, Default::None, HALF_WHY),
+    bounded("imagefs.available", Kind::Threshold, Default::Text("15%"), HALF_WHY),
+    bounded("imagefs.inodesFree", Kind::Threshold, Default::Text("5%"), HALF_WHY),
     with_pods("containerfs.available", Kind::Threshold),
     with_pods("containerfs.inodesFree", Kind::Threshold),
     with_pods("allocatableMemory.available", Kind::Threshold),
