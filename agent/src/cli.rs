@@ -170,13 +170,7 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
         print("no bad configurations, nothing set aside");
     }
     for entry in &bad {
-        print(format_args!(
-            "{}  bad  UID {}  {}  (kedge {})",
-            text(entry, "/time"),
-            text(entry, "/uid"),
-            text(entry, "/reason"),
-            text(entry, "/version")
-        ));
+        print(bad_lines(entry));
     }
     for name in &aside {
         print(format_args!("set aside: {name}"));
@@ -185,6 +179,19 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
         print(format_args!("unreadable: {problem}"));
     }
     Ok(())
+}
+
+/// A verdict: what is not tried again and why; then, as far as they are known, which object and key that was, and the first problem.
+fn bad_lines(entry: &Value) -> String {
+    let part = |name| text(entry, name);
+    let (time, uid, reason, version) = (part("/time"), part("/uid"), part("/reason"), part("/version"));
+    let mut lines = format!("{time}  bad  UID {uid}  {reason}  (kedge {version})");
+    for (name, found) in [("config", part("/source")), ("error", part("/error"))] {
+        if !found.is_empty() {
+            lines.push_str(&format!("\n    {name:<8}{found}"));
+        }
+    }
+    lines
 }
 
 /// What lay in place of the agent's directories; whole paths. Those below the config's own are in its [`History`].
@@ -246,9 +253,10 @@ impl History {
     fn read_verdicts(&mut self, version: &str, path: &str, bytes: Vec<u8>) {
         match BadConfigs::read(&Read::Content(bytes)) {
             Known::Is(list) => {
-                self.bad.extend(list.entries().map(
-                    |(uid, time, reason)| json!({"version": version, "uid": uid, "time": time, "reason": reason}),
-                ));
+                self.bad.extend(list.verdicts().into_iter().map(|(uid, verdict)| {
+                    json!({"version": version, "uid": uid, "time": verdict.time, "reason": verdict.reason,
+                        "source": verdict.source, "error": verdict.detail})
+                }));
                 if let Some(payload) = list.doubted {
                     let why = format!("{path}: an earlier list was lost; payload {payload} may be in it");
                     self.unreadable.push(why);
@@ -465,6 +473,9 @@ pub fn pods(places: &Places, output: Output) -> Result<(), CommandError> {
         "{:<40} {:<5} {:<10} {:<20} {:>8}  NOTE",
         "POD", "READY", "ORIGIN", "CONTAINER", "RESTARTS"
     ));
+    if let Some(secs) = pods["heldSeconds"].as_u64() {
+        eprintln!("kedge: {}", crate::status::held(secs));
+    }
     if pods["isComplete"] == false {
         eprintln!(
             "kedge: not all is known yet: there may be other pods, and what is shown not to run may run"
@@ -728,4 +739,31 @@ pub fn pause(root: &Path) -> Result<(), CommandError> {
 fn write_record(places: &Places, record: &ExitRecord) -> Result<(), CommandError> {
     let files = linux::files(&places.root_dir);
     write_exit_record(files.as_ref(), record).map_err(|error| failed_in(&places.root_dir, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_platform::fake::{self, FakeDisk};
+
+    #[test]
+    fn history_names_object_key_and_error_of_a_verdict() {
+        let disk = FakeDisk::new();
+        let verdict = |order: u64, source: &str, detail: &str| {
+            json!({"time": "2026-11-30T06:00:00Z", "reason": "failed to parse current (UID: u-1)", "kind": "parse",
+                "source": source, "detail": detail, "order": order})
+        };
+        let list = json!({"u-1": {"time": "2026-11-30T06:00:00Z", "reason": "failed to parse current (UID: u-1)", "contents": {
+            // an earlier release did not say
+            "0".repeat(64): verdict(2, "", ""),
+            "1".repeat(64): verdict(1, "ConfigMap kube-system/edge, key kubelet", "config edge (uid u-1): unknown field x (line 3)"),
+        }}});
+        disk.put("0.1.0/bad-configs.json", list.to_string().as_bytes());
+        let history = History::read(&*fake::files(&disk)).expect("it can be read");
+        assert_eq!(history.unreadable, Vec::<String>::new());
+        let lines: Vec<String> = history.bad.iter().map(bad_lines).collect();
+        let first = "2026-11-30T06:00:00Z  bad  UID u-1  failed to parse current (UID: u-1)  (kedge 0.1.0)";
+        let more = "\n    config  ConfigMap kube-system/edge, key kubelet\n    error   config edge (uid u-1): unknown field x (line 3)";
+        assert_eq!(lines, [format!("{first}{more}"), first.to_owned()]);
+    }
 }

@@ -45,6 +45,9 @@ pub(crate) fn config_text(config: &Value) -> String {
     if let Some(crashes) = crashes(config) {
         let _ = writeln!(out, "  {:<16}{crashes}", "crashes");
     }
+    if let Some(secs) = number(config, "/podsHeldSeconds") {
+        line(&mut out, "pods", &held(secs));
+    }
     let condition = &config["condition"];
     line(&mut out, "ConfigOK", word(condition, "/status"));
     let _ = writeln!(out, "  message       {}", word(condition, "/message"));
@@ -190,6 +193,12 @@ pub(crate) fn crashes(config: &Value) -> Option<String> {
     Some(format!("{startups}{limit} tolerated{cuts}"))
 }
 
+/// Pods are held for so much longer.
+pub(crate) fn held(secs: u64) -> String {
+    let rest = duration(secs);
+    format!("held for {rest} more: none is started or stopped, because the agent ended too often")
+}
+
 fn source(map: Option<&Value>) -> String {
     let Some(map) = map else { return "local".to_owned() };
     format!(
@@ -243,7 +252,7 @@ mod tests {
             "lease": {"renewals": 0, "secondsSinceRenewal": null},
             "disk": {"problem": "write current: no space", "busySeconds": 3, "availableBytes": 0, "bytes": 1048576},
             "config": {
-                "state": "trial", "trialRemainingSeconds": 552, "startups": 3, "crashLoopThreshold": 10, "cuts": 1,
+                "state": "trial", "trialRemainingSeconds": 552, "podsHeldSeconds": 7100, "startups": 3, "crashLoopThreshold": 10, "cuts": 1,
                 "condition": {"status": "True", "reason": "all checks passed", "message": "using current (UID: u)"},
                 "status": {"assigned": {"configMap": {
                     "namespace": "default", "name": "edge", "uid": "u", "resourceVersion": "7"}}},
@@ -263,6 +272,7 @@ config        trial, 09:12 left
   active          local
   last known good local
   crashes         3 of 10 tolerated, 1 power cuts
+pods          held for 118 min more: none is started or stopped, because the agent ended too often
 ConfigOK      True
   message       using current (UID: u)
   reason        all checks passed

@@ -53,6 +53,8 @@ pub const FORGIVE_ANNOTATION: &str = "kedge.dev/forgive";
 pub const CONFIG_OK: &str = "ConfigOK";
 /// The condition that says whether the disk of the node's state has stopped answering. A node that never saw that has none.
 pub const DISK_STALLED: &str = "DiskStalled";
+/// The condition that says whether a crash loop of the agent holds the pods of a node. A node whose pods were never held has none.
+pub const PODS_HELD: &str = "PodsHeld";
 /// The condition of a node of a disk image that no watchdog of the hardware watches. A node that never lacked one has none.
 pub const WATCHDOG_MISSING: &str = "WatchdogMissing";
 /// The condition that says whether a node runs the disk image that it was given last.

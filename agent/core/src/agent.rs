@@ -137,6 +137,12 @@ impl Core {
         running.actors.pods.as_ref().map(|pods| pods.report())
     }
 
+    /// How many more seconds of running pods are held, if they are.
+    pub fn pods_held_seconds(&self, now: Now) -> Option<u64> {
+        let Phase::Running(running) = &self.phase else { return None };
+        running.actors.config.configuration.hold_left(now).map(|left| left.as_secs_f64().ceil() as u64)
+    }
+
     /// Whether [`Self::pods`] has all that there is: not before what lies on the disk and what the runtime has was heard of.
     pub fn knows_all_pods(&self) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
@@ -261,8 +267,12 @@ impl Actors {
             Event::Start | Event::Tick => {}
             Event::StepDone(outcome) => self.config.step_done(outcome, turn),
             Event::HostFacts(facts) => {
-                for notice in self.heartbeat.observe(*facts, self.config.config(), turn) {
+                let (config, floor) = (self.config.config(), self.config.configuration.floor());
+                for notice in self.heartbeat.observe(*facts, config, floor, turn) {
                     self.events.publish(notice, turn);
+                }
+                if let Some((complaints, is_whole)) = self.heartbeat.complaints() {
+                    self.config.configuration.looked(turn.now, complaints, is_whole);
                 }
             }
             Event::Answered(key, answer) => self.answered(key, &answer, turn),
@@ -585,12 +595,14 @@ impl Actors {
         self.node.poll_watch(turn);
         self.config.update_watch(self.node.node().is_some(), turn);
         self.heartbeat.refresh_facts(self.config.config(), turn);
+        self.heartbeat.pods_held(self.config.configuration.hold().as_ref());
         self.offer_requests(turn);
         if let Some(pods) = &mut self.pods {
             let around = Around {
                 node: self.node.node(),
                 facts: self.heartbeat.facts(),
                 config: self.config.config(),
+                floor: self.config.configuration.floor(),
                 pressures: self.heartbeat.pressures(),
                 is_held: self.config.configuration.are_pods_held(),
             };

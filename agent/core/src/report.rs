@@ -9,6 +9,7 @@ use crate::contact::ContactReport;
 use crate::event::Now;
 use kedge_api as api;
 use serde::Serialize;
+use std::time::Duration;
 
 /// `kedge status --output json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -43,6 +44,8 @@ pub struct ConfigReport {
     pub state: &'static str,
     /// The rest of the trial.
     pub trial_remaining_seconds: Option<u64>,
+    /// The rest of the running time for which pods are held, if they are.
+    pub pods_held_seconds: Option<u64>,
     /// Running time since the last counted startup.
     pub ran_seconds: u64,
     /// Counted startups.
@@ -73,7 +76,8 @@ impl ConfigReport {
         let bad = view.disk.bad_configs.known().into_iter().flat_map(|bad| bad.entries());
         Self {
             state: view.standing.name(),
-            trial_remaining_seconds: trial_left.map(|left| left.as_secs_f64().ceil() as u64),
+            trial_remaining_seconds: trial_left.map(whole_seconds),
+            pods_held_seconds: configuration.hold_left(now).map(whole_seconds),
             ran_seconds: configuration.ran_ms(now) / 1000,
             startups: counts.startups.len(),
             crash_loop_threshold: view.in_use.terms.threshold,
@@ -92,6 +96,11 @@ impl ConfigReport {
             obstacle: view.standing.obstacle().map(obstacle_name),
         }
     }
+}
+
+/// A rest of less than a second is not over.
+fn whole_seconds(rest: Duration) -> u64 {
+    rest.as_secs_f64().ceil() as u64
 }
 
 fn obstacle_name(obstacle: &Obstacle) -> &'static str {

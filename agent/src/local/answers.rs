@@ -35,7 +35,15 @@ pub fn answer(request: &Request, node: &Core, now: Now, around: &Surroundings) -
         (Verb::Get, "/pods") => match node.pods() {
             // what is unknown is not gone: an agent that has just begun does not know yet what runs
             Some(pods) => {
-                (Response::json(200, &json!({"pods": pods, "isComplete": node.knows_all_pods()})), None)
+                let held = node.pods_held_seconds(now);
+                let (pods, is_complete) = (json!(pods), node.knows_all_pods());
+                (
+                    Response::json(
+                        200,
+                        &json!({"pods": pods, "isComplete": is_complete, "heldSeconds": held}),
+                    ),
+                    None,
+                )
             }
             None => (Response::text(404, NO_RUNTIME), None),
         },

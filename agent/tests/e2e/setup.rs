@@ -43,7 +43,9 @@ fn quick(mut options: AgentOptions) -> AgentOptions {
 
 /// A payload with these trial rules.
 pub(crate) fn payload(trial_secs: u64, threshold: u32, fields: &str) -> String {
-    format!("{HEADER}configTrialDuration: {trial_secs}s\ncrashLoopThreshold: {threshold}\n{fields}")
+    // what waits for a fallback to be unmixed with what ran before waits a minute, and not six
+    let terms = format!("configTrialDuration: {trial_secs}s\ncrashLoopThreshold: {threshold}\n");
+    format!("{HEADER}{terms}evictionPressureTransitionPeriod: 1s\n{fields}")
 }
 
 impl Setup {

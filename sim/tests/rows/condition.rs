@@ -123,8 +123,9 @@ fn adoption_promotion_and_roll_back_are_events() {
     let events = world.take_events();
     assert_eq!(events.len(), 2, "{events:?}");
     assert!(events[0].starts_with("KubeletConfigChanged: kedge restarted to use"), "{events:?}");
-    let rolled_back =
-        format!("ConfigRolledBack: failed to parse current (UID: {bad}): config b (uid {bad}): ");
+    let rolled_back = format!(
+        "ConfigRolledBack: ConfigMap kube-system/b, key kubelet: failed to parse current (UID: {bad}): config b"
+    );
     assert!(events[1].starts_with(&rolled_back), "{events:?}");
     assert!(events[1].ends_with(&format!("; using last known good: (UID: {uid})")), "{events:?}");
     world.run_for(HOUR);
@@ -201,4 +202,38 @@ fn config_taken_back_in_its_trial_is_an_event() {
     world.start();
     world.run_for(MINUTE);
     assert_eq!(changed(&mut world), 0, "it runs on");
+}
+
+/// Status, reason and message of the condition that says whether pods are held.
+fn pods_held(world: &World) -> Option<[String; 3]> {
+    let there = world.hub.condition("PodsHeld")?;
+    Some(["status", "reason", "message"].map(|word| there[word].as_str().unwrap_or_default().to_owned()))
+}
+
+#[test]
+fn hold_is_a_condition_and_its_rest_is_reported() {
+    let mut world = World::new();
+    world.start();
+    for _ in 0..10 {
+        world.crash_and_start();
+    }
+    world.run_for(SECOND);
+    assert_eq!(pods_held(&world), None, "they never were");
+    world.crash_and_start();
+    world.run_for(SECOND * 60);
+    let message = "the agent ended too often under a proven configuration: no pod is started or stopped until it has run for 600 s \
+                   without that";
+    assert_eq!(pods_held(&world), Some(["True", "AgentCrashLoop", message].map(str::to_owned)));
+    let rest = world.report().config.pods_held_seconds.expect("they are held");
+    assert!((530..=540).contains(&rest), "{rest}");
+    // it goes on with whatever config starts next, and in a trial until that is promoted
+    world.adopt("a", &payload(A, "configTrialDuration: 20m"));
+    world.run_for(SECOND * 60);
+    let [status, _, message] = pods_held(&world).expect("they are held");
+    assert!(status == "True" && message.ends_with(" and its configuration is last-known-good"), "{message}");
+    // a hold ends with the next save of progress
+    world.run_for(MINUTE * 26);
+    let [status, reason, _] = pods_held(&world).expect("it stays");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "PodsNotHeld"));
+    assert_eq!(world.report().config.pods_held_seconds, None);
 }

@@ -90,9 +90,11 @@ fn annotation_is_ignored_on_the_hub() {
     world.hub.push("a", &payload(A, ""));
     let text = world.hub.pinned("a").to_string();
     world.hub.edit_node(|node| node["metadata"]["annotations"][CONFIG_SOURCE_ANNOTATION] = json!(text));
+    // the start under local, and its progress
+    world.check_written(&["startups"]);
     world.run_for(HOUR);
     assert!(!world.exited());
-    world.check_written(&[]);
+    world.check_written(&["startups"; 4]);
 }
 
 #[test]

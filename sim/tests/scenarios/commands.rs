@@ -2,12 +2,12 @@
 //!
 //! Always holds: a command that the world cannot obey ends the test; after each a running agent has a config in use, and has
 //! renewed its Lease if time went by. `push`, `assign`, `follow` and `adopt` take a payload as fields (`maxPods=202
-//! crashLoopThreshold=0`) or as JSON text (`"broken: ["`); `keys` several, each under its key, and `key` follows one. A line of several
+//! crashLoopThreshold=0`, with `:_` for a colon and a space) or as JSON text (`"broken: ["`); `keys` several, each under its key, and `key` follows one. A line of several
 //! commands has `; ` between them, `given` hides what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a`
-//! is the UID of ConfigMap `a`.
+//! is the UID of ConfigMap `a`. `memory 40%` is what is available from then on.
 
 use crate::output::{Observer, shortened_rounds};
-use kedge_core::{Answer, Event, Exit, Step};
+use kedge_core::{Answer, Event, Exit, Runtime, Step};
 use kedge_sim::disk::{WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
 use kedge_sim::situations::TRIAL_AND_A_RENEWAL;
@@ -280,6 +280,16 @@ impl Stage {
         let world = &mut self.world;
         let (name, content) = rest.split_once(' ').unwrap_or((rest, ""));
         match word {
+            // what is left of a memory of 1 GiB, by default half of it
+            "memory" => world.facts.memory_available_bytes = share(rest).map(|share| (1 << 30) * share / 100),
+            "memory-size" => world.facts.memory_bytes = (1 << 30) * share(rest).expect("a share") / 100,
+            "runtime" => {
+                world.facts.runtime = match rest {
+                    "works" => Runtime::Ready,
+                    "fails" => Runtime::NotReady("crun is missing".into()),
+                    _ => panic!("runtime works|fails"),
+                }
+            }
             "network" => world.link = on(rest),
             "dynamic-config" => world.dynamic = on(rest),
             "disk" => {
@@ -349,6 +359,11 @@ fn ending(words: &str, exit: Exit) -> Exit {
     })
 }
 
+/// `40%`, or `unknown`.
+fn share(word: &str) -> Option<u64> {
+    word.strip_suffix('%').map(|share| share.parse().expect("a number"))
+}
+
 fn on(word: &str) -> bool {
     match word {
         "on" => true,
@@ -375,7 +390,7 @@ fn text_of(content: &str) -> String {
 
 fn fields_of(content: &str) -> String {
     let fields = content.split(' ').filter(|field| !field.is_empty());
-    fields.map(|field| field.replacen('=', ": ", 1) + "\n").collect()
+    fields.map(|field| field.replacen('=', ": ", 1).replace(":_", ": ") + "\n").collect()
 }
 
 /// A JSON string is its text; anything else stands for itself.

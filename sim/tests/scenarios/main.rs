@@ -39,6 +39,7 @@ scenarios! {
     rule_f_contact
     source
     start
+    worse
 }
 
 fn folder() -> PathBuf {

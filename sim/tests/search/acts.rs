@@ -22,6 +22,10 @@ const STORM: usize = 24;
 /// Runs in a row that a brownout cuts at once: a config is tried twice, and 28 cuts are suffered each time.
 const BROWNOUT: usize = 60;
 
+/// Memory that is available of 1 GiB: short for a config that presses alone, and short for every config.
+const ENOUGH: u64 = 400 << 20;
+const SHORT: u64 = 50 << 20;
+
 /// What a node does by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Program {
@@ -219,6 +223,7 @@ impl Run<'_> {
         state.node.board.set_wall(WALL_MICROS);
         state.node.launch();
         (state.read, state.shown, state.is_old, state.quiet) = (None, Default::default(), false, 0);
+        state.is_news = false;
         self.rest(None);
     }
 
@@ -457,6 +462,7 @@ impl Stage {
             state.quiet = (state.quiet + 1).min(9 + state.trial_ticks as u8);
         }
         state.is_old |= program == Program::Tick;
+        state.is_news &= program != Program::Tick;
     }
 
     fn told(
@@ -586,6 +592,12 @@ impl Stage {
                 next,
             ));
         }
+        self.act(state, Fault::Pressure, out, |next| {
+            let is_pressed = next.node.facts.memory_available_bytes == Some(SHORT);
+            next.node.facts.memory_available_bytes = Some(if is_pressed { ENOUGH } else { SHORT });
+            (next.ghost.was_pressed, next.is_news) = (true, true);
+            format!("pressure from outside {}", if is_pressed { "ends" } else { "begins" })
+        });
         if state.left(Fault::Garbage) > 0 {
             let path = StateFile::BadConfigs.path(&state.node.version);
             if state.node.disk.content(&path).is_some() {
@@ -703,6 +715,7 @@ impl Stage {
         let stage = Self { scenario, cast: Cast::new(scenario), is_tame: true };
         let mut node = kedge_sim::Node::new(NODE, 1);
         node.local = stage.cast.local(0);
+        node.facts.memory_available_bytes = Some(ENOUGH);
         let mut state = State {
             node,
             server: 0,
@@ -713,6 +726,7 @@ impl Stage {
             link: true,
             layer: if scenario.drifts { crate::cast::LAYERS - 1 } else { 0 },
             is_old: false,
+            is_news: false,
             quiet: 0,
             end: End::Clean,
             trial_ticks: scenario.trial_ticks,

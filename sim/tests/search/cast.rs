@@ -46,6 +46,8 @@ pub(crate) enum Nature {
     Lost,
     /// None is reached after the first tick of each run.
     LostLater,
+    /// The node is short of memory by its thresholds, and by those of no other.
+    Presses,
     /// No configuration at all.
     Unparsable,
     /// A configuration with wrong values.
@@ -207,10 +209,11 @@ fn text(scenario: &Scenario, config: Config, pods: u32) -> String {
     }
     let is_invalid_later = (1..LAYERS).any(|layer| nature(layer) == Nature::Invalid);
     let wrong = if nature(0) == Nature::Invalid { "healthzPort: 70000\n" } else { "" };
+    let presses = if nature(0) == Nature::Presses { "evictionHard: {memory.available: 45%}\n" } else { "" };
     // the drop-ins that it is invalid with lower the other threshold
     let low = if is_invalid_later { 70 } else { 50 };
     let fields = format!(
-        "{}crashLoopThreshold: {}\nimageGCLowThresholdPercent: {low}\n{wrong}",
+        "{}crashLoopThreshold: {}\nimageGCLowThresholdPercent: {low}\n{wrong}{presses}",
         terms(scenario.trial_ticks),
         scenario.threshold
     );

@@ -38,6 +38,8 @@ pub(crate) enum Invariant {
     GoodConfigWinsOverARareLink,
     ProvenRunsInShortPowerOns,
     OutageCondemnsNothing,
+    /// A config that alone makes the node worse is no last-known-good.
+    PressureIsNotPromoted,
     ObeysOnlyItsServer,
     NothingPanics,
 }
@@ -163,6 +165,16 @@ impl<'a> Judge<'a> {
                 let quiet = next.ghost.quiet.get(&promoted?).copied().unwrap_or(9);
                 broken_if(quiet > RECENT, || {
                     format!("{promoted:?} is promoted {quiet} ticks after its last renewal")
+                })
+            }
+            Invariant::PressureIsNotPromoted => {
+                let promoted = promoted?;
+                if next.ghost.was_pressed {
+                    return self.excuse(invariant);
+                }
+                let presses = cast.nature(promoted, next.layer) == Nature::Presses;
+                broken_if(presses, || {
+                    format!("{promoted} is promoted, and the node is short of memory by it alone")
                 })
             }
             Invariant::CutOffIsNotPromoted => {

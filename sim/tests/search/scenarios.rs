@@ -37,10 +37,12 @@ pub(crate) enum Fault {
     Edit,
     /// The kubeconfig names the other server.
     Server,
+    /// Something else takes the node's memory, or gives it back.
+    Pressure,
 }
 
 /// How many kinds there are.
-pub(crate) const FAULTS: usize = Fault::Server as usize + 1;
+pub(crate) const FAULTS: usize = Fault::Pressure as usize + 1;
 
 pub(crate) struct Scenario {
     pub(crate) title: &'static str,
@@ -87,6 +89,8 @@ const CALM: &[&[Invariant]] = &[
     BASE,
     &[Invariant::GoodConfigWins, Invariant::ProvenRunsInShortPowerOns, Invariant::OutageCondemnsNothing],
 ];
+
+const PRESSED: &[&[Invariant]] = &[BASE, &[Invariant::GoodConfigWins, Invariant::PressureIsNotPromoted]];
 
 const A: Scenario = Scenario {
     title: "",
@@ -461,6 +465,28 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         pushes: "AD",
         second_server: 'A',
         faults: &[(Push, 2), (Edit, 1), (Server, 2), (Cut, 1)],
+        ..A
+    },
+    Scenario {
+        title: "A presses, B is good, pressure from outside",
+        natures: &[('A', &[Presses])],
+        invariants: PRESSED,
+        pushes: "AB",
+        faults: &[(Push, 2), (Pressure, 1), (Cut, 1), (Stop, 1)],
+        ..A
+    },
+    Scenario {
+        title: "A and B press",
+        natures: &[('A', &[Presses]), ('B', &[Presses])],
+        invariants: PRESSED,
+        pushes: "AB",
+        faults: &[(Push, 2), (Crash, 1), (Outage, 1)],
+        ..A
+    },
+    Scenario {
+        title: "good A, pressure from outside comes and goes",
+        invariants: PRESSED,
+        faults: &[(Push, 1), (Pressure, 2), (Outage, 1), (Stop, 1)],
         ..A
     },
 ];

@@ -35,6 +35,8 @@ pub(crate) struct Ghost {
     pub(crate) cuts: u8,
     /// Servers whose Node was read to ask for something.
     pub(crate) asked: BTreeSet<u64>,
+    /// Something else than a config was short of memory.
+    pub(crate) was_pressed: bool,
 }
 
 pub(crate) struct State {
@@ -53,6 +55,8 @@ pub(crate) struct State {
     pub(crate) layer: usize,
     /// Whether a tick passed in this run.
     pub(crate) is_old: bool,
+    /// The memory changed in this tick: what the agent found of it is older.
+    pub(crate) is_news: bool,
     /// Ticks of this run since its last contact.
     pub(crate) quiet: u8,
     pub(crate) end: End,
@@ -101,6 +105,7 @@ impl State {
         self.hash_process(&mut hash);
         (self.server, self.asks, self.objects, self.read, self.layer, self.is_old).hash(&mut hash);
         (&self.node.version, self.quiet).hash(&mut hash);
+        (self.node.facts.memory_available_bytes, self.is_news).hash(&mut hash);
         hash.finish()
     }
 
@@ -145,7 +150,8 @@ impl State {
         let ran = config.ran_seconds / TICK.as_secs();
         // a config that nothing waits for is settled after its trial; one that something waits for, after twice the longest wait
         let is_settled = matches!(config.state, "known-good" | "local") && config.condition.status == "True";
-        let most = if is_settled { self.trial_ticks } else { self.trial_ticks + 2 * DAY_TICKS };
+        // and a tick more: from then on what the node shows is its own
+        let most = if is_settled { self.trial_ticks + 1 } else { self.trial_ticks + 2 * DAY_TICKS };
         ran.min(most as u64).hash(hash);
     }
 }

@@ -6,9 +6,11 @@
 //! Node itself (`node::object`), how a condition reaches the server (`node::heartbeat`).
 
 use crate::config::condition::{self, ConfigOk};
+use crate::config::disk::AssignedNow;
 use crate::config::records::{BadConfigs, Read, Verdict};
-use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
+use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object, explained};
 use crate::config::source::{self, requested_source};
+use crate::config::standing::Obstacle;
 use crate::config::start::{Facts, Started};
 use crate::event::{Action, Level, Outcome};
 use crate::kubelet::Config;
@@ -110,11 +112,16 @@ impl ConfigActor {
             events.publish(Notice { warning: false, reason: "KubeletConfigChanged", message }, turn);
         }
         // the Event of a roll back has all the words of the condition, unless more than that is wrong
-        let is_said = news.condemned.iter().any(|verdict| verdict.reason == self.config_ok.reason);
+        let mut is_said = news.condemned.iter().any(|verdict| verdict.reason == self.config_ok.reason);
+        let not_used = self.not_used(&news.condemned);
         for verdict in news.condemned {
-            let colon = if verdict.detail.is_empty() { "" } else { ": " };
-            let message = format!("{}{colon}{}; {}", verdict.reason, verdict.detail, self.config_ok.message);
+            let why = explained("", &verdict.reason, &verdict);
+            let message = format!("{why}; {}", self.config_ok.message);
             events.publish(warning("ConfigRolledBack", message), turn);
+        }
+        if let Some(notice) = not_used {
+            is_said = true;
+            events.publish(notice, turn);
         }
         if let Some(report) = news.report {
             turn.log(Level::Warn, format!("further problems:\n{report}"));
@@ -122,6 +129,26 @@ impl ConfigActor {
         if !is_said {
             self.log_condition(turn);
         }
+    }
+
+    /// Each start that does not run what is assigned says which config that is and why, once: in the Event of the verdict, if it was
+    /// given now, else here. An earlier Event may be gone, or was about another assignment.
+    fn not_used(&self, condemned: &[Verdict]) -> Option<Notice> {
+        let view = self.configuration.view();
+        let obstacle = view.standing.obstacle()?;
+        let AssignedNow::Config(config, _) = view.disk.assigned() else { return None };
+        let (reason, verdict) = match obstacle {
+            Obstacle::Marked { verdict, .. } if condemned.contains(verdict) => return None,
+            Obstacle::Marked { verdict, .. } => ("ConfigKnownBad", Some(verdict)),
+            // it was an Event when it was noted, and no config is at fault
+            Obstacle::SourceInvalid(_) => return None,
+            _ => ("ConfigNotUsed", None),
+        };
+        let why = match verdict {
+            Some(verdict) => explained(&config.named(), &self.config_ok.reason, verdict),
+            None => format!("{}: {}", config.named(), self.config_ok.reason),
+        };
+        Some(warning(reason, format!("{why}; {}", self.config_ok.message)))
     }
 
     /// The config in use.

@@ -102,7 +102,7 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
             let not_recorded = if *recorded { "" } else { "; the verdict could not be recorded" };
             // a last-known-good may have been marked while it was current, and the other way round
             let reason = match verdict.reason.contains(uid) {
-                true => judge::reason(verdict.kind, what, uid),
+                true => judge::reason(verdict.kind, !verdict.detail.is_empty(), what, uid),
                 false => verdict.reason.clone(),
             };
             (status, format!("{reason}{not_recorded}"))

@@ -5,7 +5,7 @@
 //! after it, because a payload that kills the parser must not loop, and because its threshold and trial are known only after parsing.
 //! Running time decides, never wall time.
 
-use crate::config::records::{BadKind, Counts, STARTUPS, Verdict};
+use crate::config::records::{BadKind, Complaints, Counts, STARTUPS, Verdict};
 use kedge_api::Timestamp;
 
 /// Cuts in a row, without a save of progress between them, that condemn a config (rule d: cuts): each start costs at least a
@@ -16,6 +16,9 @@ pub(crate) const CUTS: u32 = 28;
 /// be condemned for a lack of contact before there was time for any.
 pub(crate) const SHORTEST_TRIAL_MS: u64 = 60_000;
 
+/// So many times its trial a config may be on trial, if moments in which the node is worse begin it anew again and again.
+const LONGEST_TRIALS: u64 = 6;
+
 /// Where waits and patience end: a config is tried again once a day at least, whatever happened to it.
 pub(crate) const LONGEST_WAIT_MS: u64 = 24 * 3600 * 1000;
 
@@ -23,13 +26,15 @@ pub(crate) const LONGEST_WAIT_MS: u64 = 24 * 3600 * 1000;
 /// remembered, whatever threshold it sets itself.
 const PROVEN_THRESHOLD: usize = STARTUPS - 1;
 
-/// How long a fallback must run well before a config with this verdict is tried again; None if it is not. After the first loss
-/// of contact not at all, then for the fallback's trial, and twice as long after each further time. After cuts, once, for as long
+/// How long a fallback must run well before a config with this verdict is tried again; None if it is not. After a loss of contact
+/// until what the node shows is the fallback's own, then for the fallback's trial, and twice as long after each further time. After cuts, once, for as long
 /// as it takes to save progress: then the power holds, and a second such verdict is the config's doing.
 pub(crate) fn wait_ms(verdict: &Verdict, terms: Terms) -> Option<u64> {
     match (verdict.kind, verdict.tries) {
-        (BadKind::Contact, 0 | 1) => Some(0),
-        (BadKind::Contact, tries) => Some(doubled_ms(terms, tries.saturating_sub(2))),
+        (BadKind::Contact, 0 | 1) => Some(terms.unmixed_after_ms().min(LONGEST_WAIT_MS)),
+        (BadKind::Contact, tries) => Some(
+            doubled_ms(terms, tries.saturating_sub(2)).max(terms.unmixed_after_ms()).min(LONGEST_WAIT_MS),
+        ),
         (BadKind::Cuts, 0 | 1) => Some(terms.save_every_ms(0)),
         (BadKind::Proven, tries) => Some(doubled_ms(terms, tries.saturating_sub(1))),
         _ => None,
@@ -74,11 +79,13 @@ pub(crate) struct Terms {
     pub trial_ms: u64,
     /// `crashLoopThreshold`: counted startups that are still tolerated.
     pub threshold: u8,
+    /// `evictionPressureTransitionPeriod`: for so long a condition outlasts what led to it.
+    pub transition_ms: u64,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { trial_ms: 600_000, threshold: 10 }
+        Self { trial_ms: 600_000, threshold: 10, transition_ms: 300_000 }
     }
 }
 
@@ -89,12 +96,23 @@ impl Terms {
         Self {
             trial_ms: counts.trial_ms.unwrap_or(default.trial_ms),
             threshold: counts.threshold.unwrap_or(default.threshold),
+            transition_ms: default.transition_ms,
         }
     }
 
     /// The running time after which startups and cuts are forgotten.
     pub(crate) fn settled_after_ms(self) -> u64 {
         self.trial_ms.max(SHORTEST_TRIAL_MS)
+    }
+
+    /// The running time after which no condition of the node is left over from what ran before.
+    pub(crate) fn unmixed_after_ms(self) -> u64 {
+        self.settled_after_ms().saturating_add(self.transition_ms)
+    }
+
+    /// The running time within which a trial must come to its end; after that it is a suspicion, as a silence.
+    pub(crate) fn trial_ends_within_ms(self) -> u64 {
+        self.settled_after_ms().saturating_mul(LONGEST_TRIALS)
     }
 
     /// How often progress is saved while running: every quarter of the trial, at most every five minutes.
@@ -281,9 +299,17 @@ pub(crate) struct Role {
     pub proven: bool,
 }
 
-/// rule f: contact. Silent for a whole trial of running; a running agent then exits, and the start gives the verdict.
-pub(crate) fn lost_contact(counts: &Counts, patience_ms: u64, role: Role) -> bool {
-    role.assigned && role.downloaded && !role.last_known_good && counts.silent_ms >= patience_ms
+/// rule f: contact. Silent for a whole trial of running, or in six trials' time none without a worse node; a running agent then exits,
+/// and the start gives the verdict.
+pub(crate) fn lost_contact(counts: &Counts, patience_ms: u64, terms: Terms, role: Role) -> bool {
+    let is_suspected = counts.silent_ms >= patience_ms || has_no_end(counts, terms);
+    role.assigned && role.downloaded && !role.last_known_good && is_suspected
+}
+
+/// Moments in which the node was worse than its baseline have begun a trial anew for too long.
+pub(crate) fn has_no_end(counts: &Counts, terms: Terms) -> bool {
+    let ran_ms = counts.lost_ms.saturating_add(counts.ran_ms);
+    counts.lost_ms > 0 && counts.ran_ms < terms.settled_after_ms() && ran_ms >= terms.trial_ends_within_ms()
 }
 
 /// The verdict for a kind, with the reason the condition will show. `before` is the entry there was.
@@ -298,9 +324,10 @@ pub(crate) fn verdict(
     let waits = matches!(kind, BadKind::Contact | BadKind::Cuts | BadKind::Proven);
     Verdict {
         time: wall,
-        reason: reason(kind, what, uid),
+        reason: reason(kind, false, what, uid),
         kind,
         detail: String::new(),
+        source: String::new(),
         tries: if waits { before_of_kind.saturating_add(1) } else { 0 },
         retry: false,
         patience_ms: before.map_or(0, |entry| entry.patience_ms),
@@ -309,9 +336,22 @@ pub(crate) fn verdict(
     }
 }
 
-/// The condition's reason for a verdict; `what` is `current` or `last-known-good`.
-pub(crate) fn reason(kind: BadKind, what: &str, uid: &str) -> String {
+/// The same against a config under which the node got worse, which is no contact: what began under it.
+pub(crate) fn blaming(verdict: Verdict, worse: Complaints, what: &str, uid: &str) -> Verdict {
+    let names = worse.names().join(", ");
+    let detail = match names.is_empty() {
+        true => "conditions of the node that were not there before it came and went".to_owned(),
+        false => format!("{names} began under it"),
+    };
+    Verdict { reason: reason(verdict.kind, true, what, uid), detail, ..verdict }
+}
+
+/// The condition's reason for a verdict; `what` is `current` or `last-known-good`. `is_worse`: the node was, and therefore not heard.
+pub(crate) fn reason(kind: BadKind, is_worse: bool, what: &str, uid: &str) -> String {
     match kind {
+        BadKind::Contact if is_worse => {
+            format!("{what} failed trial period due to worse conditions of the node (UID: {uid})")
+        }
         BadKind::Parse => format!("failed to parse {what} (UID: {uid})"),
         BadKind::Validate => format!("failed to validate {what} (UID: {uid})"),
         BadKind::CrashLoop => format!("{what} failed trial period due to crash loop (UID: {uid})"),
@@ -513,7 +553,7 @@ mod tests {
     #[test]
     fn rule_c_needs_one_startup_more_than_the_threshold() {
         for threshold in 0..=10 {
-            let terms = Terms { trial_ms: 0, threshold };
+            let terms = Terms { trial_ms: 0, threshold, ..Terms::default() };
             let weighed = |more| by_counts(&with(usize::from(threshold) + more, 0, 0), false, terms, false);
             assert_eq!([0, 1].map(weighed), [Weighed::GoesOn, Weighed::Bad(BadKind::CrashLoop)]);
         }
@@ -536,18 +576,38 @@ mod tests {
         let role = Role { assigned: true, downloaded: true, last_known_good: false, proven: false };
         let silent = silent_for(600_000);
         let patience = patience_ms(terms, None);
-        assert!(lost_contact(&silent, patience, role));
-        assert!(!lost_contact(&silent_for(599_999), patience, role));
-        assert!(!lost_contact(&silent, patience, Role { assigned: false, ..role }));
-        assert!(!lost_contact(&silent, patience, Role { downloaded: false, ..role }));
-        assert!(!lost_contact(&silent, patience, Role { last_known_good: true, ..role }));
+        assert!(lost_contact(&silent, patience, terms, role));
+        assert!(!lost_contact(&silent_for(599_999), patience, terms, role));
+        assert!(!lost_contact(&silent, patience, terms, Role { assigned: false, ..role }));
+        assert!(!lost_contact(&silent, patience, terms, Role { downloaded: false, ..role }));
+        assert!(!lost_contact(&silent, patience, terms, Role { last_known_good: true, ..role }));
         let patience = patience_ms(Terms { trial_ms: 0, ..terms }, None);
-        assert!(!lost_contact(&silent_for(59_999), patience, role), "a minute for the first contact");
-        assert!(lost_contact(&silent_for(60_000), patience, role));
+        assert!(!lost_contact(&silent_for(59_999), patience, terms, role), "a minute for the first contact");
+        assert!(lost_contact(&silent_for(60_000), patience, terms, role));
     }
 
     fn silent_for(silent_ms: u64) -> Counts {
         Counts { silent_ms, ..with(0, 0, silent_ms) }
+    }
+
+    #[test]
+    fn trial_that_worse_moments_begin_anew_ends_after_six() {
+        let terms = Terms::default();
+        let role = Role { assigned: true, downloaded: true, last_known_good: false, proven: false };
+        let check = |lost_secs: u64, ran_secs: u64, expect: bool| {
+            let counts = Counts { lost_ms: lost_secs * 1000, ran_ms: ran_secs * 1000, ..Counts::default() };
+            assert_eq!(lost_contact(&counts, 600_000, terms, role), expect, "{lost_secs} {ran_secs}");
+        };
+        check(3600, 0, true);
+        check(3001, 599, true);
+        check(3000, 599, false);
+        // it has come to its end, and waits for a renewal
+        check(3600, 600, false);
+        check(0, 5000, false);
+        let given = verdict(BadKind::Contact, "current", "u", Timestamp::default(), None);
+        let blamed = blaming(given, Complaints::of([true, false, false, true]), "current", "u");
+        assert_eq!(blamed.reason, "current failed trial period due to worse conditions of the node (UID: u)");
+        assert_eq!(blamed.detail, "MemoryPressure, NotReady began under it");
     }
 
     #[test]
@@ -557,7 +617,8 @@ mod tests {
         let second = verdict(BadKind::Contact, "current", "u", wall, Some(&first));
         assert_eq!((first.tries, second.tries, second.retry), (1, 2, false));
         let minutes = waits_of(BadKind::Contact, [1, 2, 3, 4, 9, 10, 255]);
-        assert_eq!(minutes, [0, 10, 20, 40, 1280, 1440, 1440].map(Some));
+        // a trial, and what its conditions may outlast it
+        assert_eq!(minutes, [15, 15, 20, 40, 1280, 1440, 1440].map(Some));
         assert_eq!(waits_of(BadKind::Proven, [0, 1, 2, 3, 255]), [10, 10, 20, 40, 1440].map(Some));
         let seconds = waits_of(BadKind::Cuts, [0, 1, 2, 3]);
         assert_eq!(seconds, [Some(2), Some(2), None, None], "a save is due after 150 s");
@@ -611,7 +672,7 @@ mod tests {
 
     #[test]
     fn progress_is_saved_every_quarter_up_to_five_minutes() {
-        let every = |trial_ms, ran_ms| Terms { trial_ms, threshold: 10 }.save_every_ms(ran_ms);
+        let every = |trial_ms, ran_ms| Terms { trial_ms, ..Terms::default() }.save_every_ms(ran_ms);
         assert_eq!(every(600_000, 0), 150_000);
         assert_eq!(every(86_400_000, 0), 300_000);
         assert_eq!(every(12_000, 0), 3_000);

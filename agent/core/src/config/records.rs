@@ -183,6 +183,11 @@ impl ConfigRecord {
         }
     }
 
+    /// Object and key, as an operator names them.
+    pub(crate) fn named(&self) -> String {
+        format!("{}, key {}", self.source, self.source.key())
+    }
+
     /// In upstream's words (Kubernetes 1.11 to 1.23).
     pub fn describe(&self) -> String {
         let (namespace, name) = self.source.object();
@@ -244,6 +249,8 @@ pub struct Startups {
     pub hold: bool,
     /// How often they were held without a whole trial of running between.
     pub held: u8,
+    /// What was wrong with the node when the config on trial was adopted: a config is not blamed for that.
+    pub baseline: Complaints,
     /// At most [`COUNTED_CONFIGS`].
     pub records: SortedMap<RanAs, Counts>,
     /// As earlier releases wrote it: counts of the one config that ran, by its content id. A start finds out whose they are; they
@@ -252,12 +259,6 @@ pub struct Startups {
 }
 
 impl Startups {
-    /// The local config ran last and alone, and ended cleanly.
-    pub(crate) fn local() -> Self {
-        let records = [(RanAs::Local, Counts::default())].into();
-        Self { last: Some(RanAs::Local), records, ..Self::default() }
-    }
-
     /// The counts of a config that starts next, with these drop-ins. Other drop-ins are a fresh trial, and a config that did not
     /// run last begins its time anew: what was counted against it stays.
     pub(crate) fn of_next(&self, ran_as: RanAs, id: ConfigId) -> Counts {
@@ -266,7 +267,7 @@ impl Startups {
             counts = Counts { id: Some(id), ran_ms: 0, contact: false, ..counts };
         }
         if self.last.is_some_and(|last| last != ran_as) {
-            counts = Counts { ran_ms: 0, contact: false, silent_ms: 0, worst_silence_ms: 0, ..counts };
+            counts = Counts { ran_ms: 0, contact: false, worst_silence_ms: 0, ..counts.unsuspected() };
         }
         counts
     }
@@ -340,6 +341,62 @@ impl Startups {
     }
 }
 
+/// What the agent itself finds wrong with its node, as far as it speaks against a config on trial: a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Complaints(u8);
+
+impl Complaints {
+    /// The conditions, in the order of [`Complaints::of`].
+    const BITS: [u8; 4] = [1, 2, 4, 8];
+    const NAMES: [&str; 4] = ["MemoryPressure", "DiskPressure", "PIDPressure", "NotReady"];
+
+    /// Those that are so.
+    #[must_use]
+    pub fn of(are: [bool; 4]) -> Self {
+        let bits = are.iter().zip(Self::BITS).filter(|(is, _)| **is).map(|(_, bit)| bit);
+        Self(bits.fold(0, |all, bit| all | bit))
+    }
+
+    /// Those that are not in the other set.
+    #[must_use]
+    pub fn beyond(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Those of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Nothing is wrong.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Their names.
+    #[must_use]
+    pub fn names(self) -> Vec<&'static str> {
+        let all = Self::NAMES.into_iter().zip(Self::BITS);
+        all.filter(|(_, bit)| self.0 & bit != 0).map(|(name, _)| name).collect()
+    }
+}
+
+impl Serialize for Complaints {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.names().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Complaints {
+    /// What a later release adds says nothing to this one.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let names = Vec::<String>::deserialize(deserializer)?;
+        Ok(Self::of(Self::NAMES.map(|known| names.iter().any(|name| name == known))))
+    }
+}
+
 /// The counts of one config.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -353,6 +410,10 @@ pub struct Counts {
     pub silent_ms: u64,
     /// The longest such silence while a suspected config waits for it.
     pub worst_silence_ms: u64,
+    /// Running time of its trial that moments took back in which the node was worse than its baseline.
+    pub lost_ms: u64,
+    /// Of what kind the last of them were, as long as it had no contact since.
+    pub worse: Complaints,
     /// Counted startups since it last ran for a whole trial, by wall time.
     pub startups: heapless::Vec<Timestamp, STARTUPS>,
     /// Power cuts since the last save of `ran_ms`.
@@ -368,6 +429,11 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// The same without what leads to a verdict under rule f.
+    pub(crate) fn unsuspected(self) -> Self {
+        Self { silent_ms: 0, lost_ms: 0, worse: Complaints::default(), ..self }
+    }
+
     /// Nothing is counted.
     fn is_empty(&self) -> bool {
         let Self { id, run, threshold, trial_ms, .. } = *self;
@@ -414,6 +480,9 @@ pub struct Verdict {
     /// Field and place, if it does not parse or validate: the first problem, and how many more there are.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
+    /// Which config it was given against: object and key, for people. Empty in what earlier releases wrote.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
     /// How often it was given for the same kind, if that is tried again after a wait.
     #[serde(default, alias = "lost")]
     pub tries: u8,
@@ -497,6 +566,7 @@ impl BadConfigs {
                 reason: entry.reason.clone(),
                 kind: BadKind::Validate,
                 detail: String::new(),
+                source: String::new(),
                 tries: 0,
                 retry: false,
                 patience_ms: 0,
@@ -515,7 +585,8 @@ impl BadConfigs {
         let (reason, detail) = (shortened(&verdict.reason), shortened_detail(&verdict.detail));
         let newest = self.by_uid.values().map(BadConfigMap::newest).max().unwrap_or_default();
         let order = newest.saturating_add(1);
-        let verdict = Verdict { reason, detail, order, payload: Some(is.payload), ..verdict };
+        let source = shortened_detail(&verdict.source);
+        let verdict = Verdict { reason, detail, source, order, payload: Some(is.payload), ..verdict };
         let entry = self.by_uid.entry(uid.to_owned()).or_insert_with(|| BadConfigMap {
             time: verdict.time,
             reason: String::new(),
@@ -604,6 +675,19 @@ impl BadConfigs {
     /// UID, time and reason of every entry, for people.
     pub fn entries(&self) -> impl Iterator<Item = (&str, Timestamp, &str)> {
         self.by_uid.iter().map(|(uid, entry)| (uid.as_str(), entry.time, entry.reason.as_str()))
+    }
+
+    /// Every verdict with its UID, oldest first, for people. An entry without contents is one that a person wrote.
+    pub fn verdicts(&self) -> Vec<(&str, Verdict)> {
+        let of_entry = |(uid, entry): (&'_ String, &'_ BadConfigMap)| match &entry.contents {
+            Some(contents) => contents.values().cloned().collect(),
+            None => self.verdict(uid, None).into_iter().collect::<Vec<_>>(),
+        };
+        let all = self.by_uid.iter().map(|(uid, entry)| (uid.as_str(), of_entry((uid, entry))));
+        let mut all: Vec<_> =
+            all.flat_map(|(uid, verdicts)| verdicts.into_iter().map(move |verdict| (uid, verdict))).collect();
+        all.sort_by_key(|(_, verdict)| verdict.order);
+        all
     }
 }
 
@@ -821,6 +905,8 @@ struct StartupsJson {
     hold: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     held: u8,
+    #[serde(default, skip_serializing_if = "is_default")]
+    baseline: Complaints,
     records: SortedMap<String, CountsJson>,
 }
 
@@ -835,6 +921,10 @@ struct CountsJson {
     silent_ms: u64,
     #[serde(default, skip_serializing_if = "is_default")]
     worst_silence_ms: u64,
+    #[serde(default, skip_serializing_if = "is_default")]
+    lost_ms: u64,
+    #[serde(default, skip_serializing_if = "is_default")]
+    worse: Complaints,
     startups: heapless::Vec<Timestamp, STARTUPS>,
     cuts: u32,
     open: Option<String>,
@@ -865,13 +955,15 @@ impl RanAs {
 impl From<CountsJson> for Counts {
     fn from(json: CountsJson) -> Self {
         let CountsJson { id, ran_ms, heard: contact, silent_ms, worst_silence_ms, startups, .. } = json;
-        let CountsJson { cuts, open, run, threshold, trial_ms, .. } = json;
+        let CountsJson { lost_ms, worse, cuts, open, run, threshold, trial_ms, .. } = json;
         Self {
             id,
             ran_ms,
             contact,
             silent_ms,
             worst_silence_ms,
+            lost_ms,
+            worse,
             startups,
             cuts,
             open,
@@ -885,13 +977,15 @@ impl From<CountsJson> for Counts {
 impl From<&Counts> for CountsJson {
     fn from(counts: &Counts) -> Self {
         let Counts { id, ran_ms, contact: heard, silent_ms, worst_silence_ms, startups, .. } = counts.clone();
-        let Counts { cuts, open, run, threshold, trial_ms, .. } = counts.clone();
+        let Counts { lost_ms, worse, cuts, open, run, threshold, trial_ms, .. } = counts.clone();
         Self {
             id,
             ran_ms,
             heard,
             silent_ms,
             worst_silence_ms,
+            lost_ms,
+            worse,
             startups,
             cuts,
             open,
@@ -953,6 +1047,7 @@ impl Startups {
             last: json.last.as_deref().map(RanAs::parse).transpose()?,
             hold: json.hold,
             held: json.held,
+            baseline: json.baseline,
             records: records.collect::<Result<_, String>>()?,
             older: None,
         })
@@ -987,6 +1082,7 @@ impl Startups {
             last: self.last.map(RanAs::name),
             hold: self.hold,
             held: self.held,
+            baseline: self.baseline,
             records: records.collect(),
         })
     }
@@ -1099,6 +1195,12 @@ impl BadConfigMapJson {
 mod tests {
     use super::*;
 
+    /// The local config ran last and alone, and ended cleanly.
+    fn ended_local() -> Startups {
+        let records = [(RanAs::Local, Counts::default())].into();
+        Startups { last: Some(RanAs::Local), records, ..Startups::default() }
+    }
+
     fn record() -> ConfigRecord {
         ConfigRecord {
             source: Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() },
@@ -1149,7 +1251,7 @@ mod tests {
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&alone))), Known::Is(alone));
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&good))), Known::Is(good));
         }
-        for startups in [startups(), Startups::local(), Startups::default()] {
+        for startups in [startups(), ended_local(), Startups::default()] {
             assert_eq!(Startups::read(&content(&startups.to_bytes())), Known::Is(startups));
         }
     }
@@ -1167,12 +1269,15 @@ mod tests {
             ran_ms: 7,
             silent_ms: 5,
             worst_silence_ms: 6,
+            lost_ms: 8,
+            worse: Complaints::of([true, false, true, false]),
             contact: true,
             trial_ms: Some(600_000),
             ..Counts::default()
         };
         counts.startups.push(Timestamp::from_micros(5_000_000)).expect("there is room");
-        let mut startups = Startups { hold: true, held: 2, ..Startups::local() };
+        let baseline = Complaints::of([false, true, false, true]);
+        let mut startups = Startups { hold: true, held: 2, baseline, ..ended_local() };
         startups.begin(payload("p"), counts);
         startups
     }
@@ -1189,7 +1294,7 @@ mod tests {
         startups.begin(RanAs::Local, Counts::default());
         let next = startups.of_next(payload("p"), ConfigId::of(b"p", b""));
         let expect =
-            Counts { ran_ms: 0, contact: false, silent_ms: 0, worst_silence_ms: 0, open: None, ..before };
+            Counts { ran_ms: 0, contact: false, worst_silence_ms: 0, open: None, ..before.unsuspected() };
         assert_eq!(next, expect, "it did not run last");
     }
 
@@ -1289,7 +1394,7 @@ mod tests {
 
     #[test]
     fn startups_text_names_payloads() {
-        let text = String::from_utf8(Startups::local().to_bytes()).expect("JSON");
+        let text = String::from_utf8(ended_local().to_bytes()).expect("JSON");
         assert_eq!(
             text,
             "{\"last\":\"local\",\"records\":{\"local\":{\"ran_ms\":0,\"heard\":false,\"startups\":[],\"cuts\":0,\
@@ -1393,6 +1498,7 @@ mod tests {
             time: Timestamp::from_micros(second * 1_000_000),
             reason: "failed to validate current (UID: u)".into(),
             kind: BadKind::Validate,
+            source: String::new(),
             detail: String::new(),
             tries: 0,
             retry: false,

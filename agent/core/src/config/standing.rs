@@ -194,6 +194,13 @@ impl Standing {
         }
     }
 
+    /// The trial begins anew.
+    pub(crate) fn trial_begins_anew(&mut self) {
+        if let Self::InTrial { is_promotable } = self {
+            *is_promotable = false;
+        }
+    }
+
     /// Another config should run from now on, and this keeps it from that. `runs`: what the one that ran as assigned is to it.
     pub(crate) fn obstructed(&mut self, obstacle: Obstacle, runs: Substitute) {
         match self {

@@ -12,7 +12,7 @@ use crate::config::records::{
     shortened_detail,
 };
 use crate::config::standing::{Obstacle, Rank, Standing};
-use crate::kubelet::{self, ConfigError, Effective, ErrorKind, LocalLayers};
+use crate::kubelet::{self, Config, ConfigError, Effective, ErrorKind, Eviction, LocalLayers};
 use crate::writes::{Durable, Steps, Suspendable};
 use kedge_api::Timestamp;
 use std::rc::Rc;
@@ -88,6 +88,8 @@ pub(crate) struct Started {
     pub(crate) ended: Option<String>,
     /// Set at the first start with a newly assigned config, or with the local one after it: the text of the event.
     pub(crate) changed: Option<String>,
+    /// While a config is on trial: what the last-known-good would do to pods.
+    pub(crate) floor: Option<Floor>,
     /// New verdicts.
     pub(crate) condemned: Vec<Verdict>,
     /// Pods are held since this start; why.
@@ -149,6 +151,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         report: None,
         ended: None,
         changed: None,
+        floor: None,
         condemned: Vec::new(),
         held: None,
         // with dynamic config off, evidence is not counted, so it is not consumed
@@ -175,6 +178,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
 }
 
 /// (2) Nothing assigned: the local config is its own last-known-good. After a reset the last-known-good stays until a Node was seen.
+/// Its starts are counted like those of any other: what a pod does to its agent must show on a node that was never pushed a config.
 fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspendable<Started> {
     // a write that fails here changes nothing about what runs, and the next start tries again
     let before = (started.disk.last_known_good.clone(), started.disk.startups.clone());
@@ -183,17 +187,22 @@ fn start_local(steps: &mut Steps, facts: &Facts, mut started: Started) -> Suspen
     } else if started.disk.last_known_good != Known::Absent {
         let _ = started.disk.put_last_known_good(steps, LastKnownGood::default())?;
     }
-    // there is nothing that could run instead, so there is nothing to count: a missing file stays missing
-    started.startups = Startups::local();
-    if started.disk.startups != Known::Absent {
-        let _ = started.disk.put_startups(steps, Startups::local())?;
-    }
     let ran_config = |startups: &Startups| matches!(startups.last, Some(RanAs::Payload(_)));
-    let was_config = before.1.known().is_some_and(ran_config) && started.disk.startups != before.1;
-    let is_another = was_config || started.disk.last_known_good != before.0;
-    started.changed = is_another.then(|| "kedge restarted to use local config".to_owned());
+    if ran_config(&started.startups) {
+        // what was assigned is not any more, and its run ended for that
+        started.startups.close();
+    }
+    started.account(facts);
+    started.in_use.terms = terms_of(&started.in_use.effective);
+    let was_config = before.1.known().is_some_and(ran_config);
     let obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
     started.standing = Standing::local_for(obstacle, Vec::new());
+    let counts = started.startups.of_next(RanAs::Local, facts.local_id());
+    let weighed = judge::by_counts(&counts, started.startups.hold, started.in_use.terms, true);
+    let mut started = use_local(steps, facts, started, counts, weighed)?;
+    let is_recorded = started.disk.startups != before.1;
+    let is_another = was_config && is_recorded || started.disk.last_known_good != before.0;
+    started.changed = is_another.then(|| "kedge restarted to use local config".to_owned());
     Ok(started)
 }
 
@@ -359,6 +368,8 @@ fn run_first(
             match (try_to_run(steps, facts, parsed, &mut started, candidate)?, candidate.rank) {
                 (Ok(in_use), rank) => {
                     let is_good = candidate.role.last_known_good;
+                    started.floor =
+                        (rank == Rank::Assigned && !is_good).then(|| floor(facts, parsed, &chain));
                     let standing = Standing::of(rank, is_good, obstacle, passed_over);
                     return Ok(Started { in_use, standing, ..started });
                 }
@@ -384,7 +395,15 @@ fn run_first(
     unreachable!("the second time local runs, if nothing else does")
 }
 
-/// (6) Local runs instead of what is assigned, and its starts are counted like those of any other.
+/// What the config that is fallen back to would do to pods: last-known-good, or local if that cannot be read now.
+fn floor(facts: &Facts, parsed: &mut Parsed, chain: &[Candidate]) -> Floor {
+    let good = chain.iter().find(|candidate| candidate.rank == Rank::LastKnownGood);
+    let content = good.and_then(|good| good.content.as_ref().ok());
+    let good = content.and_then(|content| parsed.effective(content, &facts.local, true).ok());
+    Floor::of(&good.as_ref().unwrap_or(&facts.local_effective).config)
+}
+
+/// (2) and (6): local runs, and its start is recorded.
 fn use_local(
     steps: &mut Steps,
     facts: &Facts,
@@ -398,7 +417,7 @@ fn use_local(
         // nothing waits that could be tried instead: it goes on
         Weighed::Bad(_) => judge::emptied(counts),
     };
-    let Terms { trial_ms, threshold } = started.in_use.terms;
+    let Terms { trial_ms, threshold, .. } = started.in_use.terms;
     let counts = Counts { threshold: Some(threshold), trial_ms: Some(trial_ms), ..counts };
     started.begin(facts, RanAs::Local, counts);
     started.in_use.counts = started.startups.records[&RanAs::Local].clone();
@@ -423,6 +442,20 @@ fn end_waits(steps: &mut Steps, started: &mut Started, chain: &[Candidate]) -> S
         }
     }
     Ok(any && started.disk.put_bad_configs(steps, bad)?.is_ok())
+}
+
+/// What a config on trial must not do alone: no pod ends, or is refused for good, for what the last-known-good would have let run. A
+/// roll back takes no such end back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Floor {
+    pub(crate) eviction: Eviction,
+    pub(crate) max_pods: u32,
+}
+
+impl Floor {
+    fn of(config: &Config) -> Self {
+        Self { eviction: config.eviction.clone(), max_pods: config.max_pods }
+    }
 }
 
 struct Candidate {
@@ -470,9 +503,10 @@ fn try_to_run(
     let mut counts = started.startups.of_next(ran_as, content.is.id);
     if let Some(before) = started.startups.records.get(&ran_as) {
         let patience_ms = judge::patience_ms(Terms::remembered(before), entry.as_ref());
-        if judge::lost_contact(before, patience_ms, role) {
+        if judge::lost_contact(before, patience_ms, Terms::remembered(before), role) {
             // the proof of a verdict that no disk took, whatever ran since
-            counts.silent_ms = before.silent_ms;
+            let Counts { silent_ms, lost_ms, worse, .. } = *before;
+            counts = Counts { silent_ms, lost_ms, worse, ..counts };
         }
     }
     started.startups.set(ran_as, counts.clone());
@@ -517,7 +551,7 @@ fn try_to_run(
     let patience_ms = judge::patience_ms(terms, start_verdict.entry.as_ref());
     let kind = match judge::by_counts(&counts, started.startups.hold, terms, role.proven) {
         Weighed::Bad(kind) => Some(kind),
-        _ => judge::lost_contact(&counts, patience_ms, role).then_some(BadKind::Contact),
+        _ => judge::lost_contact(&counts, patience_ms, terms, role).then_some(BadKind::Contact),
     };
     if let Some(kind) = kind {
         return start_verdict.condemn(steps, started, kind).map(Err);
@@ -529,10 +563,11 @@ fn try_to_run(
 }
 
 fn terms_of(effective: &Effective) -> Terms {
-    let trial = &effective.config.trial;
+    let (trial, transition) = (&effective.config.trial, effective.config.eviction_pressure_transition_period);
     Terms {
         trial_ms: u64::try_from(trial.duration.as_millis()).unwrap_or(u64::MAX),
         threshold: trial.crash_loop_threshold,
+        transition_ms: u64::try_from(transition.as_millis()).unwrap_or(u64::MAX),
     }
 }
 
@@ -542,7 +577,7 @@ impl Started {
         if !self.startups.hold {
             self.held = Some(format!(
                 "{what} ended {} times by a crash and {} times by a power cut without a whole trial between them; it is \
-                 proven and goes on, its counts begin anew",
+                 proven and goes on, its counts begin anew, and pods are held",
                 counts.startups.len(),
                 counts.cuts
             ));
@@ -575,7 +610,15 @@ impl StartVerdict<'_> {
         started.startups.close();
         let uid = &self.config.uid;
         let verdict = judge::verdict(kind, self.what, uid, self.facts.wall, self.entry.as_ref());
-        let verdict = Verdict { detail: std::mem::take(&mut self.detail), ..verdict };
+        let (detail, source) = (std::mem::take(&mut self.detail), self.config.named());
+        let mut verdict = Verdict { detail, source, ..verdict };
+        let ran_as = RanAs::Payload(self.is.payload);
+        let counts = started.startups.records.get(&ran_as).filter(|_| kind == BadKind::Contact);
+        if let Some(counts) =
+            counts.filter(|counts| counts.lost_ms > 0 && counts.silent_ms == 0 || !counts.worse.is_empty())
+        {
+            verdict = judge::blaming(verdict, counts.worse, self.what, uid);
+        }
         started.condemned.push(verdict.clone());
         let mut bad = match &started.disk.bad_configs {
             Known::Is(bad) => bad.clone(),
@@ -585,12 +628,11 @@ impl StartVerdict<'_> {
         };
         bad.mark(uid, &self.is, verdict.clone(), &started.disk.in_use());
         let recorded = started.disk.put_bad_configs(steps, bad)?.is_ok();
-        let ran_as = RanAs::Payload(self.is.payload);
         if recorded
             && !kind.is_of_text()
             && let Some(counts) = started.startups.records.get_mut(&ran_as)
         {
-            *counts = Counts { silent_ms: 0, ..judge::emptied(std::mem::take(counts)) };
+            *counts = judge::emptied(std::mem::take(counts)).unsuspected();
         }
         Ok(Obstacle::Marked { verdict, recorded })
     }

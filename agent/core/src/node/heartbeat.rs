@@ -4,7 +4,9 @@
 //! the server was last seen to have. Leaves to others: when requests are sent again (`outbox`), the Node itself (`object`).
 
 use crate::config::condition::ConfigOk;
-use crate::config::running::Notice;
+use crate::config::records::Complaints;
+use crate::config::running::{Hold, Notice};
+use crate::config::start::Floor;
 use crate::event::{Action, Answer, HostFacts, Level, Now, Request, RequestKey, Runtime};
 use crate::kubelet::Config;
 use crate::node::lease::LeaseKeeper;
@@ -92,12 +94,24 @@ impl Heartbeat {
         &self.status.pressures
     }
 
+    /// What is wrong with the node, once it was looked at, and whether all could be read that thresholds are about.
+    pub(crate) fn complaints(&self) -> Option<(Complaints, bool)> {
+        self.facts().map(|_| (self.status.complaints(), self.status.pressures.is_whole))
+    }
+
     pub(crate) fn facts(&self) -> Option<&HostFacts> {
         self.status.facts()
     }
 
     /// Takes facts about the host; returns what Events should say of them.
-    pub(crate) fn observe(&mut self, facts: HostFacts, config: &Config, turn: &mut Turn) -> Vec<Notice> {
+    /// `floor`: what the last-known-good would do, while a configuration is on trial.
+    pub(crate) fn observe(
+        &mut self,
+        facts: HostFacts,
+        config: &Config,
+        floor: Option<&Floor>,
+        turn: &mut Turn,
+    ) -> Vec<Notice> {
         self.awaits_host_facts = false;
         // a restart of the agent is no news of the node's pods
         if facts.runtime == Runtime::Starting && turn.now.mono < self.began.saturating_add(RUNTIME_START) {
@@ -105,7 +119,7 @@ impl Heartbeat {
             return Vec::new();
         }
         let before = self.status.pressures.pressed;
-        for line in self.status.observe(turn.now, facts, config, &turn.options.version) {
+        for line in self.status.observe(turn.now, facts, config, floor, &turn.options.version) {
             turn.log(Level::Warn, line);
         }
         let node = &turn.options.node_name;
@@ -134,6 +148,10 @@ impl Heartbeat {
 
     pub(crate) fn machine_stops(&mut self, stops: bool) {
         self.status.machine_stops(stops);
+    }
+
+    pub(crate) fn pods_held(&mut self, held: Option<&Hold>) {
+        self.status.pods_held(held);
     }
 
     pub(crate) fn disk_stalled(&mut self, now: Now, stalled: bool) {
@@ -343,13 +361,14 @@ mod tests {
         let mut bench = Bench::new();
         let mut heartbeat = bench.at(0, |_, turn| Heartbeat::new(40, turn));
         for secs in [1, 9] {
-            let notices =
-                bench.at(secs, |config, turn| heartbeat.observe(facts(Runtime::Starting), config, turn));
+            let notices = bench
+                .at(secs, |config, turn| heartbeat.observe(facts(Runtime::Starting), config, None, turn));
             assert!(notices.is_empty() && heartbeat.facts().is_none(), "its runtime starts");
             assert_eq!(heartbeat.next_host_facts, Duration::from_secs(secs) + RUNTIME_LOOK);
         }
         // one that does not come up is reported in time
-        let notices = bench.at(10, |config, turn| heartbeat.observe(facts(Runtime::Starting), config, turn));
+        let notices =
+            bench.at(10, |config, turn| heartbeat.observe(facts(Runtime::Starting), config, None, turn));
         assert!(!notices.is_empty() && heartbeat.facts().is_some());
     }
 

@@ -7,7 +7,7 @@
 //! conditions (`status`).
 
 use crate::event::{HostFacts, Now};
-use crate::kubelet::{Config, EvictionThreshold, Signal};
+use crate::kubelet::{Config, Eviction, EvictionThreshold, Signal};
 use crate::pods::Pressing;
 use crate::sorted::SortedMap;
 use std::time::Duration;
@@ -25,23 +25,32 @@ const EVENTS: [[&str; 2]; 3] = [
 /// The pressure on one node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pressures {
-    /// Thresholds that are met, by their place in the configuration, and since when.
-    met: SortedMap<usize, Duration>,
-    /// When a condition was last seen to hold.
-    last_seen: [Option<Duration>; 3],
+    own: Gauge,
+    /// By the thresholds of the last-known-good, while a configuration is on trial.
+    good: Option<Gauge>,
     /// What the conditions say: memory, disk, pid.
     pub(crate) pressed: [bool; 3],
     /// What pods end for, as of the last look.
     pub(crate) pressing: Option<Pressing>,
     /// How often the host was looked at.
     pub(crate) looks: u64,
+    /// At the last look all could be read that the thresholds are about.
+    pub(crate) is_whole: bool,
 }
 
-impl Pressures {
-    /// Takes a look at the host.
-    pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config) {
-        self.looks = self.looks.saturating_add(1);
-        let thresholds = &config.eviction.thresholds;
+/// Thresholds of one configuration.
+#[derive(Debug, Clone, Default)]
+struct Gauge {
+    /// Those that are met, by their place in the configuration, and since when.
+    met: SortedMap<usize, Duration>,
+    /// When a condition was last seen to hold.
+    last_seen: [Option<Duration>; 3],
+    pressed: [bool; 3],
+}
+
+impl Gauge {
+    /// Takes a look; a condition outlasts what led to it by `hold`.
+    fn look(&mut self, now: Now, facts: &HostFacts, thresholds: &[EvictionThreshold], hold: Duration) {
         let (mut met, mut is_seen) = (SortedMap::new(), [false; CONDITIONS.len()]);
         for (index, threshold) in thresholds.iter().enumerate() {
             let since = self.met.get(&index).copied();
@@ -52,7 +61,6 @@ impl Pressures {
             is_seen[condition_of(threshold.signal)] |= is_met == Some(true);
         }
         self.met = met;
-        let hold = config.eviction_pressure_transition_period;
         for (index, pressed) in self.pressed.iter_mut().enumerate() {
             if is_seen[index] {
                 self.last_seen[index] = Some(now.mono);
@@ -60,15 +68,48 @@ impl Pressures {
             *pressed = self.last_seen[index]
                 .is_some_and(|seen| is_seen[index] || now.mono < seen.saturating_add(hold));
         }
-        let ripe = self.met.iter().filter(|(index, since)| {
+    }
+
+    /// The thresholds that pods end for.
+    fn ripe<'a>(
+        &self,
+        now: Now,
+        facts: &HostFacts,
+        thresholds: &'a [EvictionThreshold],
+    ) -> Vec<&'a EvictionThreshold> {
+        let is_ripe = |(index, since): &(&usize, &Duration)| {
             let threshold = &thresholds[**index];
             measured(threshold.signal, facts).is_some()
                 && threshold.grace.is_none_or(|grace| now.mono >= (**since).saturating_add(grace))
+        };
+        self.met.iter().filter(is_ripe).map(|(index, _)| &thresholds[*index]).collect()
+    }
+}
+
+impl Pressures {
+    /// Takes a look at the host. `good`: the thresholds of the last-known-good, while a configuration is on trial: no pod ends, or is
+    /// refused, for a threshold that is met by the one on trial alone, for a roll back would not take that back.
+    pub(crate) fn observe(&mut self, now: Now, facts: &HostFacts, config: &Config, good: Option<&Eviction>) {
+        self.looks = self.looks.saturating_add(1);
+        let (thresholds, hold) = (&config.eviction.thresholds, config.eviction_pressure_transition_period);
+        self.own.look(now, facts, thresholds, hold);
+        self.pressed = self.own.pressed;
+        self.is_whole = thresholds.iter().all(|threshold| is_readable(threshold.signal, facts));
+        let mut ripe = self.own.ripe(now, facts, thresholds);
+        self.good = good.map(|good| {
+            let mut gauge = self.good.take().unwrap_or_default();
+            gauge.look(now, facts, &good.thresholds, hold);
+            let of_good = gauge.ripe(now, facts, &good.thresholds);
+            let is_of_both = |own: &EvictionThreshold| {
+                of_good.iter().any(|other| other.signal.resource() == own.signal.resource())
+            };
+            ripe.retain(|own| is_of_both(own));
+            gauge
         });
         // memory first as upstream; what ends pods at once before what gives them time
-        let next = ripe.map(|(index, _)| &thresholds[*index]);
-        let next =
-            next.min_by_key(|threshold| (threshold.signal != Signal::Memory, threshold.grace.is_some()));
+        let next = ripe
+            .into_iter()
+            .min_by_key(|threshold| (threshold.signal != Signal::Memory, threshold.grace.is_some()));
         self.pressing = next.and_then(|threshold| {
             let (available, capacity) = measured(threshold.signal, facts)?;
             let longest_grace = threshold.grace.map(|_| config.eviction.longest_grace);
@@ -84,10 +125,11 @@ impl Pressures {
         changed.map(|((now, _), reasons)| reasons[usize::from(*now)]).collect()
     }
 
-    /// The conditions that hold.
+    /// The conditions that keep new pods out.
     pub(crate) fn conditions(&self) -> Vec<&'static str> {
-        let all = CONDITIONS.into_iter().zip(self.pressed);
-        all.filter(|(_, pressed)| *pressed).map(|(name, _)| name).collect()
+        let by_good = self.good.as_ref().map_or([true; CONDITIONS.len()], |good| good.pressed);
+        let all = CONDITIONS.into_iter().zip(self.pressed).zip(by_good);
+        all.filter(|((_, pressed), by_good)| *pressed && *by_good).map(|((name, _), _)| name).collect()
     }
 }
 
@@ -97,6 +139,17 @@ fn is_met(threshold: &EvictionThreshold, facts: &HostFacts, was_met: bool) -> Op
     let Some(least) = threshold.least.amount(capacity) else { return Some(false) };
     let reclaim = threshold.reclaim.amount(capacity).filter(|_| was_met).unwrap_or(0);
     Some(available < least.saturating_add(reclaim))
+}
+
+/// Not so only if the host has it and it could not be read now.
+fn is_readable(signal: Signal, facts: &HostFacts) -> bool {
+    let capacity = match signal {
+        Signal::Memory => facts.memory_bytes,
+        Signal::NodefsBytes | Signal::ImagefsBytes => facts.storage_bytes,
+        Signal::NodefsInodes | Signal::ImagefsInodes => facts.inodes,
+        Signal::Pids => facts.pids,
+    };
+    capacity == 0 || measured(signal, facts).is_some()
 }
 
 /// What is available, and what there is at all. None: one of the two could not be read, or the file system does not count it.
@@ -160,7 +213,7 @@ mod tests {
         let all = [Signal::Memory, Signal::NodefsBytes, Signal::NodefsInodes, Signal::Pids].map(hard);
         let check = |(memory, storage, inodes, pids), expect: [bool; 3]| {
             let mut pressures = Pressures::default();
-            pressures.observe(at(0), &host(memory, storage, inodes, pids), &config(all.to_vec()));
+            pressures.observe(at(0), &host(memory, storage, inodes, pids), &config(all.to_vec()), None);
             assert_eq!(pressures.pressed, expect, "{memory} {storage} {inodes} {pids}");
             assert_eq!(pressures.pressing.is_some(), expect != [false; 3]);
         };
@@ -172,7 +225,7 @@ mod tests {
         check((100, 100, 100, 2000), [false, false, true]);
         let mut pressures = Pressures::default();
         let unknown = HostFacts { cpus: 1, ..HostFacts::default() };
-        pressures.observe(at(0), &unknown, &config(all.to_vec()));
+        pressures.observe(at(0), &unknown, &config(all.to_vec()), None);
         assert_eq!((pressures.pressed, pressures.pressing), ([false; 3], None), "what could not be read");
     }
 
@@ -186,18 +239,18 @@ mod tests {
             storage_available_bytes: None,
             ..host(500, 500, 500, 0)
         };
-        pressures.observe(at(0), &blind, &config);
+        pressures.observe(at(0), &blind, &config, None);
         assert_eq!((pressures.pressed, pressures.pressing.is_some()), ([false; 3], false));
         let pressed = host(50, 50, 500, 0);
         for (secs, facts, evicts) in [(10, &pressed, true), (20, &blind, false), (69, &pressed, true)] {
-            pressures.observe(at(secs), facts, &config);
+            pressures.observe(at(secs), facts, &config, None);
             assert_eq!(pressures.pressed, [true, true, false], "after {secs} s");
             assert_eq!(pressures.pressing.is_some(), evicts, "after {secs} s");
         }
-        pressures.observe(at(70), &host(50, 500, 500, 0), &config);
+        pressures.observe(at(70), &host(50, 500, 500, 0), &config, None);
         let signal = pressures.pressing.as_ref().map(|it| it.signal);
         assert_eq!(signal, Some(Signal::Memory), "its grace period went on");
-        pressures.observe(at(370), &blind, &config);
+        pressures.observe(at(370), &blind, &config, None);
         assert_eq!(pressures.pressed, [false; 3], "a condition is not held by what cannot be read");
     }
 
@@ -214,7 +267,7 @@ mod tests {
             (330, 500, [false, false]),
         ] {
             let before = pressures.pressed;
-            pressures.observe(at(secs), &host(available, 500, 500, 0), &config);
+            pressures.observe(at(secs), &host(available, 500, 500, 0), &config, None);
             assert_eq!([pressures.pressed[0], pressures.pressing.is_some()], expect, "after {secs} s");
             let news: &[&str] = match secs {
                 10 => &["NodeHasInsufficientMemory"],
@@ -231,7 +284,7 @@ mod tests {
         let threshold = EvictionThreshold { reclaim: Threshold::Amount(50), ..hard(Signal::NodefsBytes) };
         let config = config(vec![threshold]);
         for (available, expect) in [(149, false), (99, true), (149, true), (150, false), (149, false)] {
-            pressures.observe(at(0), &host(500, available, 500, 0), &config);
+            pressures.observe(at(0), &host(500, available, 500, 0), &config, None);
             assert_eq!(pressures.pressing.is_some(), expect, "{available}");
         }
     }
@@ -260,12 +313,59 @@ mod tests {
             (123, 200, 500, None),
             (124, 200, 500, soft),
         ] {
-            pressures.observe(at(secs), &host(memory, storage, 500, 0), &config);
+            pressures.observe(at(secs), &host(memory, storage, 500, 0), &config, None);
             let found = pressures.pressing.as_ref();
             let found = found.map(|it| (it.signal, it.least, it.longest_grace.map(|grace| grace.as_secs())));
             assert_eq!(found, expect, "after {secs} s");
             assert!(pressures.pressed[0], "the condition does not wait");
         }
         assert_eq!(pressures.conditions(), ["MemoryPressure", "DiskPressure"]);
+    }
+
+    #[test]
+    fn trial_alone_ends_and_refuses_no_pod() {
+        let trial = EvictionThreshold { least: Threshold::Amount(300), ..hard(Signal::Memory) };
+        let on_trial = config(vec![trial, hard(Signal::NodefsBytes)]);
+        let good = |thresholds| config(thresholds).eviction;
+        // what is available, and the thresholds of the last-known-good; then whether pods end, and what keeps new ones out
+        let soft = EvictionThreshold { grace: Some(Duration::from_secs(60)), ..hard(Signal::Memory) };
+        for (memory, storage, thresholds, ends, refuses) in [
+            (200, 500, vec![hard(Signal::Memory)], false, vec![]),
+            (50, 500, vec![hard(Signal::Memory)], true, vec!["MemoryPressure"]),
+            (50, 500, vec![soft], false, vec!["MemoryPressure"]),
+            (50, 500, vec![], false, vec![]),
+            (200, 50, vec![hard(Signal::Memory)], false, vec![]),
+            (200, 50, vec![hard(Signal::ImagefsBytes)], true, vec!["DiskPressure"]),
+            (500, 500, vec![trial], false, vec![]),
+        ] {
+            let mut pressures = Pressures::default();
+            let facts = host(memory, storage, 500, 0);
+            pressures.observe(at(0), &facts, &on_trial, Some(&good(thresholds)));
+            assert_eq!(pressures.pressed, [memory < 300, storage < 100, false], "the conditions are its own");
+            assert_eq!(
+                (pressures.pressing.is_some(), pressures.conditions()),
+                (ends, refuses),
+                "{memory} {storage}"
+            );
+            // proven since: its own thresholds count from now on
+            pressures.observe(at(1), &facts, &on_trial, None);
+            assert_eq!(pressures.pressing.is_some(), memory < 300 || storage < 100);
+        }
+    }
+
+    #[test]
+    fn look_is_whole_if_all_could_be_read() {
+        let all = [Signal::Memory, Signal::NodefsInodes].map(hard);
+        for (facts, expect) in [
+            (host(500, 500, 500, 0), true),
+            (HostFacts { memory_available_bytes: None, ..host(500, 500, 500, 0) }, false),
+            (HostFacts { storage_available_bytes: None, ..host(500, 500, 500, 0) }, true),
+            // a file system that counts no inodes
+            (HostFacts { inodes: 0, inodes_free: None, ..host(500, 500, 500, 0) }, true),
+        ] {
+            let mut pressures = Pressures::default();
+            pressures.observe(at(0), &facts, &config(all.to_vec()), None);
+            assert_eq!(pressures.is_whole, expect);
+        }
     }
 }

@@ -5,6 +5,9 @@
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
 use crate::config::condition::ConfigOk;
+use crate::config::records::Complaints;
+use crate::config::running::Hold;
+use crate::config::start::Floor;
 use crate::event::{HardwareWatchdog, HostFacts, ImageState, Now, PodNetworks, Runtime};
 use crate::kubelet::Config;
 use crate::node::pressure::Pressures;
@@ -58,6 +61,8 @@ pub(crate) struct StatusKeeper {
     /// Reservations that leave nothing of a resource.
     used_up: Vec<String>,
     disk_stalled: bool,
+    /// Pods are held; the message of the condition.
+    pods_held: Option<String>,
     /// No hardware watchdog is active, since.
     unwatched_since: Option<Duration>,
     /// And that for longer than a start takes.
@@ -114,9 +119,10 @@ impl StatusKeeper {
         now: Now,
         facts: HostFacts,
         config: &Config,
+        floor: Option<&Floor>,
         version: &str,
     ) -> Vec<String> {
-        self.pressures.observe(now, &facts, config);
+        self.pressures.observe(now, &facts, config, floor.map(|floor| &floor.eviction));
         let is_missing = matches!(facts.watchdog, HardwareWatchdog::Absent | HardwareWatchdog::Idle(_));
         self.unwatched_since = is_missing.then(|| self.unwatched_since.unwrap_or(now.mono));
         self.is_unwatched =
@@ -130,9 +136,23 @@ impl StatusKeeper {
         self.used_up.iter().filter(|line| !before.contains(line)).cloned().collect()
     }
 
+    /// What is wrong with the node and may be its configuration's doing, as this agent itself found at its last look. A machine that stops
+    /// is not ready either, and no configuration is to blame.
+    pub(crate) fn complaints(&self) -> Complaints {
+        let [memory, disk, pids] = self.pressures.pressed;
+        let runtime = self.host.as_ref().map(|host| &host.facts.runtime);
+        let is_unready = matches!(runtime, Some(Runtime::NotReady(_) | Runtime::Starting));
+        Complaints::of([memory, disk, pids, is_unready])
+    }
+
     /// The disk of the state has stopped answering, or answers again.
     pub(crate) fn disk_stalled(&mut self, stalled: bool) {
         self.disk_stalled = stalled;
+    }
+
+    /// Pods are held, or not any more.
+    pub(crate) fn pods_held(&mut self, held: Option<&Hold>) {
+        self.pods_held = held.map(Hold::message);
     }
 
     /// The machine stops, or does not after all.
@@ -304,6 +324,8 @@ impl StatusKeeper {
         // a node whose disk always answered spends no bytes on saying so
         let stall_matters = self.disk_stalled || there(kedge_api::DISK_STALLED).is_some();
         let stalled = stall_matters.then(|| disk_stalled(self.disk_stalled));
+        let hold_matters = self.pods_held.is_some() || there(kedge_api::PODS_HELD).is_some();
+        let held = hold_matters.then(|| pods_held(self.pods_held.as_deref()));
         let network = self.network_unavailable(there(NETWORK_UNAVAILABLE));
         let watchdog = self.watchdog_missing(there(kedge_api::WATCHDOG_MISSING).is_some());
         let image = self.image_ok();
@@ -313,7 +335,7 @@ impl StatusKeeper {
             reason,
             message,
         });
-        let more = stalled.into_iter().chain(network).chain(watchdog).chain(image);
+        let more = stalled.into_iter().chain(held).chain(network).chain(watchdog).chain(image);
         let own = self.own_conditions().into_iter().chain(more).filter_map(|words| {
             let there = there(words.name);
             let changed = there.is_none_or(|there| !words.matches(there));
@@ -466,6 +488,14 @@ fn disk_stalled(is: bool) -> Words<'static> {
         ("False", "DiskAnswers", "the disk of the node's state answers")
     };
     Words { name: kedge_api::DISK_STALLED, status, reason, message }
+}
+
+fn pods_held(message: Option<&str>) -> Words<'_> {
+    let (status, reason, message) = match message {
+        Some(message) => ("True", "AgentCrashLoop", message),
+        None => ("False", "PodsNotHeld", "pods are started and stopped as they should be"),
+    };
+    Words { name: kedge_api::PODS_HELD, status, reason, message }
 }
 
 /// The words of a condition, without its times.
@@ -685,7 +715,7 @@ mod tests {
         let now = Now { mono: Duration::ZERO, wall: Timestamp::default() };
         let facts = HostFacts { cpus: 4, memory_bytes: 1 << 30, ..HostFacts::default() };
         let mut keeper = StatusKeeper::new(Timestamp::default());
-        let mut observe = |config: &Config| keeper.observe(now, facts.clone(), config, "0.1.0");
+        let mut observe = |config: &Config| keeper.observe(now, facts.clone(), config, None, "0.1.0");
         config.system_reserved.cpu_milli = 3999;
         assert_eq!(observe(&config), [""; 0]);
         config.kube_reserved.cpu_milli = 1;
@@ -704,7 +734,7 @@ mod tests {
         let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
         let now = |secs| Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
         keeper.node_seen(&Node::default());
-        keeper.observe(now(0), HostFacts::default(), &config, "0.1.0");
+        keeper.observe(now(0), HostFacts::default(), &config, None, "0.1.0");
         let ok = ConfigOk { status: "True", ..ConfigOk::default() };
         let mut sent = |secs, stalled| {
             keeper.disk_stalled(stalled);
@@ -736,7 +766,7 @@ mod tests {
         let ok = ConfigOk { status: "True", ..ConfigOk::default() };
         keeper.node_seen(&Node::default());
         let mut sent = |keeper: &mut StatusKeeper, config: &Config| {
-            keeper.observe(now, HostFacts::default(), config, "0.1.0");
+            keeper.observe(now, HostFacts::default(), config, None, "0.1.0");
             let Some(patch) = keeper.patch(now, &ok) else {
                 return (Value::Null, Value::Null, NodeStatus::default());
             };
@@ -774,7 +804,7 @@ mod tests {
         let ok = ConfigOk { status: "True", ..ConfigOk::default() };
         let mut sent = |secs, watchdog: HardwareWatchdog| {
             let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
-            keeper.observe(now, HostFacts { watchdog, ..HostFacts::default() }, &config, "0.1.0");
+            keeper.observe(now, HostFacts { watchdog, ..HostFacts::default() }, &config, None, "0.1.0");
             let patch = keeper.patch(now, &ok)?;
             let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
             keeper.accepted(now, patch, Duration::from_secs(9999), &mut jitter);
@@ -806,7 +836,7 @@ mod tests {
         let ok = ConfigOk { status: "True", ..ConfigOk::default() };
         let mut sent = |secs, image: ImageState| {
             let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
-            keeper.observe(now, HostFacts { image, ..HostFacts::default() }, &config, "0.1.0");
+            keeper.observe(now, HostFacts { image, ..HostFacts::default() }, &config, None, "0.1.0");
             let patch = keeper.patch(now, &ok)?;
             let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
             keeper.accepted(now, patch, Duration::from_secs(9999), &mut jitter);
@@ -846,7 +876,13 @@ mod tests {
         let mut sent = |secs, runtime: Runtime, pod_network: &PodNetworks| {
             let now = Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
             let pod_network = pod_network.clone();
-            keeper.observe(now, HostFacts { runtime, pod_network, ..HostFacts::default() }, &config, "0.1.0");
+            keeper.observe(
+                now,
+                HostFacts { runtime, pod_network, ..HostFacts::default() },
+                &config,
+                None,
+                "0.1.0",
+            );
             let patch = keeper.patch(now, &ok)?;
             let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
             keeper.accepted(now, patch, Duration::from_secs(300), &mut jitter);
@@ -871,7 +907,7 @@ mod tests {
         let mut judged = |pod_network: PodNetworks, reason: &str| {
             let facts = HostFacts { runtime: Runtime::Ready, pod_network, ..HostFacts::default() };
             let now = Now { mono: Duration::ZERO, wall: Timestamp::default() };
-            keeper.observe(now, facts, &config, "0.1.0");
+            keeper.observe(now, facts, &config, None, "0.1.0");
             let there = NodeCondition { reason: reason.into(), ..NodeCondition::default() };
             keeper.network_unavailable(Some(&there)).map(|words| words.status.to_owned())
         };
@@ -908,7 +944,7 @@ mod tests {
             (340, &pressed, Some(true)),
             (350, &pressed, None),
         ] {
-            keeper.observe(at(secs), host.clone(), &config, "0.1.0");
+            keeper.observe(at(secs), host.clone(), &config, None, "0.1.0");
             let patch = keeper.patch(at(secs), &ok);
             assert_eq!(patch.as_ref().map(|patch| patch.changed), expect, "at {secs} s");
             if let Some(patch) = patch {

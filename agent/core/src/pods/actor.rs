@@ -6,6 +6,7 @@
 //! Without a runtime there is no such actor. Leaves to others: every decision about a pod (`Pods`), how orders are performed.
 
 use crate::config::running::Notice;
+use crate::config::start::Floor;
 use crate::event::{Action, Answer, HostFacts, Level, Runtime};
 use crate::images::collect::Thresholds;
 use crate::images::collecting::Collecting;
@@ -480,7 +481,8 @@ impl PodsActor {
             cpu_milli: left.cpu_milli,
             memory_bytes: left.memory_bytes,
             storage_bytes: left.storage_bytes,
-            pods: around.config.max_pods.into(),
+            // a pod that is refused is so for good, whatever is rolled back later
+            pods: around.floor.map_or(0, |floor| floor.max_pods).max(around.config.max_pods).into(),
             pressures: around.pressures.conditions(),
             network: host.pod_network.clone(),
             has_cluster_dns: !around.config.name_servers().0.is_empty(),
@@ -560,6 +562,8 @@ pub(crate) struct Around<'a> {
     pub(crate) node: Option<&'a api::Node>,
     pub(crate) facts: Option<&'a HostFacts>,
     pub(crate) config: &'a Config,
+    /// What the last-known-good would do, while a configuration is on trial.
+    pub(crate) floor: Option<&'a Floor>,
     pub(crate) pressures: &'a Pressures,
     pub(crate) is_held: bool,
 }
@@ -687,7 +691,8 @@ mod tests {
             let Self { actor, options, outbox, config, facts, pressures, node } = self;
             let mut turn = Turn { now, options, jitter: &mut jitter, outbox, actions: &mut actions };
             act(actor, &mut turn);
-            let around = Around { node: Some(node), facts: Some(facts), config, pressures, is_held: false };
+            let (node, facts) = (Some(&*node), Some(&*facts));
+            let around = Around { node, facts, config, floor: None, pressures, is_held: false };
             actor.settle(&around, &mut turn);
             actions
         }

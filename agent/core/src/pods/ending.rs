@@ -5,7 +5,7 @@
 //! accepted where there is one to report; a static pod's end waits for no API server. Leaves to others: performing the steps.
 
 use crate::pods::event::{ContainerKey, PodAction};
-use crate::pods::life::{Context, Doing, Life, Sandbox, Swept, Verdict};
+use crate::pods::life::{ContainerLife, Context, Doing, Life, Sandbox, Swept, Verdict};
 use std::time::Duration;
 
 /// The least time between the signal and KILL: kubelet's `minimumGracePeriodInSeconds`.
@@ -230,6 +230,18 @@ impl Life {
     /// It is over, and none of its containers runs, or is about to.
     pub(crate) fn is_down(&self) -> bool {
         self.is_over() && !self.may_run()
+    }
+
+    /// Whether something would be started or stopped for it if pods were not held.
+    pub(crate) fn waits_for_a_hold_to_end(&self) -> bool {
+        match self.is_over() {
+            true => self.may_run(),
+            // what has run before is started again, too, if it ended
+            false => {
+                let runs = |name: &String| self.containers.get(name).is_some_and(ContainerLife::is_live);
+                self.pod.as_ref().is_some_and(|pod| !pod.spec.containers.iter().all(|spec| runs(&spec.name)))
+            }
+        }
     }
 
     /// One of its containers runs, or is about to.

@@ -76,6 +76,8 @@ use std::time::Duration;
 
 /// Pods that are remembered for each that may run: some that end, some that were rejected and wait to be deleted.
 const LIVES_PER_POD: u64 = 4;
+/// Of the Event on a pod that waits while pods are held; for how long is in the Node's condition.
+const HELD: &str = "waits: the agent on this node ended too often, and starts and stops no pod for a while; see the node's condition PodsHeld";
 /// Pods that may run while the node's facts are not known: upstream's `maxPods`.
 const USUAL_PODS: u64 = 110;
 /// Longest complaint about a pod that cannot be read: it may quote the pod.
@@ -1319,6 +1321,9 @@ impl Pods {
         life.save(&mut ctx);
         if !is_held {
             life.see_to_hooks(&mut ctx);
+        } else if self.is_held == Some(true) && life.waits_for_a_hold_to_end() {
+            // only its own Events explain a pod that stays Pending, or Terminating
+            life.announce(true, "PodsHeld", HELD.into(), ctx.actions);
         }
         life.see_to_probes(now, ctx.node, !is_held, ctx.actions);
         if !is_held {
@@ -1901,5 +1906,23 @@ mod tests {
             assert!(starts.count() > 10);
             assert!(node.runs.len() <= 2, "{list}: {:?}", node.runs.keys());
         }
+    }
+
+    #[test]
+    fn pod_that_waits_while_pods_are_held_has_an_event() {
+        let mut node = Node::new();
+        node.bind("runs", json!({}));
+        node.wait(10);
+        assert!(node.runs("runs"));
+        node.tell(PodEvent::Held(true));
+        node.bind("waits", json!({}));
+        node.wait(100);
+        let held: Vec<String> =
+            node.news().into_iter().filter(|news| news.starts_with("PodsHeld ")).collect();
+        assert!(matches!(&held[..], [one] if one.contains("see the node's condition PodsHeld")), "{held:?}");
+        assert!(node.runs("runs") && !node.runs("waits"));
+        node.tell(PodEvent::Held(false));
+        node.wait(100);
+        assert!(node.runs("waits"));
     }
 }
