@@ -110,7 +110,7 @@ async fn show(hub: &Hub, denial: &Denial, message: &str, list: &Value) -> Result
     }
     let time = now_text();
     let event = json!({
-        "metadata": {"generateName": format!("{name}."), "namespace": kedge_api::CLUSTER_EVENT_NAMESPACE},
+        "metadata": {"generateName": format!("{name}-"), "namespace": kedge_api::CLUSTER_EVENT_NAMESPACE},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": name, "uid": &*node.uid},
         "reason": "DenialLifted", "message": message, "type": "Warning",
         "source": {"component": "kedge-hub"}, "reportingComponent": "kedge-hub", "reportingInstance": "",
