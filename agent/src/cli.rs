@@ -736,6 +736,14 @@ pub fn pause(root: &Path) -> Result<(), CommandError> {
     workloads::pause(root).map_err(|error| failed(format_args!("pause in {}: {error}", root.display())))
 }
 
+/// `kedge look`, which the agent starts to look at paths that a pod names.
+///
+/// # Errors
+/// It could not read its order, or write its answer.
+pub fn look() -> Result<(), CommandError> {
+    crate::workloads::looks::look().map_err(|error| failed(format_args!("look: {error}")))
+}
+
 fn write_record(places: &Places, record: &ExitRecord) -> Result<(), CommandError> {
     let files = linux::files(&places.root_dir);
     write_exit_record(files.as_ref(), record).map_err(|error| failed_in(&places.root_dir, &error))

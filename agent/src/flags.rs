@@ -66,6 +66,8 @@ pub enum Command {
     Shim(PathBuf),
     /// Be the first process of a PID namespace, in an empty directory (the agent starts it).
     Pause(PathBuf),
+    /// Look at paths that a pod names (the agent starts it).
+    Look,
     /// Pods of this node.
     Pods(Places, Output),
     /// Let orphaned pods end: all, or the one of this namespace and name.
@@ -443,6 +445,7 @@ impl Raw {
             }
             ["shim", bundle] => Command::Shim(PathBuf::from(bundle)),
             ["pause", root] => Command::Pause(PathBuf::from(root)),
+            ["look"] => Command::Look,
             ["unpack", words @ ..] => Command::Unpack(UnpackArguments::parse(words).map_err(UsageError)?),
             ["logs", pod] => Command::Logs(Box::new(self.logs(pod)?)),
             ["logs", ..] => return Err(UsageError("logs needs one pod, [NAMESPACE/]NAME".into())),

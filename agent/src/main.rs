@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         Command::KubeletPort(options) => apart(|| kubelet_api::server::run(*options)),
         Command::Shim(bundle) => cli::shim(&bundle),
         Command::Pause(root) => cli::pause(&root),
+        Command::Look => cli::look(),
         Command::Images(options, output) => apart(|| images::command::run(&options, output)),
         Command::Unpack(arguments) => apart(|| images::command::unpack(&arguments)),
         Command::SlotHealth(places) => apart(|| slot::health(&places)),

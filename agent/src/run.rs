@@ -19,7 +19,9 @@ use crate::{local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
 use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
-use kedge_platform::linux::{self, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots};
+use kedge_platform::linux::{
+    self, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots, StuckThread,
+};
 use kedge_platform::{
     Clocks, Displaced, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog, WriteError,
 };
@@ -59,9 +61,13 @@ const CHECK_PERIOD: Duration = Duration::from_secs(10);
 /// A start may take this long before the supervisor loses patience: a board at its first boot has a busy disk.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long the end of a run waits for the disk's loop before it leaves the next start to the service manager. Core ordered the
-/// end after its last write, so only a look at the host can be under way.
+/// How long the end of a run waits for the loops before it is held up. Core ordered the end after its last write, so only a look at the
+/// host can be under way, or a step of the runtime.
 const DISK_REST: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether the loops rest, before the program is replaced; and whether what held that up has ended.
+const REST_LOOK: Duration = Duration::from_millis(5);
+const HELD_UP_LOOK: Duration = Duration::from_millis(500);
 
 /// How long the end of a run looks for a signal whose handler ran just before signals were blocked: one turn of the runtime.
 const LAST_SIGNAL: Duration = Duration::from_millis(1);
@@ -117,6 +123,7 @@ impl std::error::Error for AgentError {}
 pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
     // before any thread: only the main one may take them, or one that comes while the program replaces itself is lost
     linux::block_stop_signals();
+    kedge_platform::workloads::take_out_ended_children();
     let faults = Faults::new(&options.places.run_dir);
     faults.gate("exec-begun");
     logging::start().map_err(|error| AgentError::System("start the log", error))?;
@@ -150,6 +157,16 @@ enum Ended {
 struct Ordered {
     why: String,
     start_again: bool,
+}
+
+/// How far the way to the next run is.
+enum Way {
+    /// Nobody goes it.
+    None,
+    /// Since when the loops come to rest, and which threads waited in the kernel then.
+    Waits { since: Duration, stuck: Vec<StuckThread> },
+    /// It is held up, and goes on as ordered when these threads have moved, and the loops.
+    HeldUp { ordered: Ordered, stuck: Vec<StuckThread> },
 }
 
 /// The signals that the main loop takes.
@@ -203,6 +220,17 @@ impl Signals {
     }
 }
 
+impl Way {
+    /// When to look again.
+    fn next_look(&self) -> Option<Duration> {
+        match self {
+            Self::None => None,
+            Self::Waits { .. } => Some(REST_LOOK),
+            Self::HeldUp { .. } => Some(HELD_UP_LOOK),
+        }
+    }
+}
+
 struct Agent {
     node: Core,
     loops: Loops,
@@ -221,6 +249,7 @@ struct Agent {
     /// What asked for a stop, if anything has.
     stop_asked: Option<&'static str>,
     exit: Option<Ordered>,
+    way: Way,
     /// When this image began.
     began: Duration,
     code_given_back: Duration,
@@ -409,6 +438,7 @@ impl Agent {
             ready,
             stop_asked: None,
             exit: None,
+            way: Way::None,
             began,
             code_given_back: began,
             disk_stalled,
@@ -430,22 +460,25 @@ impl Agent {
         self.marks.begin();
         self.main_token.busy();
         self.handle(Event::Start);
-        while self.exit.is_none() {
+        while !self.may_end() {
             self.give_back_code();
             let deadline = self.node.next_deadline(self.handled);
             let wait = deadline.map(|at| at.saturating_sub(self.clocks.monotonic()));
+            let wait = [wait, self.way.next_look()].into_iter().flatten().min();
             match wait {
                 Some(wait) => self.main_token.idle_for(wait),
                 None => self.main_token.idle(),
             }
+            // core takes no events between an exit and the news that it is held up
+            let is_awaited = !matches!(self.way, Way::Waits { .. });
             let happened = tokio::select! {
                 biased;
                 signal = signals.next() => signal,
                 () = self.records_free.notified() => Happened::RecordsFree,
                 () = self.renamed.notified() => Happened::Renamed,
                 () = self.disk_changed.notified() => Happened::Time,
-                event = self.events.recv() => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
-                call = self.calls.recv() => call.map_or(Happened::Time, Happened::Call),
+                event = self.events.recv(), if is_awaited => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
+                call = self.calls.recv(), if is_awaited => call.map_or(Happened::Time, Happened::Call),
                 () = sleep(wait) => Happened::Time,
             };
             self.main_token.busy();
@@ -467,12 +500,78 @@ impl Agent {
                 Happened::Time => self.handle(Event::Tick),
             }
             // events come first, and a server can send one after the other without end
-            if let Ok(call) = self.calls.try_recv() {
+            if is_awaited && let Ok(call) = self.calls.try_recv() {
                 self.answer(call);
             }
             self.leave_a_stalled_disk();
         }
         Ok(self.end(signals).await)
+    }
+
+    /// Whether the end that was ordered may be made now. One by which the program is replaced waits until the loops rest, and until no thread
+    /// waits in the kernel for a disk or a server that does not answer: such a thread holds up the whole process. Where that takes long, core
+    /// is told, and goes on; a stop waits for nothing.
+    fn may_end(&mut self) -> bool {
+        let start_again = self.exit.as_ref().map(|ordered| ordered.start_again);
+        match (start_again, std::mem::replace(&mut self.way, Way::None)) {
+            (None, Way::HeldUp { ordered, mut stuck }) => {
+                stuck.retain(|thread| linux::stuck_threads().contains(thread));
+                // the runtime's loop rests for no longer than it must: its own work may be what is awaited
+                let is_free = stuck.is_empty() && self.loops.disk_rests();
+                if is_free {
+                    self.loops.rest();
+                }
+                if !is_free || self.loops.works_on().is_some() {
+                    self.way = Way::HeldUp { ordered, stuck };
+                } else {
+                    self.handle(Event::EndHeldUp(None));
+                    // one that core did not order is made all the same
+                    self.exit.get_or_insert(ordered);
+                    self.begin_way();
+                }
+                false
+            }
+            (None, _) => false,
+            (Some(false), _) => true,
+            (Some(true), Way::Waits { since, mut stuck }) => {
+                // all is recorded: a stop that comes now has nothing to wait for
+                if let (Some(why), Some(ordered)) = (self.stop_asked, &mut self.exit) {
+                    *ordered = Ordered { why: why.into(), start_again: false };
+                    return true;
+                }
+                stuck.retain(|thread| linux::stuck_threads().contains(thread));
+                let works_on = self.loops.works_on();
+                if stuck.is_empty() && works_on.is_none() {
+                    return true;
+                }
+                let has_waited = self.clocks.monotonic().saturating_sub(since) >= DISK_REST;
+                match self.exit.take_if(|_| has_waited) {
+                    Some(ordered) => self.hold_up(ordered, stuck, works_on),
+                    None => self.way = Way::Waits { since, stuck },
+                }
+                false
+            }
+            (Some(true), _) => {
+                self.begin_way();
+                false
+            }
+        }
+    }
+
+    fn begin_way(&mut self) {
+        self.loops.rest();
+        self.way = Way::Waits { since: self.clocks.monotonic(), stuck: linux::stuck_threads() };
+    }
+
+    fn hold_up(&mut self, ordered: Ordered, stuck: Vec<StuckThread>, works_on: Option<String>) {
+        self.loops.go_on_if_it_rests();
+        let of_thread = |thread: &StuckThread| {
+            format!("thread {:?} waits for a disk or a server that does not answer", thread.name)
+        };
+        let why = works_on.into_iter().chain(stuck.iter().map(of_thread)).collect::<Vec<_>>().join("; ");
+        log::warn!("not replaced in place: {why}; going on as before, and looking again: {}", ordered.why);
+        self.way = Way::HeldUp { ordered, stuck };
+        self.handle(Event::EndHeldUp(Some(why)));
     }
 
     fn give_back_code(&mut self) {
@@ -532,7 +631,7 @@ impl Agent {
     async fn replacement(mut self, signals: &mut Signals) -> Result<Program, String> {
         self.faults.gate("exec-decided");
         let program = Program::running().map_err(|error| error.to_string())?;
-        // exec waits for every thread: one that the disk holds would stop the rest of the agent as long
+        // exec waits for every thread: one that the disk holds would stop the rest of the agent as long; by now they rest
         self.events.close();
         if !self.loops.end(DISK_REST) {
             return Err("the disk or the runtime is busy".into());

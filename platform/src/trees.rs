@@ -1,8 +1,8 @@
 //! Removes and measures whole trees of files that others made: what containers wrote, what images held.
 //!
 //! What always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names and no depth of
-//! stack, because the directories of a directory are moved up before it is removed. No link is followed, and nothing that is
-//! mounted within the tree is entered. Removal that was cut short is taken up by calling it again. Files that are marked as immutable,
+//! stack, because the directories of a directory are moved up before it is removed. No link is followed, and no directory on which
+//! something is mounted within the tree is entered or even looked at: that may hang for ever. Removal that was cut short is taken up by calling it again. Files that are marked as immutable,
 //! or to be appended to only, go as well: no container keeps its files by that.
 //!
 //! Leaves to others: when something may go.
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nix::dir::{Dir, OwningIter, Type};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, renameat};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
@@ -115,10 +115,9 @@ impl Tree {
 
     /// Empties a directory of the top one: its files go, its directories become neighbours.
     fn flatten(&mut self, top: &Dir, name: &CStr) -> nix::Result<()> {
-        // looked at before it is opened, and again after: what is mounted there must keep its content
-        let found = fstatat(top, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
-        let mut directory = Dir::openat(top, name, flags(), Mode::empty())?;
-        if found.st_dev != self.device || fstat(directory.as_fd())?.st_dev != self.device {
+        // what is mounted there must keep its content, also where no mount shows it, as with a subvolume
+        let mut directory = Dir::from_fd(open_unmounted(top, name)?)?;
+        if fstat(directory.as_fd())?.st_dev != self.device {
             return Err(Errno::EXDEV);
         }
         loop {
@@ -156,6 +155,12 @@ impl Tree {
             }
         }
     }
+}
+
+/// A directory, unless something is mounted there (`EXDEV`).
+fn open_unmounted(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new().flags(flags()).resolve(ResolveFlag::RESOLVE_NO_XDEV);
+    openat2(directory, name, how)
 }
 
 fn flags() -> OFlag {
@@ -216,7 +221,15 @@ pub fn measure(path: &Path, most: u64) -> io::Result<Size> {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let Ok(at) = fstatat(&*directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) else { continue };
+        let below = (entry.file_type() == Some(Type::Directory)).then(|| open_unmounted(&*directory, name));
+        let found_there = match &below {
+            // another file system's
+            Some(Err(Errno::EXDEV)) => continue,
+            Some(Ok(below)) => fstat(below),
+            // gone meanwhile, or of a sort that the list does not tell
+            Some(Err(_)) | None => fstatat(&*directory, name, AtFlags::AT_SYMLINK_NOFOLLOW),
+        };
+        let Ok(at) = found_there else { continue };
         let is_directory = at.st_mode & nix::libc::S_IFMT == nix::libc::S_IFDIR;
         let is_shared = !is_directory && at.st_nlink > 1 && shared.len() < SHARED_FILES;
         if at.st_dev != found.st_dev || (is_shared && !shared.insert(at.st_ino)) {
@@ -226,7 +239,7 @@ pub fn measure(path: &Path, most: u64) -> io::Result<Size> {
         if size.inodes >= most {
             break;
         }
-        let below = is_directory.then(|| nix::fcntl::openat(&*directory, name, flags(), Mode::empty()));
+        let below = below.or_else(|| is_directory.then(|| open_unmounted(&*directory, name)));
         if let Some(Ok(below)) = below.filter(|_| open.len() < DEEPEST)
             // it may be another one by now
             && fstat(&below).is_ok_and(|below| below.st_dev == found.st_dev)

@@ -11,6 +11,7 @@ pub mod bad_disk;
 pub mod client;
 pub mod cluster;
 pub mod console;
+pub mod dead_disk;
 pub mod demo;
 pub mod error;
 pub mod flags;

@@ -282,6 +282,9 @@ impl Node {
             process.asked.clear();
         }
         process.stop_asked |= matches!(event, Event::Stop(_));
+        if matches!(event, Event::EndHeldUp(Some(_))) {
+            process.exit = None;
+        }
         let mut actions = Vec::new();
         if let Some(twin) = &mut process.twin {
             let mut same = Vec::new();

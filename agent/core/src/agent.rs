@@ -40,8 +40,8 @@ enum Phase {
     Starting { outcomes: Vec<Outcome>, parsed: Parsed },
     /// A config is in use.
     Running(Box<Running>),
-    /// The exit was ordered.
-    Exited,
+    /// The exit was ordered. All is kept, for it may be held up.
+    Exited(Box<Running>),
 }
 
 #[derive(Clone)]
@@ -108,8 +108,15 @@ impl Core {
 
     /// Takes one event; appends the actions it leads to.
     pub fn handle(&mut self, now: Now, event: Event, actions: &mut Vec<Action>) {
+        let is_held_up = matches!(event, Event::EndHeldUp(Some(_)));
         match &mut self.phase {
-            Phase::Exited => {}
+            Phase::Exited(_) if is_held_up => {
+                if let Phase::Exited(running) = std::mem::replace(&mut self.phase, Phase::New) {
+                    self.phase = Phase::Running(running);
+                    self.run(now, Some(event), actions);
+                }
+            }
+            Phase::Exited(_) => {}
             Phase::New | Phase::Starting { .. } => self.handle_start(now, event, actions),
             Phase::Running(_) => self.run(now, Some(event), actions),
         }
@@ -232,8 +239,10 @@ impl Core {
         if let Some(event) = event {
             actors.handle(event, &mut turn);
         }
-        if actors.settle(&mut turn) {
-            self.phase = Phase::Exited;
+        if actors.settle(&mut turn)
+            && let Phase::Running(running) = std::mem::replace(&mut self.phase, Phase::New)
+        {
+            self.phase = Phase::Exited(running);
         }
     }
 }
@@ -324,6 +333,7 @@ impl Actors {
             Event::BadConfigsRead(read) => self.config.bad_configs_read(&read),
             Event::Forgive(uid) => self.config.forgive(&uid, turn),
             Event::DiskStalled(stalled) => self.heartbeat.disk_stalled(turn.now, stalled),
+            Event::EndHeldUp(why) => self.config.end_held_up(why, turn),
             Event::Reset => self.config.configuration.reset(),
             Event::Pods(event) => {
                 // the runtime works now

@@ -63,6 +63,9 @@ pub enum Event {
     BadConfigsRead(Read),
     /// The disk of the state has stopped answering, or answers again.
     DiskStalled(bool),
+    /// The end that was ordered, of a run that is to be followed by the next at once, cannot be made: a thread of this process does not
+    /// come to its end, and would hold up the process with its heartbeat for as long. Why; None: now it can.
+    EndHeldUp(Option<String>),
     /// `kedge config forgive UID`.
     Forgive(String),
     /// `kedge config reset`.

@@ -1,18 +1,19 @@
 //! The runtime's loop: what pods ask of this machine, but for images that must be fetched (`pulls`).
 //!
 //! Always holds: the main loop never waits for them, because core orders one thing at a time of each container; each order is answered
-//! as its contract says; a disk or a crun that hangs shows in the node's `Ready` condition and withholds no watchdog ping, for no
-//! kill would end it, and a heartbeat would end. An image that is there waits for no pull; no image is removed before it is noted
+//! as its contract says; a disk or a crun that hangs shows in the node's `Ready` condition, with what was ordered, and withholds no
+//! watchdog ping, for no kill would end it, and a heartbeat would end. No path that a pod names is touched here. An image that is there waits for no pull; no image is removed before it is noted
 //! durably what pods need. Leaves to others: containers (`workloads`), images (`images`, `pulls`), every decision (core).
 
 use super::lock;
 use super::pulls::{ImagePlace, PullQueue, Pulls};
+use super::rest::Rest;
 use crate::errors::chain;
 use crate::images::{Puller, Store};
 use crate::net::transport::WallClock;
 use crate::workloads::measure::Places;
 use crate::workloads::network::Plugins;
-use crate::workloads::{Node, Performer, volumes};
+use crate::workloads::{Node, Performer, looks, volumes};
 use kedge_core::kubelet::Config;
 use kedge_core::pods::{FailureReason, ImageOrder, Measure, PodAction, PodEvent, PodUid, PullPolicy};
 use kedge_core::{Event, Runtime};
@@ -21,6 +22,7 @@ use kedge_platform::linux::{LinuxHost, Roots, give_back_stack};
 use kedge_platform::workloads::{Cgroups, LinuxWorkloads, Settings, Waker};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -51,7 +53,7 @@ enum Health {
     /// No container can run: why.
     Broken(String),
     /// It works, and what it is at should have ended by then.
-    Works { until: Instant },
+    Works { until: Instant, at: String },
 }
 
 impl RuntimeHealth {
@@ -59,8 +61,17 @@ impl RuntimeHealth {
         *lock(&self.0) = health;
     }
 
-    fn expect_within(&self, limit: Duration) {
-        self.set(Health::Works { until: Instant::now() + limit });
+    fn expect_within(&self, limit: Duration, at: impl Into<String>) {
+        self.set(Health::Works { until: Instant::now() + limit, at: at.into() });
+    }
+
+    /// What it is at.
+    pub(crate) fn is_at(&self) -> String {
+        match &*lock(&self.0) {
+            Health::Starting => "it starts".into(),
+            Health::Broken(why) => why.clone(),
+            Health::Works { at, .. } => format!("it is at this: {at}"),
+        }
     }
 
     /// Waits for nothing.
@@ -69,8 +80,8 @@ impl RuntimeHealth {
         match &*lock(&self.0) {
             Health::Starting => Runtime::Starting,
             Health::Broken(why) => not_ready(why),
-            Health::Works { until } if *until < Instant::now() => {
-                not_ready("an order of it does not come to an end")
+            Health::Works { until, at } if *until < Instant::now() => {
+                not_ready(&format!("an order of it does not come to an end: {at}"))
             }
             Health::Works { .. } => Runtime::Ready,
         }
@@ -95,11 +106,35 @@ enum Order {
     Needed(BTreeSet<String>, bool),
 }
 
+/// What it is, for people.
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begin(_) => f.write_str("begin"),
+            Self::Needed(..) => f.write_str("note which images pods need"),
+            Self::Pod(action) => match action {
+                PodAction::PreparePod(pod) => write!(f, "prepare pod {}/{}", pod.namespace, pod.name),
+                PodAction::UpdateVolumes { pod, .. } => write!(f, "update the volumes of pod {pod}"),
+                PodAction::CreateContainer(order) => {
+                    write!(f, "create container {} of pod {}/{}", order.key, order.namespace, order.pod_name)
+                }
+                PodAction::StartContainer(key) => write!(f, "start container {key}"),
+                PodAction::StopContainer { container, .. } => write!(f, "stop container {container}"),
+                PodAction::RemoveContainer(key) => write!(f, "remove container {key}"),
+                PodAction::RemovePod { pod, .. } => write!(f, "remove pod {pod}"),
+                PodAction::PullImage(order) => write!(f, "look for image {}", order.image),
+                _ => f.write_str("note something about a pod"),
+            },
+        }
+    }
+}
+
 /// Ways to the loops.
 pub(crate) struct Containers {
     orders: Sender<Order>,
     waker: Arc<OnceLock<Waker>>,
     thread: JoinHandle<()>,
+    rest: Arc<Rest>,
     has_begun: bool,
 }
 
@@ -111,14 +146,15 @@ impl Containers {
     pub(crate) fn start() -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let waker = Arc::new(OnceLock::new());
-        let given = waker.clone();
+        let rest = Arc::new(Rest::default());
+        let (given, at_rest) = (waker.clone(), rest.clone());
         let thread = spawn("containers", move || {
-            if let Ok(Order::Begin(runtime)) = incoming.recv() {
-                runtime.run(&incoming, &given);
+            if let Ok(Order::Begin(runtime)) = at_rest.during(|| incoming.recv()) {
+                runtime.run(&incoming, &given, &at_rest);
                 runtime.pulls.close();
             }
         })?;
-        Ok(Self { orders, waker, thread, has_begun: false })
+        Ok(Self { orders, waker, thread, rest, has_begun: false })
     }
 
     /// Begins under this configuration.
@@ -158,17 +194,34 @@ impl Containers {
 
     fn send(&self, order: Order) {
         let _ = self.orders.send(order);
+        self.wake();
+    }
+
+    fn wake(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake();
         }
     }
 
+    /// Asks the loop to rest.
+    pub(crate) fn rest(&self) {
+        self.rest.begin();
+        self.wake();
+    }
+
+    pub(crate) fn rests(&self) -> bool {
+        self.rest.rests()
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.rest.go_on();
+    }
+
     /// Ends the runtime's loop, so that no step of it is cut off. False: it has not ended within `limit`.
     pub(crate) fn end(self, limit: Duration) -> bool {
+        self.wake();
         drop(self.orders);
-        if let Some(waker) = self.waker.get() {
-            waker.wake();
-        }
+        self.rest.end();
         let end = Instant::now() + limit;
         while !self.thread.is_finished() {
             if Instant::now() > end {
@@ -207,6 +260,10 @@ fn node(parts: &ContainerParts, config: &Config) -> Node {
         etc: "/etc".into(),
         plugins: Plugins::default(),
         plugins_lock: parts.settings.run.join("plugins.lock"),
+        looks: looks::Places {
+            program: parts.settings.program.clone(),
+            locks: parts.settings.run.join("looks"),
+        },
         cluster_dns: name_servers(config),
         cluster_domain: search_domain(config),
     }
@@ -273,25 +330,28 @@ impl Unnoted {
 }
 
 impl RuntimeLoop {
-    fn run(&self, orders: &Receiver<Order>, waker: &OnceLock<Waker>) {
-        let Some(mut running) = self.opened(orders) else { return };
+    fn run(&self, orders: &Receiver<Order>, waker: &OnceLock<Waker>, rest: &Rest) {
+        let Some(mut running) = self.opened(orders, rest) else { return };
         let _ = waker.set(running.performer.workloads().waker());
         let inventory = running.performer.inventory();
         // whoever hears of it looks whether the runtime works
-        self.health.expect_within(ORDER_LIMIT);
+        self.health.expect_within(ORDER_LIMIT, "list what there is");
         self.send(inventory);
         loop {
             loop {
                 match orders.try_recv() {
                     Ok(order) => {
-                        self.health.expect_within(ORDER_LIMIT);
+                        self.health.expect_within(ORDER_LIMIT, order.to_string());
                         self.perform(&mut running, order);
                     }
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            self.health.expect_within(PATIENCE + ORDER_LIMIT);
+            if !rest.work_is_wanted() {
+                return;
+            }
+            self.health.expect_within(PATIENCE + ORDER_LIMIT, "follow the containers");
             give_back_stack();
             for event in running.performer.observe(PATIENCE) {
                 self.send(event);
@@ -304,7 +364,7 @@ impl RuntimeLoop {
     }
 
     /// Waits until the machine can run containers; None: the agent ends.
-    fn opened(&self, orders: &Receiver<Order>) -> Option<Running> {
+    fn opened(&self, orders: &Receiver<Order>, rest: &Rest) -> Option<Running> {
         let mut pause = FIRST_PAUSE;
         let mut logged = String::new();
         let mut pulling = 0;
@@ -320,8 +380,9 @@ impl RuntimeLoop {
             }
             self.health.set(Health::Broken(why));
             // nothing is ordered of a runtime that did not say what it has
-            match orders.recv_timeout(pause) {
+            match rest.during(|| orders.recv_timeout(pause)) {
                 Err(RecvTimeoutError::Disconnected) => return None,
+                _ if !rest.work_is_wanted() => return None,
                 _ => pause = (pause * 2).min(LONGEST_PAUSE),
             }
         }
@@ -450,10 +511,12 @@ mod tests {
     fn runtime_that_hangs_is_not_ready() {
         let health = RuntimeHealth::default();
         assert_eq!(health.report(), Runtime::Starting);
-        health.expect_within(Duration::from_secs(1000));
+        health.expect_within(Duration::from_secs(1000), "stop container web");
         assert_eq!(health.report(), Runtime::Ready);
-        health.set(Health::Works { until: Instant::now() - Duration::from_millis(1) });
-        assert!(matches!(health.report(), Runtime::NotReady(_)));
+        let until = Instant::now() - Duration::from_millis(1);
+        health.set(Health::Works { until, at: "stop container web".into() });
+        let Runtime::NotReady(why) = health.report() else { panic!() };
+        assert!(why.ends_with("does not come to an end: stop container web"), "{why}");
         health.set(Health::Broken("no crun".into()));
         assert_eq!(health.report(), Runtime::NotReady("container runtime is not ready: no crun".into()));
     }

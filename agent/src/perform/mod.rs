@@ -8,6 +8,7 @@ pub(crate) mod disk;
 mod pulls;
 pub(crate) mod quota;
 mod requests;
+mod rest;
 mod shutdown;
 mod static_files;
 mod watches;
@@ -24,6 +25,7 @@ use kedge_core::{Collection, Event, LeaseRequest, Request, WatchOrder};
 use kedge_platform::linux::{give_back_stack, logind};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
+use rest::Rest;
 use shutdown::Shutdown;
 use static_files::StaticFilesLoop;
 use std::collections::BTreeSet;
@@ -57,6 +59,7 @@ type LeaseOrder = (LeaseRequest, Duration, u64);
 pub(crate) struct Loops {
     disk: SyncSender<DiskOrder>,
     disk_thread: JoinHandle<()>,
+    disk_rest: Arc<Rest>,
     renew: SyncSender<LeaseOrder>,
     transfer: SyncSender<(Request, u64)>,
     config_map: Arc<LatestRound>,
@@ -126,10 +129,12 @@ impl Loops {
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
         let (to, hang) = (events.clone(), faults.clone());
+        let disk_rest = Arc::new(Rest::default());
+        let rest = disk_rest.clone();
         let disk_thread = spawn(kedge_core::DISK_LOOP, move || {
             run_orders(
                 orders,
-                &token,
+                (&token, &rest),
                 || {
                     hang.point(kedge_core::DISK_LOOP);
                     hang.gate(kedge_core::DISK_LOOP);
@@ -171,7 +176,8 @@ impl Loops {
             }
             None => None,
         };
-        Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node, pods, server, health })
+        let disk = disk_orders;
+        Ok(Self { disk, disk_thread, disk_rest, renew, transfer, config_map, node, pods, server, health })
     }
 
     /// Starts the runtime's loops, where there is a runtime.
@@ -269,6 +275,32 @@ impl Loops {
         let _ = self.disk.send(order);
     }
 
+    /// Asks the loop of the runtime to rest; that of the disk begins nothing without an order.
+    pub(crate) fn rest(&self) {
+        if let Some(pods) = &self.pods {
+            pods.containers.rest();
+        }
+    }
+
+    /// Ends its rest, if it has come to it; else it still comes.
+    pub(crate) fn go_on_if_it_rests(&self) {
+        if let Some(pods) = self.pods.as_ref().filter(|pods| pods.containers.rests()) {
+            pods.containers.go_on();
+        }
+    }
+
+    /// Whether that of the disk has nothing to do.
+    pub(crate) fn disk_rests(&self) -> bool {
+        self.disk_rest.rests()
+    }
+
+    /// What one of the two is at, instead of resting.
+    pub(crate) fn works_on(&self) -> Option<String> {
+        let pods = self.pods.as_ref().filter(|pods| !pods.containers.rests());
+        let runtime = pods.map(|pods| format!("the runtime does not answer: {}", pods.parts.health.is_at()));
+        runtime.or_else(|| (!self.disk_rests()).then(|| "the disk does not answer".into()))
+    }
+
     /// Ends the runtime's loop, the disk's and that of static pods once they have performed what they were ordered. False: they have
     /// not within `limit`.
     pub(crate) fn end(self, limit: Duration) -> bool {
@@ -338,14 +370,14 @@ fn has_finished(thread: &JoinHandle<()>, by: Instant) -> bool {
 /// Performs the disk's orders as they come; ends with the process.
 fn run_orders<T>(
     orders: Receiver<T>,
-    token: &Progress,
+    (token, rest): (&Progress, &Rest),
     mut before: impl FnMut(),
     mut perform: impl FnMut(T),
 ) {
     loop {
         token.idle();
         give_back_stack();
-        let Ok(order) = orders.recv() else { return };
+        let Ok(order) = rest.during(|| orders.recv()) else { return };
         token.busy();
         before();
         perform(order);
@@ -384,7 +416,8 @@ mod tests {
             let address = goes_deep();
             tell.send((address, resident(address))).unwrap();
         };
-        let thread = spawn("disk", move || run_orders(orders, &token, || {}, perform)).unwrap();
+        let thread =
+            spawn("disk", move || run_orders(orders, (&token, &Rest::default()), || {}, perform)).unwrap();
         send.send(()).unwrap();
         let (address, deep) = told.recv().unwrap();
         assert_eq!(deep, DEEP_PAGES);

@@ -2,9 +2,10 @@
 //!
 //! Always holds: each command is answered as its contract says (`kedge_core::pods::PodAction`), by what is observed or by `Failed`;
 //! what a later run must know of a pod is noted with it, so it needs no memory of its own: before a plugin of a network runs, what
-//! undoes it. Blocks for as long as the disk or a bounded run of crun takes: use a thread that may. Leaves to others: every decision
-//! (core), images (`Layers`), running plugins (`network`).
+//! undoes it. Blocks for as long as our own disk or a bounded run of crun takes, and for no path that a pod names: use a thread that
+//! may. Leaves to others: every decision (core), images (`Layers`), running plugins (`network`), looking at paths of pods (`looks`).
 
+pub mod looks;
 pub(crate) mod measure;
 mod messages;
 pub mod network;
@@ -24,8 +25,9 @@ use kedge_core::workloads::{files, seccomp, spec, users};
 use kedge_platform::trees::{self, Removal};
 use kedge_platform::workloads::{
     Console, ContainerExit, ContainerId, ContainerOrder, ContainerState, Device, FoundPlace, GroupLimits,
-    LogOrder, Observation, PodOrder, PodPlaces, WorkloadError, Workloads, all_devices, device,
+    LogOrder, Observation, PodOrder, PodPlaces, WorkloadError, Workloads, bind_below,
 };
+use looks::{Found, Look, Looks, Seen, Task, Then};
 use network::{Networks, Plugins};
 pub use probes::{grpc_answered, http_answered};
 use serde::Serialize;
@@ -106,6 +108,8 @@ pub struct Node {
     pub plugins: Plugins,
     /// A file that is locked while a plugin runs, where no reboot leaves it.
     pub plugins_lock: PathBuf,
+    /// How paths of pods are looked at.
+    pub looks: looks::Places,
     /// `clusterDNS`.
     pub cluster_dns: Vec<String>,
     /// `clusterDomain`.
@@ -145,6 +149,7 @@ pub struct Performer<W, L> {
     workloads: W,
     images: L,
     networks: Networks,
+    looks: Looks,
     /// Pods whose network is being made or undone.
     awaited: SortedMap<PodUid, Awaited>,
     node: Node,
@@ -171,9 +176,10 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     pub fn new(workloads: W, images: L, node: Node, wake: Arc<dyn Fn() + Send + Sync>) -> Self {
         let (starting, stopping) = (SortedSet::new(), SortedSet::new());
         let removal = Removal::open(&node.volumes.disk);
-        let networks = Networks::new(node.plugins.clone(), node.plugins_lock.clone(), wake);
+        let networks = Networks::new(node.plugins.clone(), node.plugins_lock.clone(), wake.clone());
+        let looks = Looks::new(node.looks.clone(), wake);
         let (awaited, prepared) = (SortedMap::new(), SortedMap::new());
-        Self { workloads, images, networks, awaited, node, removal, prepared, starting, stopping }
+        Self { workloads, images, networks, looks, awaited, node, removal, prepared, starting, stopping }
     }
 
     /// The board's side.
@@ -240,7 +246,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
                 (Command::UpdateVolumes(pod.clone()), self.update(pod, volumes))
             }
             PodAction::CreateContainer(order) => {
-                (Command::CreateContainer(order.key.clone()), self.create(order).map(|()| None))
+                (Command::CreateContainer(order.key.clone()), self.create(order))
             }
             PodAction::StartContainer(key) => {
                 let id = id_of(key);
@@ -269,11 +275,38 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
 
     /// Waits for what happens, no longer than `patience`.
     pub fn observe(&mut self, patience: Duration) -> Vec<PodEvent> {
-        let mut events = self.heard_of_networks();
+        let mut events = self.heard();
         let patience = if events.is_empty() { patience } else { Duration::ZERO };
         let observed = self.workloads.observe(patience);
         events.extend(observed.into_iter().filter_map(|observation| self.news(observation)));
-        events.extend(self.heard_of_networks());
+        events.extend(self.heard());
+        events
+    }
+
+    /// What threads have answered.
+    fn heard(&mut self) -> Vec<PodEvent> {
+        let mut events = self.heard_of_networks();
+        events.extend(self.heard_of_looks());
+        events
+    }
+
+    /// Goes on with what waited for paths of a pod.
+    fn heard_of_looks(&mut self) -> Vec<PodEvent> {
+        let mut events = Vec::new();
+        while let Some(Seen { then, tasks, done, .. }) = self.looks.seen() {
+            let (command, done) = match then {
+                Then::Prepare(sandbox) => {
+                    let done = done.map_err(|why| (FailureReason::Volume, why));
+                    (Command::PreparePod(sandbox.uid.clone()), done.and_then(|_| self.prepare_seen(&sandbox)))
+                }
+                Then::Create(order) => {
+                    let done = done.map_err(|why| failure_of_look(&tasks, why));
+                    let done = done.and_then(|found| self.create_seen(&order, found));
+                    (Command::CreateContainer(order.key.clone()), done.map(|()| None))
+                }
+            };
+            events.extend(told_of(command, done));
+        }
         events
     }
 
@@ -303,6 +336,18 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     }
 
     fn prepare(&mut self, sandbox: &PodSandbox) -> Done {
+        let tasks = volumes::looks_at(&sandbox.volumes);
+        if tasks.is_empty() {
+            return self.prepare_seen(sandbox);
+        }
+        let then = Then::Prepare(Box::new(sandbox.clone()));
+        let (pod, namespace) = (sandbox.uid.clone(), sandbox.namespace.clone());
+        self.looks.order(Look { pod, namespace, tasks, then });
+        Ok(None)
+    }
+
+    /// The host's paths are there.
+    fn prepare_seen(&mut self, sandbox: &PodSandbox) -> Done {
         if sandbox.host_network {
             return self.finish(sandbox, None);
         }
@@ -367,7 +412,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
     /// Replaces files while the pod's containers read them.
     fn update(&self, pod: &PodUid, volumes: &[pods::Volume]) -> Done {
         if !self.prepared.contains_key(pod) {
-            return Err(other(format!("pod {pod} is not prepared")));
+            return Err(not_prepared(pod));
         }
         let most_memory = self.node.allocatable_memory_bytes;
         let layers = |image: &str| self.images.layers(image);
@@ -470,11 +515,55 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         Ok(())
     }
 
-    fn create(&mut self, order: &pods::ContainerOrder) -> Result<(), Failed> {
+    fn create(&mut self, order: &pods::ContainerOrder) -> Done {
+        let tasks = self.looks_for(order)?;
+        if tasks.is_empty() {
+            return self.create_seen(order, Vec::new()).map(|()| None);
+        }
+        let then = Then::Create(Box::new(order.clone()));
+        let (pod, namespace) = (order.key.pod.clone(), order.namespace.clone());
+        self.looks.order(Look { pod, namespace, tasks, then });
+        Ok(None)
+    }
+
+    /// What of the machine must be looked at before the container is made: what lies outside of our own directories.
+    fn looks_for(&self, order: &pods::ContainerOrder) -> Result<Vec<Task>, Failed> {
+        let prepared = self.prepared_of(&order.key.pod)?;
+        let own = &self.node.volumes;
+        let parts = own.parts(&order.key, &order.mounts).map_err(|why| (FailureReason::Config, why))?;
+        let mut tasks = Vec::new();
+        for (index, mount) in order.mounts.iter().enumerate() {
+            let Some(path) = prepared.volumes.get(&mount.volume) else { continue };
+            if own.is_own(&order.key.pod, &mount.volume, path) {
+                continue;
+            }
+            tasks.push(match parts.get(&index) {
+                Some(target) => volumes::part_of(path, (&order.key, mount), target),
+                None => Task::Path {
+                    volume: mount.volume.clone(),
+                    path: path.display().to_string(),
+                    kind: volumes::ANY_THING.into(),
+                },
+            });
+        }
+        if let Seccomp::Localhost(name) = &order.security.seccomp {
+            // a link there leads wherever the machine's owner wants it to
+            tasks.push(Task::Profile { path: self.node.seccomp.join(name), most: seccomp::PROFILE_BYTES });
+        }
+        tasks.extend(devices_wanted(&order.security)?);
+        Ok(tasks)
+    }
+
+    fn prepared_of(&self, pod: &PodUid) -> Result<&Prepared, Failed> {
+        self.prepared.get(pod).ok_or_else(|| not_prepared(pod))
+    }
+
+    /// The looks found this, one by one.
+    fn create_seen(&mut self, order: &pods::ContainerOrder, found: Vec<Found>) -> Result<(), Failed> {
         let pod = &order.key.pod;
-        let prepared = self.prepared.get(pod).ok_or_else(|| other(format!("pod {pod} is not prepared")))?;
+        let prepared = self.prepared.get(pod).ok_or_else(|| not_prepared(pod))?;
         let layers = self.images.layers(&order.image.id).map_err(|why| (FailureReason::ImageInspect, why))?;
-        let mut granted = self.granted(order)?;
+        let mut granted = granted(order, found)?;
         if !order.termination_message.path.is_empty() {
             let file = messages::make(&self.node.volumes, &order.key).map_err(other)?;
             granted.message = Some(file.display().to_string());
@@ -512,8 +601,7 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
             },
             notes: notes.map(|(name, value)| (name.to_owned(), value)).into(),
         };
-        let parts = self.node.volumes.bind_parts(&order.key, &order.mounts, &prepared.volumes);
-        let parts = parts.map_err(|why| (FailureReason::Config, why))?;
+        let parts = self.bind_own_parts(order, prepared).map_err(|why| (FailureReason::Config, why))?;
         let place = |mount: &pods::Mount| {
             let index = order.mounts.iter().position(|other| other == mount)?;
             let place = parts.get(&index).or_else(|| prepared.volumes.get(&mount.volume));
@@ -533,36 +621,25 @@ impl<W: Workloads, L: Layers> Performer<W, L> {
         })
     }
 
-    /// What the order names of the machine.
-    fn granted(&self, order: &pods::ContainerOrder) -> Result<spec::Granted, Failed> {
-        let profile = match &order.security.seccomp {
-            Seccomp::Localhost(name) => Some(self.profile(name)?),
-            Seccomp::Unconfined | Seccomp::RuntimeDefault => None,
-        };
-        let devices = if order.security.is_privileged {
-            all_devices(Path::new(DEV))
-                .map_err(|error| other(format!("read the devices in {DEV}: {error}")))?
-        } else {
-            devices_of(&order.security.devices).map_err(other)?
-        };
-        Ok(spec::Granted {
-            devices: devices.into_iter().map(device_told).collect(),
-            profile,
-            message: None,
-            volumes: Vec::new(),
-        })
-    }
-
-    /// A profile below the directory for them; a link there leads wherever the machine's owner wants it to.
-    fn profile(&self, name: &str) -> Result<serde_json::Value, Failed> {
-        let path = self.node.seccomp.join(name);
-        // upstream's words
-        let failed = |why: String| {
-            (FailureReason::Other, format!("cannot load seccomp profile {:?}: {why}", path.display()))
-        };
-        let bytes = kedge_platform::linux::read_named_file(&path, seccomp::PROFILE_BYTES);
-        let bytes = bytes.map_err(|error| failed(error.to_string()))?;
-        seccomp::of_file(&bytes).map_err(failed)
+    /// Where parts of volumes are bound; those of the host were by the look.
+    fn bind_own_parts(
+        &self,
+        order: &pods::ContainerOrder,
+        prepared: &Prepared,
+    ) -> Result<SortedMap<usize, PathBuf>, String> {
+        let own = &self.node.volumes;
+        let mut parts = SortedMap::new();
+        for (index, mount) in order.mounts.iter().enumerate().filter(|(_, mount)| !mount.sub_path.is_empty())
+        {
+            let Some(volume) = prepared.volumes.get(&mount.volume) else { continue };
+            let target = own.part(&order.key, index);
+            if own.is_own(&order.key.pod, &mount.volume, volume) {
+                let bound = bind_below(volume, Path::new(&mount.sub_path), &target);
+                bound.map_err(|error| volumes::no_part(&order.key, mount, &error.to_string()))?;
+            }
+            parts.insert(index, target);
+        }
+        Ok(parts)
     }
 
     fn stop(&mut self, id: &ContainerId, signal: Option<&str>, grace: Duration) -> Result<(), Failed> {
@@ -764,25 +841,59 @@ fn shared(order: &PodOrder, places: &PodPlaces, host_pid: bool) -> spec::Shared 
     }
 }
 
+fn not_prepared(pod: &PodUid) -> Failed {
+    other(format!("pod {pod} is not prepared"))
+}
+
 /// What the names stand for now; a container without one of its devices would run, and not work.
-fn devices_of(named: &SortedMap<String, Vec<String>>) -> Result<Vec<Device>, String> {
-    let mut found: Vec<Device> = Vec::new();
-    for (name, paths) in named {
+fn devices_wanted(security: &pods::Security) -> Result<Vec<Task>, Failed> {
+    if security.is_privileged {
+        return Ok(vec![Task::AllDevices { directory: DEV.into() }]);
+    }
+    let mut tasks = Vec::new();
+    for (name, paths) in &security.devices {
         if paths.is_empty() {
-            return Err(format!(
-                "kedge.dev/{name}: kedge.devices of the node's configuration does not have it"
-            ));
+            let why = "kedge.devices of the node's configuration does not have it";
+            return Err(other(format!("kedge.dev/{name}: {why}")));
         }
-        for path in paths {
-            let failed = |why: String| format!("kedge.dev/{name}: device {path}: {why}");
-            let device = device(path).map_err(|error| failed(error.to_string()))?;
-            let device = device.ok_or_else(|| failed("it is not a device".into()))?;
-            if !found.contains(&device) {
-                found.push(device);
+        tasks.extend(paths.iter().map(|path| Task::Device { name: name.clone(), path: path.clone() }));
+    }
+    Ok(tasks)
+}
+
+/// What the order names of the machine, as it was found.
+fn granted(order: &pods::ContainerOrder, found: Vec<Found>) -> Result<spec::Granted, Failed> {
+    let (mut devices, mut profile) = (Vec::<Device>::new(), None);
+    for found in found {
+        match found {
+            Found::Nothing => {}
+            Found::Profile(text) => profile = Some(text),
+            Found::Devices(found) => {
+                for device in found {
+                    if !devices.contains(&device) {
+                        devices.push(device);
+                    }
+                }
             }
         }
     }
-    Ok(found)
+    let profile = match (&order.security.seccomp, profile) {
+        (Seccomp::Localhost(name), Some(text)) => {
+            let read = seccomp::of_file(text.as_bytes());
+            Some(read.map_err(|why| other(format!("cannot load seccomp profile {name:?}: {why}")))?)
+        }
+        _ => None,
+    };
+    let devices = devices.into_iter().map(device_told).collect();
+    Ok(spec::Granted { devices, profile, message: None, volumes: Vec::new() })
+}
+
+/// Upstream's word for what a look before the creation could not do.
+fn failure_of_look(tasks: &[Task], why: String) -> Failed {
+    match tasks.iter().any(|task| task.is_part(&why)) {
+        true => (FailureReason::Config, why),
+        false => other(why),
+    }
 }
 
 /// A device in core's words.

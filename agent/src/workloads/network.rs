@@ -248,6 +248,7 @@ impl Worker {
         ];
         let plugin = Plugin {
             program: &self.plugins.find(program)?,
+            arguments: &[],
             environment: &environment,
             input: &attachment.input(verb, number, previous),
             limit: self.plugins.limit,

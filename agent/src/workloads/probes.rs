@@ -1,7 +1,8 @@
 //! Runs probes and hooks: programs in containers, GET requests, connections, health calls.
 //!
 //! Always holds: each order begins at once, and is answered within its timeout, or sooner when it is stopped: nothing of a program that
-//! was stopped goes on in the container; what waits for the network costs a task and no thread. Nothing here waits on the main thread
+//! was stopped goes on in the container, and while what was killed of a probe's program has not ended, for it waits for a dead disk, no
+//! further one begins; what waits for the network costs a task and no thread. Nothing here waits on the main thread
 //! for longer than the kernel takes to answer. Leaves to others: when a probe runs, how many at once, and what its result means (core).
 
 mod grpc;
@@ -15,7 +16,7 @@ use kedge_core::pods::{
     Check, ContainerKey, HookAct, HookOrder, PodEvent, ProbeKey, ProbeOrder, ProbeOutcome, RunKey,
 };
 use kedge_core::sorted::SortedMap;
-use kedge_platform::workloads::{Exec, ExecEnd, Settings};
+use kedge_platform::workloads::{Exec, ExecEnd, LeftProgram, Settings};
 use std::convert::Infallible;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -38,6 +39,8 @@ struct Shared {
     events: Sender<Event>,
     /// What is under way. One that is removed is stopped.
     runs: Mutex<SortedMap<RunKey, oneshot::Sender<Infallible>>>,
+    /// What was killed of a probe's last program, and had not ended.
+    left: Mutex<SortedMap<ProbeKey, LeftProgram>>,
     tls: OnceLock<Arc<rustls::ClientConfig>>,
 }
 
@@ -60,8 +63,8 @@ impl Work {
 
 impl Probes {
     pub(crate) fn new(settings: Settings, events: Sender<Event>) -> Self {
-        let (runs, tls) = (Mutex::default(), OnceLock::new());
-        Self(Arc::new(Shared { settings, events, runs, tls }))
+        let (runs, left, tls) = (Mutex::default(), Mutex::default(), OnceLock::new());
+        Self(Arc::new(Shared { settings, events, runs, left, tls }))
     }
 
     /// Begins, and waits for nothing.
@@ -76,23 +79,19 @@ impl Probes {
 
     /// Begins to stop it.
     pub(crate) fn stop(&self, run: &RunKey) {
-        self.runs().remove(run);
+        locked(&self.0.runs).remove(run);
     }
 
     fn begin(&self, work: Work) {
         let (key, probes) = (work.key(), self.clone());
         let (goes_on, mut stopped) = oneshot::channel();
-        self.runs().insert(key.clone(), goes_on);
+        locked(&self.0.runs).insert(key.clone(), goes_on);
         tokio::spawn(async move {
             let done = probes.perform(&work, &mut stopped).await;
-            probes.runs().remove(&key);
+            locked(&probes.0.runs).remove(&key);
             let event = done.unwrap_or(PodEvent::RunStopped(key));
             let _ = probes.0.events.send(Event::Pods(Box::new(event))).await;
         });
-    }
-
-    fn runs(&self) -> MutexGuard<'_, SortedMap<RunKey, oneshot::Sender<Infallible>>> {
-        self.0.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// None: it was stopped.
@@ -110,13 +109,31 @@ impl Probes {
     }
 
     async fn probe(&self, order: &ProbeOrder, stopped: &mut Stopped) -> Option<ProbeOutcome> {
-        let ProbeOrder { key: ProbeKey { container, .. }, check, timeout } = order;
+        let ProbeOrder { key, check, timeout } = order;
         match check {
             Check::Exec { command } => {
-                of_exec(command, *timeout, self.exec(container, command, *timeout, stopped).await)
+                if let Some(pid) = self.left_of(key) {
+                    return Some(ProbeOutcome::Failed(not_begun(command, pid)));
+                }
+                let (done, left) = match self.exec(&key.container, command, *timeout, stopped).await {
+                    Ok((end, left)) => (Ok(end), left),
+                    Err(why) => (Err(why), None),
+                };
+                if let Some(left) = left {
+                    locked(&self.0.left).insert(key.clone(), left);
+                }
+                of_exec(command, *timeout, done)
             }
             check => unless(stopped, self.connect(check, *timeout)).await,
         }
+    }
+
+    /// A process of the probe's last program that was killed and is still there.
+    fn left_of(&self, key: &ProbeKey) -> Option<i32> {
+        let mut left = locked(&self.0.left);
+        // of other probes, too: their containers may be gone
+        left.retain(|_, left| left.still_there().is_some());
+        left.get(key)?.still_there()
     }
 
     async fn connect(&self, check: &Check, timeout: Duration) -> ProbeOutcome {
@@ -154,7 +171,7 @@ impl Probes {
             }
             HookAct::Run(Check::Exec { command }) => {
                 let done = self.exec(&order.container, command, limit, stopped).await;
-                Some(match of_exec(command, limit, done)? {
+                Some(match of_exec(command, limit, done.map(|(end, _)| end))? {
                     ProbeOutcome::Passed | ProbeOutcome::Warned(_) => Ok(()),
                     ProbeOutcome::Failed(why) | ProbeOutcome::Errored(why) => Err(why),
                 })
@@ -175,7 +192,7 @@ impl Probes {
         command: &[String],
         limit: Duration,
         stopped: &mut Stopped,
-    ) -> Result<ExecEnd, String> {
+    ) -> Result<(ExecEnd, Option<LeftProgram>), String> {
         let (id, command) = (id_of(container), command.to_vec());
         let settings = self.0.settings.clone();
         let (stop, goes_on) =
@@ -206,6 +223,18 @@ impl Probes {
         let made = stream::unverified_tls().map_err(|error| format!("no TLS: {error}"))?;
         Ok(self.0.tls.get_or_init(|| made).clone())
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a program of a probe is not run.
+fn not_begun(command: &[String], pid: i32) -> String {
+    let command = kedge_api::excerpt_of(&command.join(" "), 200);
+    format!(
+        "command {command:?} was not run: process {pid} of its last run was killed and does not end, it waits for a disk or a server"
+    )
 }
 
 /// None: it was stopped before.

@@ -1,15 +1,17 @@
 //! A pod's volumes on this machine: empty directories, files of ConfigMaps and Secrets, paths of the host.
 //!
-//! Always holds: what is a secret, or asked to be in memory, is on a tmpfs; a volume that exists keeps its content when the pod is
+//! Always holds: no path that a pod names is touched here but in a process made for that (`looks`), for it may hang; what is a secret, or asked to be in memory, is on a tmpfs; a volume that exists keeps its content when the pod is
 //! prepared again, but for the files that the API gives. Removal never leaves the pod's own directory, and follows no link.
-//! Leaves to others: which volumes a container mounts where (core), replacing files (`projection`).
+//! Leaves to others: which volumes a container mounts where (core), replacing files (`projection`), looking at the host's paths
+//! (`looks`).
 
 mod projection;
 
+use super::looks::Task;
 use kedge_core::pods::{ContainerKey, Mount, PodUid, Volume, VolumeSource};
 use kedge_core::sorted::SortedMap;
 use kedge_platform::trees::{self, Removal};
-use kedge_platform::workloads::{bind_below, make_open_directory, mount_image, mount_memory, unmount};
+use kedge_platform::workloads::{make_open_directory, mount_image, mount_memory, unmount};
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
@@ -35,7 +37,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// Makes what is missing of a pod's volumes; where each one is. None in memory takes more than `most_memory`.
+    /// Makes what is missing of a pod's volumes; where each one is. None in memory takes more than `most_memory`. Paths of the host must
+    /// have been looked at.
     ///
     /// # Errors
     /// One cannot be made: which, and why.
@@ -91,39 +94,40 @@ impl Places {
                 mount_image(&layers(id).map_err(io::Error::other)?, &empty, &path)?;
                 Ok(path)
             }
-            VolumeSource::HostPath { path, kind } => host_path(Path::new(path), kind),
+            VolumeSource::HostPath { path, .. } => Ok(PathBuf::from(path)),
         }
     }
 
-    /// Where the mounts of a run of a container are that have a part of a volume only, by their place in the list; `volumes` as made.
+    /// The place of one of them.
+    pub(crate) fn part(&self, key: &ContainerKey, index: usize) -> PathBuf {
+        self.parts_of(key).join(index.to_string())
+    }
+
+    /// Whether this is a directory of ours for a volume of the pod, and no path of the host.
+    pub(crate) fn is_own(&self, pod: &PodUid, name: &str, path: &Path) -> bool {
+        [&self.disk, &self.memory].iter().any(|root| root.join(pod.as_str()).join(name) == path)
+    }
+
+    /// Where the mounts of a run of a container are to be that have a part of a volume only, by their place in the list: nothing is left
+    /// there of an earlier try.
     ///
     /// # Errors
-    /// One cannot be bound: which, and why, in upstream's words.
-    pub fn bind_parts(
+    /// One cannot be made: which, and why, in upstream's words.
+    pub(crate) fn parts(
         &self,
         key: &ContainerKey,
         mounts: &[Mount],
-        volumes: &SortedMap<String, PathBuf>,
     ) -> Result<SortedMap<usize, PathBuf>, String> {
-        let mut bound = SortedMap::new();
+        let mut places = SortedMap::new();
         let parts = self.parts_of(key);
         for (index, mount) in mounts.iter().enumerate().filter(|(_, mount)| !mount.sub_path.is_empty()) {
-            let Some(volume) = volumes.get(&mount.volume) else { continue };
             let target = parts.join(index.to_string());
-            let done = directory(&parts, 0o700)
-                // an earlier try to create it
-                .and_then(|_| unmount(&target))
-                .and_then(|()| trees::remove(&target))
-                .and_then(|()| bind_below(volume, Path::new(&mount.sub_path), &target));
-            done.map_err(|error| {
-                format!(
-                    "failed to prepare subPath for volumeMount {:?} of container {:?}: {:?}: {error}",
-                    mount.volume, key.container, mount.sub_path
-                )
-            })?;
-            bound.insert(index, target);
+            let done =
+                directory(&parts, 0o700).and_then(|_| unmount(&target)).and_then(|()| trees::remove(&target));
+            done.map_err(|error| no_part(key, mount, &error.to_string()))?;
+            places.insert(index, target);
         }
-        Ok(bound)
+        Ok(places)
     }
 
     /// Gives up what was bound for a run of a container.
@@ -161,6 +165,39 @@ impl Places {
     }
 }
 
+/// The type of a hostPath that is fine whatever it is, and is not made.
+pub(super) const ANY_THING: &str = "Any";
+
+/// What must be looked at before these volumes are made.
+pub(super) fn looks_at(volumes: &[Volume]) -> Vec<Task> {
+    let look = |volume: &Volume| match &volume.source {
+        VolumeSource::HostPath { path, kind } => {
+            let (volume, path, kind) = (volume.name.clone(), path.clone(), kind.clone());
+            Some(Task::Path { volume, path, kind })
+        }
+        _ => None,
+    };
+    volumes.iter().filter_map(look).collect()
+}
+
+/// A part of a volume of the host, to be bound.
+pub(super) fn part_of(volume: &Path, (key, mount): (&ContainerKey, &Mount), target: &Path) -> Task {
+    Task::Part {
+        volume: volume.to_owned(),
+        below: mount.sub_path.clone(),
+        target: target.to_owned(),
+        failure: no_part(key, mount, ""),
+    }
+}
+
+/// In upstream's words.
+pub(crate) fn no_part(key: &ContainerKey, mount: &Mount, why: &str) -> String {
+    let (volume, container, part) = (&mount.volume, &key.container, &mount.sub_path);
+    format!(
+        "failed to prepare subPath for volumeMount {volume:?} of container {container:?}: {part:?}: {why}"
+    )
+}
+
 /// The size of a volume in memory. A `sizeLimit` of 0 means unlimited, for the kubelet as for the kernel's `size=0`.
 fn memory_of(size_limit: Option<u64>, most: u64) -> u64 {
     size_limit.filter(|bytes| *bytes > 0).map_or(most, |bytes| bytes.min(most))
@@ -192,8 +229,8 @@ fn directory(path: &Path, mode: u32) -> io::Result<PathBuf> {
     Ok(path.to_owned())
 }
 
-/// A path of the host, made or checked as its type says.
-fn host_path(path: &Path, kind: &str) -> io::Result<PathBuf> {
+/// A path of the host, made or checked as its type says. It may hang for ever: only for a process of its own.
+pub(super) fn host_path(path: &Path, kind: &str) -> io::Result<()> {
     if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
         return Err(io::Error::other(format!(
             "hostPath {:?} is not an absolute path without \"..\"",
@@ -203,19 +240,17 @@ fn host_path(path: &Path, kind: &str) -> io::Result<PathBuf> {
     let found = path.metadata();
     let missing = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
     if missing && matches!(kind, "" | "DirectoryOrCreate") {
-        make_open_directory(path)?;
-        return Ok(path.to_owned());
+        return make_open_directory(path);
     }
     if missing && kind == "FileOrCreate" {
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        made.set_permissions(Permissions::from_mode(0o644))?;
-        return Ok(path.to_owned());
+        return made.set_permissions(Permissions::from_mode(0o644));
     }
     let found = found
         .map_err(|error| io::Error::new(error.kind(), format!("hostPath {}: {error}", path.display())))?;
     let sort = found.file_type();
     let fits = match kind {
-        "" => true,
+        "" | ANY_THING => true,
         "DirectoryOrCreate" | "Directory" => sort.is_dir(),
         "FileOrCreate" | "File" => sort.is_file(),
         "Socket" => sort.is_socket(),
@@ -224,7 +259,7 @@ fn host_path(path: &Path, kind: &str) -> io::Result<PathBuf> {
         other => return Err(io::Error::other(format!("hostPath type {other:?} is not known"))),
     };
     match fits {
-        true => Ok(path.to_owned()),
+        true => Ok(()),
         false => {
             Err(io::Error::other(format!("hostPath type check failed: {} is not a {kind}", path.display())))
         }

@@ -4,6 +4,7 @@ use crate::setup::{LIMIT, Machine, isolated, kill, processes, wanted};
 use kedge_platform::workloads::{Cgroups, ContainerState, WorkloadError, Workloads};
 use kedge_rig::scratch::wait_until;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// Of a step of crun, which takes some ms: on a machine that starves it the other steps must still be done in time.
@@ -43,6 +44,40 @@ fn crun_that_hangs_is_ended_at_its_limit() {
         );
         check_crun("[ $STEP != start ] || sleep 1000\nexec $REAL \"$@\"", "start was not done after 2000 ms");
         assert!(!processes("sleep").iter().any(|line| line.contains("1000")), "{:?}", processes("sleep"));
+    });
+}
+
+#[test]
+fn crun_that_does_not_forget_keeps_nothing() {
+    isolated("faults::crun_that_does_not_forget_keeps_nothing", || {
+        let script = "[ $STEP != delete ] || sleep 1000\nexec $REAL \"$@\"";
+        let machine = Machine::new().with_crun(script, SHORT);
+        let mut runtime = machine.open();
+        let container = wanted("web", "exit 3");
+        assert_eq!(runtime.run_to_end(&container).exit_code, 3);
+        runtime.clean_up(&[container.id]);
+    });
+}
+
+/// As a disk with errors becomes: what runs is followed, and can be stopped.
+#[test]
+fn read_only_disk_lets_containers_stop() {
+    isolated("faults::read_only_disk_lets_containers_stop", || {
+        let machine = Machine::new();
+        let container = wanted("web", SLEEPER);
+        let ContainerState::Running { .. } = machine.open().run(&container) else { panic!() };
+        let root = machine.settings.data.parent().unwrap().to_str().unwrap().to_owned();
+        let mount = |options: &[&str]| {
+            assert!(Command::new("mount").args(options).status().unwrap().success(), "{options:?}");
+        };
+        mount(&["--bind", &root, &root]);
+        mount(&["-o", "remount,bind,ro", &root]);
+        let mut runtime = machine.open();
+        runtime.await_state(&container.id, |state| matches!(state, ContainerState::Running { .. }));
+        runtime.workloads.stop_container(&container.id, 15, Duration::ZERO).unwrap();
+        assert_eq!(runtime.await_end(&container.id).exit_code, 137);
+        assert!(Command::new("umount").arg(&root).status().unwrap().success());
+        runtime.clean_up(&[container.id]);
     });
 }
 

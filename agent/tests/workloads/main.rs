@@ -15,6 +15,7 @@ mod cuts;
 #[path = "../corrupt_state/damage.rs"]
 mod damage;
 mod damaged;
+mod dead_paths;
 mod ends;
 mod escapes;
 mod far_away;

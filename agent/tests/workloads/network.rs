@@ -89,6 +89,10 @@ impl Agent {
                 ..Plugins::default()
             },
             plugins_lock: scratch.join("plugins.lock"),
+            looks: kedge::workloads::looks::Places {
+                program: env!("CARGO_BIN_EXE_kedge").into(),
+                locks: scratch.join("looks"),
+            },
             cluster_dns: Vec::new(),
             cluster_domain: String::new(),
         };

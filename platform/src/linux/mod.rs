@@ -22,6 +22,7 @@ pub mod slots;
 mod stack;
 pub mod state;
 mod supervisor;
+mod threads;
 mod usage;
 
 use std::fs::{File, Metadata, OpenOptions};
@@ -53,6 +54,7 @@ pub use regular::{
 };
 pub use stack::give_back_stack;
 pub use supervisor::NotifySocket;
+pub use threads::{StuckThread, stuck_threads};
 pub use usage::{
     FileSystemUse, InodeUse, InterfaceUse, MemoryUse, booted_at, file_system_use, interfaces, memory_use,
     processor_time,

@@ -18,6 +18,7 @@ use super::process;
 use super::records::{CrunOrder, ERROR_BYTES, shortened};
 use super::{ContainerId, Settings};
 use crate::linux::read_regular;
+use crate::trees;
 
 /// crun's errors, in the bundle.
 const LOG: &str = "crun.log";
@@ -129,7 +130,7 @@ impl CrunOrder {
     /// Removes what crun keeps of a container, which is killed if it lives.
     ///
     /// # Errors
-    /// crun still knows it.
+    /// crun still knows it; `TimedOut`: because it does not answer.
     pub(super) fn forget(&self, bundle: &Path, id: &ContainerId) -> io::Result<()> {
         let known = self.root.join(name_of(id));
         if !known.exists() {
@@ -149,6 +150,15 @@ impl CrunOrder {
                 Err(io::Error::other(format!("crun delete {} ended with {status}: {said}", name_of(id))))
             }
         }
+    }
+
+    /// Removes it without crun, which does not answer. None of the container's processes may be left: then there is nothing else that crun
+    /// would do.
+    ///
+    /// # Errors
+    /// It is still there.
+    pub(super) fn forget_alone(&self, id: &ContainerId) -> io::Result<()> {
+        trees::remove(&self.root.join(name_of(id)))
     }
 }
 

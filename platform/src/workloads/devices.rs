@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use nix::sys::stat::{major, minor};
+use serde::{Deserialize, Serialize};
 
 /// Most devices that a privileged container gets: machines have 200; one with more is not an edge device.
 const MOST_DEVICES: usize = 4096;
@@ -19,7 +20,7 @@ const MOST_LEVELS: usize = 8;
 const OWN: [&str; 6] = ["/dev/console", "/dev/fd", "/dev/mqueue", "/dev/ptmx", "/dev/pts", "/dev/shm"];
 
 /// A node for a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// Where it is, and where a container finds it.
     pub path: String,

@@ -2,7 +2,8 @@
 //!
 //! What always holds: the program has all that the first process was given (user, environment, directory, capabilities, control
 //! group, namespaces). It has a limited time: what takes longer is killed with what it started, unless that made a
-//! session of its own, and so is one that is stopped; nothing outside of the container's control group is. Its output is kept
+//! session of its own, and so is one that is stopped; nothing outside of the container's control group is. One that waits for a dead
+//! disk does not end by that: it is not awaited, and its caller is told. Its output is kept
 //! up to a limit, and the rest is read and dropped, so that it never waits for us. An error means that it did not run.
 //!
 //! Leaves to others: what is run, and what its end means; how many at once, and which is stopped for others.
@@ -65,6 +66,28 @@ pub enum ExecEnd {
     Stopped,
 }
 
+/// What was killed of a program and has not ended: it waits for a disk or a server that does not answer.
+#[derive(Debug)]
+pub struct LeftProgram(Vec<(i32, ProcessFd)>);
+
+/// Most processes of a program that are remembered. One of them is enough to know that it has not ended.
+const LEFT: usize = 4;
+
+impl LeftProgram {
+    fn of(mut processes: Vec<(i32, ProcessFd)>) -> Option<Self> {
+        processes.retain(|(_, process)| !process.wait(Duration::ZERO));
+        processes.truncate(LEFT);
+        (!processes.is_empty()).then_some(Self(processes))
+    }
+
+    /// One of its processes that is still there.
+    #[must_use]
+    pub fn still_there(&self) -> Option<i32> {
+        let left = self.0.iter().find(|(_, process)| !process.wait(Duration::ZERO));
+        left.map(|(pid, _)| *pid)
+    }
+}
+
 /// Why a program was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
@@ -73,11 +96,12 @@ enum Cut {
 }
 
 impl Exec<'_> {
-    /// Runs it to its end. Blocks, on a thread that lives as long: with it the program's connection to us ends.
+    /// Runs it to its end. Blocks, on a thread that lives as long: with it the program's connection to us ends. Beside how it ended, what
+    /// of it has not.
     ///
     /// # Errors
     /// It did not run: there is no such program, or no such container, or that ends.
-    pub fn run(&self, settings: &Settings) -> Result<ExecEnd, WorkloadError> {
+    pub fn run(&self, settings: &Settings) -> Result<(ExecEnd, Option<LeftProgram>), WorkloadError> {
         self.id.check()?;
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
         let crun = CrunOrder::of(settings);
@@ -89,18 +113,17 @@ impl Exec<'_> {
         let process = self.process(&bundle).map_err(on("read the process of", &bundle))?;
         let failed = |error| WorkloadError::failed(format_args!("run a program in {}", self.id), error);
         let ran = self.run_by(&crun, (&bundle, &container), &process, &pid_file);
-        let (status, output) = ran.map_err(failed)?;
-        let status = match status {
-            Ok(status) => status,
-            Err(Cut::TooLong) => return Ok(ExecEnd::TimedOut),
-            Err(Cut::Stopped) => return Ok(ExecEnd::Stopped),
+        let (status, output) = match ran.map_err(failed)? {
+            Ran::Ended(status, output) => (status, output),
+            Ran::Cut(Cut::TooLong, left) => return Ok((ExecEnd::TimedOut, left)),
+            Ran::Cut(Cut::Stopped, left) => return Ok((ExecEnd::Stopped, left)),
         };
         if !status.success() && pid_file.read().is_none() {
             let said = shortened(&String::from_utf8_lossy(&output));
             return Err(failed(io::Error::other(format!("crun exec ended with {status}: {said}"))));
         }
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
-        Ok(ExecEnd::Ended { code, output })
+        Ok((ExecEnd::Ended { code, output }, None))
     }
 
     /// The container's own process, but for its command.
@@ -111,28 +134,27 @@ impl Exec<'_> {
         in_memory(&process)
     }
 
-    /// How it ended, and what it wrote; `Err`: it was killed.
     fn run_by(
         &self,
         crun: &CrunOrder,
         (bundle, container): (&Path, &Order),
         order: &File,
         pid_file: &PidFile,
-    ) -> io::Result<(Result<ExitStatus, Cut>, Vec<u8>)> {
+    ) -> io::Result<Ran> {
         let (output, to_output) = io::pipe()?;
         let fd = order.as_raw_fd();
         let mut command = crun.exec(bundle, self.id, &format!("/proc/self/fd/{fd}"), &pid_file.0);
         command.stdout(to_output.try_clone()?).stderr(to_output);
         process::handing_on(&mut command, fd);
-        let mut child = process::bound_to_parent(&mut command).spawn()?;
+        let child = process::bound_to_parent(&mut command).spawn()?;
         // it has the writing ends of the pipe
         drop(command);
         let heard = self.hear(&child, Heard::new(output, self.output_bytes)?);
         match heard {
-            Ok(Ok(kept)) => Ok((Ok(child.wait()?), kept)),
+            Ok(Ok(kept)) => Ok(Ran::Ended(process::end_of(child)?, kept)),
             cut => {
-                kill(&mut child, pid_file, container)?;
-                cut.map(|cut| (Err(cut.err().unwrap_or(Cut::TooLong)), Vec::new()))
+                let left = kill(child, pid_file, container)?;
+                cut.map(|cut| Ran::Cut(cut.err().unwrap_or(Cut::TooLong), left))
             }
         }
     }
@@ -159,6 +181,14 @@ impl Exec<'_> {
     }
 }
 
+/// What came of a program.
+enum Ran {
+    /// How crun ended, and what it and the program wrote.
+    Ended(ExitStatus, Vec<u8>),
+    /// It was killed: why, and what of it has not ended.
+    Cut(Cut, Option<LeftProgram>),
+}
+
 /// Whether there is something to read, or the other end is closed.
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
@@ -172,10 +202,11 @@ pub(super) fn in_memory(process: &Value) -> io::Result<File> {
     Ok(file)
 }
 
-/// Kills the program with what it started, which are in a process group of theirs, or still in crun's.
-fn kill(child: &mut Child, pid_file: &PidFile, container: &Order) -> io::Result<()> {
+/// Kills the program with what it started, which are in a process group of theirs, or still in crun's. Returns what does not end.
+fn kill(mut child: Child, pid_file: &PidFile, container: &Order) -> io::Result<Option<LeftProgram>> {
     let end = Instant::now() + AFTER_KILL;
     let crun = child.id().cast_signed();
+    let mut left = Vec::new();
     // one that is being started has no ID yet
     while pid_file.read().is_none() && child.try_wait()?.is_none() && Instant::now() < end {
         std::thread::sleep(LOOK);
@@ -186,13 +217,16 @@ fn kill(child: &mut Child, pid_file: &PidFile, container: &Order) -> io::Result<
         && child.try_wait()?.is_none()
     {
         if let Ok(group) = getpgid(Some(Pid::from_raw(pid))) {
-            kill_members(group, container, end);
+            left = kill_members(group, container, end);
         }
         program.signal(libc::SIGKILL)?;
         await_crun(ProcessFd::open(crun)?.as_ref());
+        left.push((pid, program));
     }
-    process::kill_group(crun);
-    child.wait().map(drop)
+    if let Err(crun) = process::cut(child) {
+        left.extend(ProcessFd::open(crun)?.map(|process| (crun, process)));
+    }
+    Ok(LeftProgram::of(left))
 }
 
 /// Gives crun the time to take its program, which was killed, out of the process table. If crun is killed first, that is left to process 1,
@@ -203,23 +237,24 @@ pub(super) fn await_crun(crun: Option<&ProcessFd>) {
     }
 }
 
-/// Kills what of a process group is in the container, until nothing is left of it. A program chooses its group: one that sees the
-/// machine's processes could name one of theirs.
-fn kill_members(group: Pid, container: &Order, end: Instant) {
+/// Kills what of a process group is in the container, until nothing is left of it; returns what is left at the end. A program chooses its
+/// group: one that sees the machine's processes could name one of theirs.
+fn kill_members(group: Pid, container: &Order, end: Instant) -> Vec<(i32, ProcessFd)> {
     let members = || {
         let mut found = container.cgroups.processes(&container.group);
         found.retain(|pid| getpgid(Some(Pid::from_raw(*pid))) == Ok(group));
         found
     };
-    while Instant::now() < end {
-        let opened: Vec<(i32, ProcessFd)> =
+    loop {
+        let mut opened: Vec<(i32, ProcessFd)> =
             members().into_iter().filter_map(|pid| Some((pid, ProcessFd::open(pid).ok()??))).collect();
         // an ID may have passed to another process before it was opened
         let still = members();
-        if still.is_empty() {
-            return;
+        opened.retain(|(pid, _)| still.contains(pid));
+        if still.is_empty() || Instant::now() > end {
+            return opened;
         }
-        for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
+        for (_, process) in &opened {
             let _ = process.signal(libc::SIGKILL);
         }
         for (_, process) in &opened {

@@ -7,6 +7,7 @@
 //!
 //! Leaves to others: when a verb is given (core), what the shim does (`shim`).
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -53,6 +54,9 @@ const RETRY: Duration = Duration::from_secs(2);
 /// When processes that were killed are looked for again; doubled this often.
 const LOST_LOOK: Duration = Duration::from_millis(10);
 const LOST_DOUBLINGS: u32 = 8;
+
+/// How long crun is not asked to forget a container after it did not answer: each time costs its whole limit, and others wait meanwhile.
+const WITHOUT_CRUN: Duration = Duration::from_secs(60);
 
 /// crun, and how long one of its steps may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,6 +175,8 @@ pub struct LinuxWorkloads {
     removal: Removal,
     containers: BTreeMap<ContainerId, Container>,
     observed: Vec<Observation>,
+    /// Until when crun is not asked to forget a container.
+    without_crun: Cell<Option<Instant>>,
 }
 
 impl LinuxWorkloads {
@@ -181,8 +187,12 @@ impl LinuxWorkloads {
     /// gone.
     pub fn open(settings: Settings, roots: &Roots) -> Result<Self, WorkloadError> {
         let places = Places { run: settings.run.clone(), data: settings.data.clone() };
-        for directory in [&places.pods(), &places.crun(), &places.data] {
+        for directory in [&places.pods(), &places.crun()] {
             make_directory(directory, 0o700)?;
+        }
+        // only new containers need it: those that run can be followed and stopped on a disk that takes no changes
+        if let Err(error) = make_directory(&places.data, 0o700) {
+            log::warn!("no container can be created: {error}");
         }
         let board = probe(roots, &settings.crun);
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
@@ -192,8 +202,9 @@ impl LinuxWorkloads {
             .map_err(|error| WorkloadError::failed("make an event descriptor", error))?;
         let wake = Waker(Arc::new(event));
         let removal = Removal::open(&places.data);
-        let (containers, observed) = (BTreeMap::new(), Vec::new());
-        let mut workloads = Self { settings, places, board, inotify, wake, removal, containers, observed };
+        let (containers, observed, without_crun) = (BTreeMap::new(), Vec::new(), Cell::new(None));
+        let mut workloads =
+            Self { settings, places, board, inotify, wake, removal, containers, observed, without_crun };
         workloads.take_over()?;
         workloads.sweep();
         Ok(workloads)
@@ -406,7 +417,7 @@ impl LinuxWorkloads {
         if left.map_err(on("end the processes of", bundle))? > 0 {
             return Ok(None);
         }
-        self.crun().forget(bundle, id).map_err(on("make crun forget", bundle))?;
+        self.forget(bundle, id, true).map_err(on("make crun forget", bundle))?;
         let exit = match &container.unreadable {
             None => ContainerExit::lost(SHIM_IS_GONE, started_at),
             Some(why) => {
@@ -420,6 +431,24 @@ impl LinuxWorkloads {
         };
         container.records().write(EXIT, &exit)?;
         Ok(Some(ContainerState::Lost(exit)))
+    }
+
+    /// Makes crun forget a container. `is_empty`: none of its processes is left, so a crun that does not answer is not needed.
+    fn forget(&self, bundle: &Path, id: &ContainerId, is_empty: bool) -> io::Result<()> {
+        let (crun, now) = (self.crun(), Instant::now());
+        if is_empty && self.without_crun.get().is_some_and(|until| now < until) {
+            return crun.forget_alone(id);
+        }
+        match crun.forget(bundle, id) {
+            Err(error) if is_empty && error.kind() == io::ErrorKind::TimedOut => {
+                log::warn!(
+                    "container {id}: {error}; it has no process left, what crun keeps of it is removed"
+                );
+                self.without_crun.set(Some(Instant::now() + WITHOUT_CRUN));
+                crun.forget_alone(id)
+            }
+            done => done,
+        }
     }
 
     fn crun(&self) -> CrunOrder {
@@ -466,7 +495,7 @@ impl LinuxWorkloads {
         if let Some(group) = group {
             groups.kill_all(group).map_err(on("end the processes of", &bundle))?;
         }
-        self.crun().forget(&bundle, id).map_err(on("make crun forget", &bundle))?;
+        self.forget(&bundle, id, group.is_some()).map_err(on("make crun forget", &bundle))?;
         if let Some(group) = group {
             groups.remove(group).map_err(on("remove the control group of", &bundle))?;
         }

@@ -45,7 +45,7 @@ pub use attach::{AttachOrder, Attachment};
 pub use calls::{handed_over, stand_apart, start_port, start_session};
 pub use cgroups::{Cgroups, GroupLimits};
 pub use devices::{Device, all_devices, device};
-pub use exec::{Exec, ExecEnd};
+pub use exec::{Exec, ExecEnd, LeftProgram};
 #[cfg(any(test, feature = "fake"))]
 pub use fake::{FakeContainer, FakeFault, FakeWorkloads};
 pub use linux::{Crun, LinuxWorkloads, Settings, Waker};
@@ -53,7 +53,7 @@ pub use pause::pause;
 pub use plugin::{Plugin, PluginOutput, plugins_of_earlier_agents};
 pub use probe::{Board, control_groups, has_apparmor, has_selinux, probe};
 pub(crate) use process::receive;
-pub use process::{WindowSize, window_size};
+pub use process::{WindowSize, take_out_ended_children, window_size};
 pub use records::{Console, ContainerExit, LogOrder};
 pub use rootfs::{
     FoundPlace, UserFiles, bind_below, make_open_directory, mount_image, mount_memory, unmount,

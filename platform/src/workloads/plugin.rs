@@ -1,7 +1,7 @@
 //! Programs that are asked on their input and answer on their output, as plugins for networks are.
 //!
-//! Always holds: a plugin has a limited time and a limited answer; past either it is killed with all that it started, and neither
-//! takes memory of ours. It has none of our environment. What it is asked is on no command line. While anything runs that it
+//! Always holds: a plugin has a limited time and a limited answer; past either it is killed with all that it started, and one that waits
+//! for a dead disk, and so does not end, is not awaited; neither takes memory of ours. It has none of our environment. What it is asked is on no command line. While anything runs that it
 //! started, even after this agent was killed, a file stays locked: nobody undoes what is still being done, and what does not end
 //! is found by it.
 //!
@@ -36,6 +36,8 @@ const DESCRIPTORS: usize = 1000;
 pub struct Plugin<'a> {
     /// The program.
     pub program: &'a Path,
+    /// Its arguments.
+    pub arguments: &'a [&'a str],
     /// Its environment, beside `PATH`.
     pub environment: &'a [(&'a str, String)],
     /// What it reads.
@@ -118,6 +120,14 @@ impl Plugin<'_> {
     /// # Errors
     /// It could not be started, or it was killed: it took too long or answered too much.
     pub fn run(&self) -> io::Result<PluginOutput> {
+        self.run_heard(&mut Vec::new())
+    }
+
+    /// The same; what it had answered when it was killed goes to `heard`.
+    ///
+    /// # Errors
+    /// As of [`Plugin::run`].
+    pub fn run_heard(&self, heard: &mut Vec<u8>) -> io::Result<PluginOutput> {
         let mut input = File::from(memfd_create(c"plugin", MFdFlags::MFD_CLOEXEC)?);
         input.write_all(self.input)?;
         io::Seek::rewind(&mut input)?;
@@ -125,25 +135,34 @@ impl Plugin<'_> {
         let (stderr, to_stderr) = io::pipe()?;
         let mut command = Command::new(self.program);
         process::with_plain_environment(&mut command);
+        command.args(self.arguments);
         command.envs(self.environment.iter().map(|(name, value)| (*name, value))).current_dir("/");
         command.stdin(Stdio::from(input)).stdout(to_stdout).stderr(to_stderr);
         if let Some(lock) = self.lock {
             process::handing_on(&mut command, lock.as_raw_fd());
         }
-        let mut child = process::bound_to_parent(&mut command).spawn()?;
+        let child = process::bound_to_parent(&mut command).spawn()?;
         // it has the writing ends of the pipes
         drop(command);
-        let heard = self.hear(&child, stdout, stderr);
-        if heard.is_err() {
-            process::kill_group(child.id().cast_signed());
-        }
-        let status = child.wait()?;
-        let (stdout, stderr) = heard?;
+        let (stdout, stderr) = match self.hear(&child, stdout, stderr, heard) {
+            Ok(all) => all,
+            Err(error) => {
+                let left = process::cut(child).map_or_else(process::still_there, |()| String::new());
+                return Err(io::Error::new(error.kind(), format!("{error}{left}")));
+            }
+        };
+        let status = process::end_of(child)?;
         Ok(PluginOutput { failure: (!status.success()).then(|| status.to_string()), stdout, stderr })
     }
 
     /// Reads until the program has ended. What it started may live on with its output, and is not waited for.
-    fn hear(&self, child: &Child, stdout: PipeReader, stderr: PipeReader) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    fn hear(
+        &self,
+        child: &Child,
+        stdout: PipeReader,
+        stderr: PipeReader,
+        heard: &mut Vec<u8>,
+    ) -> io::Result<(Vec<u8>, Vec<u8>)> {
         let process = ProcessFd::open(child.id().cast_signed())?;
         let mut answer = Heard::new(stdout, self.answer_bytes)?;
         let mut errors = Heard::new(stderr, ERROR_BYTES)?;
@@ -161,6 +180,7 @@ impl Plugin<'_> {
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                *heard = answer.kept;
                 let why = format!("not done after {} s", self.limit.as_secs_f32());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
@@ -233,7 +253,9 @@ mod tests {
         // the script is what the shell reads
         let input = script.as_bytes();
         let program = Path::new("/bin/sh");
-        Plugin { program, environment: &environment, input, limit, answer_bytes: 100_000, lock }.run()
+        let arguments = &[];
+        Plugin { program, arguments, environment: &environment, input, limit, answer_bytes: 100_000, lock }
+            .run()
     }
 
     const LONG: Duration = Duration::from_secs(60);

@@ -1,7 +1,9 @@
 //! Processes as the kernel names them for certain, and programs that are given a limited time.
 //!
 //! What always holds: a process ID alone is never trusted over time: with it goes when the process began, and what is signalled
-//! or awaited is a descriptor of exactly that process. A program that outlives its limit is killed with all of its group.
+//! or awaited is a descriptor of exactly that process. A program that outlives its limit is killed with all of its group. One that
+//! not even that ends, for it waits for a dead disk, is left to itself: nobody here waits for it, and it is taken out of the process
+//! table when it has ended.
 //!
 //! Leaves to others: what the processes are.
 #![allow(
@@ -13,7 +15,8 @@ use std::fs;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -318,19 +321,60 @@ pub(super) fn with_plain_environment(command: &mut Command) {
     command.env_clear().env("PATH", PATH);
 }
 
+/// How long a program that was killed may take to end. One that waits for a disk or a server does not end before that answers.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Programs that did not end when they were killed. They are bounded by who starts them: a path, a plugin or a container has one at most.
+static LEFT: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+
 /// Runs a program to its end, or kills it, with its whole group, when the limit is over (`TimedOut`).
 pub(super) fn run_within(command: &mut Command, limit: Duration) -> io::Result<ExitStatus> {
-    let mut child = bound_to_parent(command).spawn()?;
+    let child = bound_to_parent(command).spawn()?;
+    let has_ended = ProcessFd::open(child.id().cast_signed())?.is_none_or(|fd| fd.wait(limit));
+    match has_ended {
+        true => end_of(child),
+        false => {
+            let left = cut(child).map_or_else(still_there, |()| String::new());
+            let why = format!("not done after {} s{left}", limit.as_secs());
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        }
+    }
+}
+
+/// What is added to the error of a program that was killed and is still there.
+pub(super) fn still_there(pid: i32) -> String {
+    format!("; process {pid} does not end after SIGKILL, and is left to itself")
+}
+
+/// How a program ended that has.
+pub(super) fn end_of(mut child: Child) -> io::Result<ExitStatus> {
+    take_out_what_was_left();
+    child.wait()
+}
+
+/// Kills a program with its whole group. `Err`: its process, which has not ended, and is not awaited.
+pub(super) fn cut(mut child: Child) -> Result<(), i32> {
+    take_out_what_was_left();
     let pid = child.id().cast_signed();
-    let ended = ProcessFd::open(pid)?.is_none_or(|fd| fd.wait(limit));
-    if !ended {
-        kill_group(pid);
+    kill_group(pid);
+    let has_ended = ProcessFd::open(pid).is_ok_and(|fd| fd.is_none_or(|fd| fd.wait(ENDS_WITHIN)));
+    if has_ended && child.wait().is_ok() {
+        return Ok(());
     }
-    let status = child.wait()?;
-    if !ended {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("not done after {} s", limit.as_secs())));
-    }
-    Ok(status)
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+    Err(pid)
+}
+
+/// Takes out of the process table what has ended since.
+fn take_out_what_was_left() {
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    left.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+}
+
+/// Takes all children that have ended out of the process table. Only before this process starts any: programs that an image of it before
+/// this one left to themselves.
+pub fn take_out_ended_children() {
+    while next_ended_child().is_some() {}
 }
 
 /// Kills a program that leads a group of its own, with all of it.

@@ -2,7 +2,7 @@
 //! `condition.txt` and the file of each rule.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
-use kedge_core::{Action, Request};
+use kedge_core::{Action, Event, Request};
 use kedge_sim::{Seen, World};
 use serde_json::{Value, json};
 
@@ -134,6 +134,50 @@ fn adoption_promotion_and_roll_back_are_events() {
     world.turn();
     world.restart();
     assert_eq!(world.take_events(), ["KubeletConfigChanged: kedge restarted to use local config"]);
+}
+
+const HELD_UP: &str = "the runtime does not answer: it is at this: stop container web";
+
+/// The next configuration is assigned, and the exit for it cannot be made.
+fn held_up() -> (World, String, String) {
+    let (mut world, uid) = World::known_good();
+    let next = world.assign("b", &payload(B, ""));
+    world.turn();
+    assert!(world.exited());
+    world.handle(Event::EndHeldUp(Some(HELD_UP.into())));
+    assert!(!world.exited());
+    (world, uid, next)
+}
+
+/// A thread that waits for a dead disk holds up the end of the whole process, and its heartbeat with it.
+#[test]
+fn end_that_is_held_up_is_reported_until_it_can_be_made() {
+    let (mut world, uid, next) = held_up();
+    let renewed = world.hub.renewals;
+    world.run_for(HOUR);
+    assert!(!world.exited() && world.hub.renewals > renewed + 100, "the heartbeat goes on");
+    let expect = format!("failed to sync, reason: restarting to use what is assigned waits: {HELD_UP}");
+    assert_eq!(world.config_ok(), ["Unknown", &format!("using current (UID: {uid})"), &expect]);
+    // it can wait for something else, and what is asked for meanwhile is for the next run
+    world.handle(Event::EndHeldUp(Some("thread \"measure\" waits".into())));
+    world.assign("a", &payload(A, ""));
+    world.run_for(MINUTE);
+    assert!(!world.exited() && world.config_ok()[2].ends_with("waits"));
+    world.hub.assign(world.hub.pinned("b"));
+    world.handle(Event::EndHeldUp(None));
+    assert!(world.exited());
+    world.restart();
+    world.run_for(MINUTE);
+    assert_eq!(world.config_ok()[1], format!("using current (UID: {next})"));
+}
+
+#[test]
+fn stop_is_not_held_up() {
+    let (mut world, _, next) = held_up();
+    world.stop();
+    world.start();
+    world.run_for(MINUTE);
+    assert_eq!(world.config_ok()[1], format!("using current (UID: {next})"));
 }
 
 /// The condition says nothing that the event does not, unless more than the verdict is wrong.

@@ -2,7 +2,8 @@
 //! (`running`), and their outcomes to the disk and to people.
 //!
 //! Always holds: at most one file step is under way; only the ConfigMap that this server's Node names is watched; evidence is
-//! consumed after what it proved is on disk; after the exit was ordered nothing but log lines follows. Leaves to others: the
+//! consumed after what it proved is on disk; after the exit was ordered nothing but log lines follows, unless it is held up: then all goes
+//! on as before, but the configuration, whose next step is that exit, or a stop. Leaves to others: the
 //! Node itself (`node::object`), how a condition reaches the server (`node::heartbeat`).
 
 use crate::config::condition::{self, ConfigOk};
@@ -34,8 +35,18 @@ pub(crate) struct ConfigActor {
     is_source_of_this_server: bool,
     /// As last logged.
     config_ok: ConfigOk,
-    exiting: bool,
+    ending: Ending,
     evidence_consumed: bool,
+}
+
+/// How far the end of this run is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Ending {
+    No,
+    /// The exit is ordered: why it comes.
+    Ordered(String),
+    /// It was, and cannot be made yet.
+    HeldUp(String),
 }
 
 /// What the start has to tell people.
@@ -75,7 +86,7 @@ impl ConfigActor {
             must_relist: false,
             is_source_of_this_server: true,
             config_ok,
-            exiting: false,
+            ending: Ending::No,
             evidence_consumed: false,
         };
         actor.publish_start(news, events, turn);
@@ -172,7 +183,23 @@ impl ConfigActor {
     }
 
     pub(crate) fn is_exiting(&self) -> bool {
-        self.exiting
+        matches!(self.ending, Ending::Ordered(_))
+    }
+
+    /// The exit that was ordered cannot be made: why; None: now it can. A stop that was asked for waits for nothing, and is not held up.
+    pub(crate) fn end_held_up(&mut self, held_up: Option<String>, turn: &mut Turn) {
+        match (std::mem::replace(&mut self.ending, Ending::No), held_up) {
+            (Ending::Ordered(exit) | Ending::HeldUp(exit), Some(why)) => {
+                self.configuration.hold_up_end(Some(why));
+                self.ending = Ending::HeldUp(exit);
+            }
+            (Ending::HeldUp(why), None) => {
+                self.configuration.hold_up_end(None);
+                self.ending = Ending::Ordered(why.clone());
+                turn.act(Action::Exit { why, start_again: !self.configuration.is_stop_asked() });
+            }
+            (ending, _) => self.ending = ending,
+        }
     }
 
     // ------------------------------------------------------------------------------------------ what happens
@@ -247,17 +274,20 @@ impl ConfigActor {
         events: &mut NodeEvents,
         turn: &mut Turn,
     ) {
-        if !self.exiting {
+        if !self.is_exiting() {
             if let (Some(node), Some(is_hub)) = (node, is_hub) {
                 self.judge_source(node, is_hub);
             }
-            let next = self.configuration.next(turn.now);
-            self.perform(next, turn);
+            // everything that the exit needs is written: only a stop comes before it
+            if self.ending == Ending::No || self.configuration.is_stop_asked() {
+                let next = self.configuration.next(turn.now);
+                self.perform(next, turn);
+            }
         }
         for notice in self.configuration.take_notices() {
             events.publish(notice, turn);
         }
-        if !self.exiting {
+        if !self.is_exiting() {
             self.consume_evidence(turn);
             self.note_condition(turn);
         }
@@ -281,7 +311,7 @@ impl ConfigActor {
         match next {
             Some(Next::Step(step)) => turn.act(Action::Step(step)),
             Some(Next::Exit(why)) => {
-                self.exiting = true;
+                self.ending = Ending::Ordered(why.clone());
                 let start_again = !self.configuration.is_stop_asked();
                 turn.act(Action::Exit { why, start_again });
             }

@@ -47,6 +47,12 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
             format!("{}; dynamic configuration is off (--dynamic-config=false)", local_reason(view)),
         );
     }
+    if let Some(why) = view.held_up {
+        return (
+            "Unknown",
+            format!("failed to sync, reason: restarting to use what is assigned waits: {why}"),
+        );
+    }
     match (view.sync, view.standing.obstacle()) {
         (Some(SyncProblem::Invalid(cause)), _) | (None, Some(Obstacle::SourceInvalid(cause))) => {
             ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}"))

@@ -356,6 +356,8 @@ pub(crate) struct Configuration {
     /// The object changed, or its checkpoint was lost: it must be read whole.
     must_read: bool,
     sync: Option<SyncProblem>,
+    /// Why the exit that all is written for cannot be made.
+    held_up: Option<String>,
     /// The pinned ConfigMap was edited: not followed, but reported.
     edited: Option<String>,
     /// A checkpoint that is durable although its assignment could not be recorded.
@@ -391,6 +393,8 @@ pub(crate) struct View<'a> {
     pub(crate) in_use: &'a InUse,
     pub(crate) standing: &'a Standing,
     pub(crate) sync: Option<&'a SyncProblem>,
+    /// Why the exit that comes next cannot be made.
+    pub(crate) held_up: Option<&'a str>,
     pub(crate) edited: Option<&'a str>,
     /// resourceVersion of the assigned object as last read, if its payload is the recorded one.
     pub(crate) latest: Option<&'a str>,
@@ -425,6 +429,7 @@ impl Configuration {
             object: Object::Unread,
             must_read: false,
             sync: None,
+            held_up: None,
             edited: None,
             unnamed: None,
             must_sweep: false,
@@ -646,9 +651,14 @@ impl Configuration {
         self.forgive.iter().any(|other| other == uid)
     }
 
+    /// The exit that all is written for cannot be made: why; None: it can.
+    pub(crate) fn hold_up_end(&mut self, held_up: Option<String>) {
+        self.held_up = held_up;
+    }
+
     /// An exit is on its way that comes before anything that is asked for now.
     fn is_exiting(&self) -> bool {
-        self.stop.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits())
+        self.stop.is_some() || self.held_up.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits())
     }
 
     /// `kedge config reset`: use the local config, whatever the records say.
@@ -772,6 +782,7 @@ impl Configuration {
             in_use: &self.in_use,
             standing: &self.standing,
             sync: self.sync.as_ref(),
+            held_up: self.held_up.as_deref(),
             edited: self.edited.as_deref(),
             latest: match &self.object {
                 Object::Compared { resource_version, .. } if self.edited.is_none() => Some(resource_version),

@@ -1,0 +1,117 @@
+//! How a loop is brought to rest, so that the process may be replaced: not within something that others would find half done, and not
+//! while it waits for a disk that does not answer, which would hold up the process, with its heartbeat, for as long.
+//!
+//! Always holds: a loop that rests has performed what it was ordered, and begins nothing of its own until it may go on; asking for rest
+//! waits for nothing. Leaves to others: how long a loop is waited for, and what follows when it does not come (`run`, core).
+
+use super::lock;
+use std::sync::{Condvar, Mutex};
+
+/// A loop's rest.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    wanted: Wanted,
+    rests: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    #[default]
+    Work,
+    Rest,
+    End,
+}
+
+impl Rest {
+    // ------------------------------------------------------------------------------------------ the loop's side
+
+    /// Waits for an order by `wait`, which is rest.
+    pub(crate) fn during<T>(&self, wait: impl FnOnce() -> T) -> T {
+        lock(&self.state).rests = true;
+        let waited = wait();
+        lock(&self.state).rests = false;
+        waited
+    }
+
+    /// Rests for as long as that is wanted. False: the loop is to end.
+    pub(crate) fn work_is_wanted(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.rests = true;
+        while state.wanted == Wanted::Rest {
+            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+        state.rests = state.wanted == Wanted::End;
+        !state.rests
+    }
+
+    // ------------------------------------------------------------------------------------------ the main loop's side
+
+    fn want(&self, wanted: Wanted) {
+        lock(&self.state).wanted = wanted;
+        self.changed.notify_all();
+    }
+
+    /// The loop comes to rest when it has done what it is at.
+    pub(crate) fn begin(&self) {
+        self.want(Wanted::Rest);
+    }
+
+    pub(crate) fn rests(&self) -> bool {
+        lock(&self.state).rests
+    }
+
+    /// The loop goes on.
+    pub(crate) fn go_on(&self) {
+        self.want(Wanted::Work);
+    }
+
+    /// The loop ends when it rests.
+    pub(crate) fn end(&self) {
+        self.want(Wanted::End);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn loop_at_rest_begins_nothing_until_it_may() {
+        let (rest, (tell, told), (send, orders)) = (Arc::new(Rest::default()), channel(), channel::<u32>());
+        let of_loop = rest.clone();
+        let thread = std::thread::spawn(move || {
+            while of_loop.work_is_wanted() {
+                let Ok(order) = of_loop.during(|| orders.recv()) else { return };
+                tell.send(order).unwrap();
+            }
+        });
+        let await_rest = || {
+            while !rest.rests() {
+                std::thread::yield_now();
+            }
+        };
+        await_rest();
+        rest.begin();
+        send.send(1).unwrap();
+        assert_eq!(told.recv().unwrap(), 1, "what it was ordered");
+        await_rest();
+        send.send(2).unwrap();
+        assert!(told.try_recv().is_err(), "it rests");
+        rest.go_on();
+        assert_eq!(told.recv().unwrap(), 2);
+        rest.begin();
+        send.send(3).unwrap();
+        assert_eq!(told.recv().unwrap(), 3);
+        await_rest();
+        rest.end();
+        thread.join().unwrap();
+    }
+}
