@@ -663,8 +663,8 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
 }
 
 /// How long `kedge record-exit` waits for the disk: flash that collects its garbage takes seconds, and the unit's time limit for a
-/// stop is 30 s.
-const DISK_PATIENCE: Duration = Duration::from_secs(10);
+/// stop, which is that of this command, is 6 s.
+const DISK_PATIENCE: Duration = Duration::from_secs(4);
 
 /// `kedge record-exit`: the record is in the run directory before the disk is touched, and the disk's copy, which is needed only
 /// over a reboot, is another process's work. A disk that hangs keeps that one, until it answers, and delays nothing else.

@@ -23,6 +23,7 @@ pub mod net;
 mod node_name;
 mod perform;
 pub mod provision;
+mod refused;
 pub mod run;
 pub mod service;
 pub mod sessions;

@@ -11,6 +11,7 @@ use kedge_platform::linux::read_named_file;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Longest file read; core's own limit for a text is below it, and says so better.
 const FILE_BYTES: usize = 4 * 1024 * 1024;
@@ -51,6 +52,25 @@ pub(crate) fn read(files: &LocalFiles) -> Result<LocalLayers, LocalConfigError> 
         Some(directory) => drop_ins(directory, files.config_dir_must_exist)?,
     };
     Ok(LocalLayers { base, drop_ins, flags: files.flags.clone(), ..LocalLayers::default() })
+}
+
+/// What there is of a local configuration, by path, size and time of each file: another one, if a file was changed.
+pub(crate) type Fingerprint = Vec<(PathBuf, Option<(u64, SystemTime)>)>;
+
+/// The same for these files, as of now.
+pub(crate) fn fingerprint(files: &LocalFiles) -> Fingerprint {
+    let directory = files.config_dir.iter();
+    let drop_ins = directory.flat_map(|directory| {
+        let below = files_below(directory).unwrap_or_default();
+        below.into_iter().map(|path| directory.join(path))
+    });
+    let all = files.config.iter().cloned().chain(drop_ins);
+    all.map(|path| {
+        let found = path.metadata().ok();
+        let found = found.and_then(|found| Some((found.len(), found.modified().ok()?)));
+        (path, found)
+    })
+    .collect()
 }
 
 /// Reads one file whole.

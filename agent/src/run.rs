@@ -15,6 +15,7 @@ use crate::perform::containers::{ContainerParts, RuntimeHealth};
 use crate::perform::disk::{BESIDE, DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::quota::Quota;
 use crate::perform::{Loops, Parts};
+use crate::refused::Start;
 use crate::{local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::{Capacity, Effective};
@@ -131,9 +132,15 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
         .enable_all()
         .build()
         .map_err(|error| AgentError::System("start the runtime", error))?;
+    let start = Start::of(&options);
     let ran = Agent::start(options, faults).and_then(|agent| runtime.block_on(agent.run()));
     // the reason for the exit must not be lost
     logging::flush();
+    if let Err(error) = &ran
+        && start.pause(error)
+    {
+        return Ok(ExitCode::from(error.exit_code()));
+    }
     if let Ended::Replace(program, supervisor) = ran? {
         let error = program.replace();
         log::warn!("cannot replace the program in place: {error}; the service manager starts the next run");
@@ -508,9 +515,9 @@ impl Agent {
         Ok(self.end(signals).await)
     }
 
-    /// Whether the end that was ordered may be made now. One by which the program is replaced waits until the loops rest, and until no thread
-    /// waits in the kernel for a disk or a server that does not answer: such a thread holds up the whole process. Where that takes long, core
-    /// is told, and goes on; a stop waits for nothing.
+    /// Whether the end that was ordered may be made now. One by which the program is replaced waits until the loops rest, and until no
+    /// thread waits in the kernel for a disk or a server that does not answer: such a thread holds up the whole process. Where that takes
+    /// long, core is told, and goes on; a stop waits for nothing.
     fn may_end(&mut self) -> bool {
         let start_again = self.exit.as_ref().map(|ordered| ordered.start_again);
         match (start_again, std::mem::replace(&mut self.way, Way::None)) {
@@ -741,6 +748,7 @@ impl Agent {
             crate::kubelet_api::server::offer(server, self.session.as_deref());
         }
         self.marks.mark_ready();
+        crate::refused::forget(self.marks.path());
         // what an earlier image of this process said stays with the service manager until it is replaced
         self.supervisor.status(&self.what_runs());
         self.supervisor.ready();

@@ -1,9 +1,9 @@
 //! Removes and measures whole trees of files that others made: what containers wrote, what images held.
 //!
-//! What always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names and no depth of
-//! stack, because the directories of a directory are moved up before it is removed. No link is followed, and no directory on which
-//! something is mounted within the tree is entered or even looked at: that may hang for ever. Removal that was cut short is taken up by calling it again. Files that are marked as immutable,
-//! or to be appended to only, go as well: no container keeps its files by that.
+//! What always holds: however deep or wide a tree is, removing it takes two descriptors, a bounded list of names and no depth of stack,
+//! because the directories of a directory are moved up before it is removed. No link is followed, and no directory on which something is
+//! mounted within the tree is entered or even looked at: that may hang for ever. Removal that was cut short is taken up by calling it
+//! again. Files that are marked as immutable, or to be appended to only, go as well: no container keeps its files by that.
 //!
 //! Leaves to others: when something may go.
 

@@ -55,7 +55,7 @@ pub struct AgentOptions {
 }
 
 impl AgentOptions {
-    /// As under `kedge.service`.
+    /// As under `kedge.service`, but that a stop may take longer: the machine of a test compiles at the same time.
     pub fn new(program: &Path) -> AgentOptions {
         AgentOptions {
             program: program.to_owned(),

@@ -1,9 +1,10 @@
 //! The runtime's loop: what pods ask of this machine, but for images that must be fetched (`pulls`).
 //!
-//! Always holds: the main loop never waits for them, because core orders one thing at a time of each container; each order is answered
-//! as its contract says; a disk or a crun that hangs shows in the node's `Ready` condition, with what was ordered, and withholds no
-//! watchdog ping, for no kill would end it, and a heartbeat would end. No path that a pod names is touched here. An image that is there waits for no pull; no image is removed before it is noted
-//! durably what pods need. Leaves to others: containers (`workloads`), images (`images`, `pulls`), every decision (core).
+//! Always holds: the main loop never waits for them, because core orders one thing at a time of each container; each order is answered as
+//! its contract says; a disk or a crun that hangs shows in the node's `Ready` condition, with what was ordered, and withholds no watchdog
+//! ping, for no kill would end it, and a heartbeat would end. No path that a pod names is touched here. An image that is there waits for no
+//! pull; no image is removed before it is noted durably what pods need. Leaves to others: containers (`workloads`), images (`images`,
+//! `pulls`), every decision (core).
 
 use super::lock;
 use super::pulls::{ImagePlace, PullQueue, Pulls};

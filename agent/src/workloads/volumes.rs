@@ -1,9 +1,9 @@
 //! A pod's volumes on this machine: empty directories, files of ConfigMaps and Secrets, paths of the host.
 //!
-//! Always holds: no path that a pod names is touched here but in a process made for that (`looks`), for it may hang; what is a secret, or asked to be in memory, is on a tmpfs; a volume that exists keeps its content when the pod is
-//! prepared again, but for the files that the API gives. Removal never leaves the pod's own directory, and follows no link.
-//! Leaves to others: which volumes a container mounts where (core), replacing files (`projection`), looking at the host's paths
-//! (`looks`).
+//! Always holds: no path that a pod names is touched here but in a process made for that (`looks`), for it may hang; what is a secret, or
+//! asked to be in memory, is on a tmpfs; a volume that exists keeps its content when the pod is prepared again, but for the files that the
+//! API gives. Removal never leaves the pod's own directory, and follows no link. Leaves to others: which volumes a container mounts where
+//! (core), replacing files (`projection`), looking at the host's paths (`looks`).
 
 mod projection;
 

@@ -47,6 +47,7 @@ mod setup;
 mod sharing;
 mod static_pods;
 mod threads;
+mod under_systemd;
 mod usage;
 mod volumes;
 mod whole;

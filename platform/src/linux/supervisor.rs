@@ -34,6 +34,11 @@ impl NotifySocket {
         Self::new(&|name| std::env::var_os(name), std::process::id())
     }
 
+    /// Whether there is a service manager that reads it.
+    pub fn is_there(&self) -> bool {
+        self.socket.is_some()
+    }
+
     /// From a look-up of `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`, for the process `pid`.
     pub fn new(variable: &dyn Fn(&str) -> Option<OsString>, pid: u32) -> Self {
         let socket = variable("NOTIFY_SOCKET").filter(|name| !name.is_empty()).and_then(|name| {

@@ -1,9 +1,9 @@
 //! Programs that are asked on their input and answer on their output, as plugins for networks are.
 //!
 //! Always holds: a plugin has a limited time and a limited answer; past either it is killed with all that it started, and one that waits
-//! for a dead disk, and so does not end, is not awaited; neither takes memory of ours. It has none of our environment. What it is asked is on no command line. While anything runs that it
-//! started, even after this agent was killed, a file stays locked: nobody undoes what is still being done, and what does not end
-//! is found by it.
+//! for a dead disk, and so does not end, is not awaited; neither takes memory of ours. It has none of our environment. What it is asked is
+//! on no command line. While anything runs that it started, even after this agent was killed, a file stays locked: nobody undoes what is
+//! still being done, and what does not end is found by it.
 //!
 //! Leaves to others: what is asked, and what the answer means.
 
