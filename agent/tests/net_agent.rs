@@ -355,10 +355,13 @@ impl Recorded {
     }
 }
 
+/// Each release whose hub's answers are kept, and the UID of the ConfigMap that they assign.
+const RELEASES: &[(&str, &str)] = &[("0.1.0", "970a9a5a-1ae7-4941-a247-dc69d2e9d2ce")];
+
 /// The next agent at the hub of today: it takes the recorded answers as the agent of that release did.
 #[test]
 fn answers_of_each_release_are_understood() {
-    for (release, adopted) in [("0.1.0", "970a9a5a-1ae7-4941-a247-dc69d2e9d2ce")] {
+    for &(release, adopted) in RELEASES {
         let authority = Authority::new("ca");
         let recorded = Mutex::new(Recorded::of_release(release));
         let server = Server::start(&authority, move |heard| {

@@ -53,7 +53,6 @@ pub fn set_condition(status: &mut Value, mut new: Value, now: &str) {
 /// every sum and difference of dates would overflow.
 pub fn seconds(named: i64) -> time::Duration {
     let bound = i64::from(i32::MAX);
-    #[expect(clippy::disallowed_methods, reason = "this is the bound that others lack")]
     time::Duration::seconds(named.clamp(-bound, bound))
 }
 
