@@ -187,6 +187,8 @@ impl Board {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a log");
         let mut command = self.command(&["agent", "--config-dir", "", "--healthz-port", "0"]);
         command.arg("--kubeconfig").arg(self.folder.join("kubeconfig")).args(["--hostname-override", NODE]);
+        // without containers: a machine where crun cannot run would make the node worse than it was, and nothing is promoted then
+        command.args(["--crun", ""]);
         if self.as_nobody {
             command.uid(NOBODY).gid(NOBODY);
         }
