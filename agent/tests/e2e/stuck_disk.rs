@@ -7,11 +7,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::babysitter::{Babysitter, ServiceResult, Signal, State};
-use kedge_rig::cluster::Cluster;
+use kedge_rig::cluster::{Cluster, HEADER};
 use kedge_rig::power_cut::{is_full, print_past_test_runner};
 use kedge_rig::scratch::wait_until;
 
@@ -244,7 +244,11 @@ fn hanging_disk_loop_keeps_the_process_and_its_lease() {
 fn static_pods_that_hang_hold_up_no_record() {
     let mut cluster = Cluster::start("static-hang").unwrap();
     let options = AgentOptions { crun: Some("/bin/false".into()), ..faulty() };
-    cluster.add(NODE, options).unwrap().start().unwrap();
+    let agent = cluster.add(NODE, options).unwrap();
+    // that it is not Ready is known of the node before anything is pushed, so no configuration is blamed for it
+    let terms = format!("{HEADER}configTrialDuration: 1s\nevictionPressureTransitionPeriod: 1s\n");
+    agent.write_drop_in("10-terms.conf", &terms).unwrap();
+    agent.start().unwrap();
     let setup = Setup { cluster };
     if !is_root() {
         print_past_test_runner("SKIPPED: only root may have a runtime");
@@ -252,6 +256,10 @@ fn static_pods_that_hang_hold_up_no_record() {
     }
     wait_until("the look at the runtime", PATIENCE, || {
         setup.agent().log_text().contains("no pods can run: ")
+    });
+    let local_runs_since = Instant::now();
+    wait_until("local to be unmixed with what ran before", PATIENCE, || {
+        local_runs_since.elapsed() > Duration::from_secs(3)
     });
     let gate = setup.agent().run_dir().join("gate-static-pods");
     std::fs::write(&gate, "").unwrap();
