@@ -60,6 +60,8 @@ pub struct Seen {
 
 #[derive(Default)]
 struct State {
+    /// See [`FakeRegistry::go_out`].
+    is_out: bool,
     /// Path, content type, bytes.
     served: BTreeMap<String, (String, Vec<u8>)>,
     /// Which paths contain it, and what goes wrong; each once.
@@ -112,6 +114,9 @@ impl FakeRegistry {
         let serving = registry.clone();
         thread::Builder::new().name("registry".to_owned()).spawn(move || {
             for connection in listener.incoming().flatten() {
+                if serving.state().is_out {
+                    return;
+                }
                 let serving = serving.clone();
                 // what a broken connection says is the test's business
                 thread::spawn(move || serving.serve(connection));
@@ -124,6 +129,16 @@ impl FakeRegistry {
     #[must_use]
     pub fn name(&self) -> String {
         self.address.to_string()
+    }
+
+    /// From now on nothing listens there, and connections that stand end at their next request.
+    ///
+    /// # Errors
+    /// It was out already.
+    pub fn go_out(&self) -> io::Result<()> {
+        self.state().is_out = true;
+        // its listener waits for one more connection
+        TcpStream::connect(self.address).map(drop)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -175,6 +190,9 @@ impl FakeRegistry {
             };
             let Some(seen) = seen else { return Ok(()) };
             self.state().seen.push(seen.clone());
+            if self.state().is_out {
+                return socket.shutdown(std::net::Shutdown::Both);
+            }
             if !self.answer(&seen, caller.get_mut())? {
                 return socket.shutdown(std::net::Shutdown::Both);
             }

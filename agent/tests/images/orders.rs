@@ -163,7 +163,7 @@ fn present_image_stands_in_for_a_registry_that_is_out() {
     let missing = told(&using, &format!("{name}:v9"), PullPolicy::Always, "{}");
     assert!(missing.len() == 1 && missing[0].contains("404"), "{missing:?}");
 
-    drop(registry);
+    registry.go_out().unwrap();
     let failed = told(&waiting, &name, PullPolicy::Always, "{}");
     assert!(failed.len() == 1 && failed[0].starts_with("failed pull "), "{failed:?}");
     assert_eq!(told(&using, &name, PullPolicy::Always, "{}"), [ready(false)]);
