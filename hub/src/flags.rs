@@ -452,6 +452,7 @@ fn restore(raw: Raw) -> Result<Restore, FlagError> {
 fn unused_beside_files(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
     unused(raw, command)?;
     refuse(command, &[("--output", raw.output.is_some()), ("--advertise", !raw.advertise.is_empty())])?;
+    refuse(command, &[("--out", raw.out.is_some())])?;
     refuse(command, &of_node(raw))?;
     refuse(command, &of_rollout(raw))
 }

@@ -208,7 +208,8 @@ mod tests {
         hub.create(&SERVICE_ACCOUNT, account).await.unwrap();
         let machine = Machine { memory_bytes: 1 << 30, descriptors: 65_536, processors: 2 };
         let server = Arc::new(Server::new(Arc::clone(&hub), Capacity::of(&machine)));
-        let credential = "X509SHA256=0a".into();
+        let digest = "0a".repeat(32);
+        let credential = format!("X509SHA256={digest}").into();
         let boss = Identity { credential, ..Identity::new("boss", &["system:masters"]) };
         let caller = Caller::new(&server, Some(boss.clone()), HERE);
         let (parts, ()) = http::Request::new(()).into_parts();
@@ -227,7 +228,7 @@ mod tests {
         let target = Target { kind: &SERVICE_ACCOUNT, namespace, name, subresource: "token".to_owned() };
         let issue = || issue(&context, &target, json!({"spec": {}})).map(|answer| answer.status().as_u16());
         assert_eq!(issue().map_err(|error| error.code), Ok(201));
-        let denied = json!({"data": {"certificate.0A": ""},
+        let denied = json!({"data": {format!("certificate.{}", digest.to_uppercase()): ""},
             "metadata": {"name": "kedge-denied", "namespace": "kube-system"}});
         hub.create(&CONFIG_MAP, denied).await.unwrap();
         assert_eq!(issue().map_err(|error| error.code), Err(401));

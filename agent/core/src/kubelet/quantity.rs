@@ -183,7 +183,8 @@ impl Threshold {
     pub(super) const HALF: u32 = Self::WHOLE / 2;
 
     /// Whether it is more than half of what there is of a resource; `capacity` 0: not known.
-    pub(super) fn is_beyond_half(self, capacity: u64) -> bool {
+    #[must_use]
+    pub fn is_beyond_half(self, capacity: u64) -> bool {
         match self {
             Self::Off => false,
             Self::Share(share) => share > Self::HALF,
