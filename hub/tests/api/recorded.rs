@@ -44,7 +44,8 @@ fn check(release: &str, hub: &Hub) {
     let list = admin.get(&format!("{SYSTEM_MAPS}/kedge-denied")).expect(200);
     let keys: Vec<&String> = list["data"].as_object().unwrap().keys().collect();
     assert_eq!(keys, ["node.edge-2", "node.edge-3", "user.jane"], "{release}");
-    assert_eq!(hub.node("edge-2").get("/api").code, 401, "{release}");
+    let refused = hub.command(&["node-kubeconfig", "edge-2"]);
+    assert!(refused.err.contains("node edge-2 was revoked"), "{release}: {}", refused.err);
     assert!(admin.get("/apis/apps/v1/namespaces/default/daemonsets/set").code == 200, "{release}");
     let made = admin.post(super::MAPS, &json!({"metadata": {"generateName": "new-"}})).expect(201);
     let version: u64 = made["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
