@@ -57,8 +57,8 @@ fn extreme_values_lose_no_node() {
         "systemReserved: {memory: 99999999999999999999Ei, cpu: \"9999\"}",
     );
     check_fields(
-        "pressure from the first byte",
-        "evictionHard: {memory.available: 99%, nodefs.available: 99%}",
+        "thresholds of half of what there is",
+        "evictionHard: {memory.available: 50%, nodefs.available: 50%}",
     );
     check_fields("pressure for a day", "evictionPressureTransitionPeriod: 24h");
     check_fields("not to be registered", "registerNode: false");
