@@ -51,7 +51,7 @@ impl ApiError {
         self
     }
 
-    /// With this instead of the usual time after which to try again.
+    /// Replaces the usual delay after which the client may try again.
     #[must_use]
     pub fn retry_after(mut self, secs: u32) -> ApiError {
         self.retry_after_secs = Some(secs);
@@ -102,7 +102,8 @@ impl ApiError {
         ApiError::not_served("the server could not find the requested resource")
     }
 
-    /// The same with the reason. It has no details, as of any path: kubectl goes by that.
+    /// A 404 with a reason. It has no details, like the 404 of any other path: kubectl recognises an unserved
+    /// path by their absence.
     pub fn not_served(why: &str) -> ApiError {
         let mut error = ApiError::new(404, "NotFound", why);
         error.details = json!({});
@@ -179,7 +180,7 @@ impl ApiError {
         ApiError::new(500, "", format!("error dialing backend: node {node:?} cannot be asked: {why}"))
     }
 
-    /// 504: the hub called it.
+    /// 504: the hub called the node, and the node did not connect within `secs`.
     pub fn node_did_not_dial(node: &str, secs: u64) -> ApiError {
         let message = format!(
             "error dialing backend: node {node:?} was asked to open a connection, and did not within {secs} s"
@@ -187,13 +188,13 @@ impl ApiError {
         ApiError::new(504, "Timeout", message)
     }
 
-    /// 504, which nobody reads: who asked has left before the node answered.
+    /// 504 for a client that disconnected before the node answered, so nobody reads it.
     pub fn caller_left(node: &str) -> ApiError {
         let message = format!("error dialing backend: the client left before node {node:?} answered");
         ApiError::new(504, "Timeout", message)
     }
 
-    /// 500: it dialled, and what it answered is of no use.
+    /// 500: the node connected, but its answer cannot be used.
     pub fn node_failed(node: &str, why: &str) -> ApiError {
         ApiError::new(500, "", format!("error dialing backend: node {node:?}: {why}"))
     }
@@ -203,7 +204,7 @@ impl ApiError {
         ApiError::new(503, "ServiceUnavailable", format!("error trying to reach service: {why}"))
     }
 
-    /// What a kubelet refuses, as upstream passes it on: its text, under its status.
+    /// An error of the kubelet, passed on as upstream does: with the kubelet's text and status.
     pub fn of_kubelet(status: u16, text: String) -> ApiError {
         let reason = match status {
             400 => "BadRequest",
@@ -220,7 +221,7 @@ impl ApiError {
         ApiError::new(status, reason, text.to_owned())
     }
 
-    /// 404: no call with this id waits for the node that asks.
+    /// 404: no call with this id is waiting for the node that takes it.
     pub fn call_not_found(id: &str) -> ApiError {
         ApiError::new(404, "NotFound", format!("no call {:?} waits for this node", excerpt(id)))
     }

@@ -1,8 +1,9 @@
 //! Continue tokens: where the next page of a list begins, and of which state.
 //!
-//! Always holds: all pages of one list show one revision, or the client is told that they no longer can. A token expires after
-//! [`LIFE`] even if nothing changed: a client that tests how it handles an expired one need not wait for a busy day. A forged token
-//! shows its maker nothing that a list would not. Left to others: the page (`state`), the clock.
+//! Always holds: all pages of one list show one revision, or the client gets an error that they no longer
+//! can. A token expires after [`LIFE`] even if nothing changed: a client that tests how it handles an expired
+//! one need not wait for a busy day. A forged token shows its maker nothing that a list would not. Left to
+//! others: the page (`state`), the clock.
 
 use serde_json::{Value, json};
 
@@ -14,7 +15,7 @@ use crate::kinds::schema::{base64_decode, base64_encode};
 pub const LIFE_SECS: i64 = 5 * 60;
 
 const FORMAT: &str = "kedge/v1";
-/// Upstream's text of a page whose state is no longer known.
+/// Upstream's text for a page of a state that the server has forgotten.
 const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
 /// See the module.
@@ -37,7 +38,8 @@ impl ContinueToken {
     }
 
     /// # Errors
-    /// 400: it is no token; 410: it expired, with a token for the rest of the list in its latest state.
+    /// 400 if the text cannot be a token of this server; 410 if the token expired, with a new token for the
+    /// rest of the list in its latest state.
     pub fn decode(text: &str, now: i64) -> Result<ContinueToken, ApiError> {
         let foreign = || ApiError::bad_request("continue key is not valid: it was not made by this server");
         let read: Option<Value> = base64_decode(text).and_then(|bytes| decode::value(&bytes));
@@ -56,7 +58,7 @@ impl ContinueToken {
         Ok(token)
     }
 
-    /// 410, with a token that goes on from here in the latest state.
+    /// 410, with a token that continues from here in the latest state.
     pub fn expired(self) -> ApiError {
         let rest = ContinueToken { revision: None, remaining: None, ..self };
         ApiError { list_continue: Some(rest.encode()), ..ApiError::expired(EXPIRED) }

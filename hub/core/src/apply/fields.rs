@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 
 use crate::decode;
 
-/// Deepest path that is read; the deepest of the served types has some 15 steps.
+/// Deepest path that is read; the deepest path of the served types has about 15 steps.
 const MAX_DEPTH: usize = 40;
 
-/// Characters of a path that a conflict names: keys are a stranger's.
+/// Most characters of a path that a conflict shows: clients choose the keys in it.
 const SHOWN_CHARS: usize = 256;
 
 /// One step of a path. Keys and values are kept as JSON text with sorted keys, so that equal ones are equal texts.
@@ -67,7 +67,7 @@ impl Step {
     }
 }
 
-/// A path in a set: whether it is itself in the set, and the steps below it.
+/// A path in a set: whether the path itself is in the set, and the steps below it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Branch {
     /// The path itself is in the set.

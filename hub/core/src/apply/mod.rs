@@ -34,7 +34,7 @@ const KUBECTL: &str = "kubectl";
 /// How a write changes the managers.
 #[derive(Debug, Clone, Copy)]
 pub enum Owner<'a> {
-    /// The writer is no manager; the fields it changes have none afterwards.
+    /// The writer is not recorded as a manager: nobody owns the fields that it changes.
     Nobody,
     /// The writer owns the fields it changes.
     Updates(&'a Manager),
@@ -76,9 +76,9 @@ fn is_same(old: &Value, new: &Value) -> bool {
     old == *new
 }
 
-/// Writes `managedFields` of `new`, which has none, from the old object's, the client's, and this change. For a new object, `old` holds
-/// the fields that admission set. `renewal`: nothing but the kind's volatile fields
-/// changes. `now` is the time of the change.
+/// Writes `managedFields` of `new`, which has none yet, from three sources: the old object's managers, the
+/// ones that the client sent, and this change. For a new object, `old` holds the fields that admission set.
+/// `renewal`: nothing but the kind's volatile fields changes. `now` is the time of the change.
 pub fn track(
     kind: &'static Kind,
     old: &Value,
@@ -198,7 +198,7 @@ impl Apply {
         let mut new = match &last {
             None => merged,
             Some(last) => {
-                // with the fields that nobody owns: name and type never go
+                // with the fields that have no owner: an apply never removes name and type
                 let mut kept = typed::fields_of(of, &self.applied);
                 entries.iter().for_each(|entry| kept.include(&entry.fields));
                 typed::remove(of, merged, &last.fields, &kept)

@@ -1,7 +1,9 @@
-//! Random applies: whatever three managers applied before, an object is the one that a fresh creation of what they apply now makes.
+//! Random applies: whatever three managers applied before, the object equals the one that creating it afresh
+//! from their current configurations gives.
 //!
-//! Nobody writes down which structs have defaults inside: they are found by applying each struct of the schema and looking for what was
-//! added. The objects break rules of their kind; defaults and managers do not ask for them.
+//! The test has no list of structs with defaults inside: it applies each struct of the schema and looks for
+//! fields that were added. The objects break rules of their kind, because defaulting and field management do
+//! not depend on validation.
 
 use kedge_rig::Random;
 use serde_json::{Map, Value, json};
@@ -114,7 +116,8 @@ fn sites() -> Vec<Site> {
         let Some((last, parents)) = path.split_last() else { return };
         let Some(of) = type_of(&last.shape).filter(|_| path[0].name == "spec") else { return };
         let scalars = of.fields.iter().filter(|field| {
-            // one of two names that say the same would keep the other; a default in what is owned as a whole is a conflict upstream as well
+            // of two fields with the same meaning (`serviceAccount`, `serviceAccountName`) one would keep the
+            // other; a default inside a value that is owned as a whole is a conflict upstream as well
             !field.required && !has_message(&field.shape) && !field.name.starts_with("serviceAccount")
         });
         let siblings = parent.fields.iter().filter(|field| is_struct(field) && field.name != last.name);
@@ -154,7 +157,7 @@ fn union<'a>(parts: impl Iterator<Item = &'a Value>) -> Value {
     parts.fold(named, |sum, part| merge(KIND.schema(), sum, part))
 }
 
-/// What one manager applies: of each site nothing, the struct, or its sibling.
+/// The configuration that one manager applies: for each site nothing, the struct, or its sibling.
 fn configuration(random: &mut Random, sites: &[&Site], sibling: &[bool]) -> Value {
     let mut parts = Vec::new();
     for (site, sibling) in sites.iter().zip(sibling) {
@@ -200,7 +203,7 @@ fn object_is_what_its_managers_apply_now() {
             let body = configuration(&mut random, &chosen, &siblings);
             live = Some(applied(live, MANAGERS[random.index(3)], &body));
         }
-        // of a struct and its sibling only one, where there may be only one
+        // of a struct and its sibling only one is applied where the object may have only one of them
         let siblings: Vec<bool> = chosen.iter().map(|_| random.index(2) == 0).collect();
         let bodies = MANAGERS.map(|_| configuration(&mut random, &chosen, &siblings));
         let start = random.index(3);

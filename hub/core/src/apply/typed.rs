@@ -52,7 +52,7 @@ fn member(of: Form, name: &str) -> Form {
     }
 }
 
-/// Whether a member is never absent where the struct that it is in is there, but at most empty.
+/// Whether a member always exists in its struct, though it may be empty.
 fn is_always_there(of: Form, name: &str) -> bool {
     let Form::Struct(of) = of else { return false };
     of.field(name)
@@ -211,7 +211,7 @@ fn compare_below(of: Form, old: Option<&Value>, new: Option<&Value>) -> (Branch,
 }
 
 fn compare_members(of: Form, old: Option<&Value>, new: Option<&Value>, outcome: &mut (Branch, Branch)) {
-    /// `None` if it is absent; what is always there is at least empty.
+    /// The member `name`; `None` if it is absent, but an empty value for a member that always exists.
     fn value<'a>(within: Option<&'a Value>, name: &str, always: bool) -> Option<&'a Value> {
         let found = within?.get(name);
         found.or(always.then_some(&Value::Null))
@@ -292,7 +292,7 @@ fn merge_lists(of: Form, live: Vec<Value>, applied: &[Value]) -> Vec<Value> {
         let (step, next) = (live_steps.get(left), steps.get(right));
         let meet = step.is_some() && step == next;
         if let (Some(step), Some(_), false) = (step, next, meet) {
-            // one that both have, but not the one whose turn it is
+            // both lists have this item, but another shared item is next in the applied order
             if wanted.contains(step) && next_shared.is_some_and(|shared| shared != step) {
                 left += 1;
                 continue;
@@ -320,8 +320,8 @@ fn merge_lists(of: Form, live: Vec<Value>, applied: &[Value]) -> Vec<Value> {
     merged
 }
 
-/// Removes what is in `gone` and not in `kept`. What is removed goes as a whole, with all that nobody owns in it, such as defaults; a
-/// container that stays without anything in it becomes null.
+/// Removes what is in `gone` and not in `kept`. A path is removed as a whole, including fields below it
+/// without an owner, such as defaults; a container that remains with nothing in it becomes null.
 pub(super) fn remove(of: &'static Type, value: Value, gone: &FieldSet, kept: &FieldSet) -> Value {
     remove_below(Form::Struct(of), value, gone, Some(kept))
 }
@@ -515,7 +515,7 @@ mod tests {
             let kept = if empty.is_array() { "containers" } else { "securityContext" };
             assert_eq!(merged[kept], live[kept], "{empty}");
         }
-        // what is owned as a whole is set
+        // an applied value that is owned as a whole is set as it is
         let applied = json!({"hostNetwork": false, "nodeSelector": {}, "hostname": null});
         let merged = merge(of("core/v1/PodSpec"), live, &applied);
         assert_eq!((&merged["hostNetwork"], &merged["nodeSelector"]), (&json!(false), &json!({})));
@@ -549,7 +549,7 @@ mod tests {
             json!({"f:containers": {"k:{\"name\":\"a\"}": {".": {}, "f:name": {}}}}),
             json!({"containers": [{"name": "a", "tty": true}]}),
         );
-        // with a struct that is owned for what is in it, or by itself
+        // a struct goes whether a manager owns a field in it or the struct itself
         for owned in [json!({"f:fsGroup": {}}), json!({"f:supplementalGroups": {}}), json!({})] {
             check(
                 json!({"f:securityContext": owned, "f:nodeSelector": {}}),

@@ -127,7 +127,7 @@ impl Controller for Certificates {
     }
 }
 
-/// The action on a request. `now`: what is too old by it is removed.
+/// The action on a request. `now`: requests that are too old at that time are removed; `None` removes none.
 fn decide(object: &Object, denied: &DenyList, now: Option<OffsetDateTime>) -> Option<Task<Purpose>> {
     let request = object.value();
     if is_due(&request) {

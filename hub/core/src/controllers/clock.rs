@@ -1,17 +1,19 @@
-//! Whether the wall clock may be believed when something is deleted for its age, which nobody can bring back.
+//! Whether the wall clock can be trusted when an object is about to be deleted because of its age: a deletion
+//! cannot be undone.
 //!
-//! Always holds: a clock that jumped, or that a start finds far from the newest time in the store, deletes nothing for an hour. Pure: times
-//! are given.
+//! Always holds: for an hour after the wall clock jumped, or after a start that finds it far from the newest
+//! time in the store, nothing is deleted because of its age. Pure: times are given.
 
 use std::time::Duration;
 
 use time::OffsetDateTime;
 
-/// A clock that went on evenly for so long is believed, whatever it shows: a hub may have been off for years.
+/// A clock that advanced evenly for so long is trusted, whatever time it shows: a hub may have been off for
+/// years.
 const STEADY: Duration = Duration::from_secs(60 * 60);
-/// A clock that differs by no more from the monotonic one went on evenly.
+/// A clock advanced evenly if it differs by no more than this from the monotonic one.
 const EVEN: time::Duration = time::Duration::minutes(1);
-/// So far may a clock be ahead of the newest time in the store: a hub that was off for a while.
+/// How far a clock may be ahead of the newest time in the store: the hub may have been off for a while.
 const AGREES: time::Duration = time::Duration::hours(1);
 
 /// See the module.
@@ -20,7 +22,7 @@ pub struct Clock {
     /// The newest time in the store at the start, and when that was.
     newest: Option<OffsetDateTime>,
     started: Duration,
-    /// Since when it has gone on evenly, by both clocks.
+    /// Since when the wall clock has advanced evenly, by both clocks.
     even: (Duration, OffsetDateTime),
 }
 
@@ -80,7 +82,7 @@ mod tests {
         for newest in [NOW, NOW + time::Duration::seconds(50), NOW - time::Duration::minutes(59)] {
             assert!(Clock::new(secs(5), NOW, Some(newest)).is_believed(secs(5), NOW), "{newest}");
         }
-        // after weeks too, when it was set by a minute and more
+        // also after weeks, when it was set by a minute or more
         let mut clock = Clock::new(secs(0), NOW, Some(NOW));
         let weeks = time::Duration::days(21);
         assert!(clock.is_believed(weeks.unsigned_abs(), NOW + weeks + time::Duration::minutes(5)));
@@ -92,9 +94,9 @@ mod tests {
         assert!(clock.is_believed(secs(9), NOW));
         assert!(!clock.is_believed(secs(10), NOW + years));
         assert!(!clock.is_believed(secs(3600), NOW + years + time::Duration::seconds(3590)));
-        // and is once it is right again
+        // and is trusted once it is right again
         assert!(clock.is_believed(secs(3700), NOW + time::Duration::seconds(3700)));
-        // it would be after an hour
+        // after an hour it would be trusted
         assert!(!clock.is_believed(secs(4000), NOW + years));
         assert!(clock.is_believed(secs(7600), NOW + years + time::Duration::HOUR));
     }

@@ -40,7 +40,8 @@ pub trait World: Objects {
     fn namespaces_in_use(&self) -> BTreeSet<String>;
     /// The values of an indexed field that objects of a kind have.
     fn values(&self, kind: &'static Kind, field: usize) -> Vec<String>;
-    /// The Leases that changed since the last call, by whatever. For one controller: renewals are no events.
+    /// The Leases that changed since the last call, by anybody's write. Only one controller uses it: renewals
+    /// are not published as events.
     fn heard(&self) -> Heard {
         Heard::default()
     }
@@ -96,10 +97,10 @@ pub struct Now {
     pub ages: bool,
     /// The longest stall of this process since the last step: it received nothing meanwhile.
     pub stalled: Duration,
-    /// How long the disk has not finished an operation of the store, at most since the last step. What is written to the store had to wait
-    /// for it; renewals of Leases did not.
+    /// How long the disk has not finished an operation of the store, at most since the last step. Writes to
+    /// the store had to wait for the disk; renewals of Leases did not.
     pub disk_stalled: Duration,
-    /// It stands still at present, and takes no write.
+    /// The disk does not respond at present, so no write is possible.
     pub disk_stalls: bool,
 }
 
@@ -112,7 +113,8 @@ pub enum Action {
     Create {
         kind: &'static Kind,
         value: Value,
-        /// What must hold of other objects, until it is made; else it fails with a conflict.
+        /// Conditions on other objects that must hold until the object is created; otherwise the create fails
+        /// with a conflict.
         requires: Vec<Require>,
     },
     /// Reads the object, edits it, and writes it if it changed.
@@ -121,7 +123,8 @@ pub enum Action {
         namespace: String,
         name: String,
         edit: Edit,
-        /// What must hold of other objects, until the change is made; else the edit does not apply.
+        /// Conditions on other objects that must hold until the change is made; otherwise the edit does not
+        /// apply.
         requires: Vec<Require>,
     },
     /// The same for a pod without a node, which this edit may give one.
@@ -131,7 +134,8 @@ pub enum Action {
         namespace: String,
         name: String,
         options: DeleteOptions,
-        /// What must hold of other objects, until it is deleted; else it fails with a conflict.
+        /// Conditions on other objects that must hold until the object is deleted; otherwise the deletion
+        /// fails with a conflict.
         requires: Vec<Require>,
     },
     /// Deletes the empty terminating namespace of this UID.
@@ -141,7 +145,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Creates an object whatever others there are.
+    /// Creates an object without conditions on others.
     pub fn create(kind: &'static Kind, value: Value) -> Action {
         Action::Create { kind, value, requires: Vec::new() }
     }
@@ -196,7 +200,7 @@ pub enum Done {
     Signed(Result<String, String>),
 }
 
-/// Pause before an object that the hub itself needs, and that the store refused, is made again.
+/// Pause before the hub tries again to create an object that it needs itself, after the store refused it.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 
 /// An action and its purpose.
@@ -225,7 +229,7 @@ impl<P> Default for Decision<P> {
     }
 }
 
-/// Tasks that hold nodes responsible for what may be the hub's own fault.
+/// Tasks that act on nodes for a failure which may be the hub's own.
 #[derive(Debug)]
 pub struct Guarded<P> {
     pub tasks: Vec<Task<P>>,

@@ -1,9 +1,10 @@
-//! Deletes events: at their age, the oldest of a node that has many, and the oldest of those with the most when there are too many in
-//! all.
+//! Deletes events: those above their age, the oldest ones of a node that has many, and, when there are too
+//! many in all, the oldest ones of the users with the most.
 //!
-//! Inputs: Event, and what a node's quota covers besides. Outputs: Event. Always holds: the events of one node never cost another node's,
-//! and leave room for new ones in its quota; a step costs the events that it deletes, not those that exist. Left to others: what a node may
-//! write at all (`requests::ALLOWANCES`).
+//! Inputs: Event, and the other kinds that a node's quota counts. Outputs: Event. Always holds: events of one
+//! node never cause the deletion of another node's, and leave room for new ones in its quota; the cost of a
+//! step grows with the events that it deletes, not with those that exist. Left to others: the permission of a
+//! node to write (`requests::ALLOWANCES`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,17 +23,18 @@ use crate::value::text;
 static INPUTS: &[&Kind] = &[&EVENT, &POD, &CERTIFICATE_REQUEST];
 static OUTPUTS: &[&Kind] = &[&EVENT];
 
-/// Events are deleted at this age, upstream's default. It counts from creation by the hub's clock, once that is believed: a node's clock may be
-/// years off.
-/// An event that repeats for longer is created anew.
+/// Events are deleted at this age, upstream's default. The age counts from creation by the hub's clock, once
+/// that clock is trusted: a node's clock may be years off. An event that still repeats after that time is
+/// created anew.
 const LIFE: time::Duration = time::Duration::hours(1);
-/// Between two looks at a clock that is not believed.
+/// Between two looks at a clock that is not trusted.
 const UNBELIEVED: Duration = Duration::from_secs(60);
 /// Most events about or from one node; its quota is twice that, so an honest node is never refused.
 const OF_ONE_NODE: usize = 128;
 /// Most events in all. A thousand nodes that roll back at once write a few thousand.
 const IN_ALL: usize = 20_000;
-/// Deleted together when there are too many in all, so that the search for those with the most is rare.
+/// How many are deleted together when there are too many in all, so that the search for the users with the
+/// most is rare.
 const FREED: usize = 1_000;
 /// Most deletions of one step.
 const PER_STEP: usize = 1_000;
@@ -138,7 +140,7 @@ impl Events {
     fn next_expiry(&self, now: Now) -> Option<Duration> {
         let (made, ..) = self.ages.first()?;
         let left = Duration::try_from(expiry(*made) - now.wall).unwrap_or_default();
-        // a clock that is not believed is looked at again
+        // a clock that is not trusted yet is checked again later
         let left = if now.ages { left } else { left.max(UNBELIEVED) };
         // one step for all that expire in the same minute
         Some(now.running + left.max(Duration::from_secs(1)))
@@ -155,8 +157,9 @@ fn age(event: &Object) -> (i64, String, String) {
     (made, event.namespace.to_string(), event.name.to_string())
 }
 
-/// The oldest of one node's events that are above its share: half of what other objects leave of its quota, so that as much is left for
-/// new ones. A repeating event is updated: its revision is its age among the others.
+/// The oldest events above a node's share, which is half of the quota that its other objects leave, so that
+/// as much is left for new ones. A repeating event is updated, so events are ordered by revision instead of
+/// creation.
 fn surplus(mut events: Vec<Arc<Object>>, others: usize) -> Vec<Arc<Object>> {
     let most = QUOTA_BYTES.saturating_sub(others) / 2;
     events.sort_by_key(|event| std::cmp::Reverse(event.revision));
@@ -172,7 +175,7 @@ fn surplus(mut events: Vec<Arc<Object>>, others: usize) -> Vec<Arc<Object>> {
     events.split_off(kept)
 }
 
-/// The oldest events of those with the most, until [`FREED`] fewer than the limit are left.
+/// The oldest events of the users with the most, until [`FREED`] fewer than the limit are left.
 fn of_those_with_most(events: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
     let mut excess = (events.len() + FREED).saturating_sub(IN_ALL);
     let mut groups: BTreeMap<Box<str>, Vec<Arc<Object>>> = BTreeMap::new();
@@ -186,7 +189,7 @@ fn of_those_with_most(events: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
     }
     groups.sort_by_key(Vec::len);
     let mut doomed = Vec::new();
-    // lower the highest groups to the height of the next, as far as needed
+    // lower the highest groups to the height of the next, until enough events are chosen
     while excess > 0
         && let Some(highest) = groups.last().map(Vec::len)
     {

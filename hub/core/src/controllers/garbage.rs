@@ -1,10 +1,11 @@
 //! Garbage collection: deletes dependents of deleted owners, and finishes deletions that wait for dependents.
 //!
-//! Inputs: every kind, deletions and changes of owners only. Outputs: every kind.
-//! Always holds: an owner is gone when no object of its UID exists under the name in the reference; owners of kinds that are not served
-//! never count as gone. A step costs what it deletes: dependents, lost owners and pending deletions are found by index. Objects are
-//! deleted in groups that share commits, so each decision is right whatever else of its group succeeds, and is made again when
-//! it fails. Everything is deleted by the same rules as a client's request.
+//! Inputs: every kind, deletions and changes of owners only. Outputs: every kind. Always holds: an owner is
+//! gone when no object of its UID exists under the name in the reference; owners of kinds that are not served
+//! never count as gone. The cost of a step grows with its deletions only: dependents, lost owners and pending
+//! deletions are found by index. Objects are deleted in groups that share commits: each decision is right
+//! whether or not the others of its group succeed, and is made again when it fails. Everything is deleted by
+//! the same rules as a client's request.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -30,9 +31,10 @@ const ITEMS_PER_STEP: usize = 256;
 /// An item to check.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
-    /// The object of this kind (its position in the table), namespace and name: whether to delete or finish it.
+    /// The object of this kind (its position in the table), namespace and name: check whether to delete or
+    /// finish it.
     Object(usize, String, String),
-    /// Objects that name this UID as an owner.
+    /// The objects that name this UID as an owner.
     Dependents(String),
 }
 
@@ -52,7 +54,7 @@ pub struct Garbage {
 pub struct Purpose {
     /// Checked again if the action fails.
     item: Item,
-    /// The owner that is gone, if the object is deleted for that.
+    /// The missing owner, if the object is deleted because of it.
     owner: Option<Value>,
 }
 
@@ -222,8 +224,9 @@ enum Owner {
     Gone,
 }
 
-/// Upstream's rules: an object stays while an owner lives that does not wait, without the references to the others; else it is
-/// deleted. In a ring of owners that wait for each other, the object before the one whose deletion came first stops blocking.
+/// Upstream's rules: if a living owner remains that does not wait for its dependents, the object stays,
+/// without the references to the other owners; otherwise it is deleted. In a ring of owners that wait for
+/// each other, the object before the one that was deleted first stops blocking.
 fn check_owners(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<Purpose>> {
     let references = references(&object.value());
     let states: Vec<Owner> = references.iter().map(|owner| owner_state(world, object, owner)).collect();
@@ -240,7 +243,7 @@ fn check_owners(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<
         let ring = dependents.iter().any(|(_, dependent)| waits(dependent));
         let propagation = if dependents.is_empty() { Propagation::Unset } else { Propagation::Foreground };
         let unblocked = ring.then(|| unblock(kind, object));
-        // a deletion at a version would miss the one that `unblock` makes
+        // `unblock` changes the version, so a deletion at the present version would fail
         let version = (!ring).then(|| object.revision.to_string());
         return unblocked.into_iter().chain([delete(kind, object, propagation, version, None)]).collect();
     }
@@ -248,7 +251,8 @@ fn check_owners(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<
     vec![delete(kind, object, Propagation::Unset, version, references.into_iter().next())]
 }
 
-/// Advances an object that is marked for deletion. Its last dependent that is deleted or disowned queues it again.
+/// Advances an object that is marked for deletion. The object is queued again when its last dependent is
+/// deleted or disowned.
 fn finish(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<Purpose>> {
     let value = object.value();
     let mut tasks = Vec::new();
@@ -271,8 +275,9 @@ fn finish(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<P
     tasks
 }
 
-/// Whether a dependent really names this owner, by kind, name and UID and in reach of it, and (if `blocking`) makes its deletion wait.
-/// A reference that only has the UID must not hold up the deletion of somebody else's object.
+/// Whether a dependent really names this owner, by kind, name and UID and in the same scope, and (if
+/// `blocking`) blocks its deletion. A reference with only the right UID must not block the deletion of
+/// somebody else's object.
 fn names(kind: &Kind, owner: &Object, dependent: &Object, blocking: bool) -> bool {
     let reaches = !kind.namespaced || dependent.namespace == owner.namespace;
     reaches
@@ -331,7 +336,7 @@ fn disown(kind: &'static Kind, dependent: &Object, owners: Vec<String>) -> Task<
     })
 }
 
-/// Lets the deletion of its owners not wait for this object.
+/// Clears `blockOwnerDeletion`, so that the deletion of its owners no longer waits for this object.
 fn unblock(kind: &'static Kind, object: &Object) -> Task<Purpose> {
     update(kind, object, |value| {
         let references = value["metadata"]["ownerReferences"].as_array_mut();
@@ -349,7 +354,7 @@ fn remove_finalizer(kind: &'static Kind, object: &Object, finalizer: &'static st
     })
 }
 
-/// The content of the next log lines; bounded, whatever happens until then.
+/// The content of the next log lines; bounded, however many deletions there are until then.
 #[derive(Debug, Default)]
 struct Tally {
     /// How many objects of which kind were deleted because this owner is gone, for the first [`OWNERS_NAMED`] owners.

@@ -24,7 +24,8 @@ pub use controller::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Signing, Task, World,
 };
 
-/// Controllers on the state alone: every task is decided as a request and committed at once, on one thread.
+/// Runs controllers on the state alone: every task is decided as a request and committed at once, on one
+/// thread.
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -58,7 +59,7 @@ mod tests {
 
     struct NoSink;
 
-    /// What another client does.
+    /// A step of another client.
     type Step<'a> = &'a dyn Fn(&mut Hub);
 
     impl Sink for NoSink {
@@ -74,7 +75,7 @@ mod tests {
         random: u64,
         /// Staged writes that are not visible yet.
         batch: Batch,
-        /// Changes that the controller is told of later; `None`: it reads everything before it acts.
+        /// Changes that the controller hears of later; `None`: it reads everything before it acts.
         changes: Option<Vec<(&'static Kind, Arc<Event>)>>,
         /// The controllers' clock on the wall: a Saturday.
         wall: OffsetDateTime,
@@ -223,7 +224,7 @@ mod tests {
             now: Now,
         ) -> Vec<Task<C::Purpose>> {
             let outcome = self.perform(task.action);
-            // else its own changes are told with the others, later
+            // otherwise it hears of its own changes later, with the others
             for (kind, event) in outcome.iter().flatten().filter(|_| self.changes.is_none()) {
                 tell_one(controller, kind, event);
             }
@@ -234,7 +235,7 @@ mod tests {
             controller.performed(task.purpose, outcome.map(stored), now)
         }
 
-        /// Tells a controller what changed, or that anything may have.
+        /// Passes a controller the changes, or has it read everything.
         fn tell<C: Controller>(&mut self, controller: &mut C) {
             match &mut self.changes {
                 Some(changes) => {
@@ -244,7 +245,7 @@ mod tests {
             }
         }
 
-        /// Tells it of the changes of one kind before the others: each kind has a subscription of its own.
+        /// Passes it the changes of one kind before the others: each kind has a subscription of its own.
         fn tell_of<C: Controller>(&mut self, controller: &mut C, kind: &'static Kind) {
             let Some(changes) = &mut self.changes else { return };
             for (kind, event) in changes.extract_if(.., |(one, _)| one.kind == kind.kind) {
@@ -331,8 +332,8 @@ mod tests {
         assert_eq!((left, hub.names(&SERVICE_ACCOUNT)), (2, vec!["kept/default".to_owned()]));
     }
 
-    /// Whatever the order in which creators decide and are committed around the deletion of their namespace: it goes, and nothing of
-    /// it stays.
+    /// In whatever order creations are decided and committed around the deletion of their namespace: the
+    /// namespace is removed, and none of their objects remains.
     #[test]
     fn namespace_goes_whatever_its_creators_do() {
         for seed in 1..150 {
@@ -448,7 +449,8 @@ mod tests {
         }
     }
 
-    /// What the controller does to namespace `n` when the state changes before this read, and how many reads it makes.
+    /// The controller's tasks for namespace `n` when the state changes before this read, and the number of
+    /// its reads.
     fn look_at_namespace(states: [&Hub; 2], change_at: usize) -> (Vec<Task<namespaces::Purpose>>, usize) {
         let mut controller = namespaces::Namespaces::default();
         let namespace = json!({"metadata": {"name": "n"}});
@@ -478,7 +480,8 @@ mod tests {
         }
     }
 
-    /// Thousands of nodes delete pods and have old events in one namespace: none of these deletions may cost as much as all objects.
+    /// Thousands of nodes delete pods and have old events in one namespace: none of these deletions may list
+    /// all objects.
     #[test]
     fn deletion_in_an_open_namespace_costs_one_read() {
         let mut open = Hub::new();
@@ -512,7 +515,7 @@ mod tests {
         check_spared([&open, &closed]);
     }
 
-    /// What an older hub may have left behind.
+    /// An older hub may have left such objects behind.
     #[test]
     fn objects_of_a_namespace_that_is_gone_are_deleted() {
         let mut hub = Hub::new();
@@ -574,7 +577,8 @@ mod tests {
     }
 
     impl Hub {
-        /// Creates a pod, and then changes what is stored, by no rule: as an older hub may have left it.
+        /// Creates a pod and then changes the stored object against all rules, as an older hub may have left
+        /// it.
         fn leave_pod(&mut self, pod: Value, change: impl FnOnce(&mut Value)) {
             let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
             self.create(&POD, pod);
@@ -722,7 +726,8 @@ mod tests {
         assert_eq!(hub.names(&CONFIG_MAP), ["m/elsewhere", "n/misnamed"]);
     }
 
-    /// An owner that waits does not take along what another owner still holds.
+    /// The deletion of an owner that waits for its dependents does not delete a dependent that another owner
+    /// still has.
     #[test]
     fn shared_dependent_outlives_one_owner() {
         let mut hub = Hub::with_namespace();
@@ -880,7 +885,7 @@ mod tests {
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("Unknown"));
         hub.run(&mut controller);
         assert_eq!((status(&hub, "a"), status(&hub, "b")), (json!("False"), json!("True")));
-        // a node that is not ready, but reports: what it reports of its pods stays
+        // a node that is not ready, but reports: the readiness that it reports for its pods stays
         hub.edit(&POD, "n", "a", |pod| pod["status"] = ready("True"));
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("False"));
         hub.run(&mut controller);
@@ -897,7 +902,7 @@ mod tests {
             hub.run(&mut controller);
             assert_eq!(status(&hub, "a"), expect, "{time}");
         }
-        // the node is back and says so itself; the hub does not take it back
+        // the node is back and reports its pods as ready; the hub does not overwrite that
         hub.edit(&POD, "n", "a", |pod| pod["status"] = ready("True"));
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("True"));
         hub.run(&mut controller);

@@ -1,10 +1,11 @@
-//! Deletion of namespaces: empties a terminating one, pods first, reports what is left, and removes it; deletes what is left of a
-//! namespace that is gone.
+//! Deletion of namespaces: empties a terminating one, pods first, reports the remaining content, and removes
+//! it; deletes objects that remain of a removed namespace.
 //!
-//! Inputs: every kind, deletions only; Namespace. Outputs: every kind. Always holds: other objects stay until the last pod is gone
-//! (upstream's OrderedNamespaceDeletion), so that no pod loses a policy or a Secret that it still needs to end; the conditions of a
-//! namespace that cannot be removed name what holds it; nothing is done to a namespace that was made anew under the name. Left to others:
-//! that nothing is created meanwhile (`state::Require::OpenNamespace`), ends of pods (their nodes, `pods`), finalizers.
+//! Inputs: every kind, deletions only; Namespace. Outputs: every kind. Always holds: other objects stay until
+//! the last pod is gone (upstream's OrderedNamespaceDeletion), so that no pod loses a policy or a Secret that
+//! it still needs to end; the conditions of a namespace that cannot be removed name the reason; a namespace
+//! that was created anew under the same name is not touched. Left to others: refusing creations meanwhile
+//! (`state::Require::OpenNamespace`), ends of pods (their nodes, `pods`), finalizers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -124,9 +125,11 @@ fn sync(
     failed: &BTreeMap<String, String>,
     tasks: &mut Vec<Task<Purpose>>,
 ) -> bool {
-    // each read sees a later state: what was there before the namespace was found gone, or terminating, goes with it
+    // each read sees a later state: objects listed before the namespace was found missing, or terminating,
+    // belong to it and are deleted
     let before = world.get(&NAMESPACE, "", name);
-    // most deletions are in open namespaces, and cost no list: the event of a later closing leads here again
+    // most deletions are in open namespaces and need no list: if the namespace is closed later, that event
+    // leads here again
     if before.as_ref().is_some_and(|found| !found.terminating) {
         return false;
     }
@@ -143,7 +146,8 @@ fn sync(
     }
     let Some(namespace) = namespace else { return false };
     if content.is_empty() {
-        // empty for ever only if it was closed before; the event of its closing leads here again
+        // it stays empty only if it was closed before the list; otherwise the event of its closing leads here
+        // again
         let was_closed = before.is_some_and(|before| before.terminating && before.uid == namespace.uid);
         tasks.extend(was_closed.then(|| finalize(&namespace)));
         return false;
@@ -167,12 +171,12 @@ fn sync(
     false
 }
 
-/// Whether an object is to be deleted: not yet, or again. A mirror pod waits for nobody, but one that an older hub marked has a grace
-/// period: a further deletion ends that.
+/// Whether an object is to be deleted, for the first time or again. A mirror pod has no node to wait for, but
+/// an older hub may have marked it with a grace period: a second deletion ends that.
 fn is_due(kind: &Kind, object: &Object) -> bool {
     let has_grace =
         || object.value()["metadata"]["deletionGracePeriodSeconds"].as_i64().is_some_and(|secs| secs > 0);
-    // of pods only mirror pods have a holder
+    // a holder shows that the pod is a mirror pod
     !object.terminating || (kind.kind == POD.kind && object.holder.is_some() && has_grace())
 }
 

@@ -1,7 +1,9 @@
-//! Which nodes a pod may run on: node selector, required node affinity, taints; and what daemon pods tolerate.
+//! Which nodes a pod may run on: node selector, required node affinity, taints; and the tolerations of daemon
+//! pods.
 //!
-//! The rules are upstream's (its scheduler's and its daemon controller's). Always holds: pure functions of a pod spec and of what a node
-//! has; what cannot be read matches nothing. Leaves to others: resources (`scheduler`), whether the node is heard of (`daemon_sets`).
+//! The rules are upstream's (its scheduler's and its daemon controller's). Always holds: pure functions of a
+//! pod spec and a node; selectors and terms that cannot be parsed match nothing. Leaves to others: resources
+//! (`scheduler`); nodes that the hub does not hear from (`daemon_sets`).
 
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use time::{OffsetDateTime, UtcOffset};
 use crate::object::Object;
 use crate::value::{condition, text};
 
-/// What every daemon pod tolerates, as upstream adds it: key and effect.
+/// The tolerations that upstream adds to every daemon pod: key and effect.
 const TOLERATED: [(&str, &str); 6] = [
     ("node.kubernetes.io/not-ready", "NoExecute"),
     ("node.kubernetes.io/unreachable", "NoExecute"),
@@ -21,24 +23,25 @@ const TOLERATED: [(&str, &str); 6] = [
     ("node.kubernetes.io/pid-pressure", "NoSchedule"),
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
 ];
-/// Taints by which the hub says how a node does. Here they keep no pod away, whatever their effect: an update counts a node that was lost
-/// under it, and upstream, where only the effect `NoExecute` is tolerated, forgets such a node.
+/// Taints that report the state of a node. For daemon pods they keep no pod away, whatever their effect: an
+/// update still counts a node that is lost meanwhile. Upstream tolerates only the effect `NoExecute`, and
+/// forgets such a node.
 const OF_STATE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
-/// What those tolerate besides that use the node's own network.
+/// A further toleration for daemon pods that use the node's own network.
 const NETWORK_UNAVAILABLE: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
 
-/// What placing needs of a Node.
+/// The fields of a Node that placing uses.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node {
     pub(super) name: String,
     labels: Value,
-    /// Those that keep pods away.
+    /// The taints that keep pods away.
     taints: Vec<Value>,
-    /// The hub has not heard of it for long: its Ready condition is Unknown.
+    /// The hub has not heard from it for long: its Ready condition is Unknown.
     pub(super) is_lost: bool,
-    /// Its agent is Kedge's, and pulls images ahead.
+    /// Its agent is Kedge's, and can pull images ahead.
     pub(super) pulls_ahead: bool,
-    /// When an update may stop a pod there that serves.
+    /// When an update may stop a serving pod there.
     maintenance: Maintenance,
 }
 
@@ -46,18 +49,18 @@ pub(super) struct Node {
 enum Maintenance {
     AtAnyTime,
     Within(MaintenanceWindows),
-    /// Nobody can say when.
+    /// The windows cannot be parsed.
     Unreadable,
 }
 
-/// Whether an update may stop a pod that serves, and for how long that stays so if nothing changes (`None`: for ever).
+/// Whether an update may stop a serving pod, and how long that answer stays the same (`None`: for ever).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Maintained {
     pub(super) is_open: bool,
     pub(super) stays: Option<Duration>,
 }
 
-/// In the version of an agent that is Kedge's.
+/// The part of an agent's version that shows it is Kedge's.
 const BUILD: &str = "+kedge-";
 
 impl Node {
@@ -79,7 +82,7 @@ impl Node {
         }
     }
 
-    /// By the hub's clock.
+    /// Whether the windows are open, by the hub's clock.
     pub(super) fn maintained(&self, wall: OffsetDateTime) -> Maintained {
         match &self.maintenance {
             Maintenance::AtAnyTime => Maintained { is_open: true, stays: None },
@@ -94,7 +97,7 @@ impl Node {
         }
     }
 
-    /// Why an update waits, when it does.
+    /// The reason that an update gives when it waits for this node.
     pub(super) fn maintenance(&self) -> String {
         match &self.maintenance {
             Maintenance::Unreadable => format!("its annotation {MAINTENANCE_ANNOTATION} cannot be read"),
@@ -116,7 +119,7 @@ pub(super) struct Placed {
     pub(super) keeps: bool,
 }
 
-/// Judges a node by the pod spec of a template whose tolerations are complete ([`tolerate`]).
+/// Judges a node by the pod spec of a template that has all its tolerations ([`tolerate`]).
 pub(super) fn place(spec: &Value, node: &Node) -> Placed {
     let named = text(spec, &["nodeName"]);
     if !(named.is_empty() || named == node.name) || !selects(spec, node) {
@@ -149,7 +152,7 @@ pub(super) fn tolerate(spec: &mut Value) {
     let Some(list) = spec["tolerations"].as_array_mut() else { return };
     for (key, effect) in TOLERATED.into_iter().chain(of_network) {
         let added = json!({"key": key, "operator": "Exists", "effect": effect});
-        // upstream's replaces one that is for the same but for how long
+        // like upstream, replace a toleration that differs in its seconds only
         let same = |one: &Value| {
             one["key"] == key
                 && one["effect"] == effect
@@ -163,7 +166,8 @@ pub(super) fn tolerate(spec: &mut Value) {
     }
 }
 
-/// Pins a pod to a node, as upstream does: each term of its required affinity becomes the one that names it.
+/// Pins a pod to a node, as upstream does: in each term of its required affinity the requirement on fields
+/// becomes the node's name.
 pub(super) fn pin(spec: &mut Value, node: &str) {
     let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]});
     for part in ["affinity", "nodeAffinity"] {
@@ -187,7 +191,7 @@ pub(super) fn tolerates(toleration: &Value, taint: &Value) -> bool {
         && (is_exists || text(toleration, &["value"]) == text(taint, &["value"]))
 }
 
-/// By its node selector and its required node affinity.
+/// Whether its node selector and required node affinity match the node.
 pub(super) fn selects(spec: &Value, node: &Node) -> bool {
     let mut wanted = spec["nodeSelector"].as_object().into_iter().flatten();
     if !wanted.all(|(key, value)| node.labels.get(key) == Some(value)) {

@@ -1,10 +1,11 @@
-//! Pods that no node looks after: those of a node that is gone are removed, those of a node that is not ready are reported not ready,
-//! and ended ones are removed when there are too many.
+//! Pods without a working node: pods of a deleted node are removed, those of an unready node are reported not
+//! ready, and ended ones are removed when there are too many.
 //!
-//! Inputs: Node. Outputs: Pod. The rules are upstream's (pod garbage collector, node lifecycle controller). Always holds: a pod is only
-//! removed by force after its Node was missing for [`QUARANTINE`], stalls of the hub and its disk not counted, and only while it is
-//! missing, so that a Node that is made anew keeps its pods; a step costs the pods that it changes, and one look-up for each node that
-//! has pods. Left to others: the readiness of nodes (`nodes`); a node that is back reports its pods itself.
+//! Inputs: Node. Outputs: Pod. The rules are upstream's (pod garbage collector, node lifecycle controller).
+//! Always holds: a pod is only removed by force after its Node was missing for [`QUARANTINE`], not counting
+//! stalls of the hub and its disk, and only while the Node is missing, so a Node that is created anew keeps
+//! its pods; the cost of a step is the pods that it changes, and one look-up for each node that has pods.
+//! Left to others: the readiness of nodes (`nodes`); a node that is back reports its pods itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,9 +30,11 @@ static OUTPUTS: &[&Kind] = &[&POD];
 pub const QUARANTINE: Duration = Duration::from_secs(40);
 /// Most ended pods, mirror pods aside, which have the quota of their node. Upstream keeps 12,500, which would be 60 MB here.
 const ENDED: usize = 1_000;
-/// A taint by which an administrator says that a node that is not ready does not run: its terminating pods are removed.
+/// A taint by which an administrator declares that an unready node does not run at all: its terminating pods
+/// are removed.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// A longer stall means that no Node could be made: it does not count as absence.
+/// After a longer stall of the hub, in which nobody could create a Node, its duration does not count as
+/// absence.
 const STALL: Duration = Duration::from_secs(5);
 /// Most nodes looked at in one step.
 const PER_STEP: usize = 256;
@@ -39,11 +42,11 @@ const PER_STEP: usize = 256;
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Pods {
-    /// Nodes to look at.
+    /// Nodes to check.
     queue: BTreeSet<String>,
-    /// Each Node with pods as it was when last looked at.
+    /// Each Node with pods, as last checked.
     seen: BTreeMap<String, Seen>,
-    /// Nodes with pods that are missing.
+    /// Missing nodes that have pods.
     missing: BTreeMap<String, Missing>,
     /// A sweep is due.
     swept: bool,
@@ -53,7 +56,7 @@ pub struct Pods {
 #[derive(Debug)]
 struct Seen {
     revision: u64,
-    /// When it became not ready, as its condition has it; `None`: it is ready.
+    /// When it became unready, by its condition; `None` if it is ready.
     lost: Option<Box<str>>,
 }
 
@@ -66,7 +69,7 @@ struct Missing {
 /// The purpose of an action.
 #[derive(Debug)]
 pub enum Purpose {
-    /// Mark a pod as failed; then delete it, if that holds still.
+    /// Mark a pod as failed; then delete it, if the requirements still hold.
     Fail(Vec<Require>),
     Delete,
     NotReady,
@@ -116,7 +119,7 @@ impl Controller for Pods {
             let Some(node) = self.queue.pop_first() else { break };
             tasks.extend(self.look(world, &node, now));
         }
-        // the next sweep looks again at the nodes that are missing
+        // the next sweep checks missing nodes again
         Decision { tasks, guarded: None, more: !self.queue.is_empty(), next: None }
     }
 
@@ -130,7 +133,7 @@ impl Controller for Pods {
             (_, Err(error)) => {
                 self.log
                     .push((Level::Warning, format!("cannot update or remove a pod: {error}; trying again")));
-                // the next sweep looks again
+                // the next sweep checks them again
                 self.seen.clear();
             }
         }
@@ -161,7 +164,7 @@ impl Pods {
         let out_of_service = is_out_of_service(&value);
         let doomed = pods.iter().filter(|pod| pod.terminating && out_of_service);
         let mut tasks: Vec<_> = doomed.map(|pod| fail(pod, None, unchanged(name, Some(&node)))).collect();
-        // once each time, also if it was ready only between two looks
+        // once per loss, also if the node was ready only between two checks
         let is_new = before.is_none() || (before != lost && !reports(&value));
         if lost.is_some() && is_new {
             let others = pods.iter().filter(|pod| !(pod.terminating && out_of_service));
@@ -170,7 +173,7 @@ impl Pods {
         tasks
     }
 
-    /// Removes the pods of a Node that is missing for long enough.
+    /// Removes the pods of a Node that has been missing for long enough.
     fn look_for(&mut self, world: &dyn World, name: &str, now: Now) -> Vec<Task<Purpose>> {
         self.seen.remove(name);
         let pods = on_node(world, name);
@@ -197,34 +200,35 @@ fn on_node(world: &dyn World, node: &str) -> Vec<Arc<Object>> {
     world.select(&POD, &Selection::by_field(&POD, "", NODE_NAME_FIELD, node))
 }
 
-/// A node that never reported is not known to be not ready.
+/// A node that never reported does not count as unready.
 fn is_ready(node: &Value) -> bool {
     condition(&node["status"], "Ready").is_none_or(|ready| ready["status"] == "True")
 }
 
-/// Since when it is not ready.
+/// Since when it has been unready.
 fn lost_at(node: &Value) -> Box<str> {
     condition(&node["status"], "Ready").map_or("", |ready| text(ready, &["lastTransitionTime"])).into()
 }
 
-/// Whether the node itself says whether it is ready: then it reports its pods, too.
+/// Whether the node itself reports its readiness: then it reports its pods, too.
 fn reports(node: &Value) -> bool {
     condition(&node["status"], "Ready").is_some_and(|ready| ready["status"] != "Unknown")
 }
 
-/// Whether an administrator says that it does not run, and it does not say otherwise.
+/// Whether an administrator declares that it does not run, and the node itself does not report otherwise.
 fn is_out_of_service(node: &Value) -> bool {
     let taints = at(node, &["spec", "taints"]).and_then(Value::as_array);
     !is_ready(node) && taints.into_iter().flatten().any(|taint| taint["key"] == OUT_OF_SERVICE)
 }
 
-/// The Node is as it was found, or missing as it was.
+/// Requires that the Node is still as found, or still missing.
 fn unchanged(node: &str, found: Option<&Object>) -> Vec<Require> {
     let (namespace, name, revision) = (String::new(), node.to_owned(), found.map(|node| node.revision));
     vec![Require::Unchanged { kind: &NODE, namespace, name, revision }]
 }
 
-/// Removes terminating pods whose end nobody else would confirm: those without a node, and those of a node that is out of service.
+/// Removes terminating pods that have nobody to confirm their end: those without a node, and those of a node
+/// that is out of service.
 fn left_terminating(world: &dyn World) -> Vec<Task<Purpose>> {
     let mut by_node: BTreeMap<String, Vec<Arc<Object>>> = BTreeMap::new();
     for (_, pod) in world.terminating().into_iter().filter(|(kind, _)| kind.kind == POD.kind) {
@@ -246,7 +250,8 @@ fn ended(world: &dyn World) -> Vec<Arc<Object>> {
     ["Succeeded", "Failed"].into_iter().flat_map(of_phase).collect()
 }
 
-/// The oldest above the limit. Mirror pods do not count: a node could push out the pods of others by them.
+/// The oldest ended pods above the limit. Mirror pods do not count: otherwise a node could push out the pods
+/// of others with them.
 fn surplus(mut ended: Vec<Arc<Object>>, most: usize) -> Vec<Arc<Object>> {
     ended.retain(|pod| pod.holder.is_none());
     ended.sort_by_key(|pod| std::cmp::Reverse(pod.revision));
@@ -257,7 +262,7 @@ fn has_ended(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
 
-/// Marks a pod as failed: it may be shown as running for ever otherwise, for as long as a finalizer holds it.
+/// Marks a pod as failed: otherwise it would be shown as running for as long as a finalizer holds it.
 fn fail(pod: &Object, why: Option<Value>, requires: Vec<Require>) -> Task<Purpose> {
     let purpose = Purpose::Fail(requires.clone());
     update(pod, purpose, requires, move |value, now| {
@@ -304,7 +309,7 @@ fn update(
     Task { purpose, action: Action::Update { kind: &POD, namespace, name, edit, requires } }
 }
 
-/// Removes a pod if it is as it was found.
+/// Removes a pod if it is still as found.
 fn force_delete(pod: &Object, requires: Vec<Require>) -> Task<Purpose> {
     let options = DeleteOptions {
         uid: Some(pod.uid.to_string()),

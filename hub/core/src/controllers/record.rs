@@ -1,7 +1,8 @@
 //! The Events that controllers record.
 //!
-//! Always holds: an Event's name begins with that of its object and is valid however long that is. Leaves to others: whether an Event
-//! that repeats is counted (its name is the same) or made anew (its mark has the time in it).
+//! Always holds: an Event's name begins with that of its object and is valid however long that is. Leaves to
+//! others: whether a repeated Event is counted (same mark, so the same name) or created anew (the mark
+//! contains the time).
 
 use serde_json::{Value, json};
 

@@ -1,13 +1,14 @@
-//! The scheduler: binds pods without a node to one that takes them.
+//! The scheduler: binds each pod without a node to a node that fits.
 //!
-//! Inputs: Pod, Node. Outputs: Pod (its node, the condition `PodScheduled`), Event. Upstream's filters: cordon, node selector and
-//! required node affinity, taints, host ports, resources; of the nodes that pass, the one of which least is asked for, the names deciding
-//! between equals.
-//! Priority decides who comes first and nothing else: nobody is ended for another. Always holds: a pod is bound once, by the rules of a
-//! client's binding, and only while its node is the one that was looked at; what the pods of a node ask for never exceeds what it has by
-//! our doing; a pod that nobody takes says why, in upstream's words, once for each reason, and one that is bound where. A pod that asks
-//! for more than this scheduler knows (required affinity to pods, hard spread over topologies) is not bound. Leaves to others: daemon
-//! pods, which have a node from the start; the node's own admission, which has the last word.
+//! Inputs: Pod, Node. Outputs: Pod (its node, the condition `PodScheduled`), Event. Upstream's filters:
+//! cordon, node selector and required node affinity, taints, host ports, resources; of the nodes that pass,
+//! the one with the lowest requested share wins, and between equals the first name. Priority decides only the
+//! order: no pod is preempted. Always holds: a pod is bound once, by the rules of a client's binding, and
+//! only if its node did not change since it was judged; the scheduler never lets the requests of a node's
+//! pods exceed its allocatable; a pod that fits nowhere gets the reason in upstream's words, once for each
+//! reason, and a bound pod gets an Event with its node. A pod with requirements that this scheduler does not
+//! know (required affinity to pods, hard spread over topologies) is not bound. Leaves to others: daemon pods,
+//! which have a node from the start; the node's own admission, which decides last.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -29,15 +30,16 @@ use crate::value::{rfc3339, set_condition, text};
 static INPUTS: &[&Kind] = &[&POD, &NODE];
 static OUTPUTS: &[&Kind] = &[&POD, &EVENT];
 
-/// The scheduler that pods ask for who ask for none.
+/// The scheduler of pods that name none.
 const OURS: &str = "default-scheduler";
 /// Most pods bound in one step.
 const AT_ONCE: usize = 256;
-/// Between two changes of what is said of a pod that waits: a fleet that comes up changes the reason with each node.
+/// Shortest time between two changes of the reason shown for a waiting pod: while a fleet starts, the reason
+/// changes with each node.
 const SAID_FOR: Duration = Duration::from_secs(30);
-/// Between two looks at pods that the store refused to bind.
+/// Time between two tries to bind pods that the store refused.
 const REFUSED: Duration = Duration::from_secs(5);
-/// What counts of each pod, whatever it asks for.
+/// The resource of which every pod requests one.
 const PODS: &str = "pods";
 
 /// See the module.
@@ -45,10 +47,10 @@ const PODS: &str = "pods";
 pub struct Scheduler {
     /// Something changed that may let a pod be bound.
     is_due: bool,
-    /// What pods ask for, as they were last read, by UID.
+    /// The requests of pods, as last read, by UID.
     pods: BTreeMap<Box<str>, (u64, Demand)>,
     nodes: BTreeMap<Box<str>, (u64, Host)>,
-    /// Pods that wait, with what was last said of each, and when.
+    /// Waiting pods, with the reason last shown for each, and when.
     refused: BTreeMap<Box<str>, (String, Duration)>,
     again: Option<Duration>,
     log: Vec<Line>,
@@ -56,7 +58,7 @@ pub struct Scheduler {
 
 type Amounts = BTreeMap<String, Quantity>;
 
-/// What a pod asks of its node.
+/// The requests of a pod to its node.
 #[derive(Debug, Clone)]
 struct Demand {
     amounts: Amounts,
@@ -64,7 +66,7 @@ struct Demand {
     ports: Vec<(String, String, u64)>,
 }
 
-/// What a node has.
+/// A node and its capacity.
 #[derive(Debug, Clone)]
 struct Host {
     node: Node,
@@ -73,14 +75,14 @@ struct Host {
     allocatable: Amounts,
 }
 
-/// A node with what its pods have of it.
+/// A node with the sum of its pods' requests.
 struct Filled<'a> {
     host: &'a Host,
     used: Amounts,
     ports: Vec<(String, String, u64)>,
 }
 
-/// The purpose of an action: the pod that was to be bound; `None`: its failure matters to nobody.
+/// The purpose of an action: the pod that was to be bound; `None` if a failure may be ignored.
 pub type Purpose = Option<String>;
 
 impl Controller for Scheduler {
@@ -97,7 +99,8 @@ impl Controller for Scheduler {
         OUTPUTS
     }
 
-    /// A pod that comes, or that leaves room; a node that changes in what decides.
+    /// A pod that waits for a node, or that frees room on one; a node with a change that matters to
+    /// scheduling.
     fn concerns(kind: &'static Kind, event: &Event) -> bool {
         match (&event.old, &event.new) {
             (Some(old), Some(new)) if kind.kind == NODE.kind => !Host::read(old).is_like(&Host::read(new)),
@@ -132,7 +135,7 @@ impl Controller for Scheduler {
         }
         self.read(world, &stored);
         let mut filled = self.filled(&stored);
-        // who came first, but for their priority
+        // by priority, then by age
         waiting.sort_by_cached_key(|(pod, value)| {
             (
                 Reverse(value["spec"]["priority"].as_i64().unwrap_or(0)),
@@ -181,7 +184,7 @@ impl Controller for Scheduler {
     ) -> Vec<Task<Purpose>> {
         let Some(pod) = purpose else { return Vec::new() };
         match outcome {
-            // its node changed meanwhile, or somebody else was faster
+            // the node changed meanwhile, or another client bound the pod first
             Ok(Done::Stored(_, false)) => self.is_due = true,
             Ok(Done::Stored(bound, true)) => return vec![tell_of_binding(&bound, now)],
             Ok(_) => {}
@@ -204,7 +207,7 @@ impl Scheduler {
         self.again = Some(self.again.map_or(at, |known| known.min(at)));
     }
 
-    /// Reads the nodes, and the pods that have one, that changed.
+    /// Reads the changed nodes, and the changed pods that have a node.
     fn read(&mut self, world: &dyn World, pods: &[std::sync::Arc<Object>]) {
         let mut before = std::mem::take(&mut self.nodes);
         for object in world.list(&NODE, "") {
@@ -236,7 +239,7 @@ impl Scheduler {
     }
 }
 
-/// Whether a pod waits for a node, from us.
+/// Whether a pod waits to be bound by this scheduler.
 fn waits(pod: &Object) -> bool {
     pod.field(NODE_NAME_FIELD).is_empty()
         && !pod.terminating
@@ -244,7 +247,7 @@ fn waits(pod: &Object) -> bool {
         && !has_ended(pod)
 }
 
-/// Whether a pod has a part of its node.
+/// Whether a pod uses resources of its node.
 fn holds(pod: &Object) -> bool {
     !pod.field(NODE_NAME_FIELD).is_empty() && !has_ended(pod)
 }
@@ -259,7 +262,8 @@ impl Demand {
         let list = |field: &str| spec[field].as_array().map_or(&[][..], Vec::as_slice);
         let requests = |holder: &Value| amounts(&holder["resources"]["requests"]);
         let mut all = Amounts::new();
-        // what runs beside the containers, and what each other init container needs beside those before it
+        // the sum of the containers and sidecars, or, if higher, an init container with the sidecars before
+        // it
         let mut highest = Amounts::new();
         for init in list("initContainers") {
             let own = requests(init);
@@ -274,7 +278,7 @@ impl Demand {
         }
         list("containers").iter().for_each(|container| add(&mut all, &requests(container)));
         raise(&mut all, &highest);
-        // what is asked for the pod as a whole counts in its place
+        // requests of the pod as a whole replace the sum
         all.extend(requests(spec));
         add(&mut all, &amounts(&spec["overhead"]));
         all.insert(PODS.to_owned(), Quantity::parse("1").unwrap_or(Quantity::ZERO));
@@ -316,7 +320,7 @@ impl Filled<'_> {
         self.ports.extend(demand.ports.iter().cloned());
     }
 
-    /// Why it does not take a pod; nothing: it does.
+    /// Why the node does not take a pod; empty if it does.
     fn refuses(&self, pod: &Value, demand: &Demand) -> Vec<String> {
         let spec = &pod["spec"];
         let tolerates_cordon = || {
@@ -350,7 +354,7 @@ impl Filled<'_> {
             .collect()
     }
 
-    /// How much of processor and memory would be asked for, in percent together.
+    /// The requested share of processor and memory with this pod, the sum of both in percent.
     fn load(&self, demand: &Demand) -> u32 {
         let share = |name: &str| {
             let amount = |of: &Amounts| of.get(name).copied().unwrap_or(Quantity::ZERO);
@@ -362,7 +366,7 @@ impl Filled<'_> {
     }
 }
 
-/// The position of the node to bind to, or why there is none.
+/// The position of the node to bind to, or the reason why no node fits.
 fn choose(nodes: &[Filled<'_>], pod: &Value, demand: &Demand) -> Result<usize, String> {
     if let Some(unknown) = beyond_us(&pod["spec"]) {
         return Err(format!("{unknown} is not served by this scheduler"));
@@ -396,7 +400,7 @@ fn choose(nodes: &[Filled<'_>], pod: &Value, demand: &Demand) -> Result<usize, S
         .ok_or_else(|| format!("0/{} nodes are available: {}.", nodes.len(), reasons.join(", ")))
 }
 
-/// What a pod requires that nobody here judges.
+/// A requirement of a pod that this scheduler does not support.
 fn beyond_us(spec: &Value) -> Option<&'static str> {
     let required = |kind: &str| {
         let terms = &spec["affinity"][kind]["requiredDuringSchedulingIgnoredDuringExecution"];
@@ -442,7 +446,7 @@ fn raise(to: &mut Amounts, at_least: &Amounts) {
     }
 }
 
-/// Binds by the rules of a client's binding, while the node is as it was.
+/// Binds by the rules of a client's binding, if the node did not change.
 fn bind(object: &Object, host: &Host) -> Task<Purpose> {
     let (uid, node) = (object.uid.to_string(), host.node.name.clone());
     let binding = json!({"target": {"name": node}});
@@ -460,7 +464,7 @@ fn bind(object: &Object, host: &Host) -> Task<Purpose> {
     Task { purpose, action: Action::Bind { namespace, name, edit, requires: vec![unchanged] } }
 }
 
-/// Says where a pod is, in upstream's words.
+/// The Event with the node of a bound pod, in upstream's words.
 fn tell_of_binding(pod: &Object, now: Now) -> Task<Purpose> {
     let (namespace, name) = (&*pod.namespace, &*pod.name);
     let message = format!("Successfully assigned {namespace}/{name} to {}", pod.field(NODE_NAME_FIELD));
@@ -472,7 +476,7 @@ fn tell_of_binding(pod: &Object, now: Now) -> Task<Purpose> {
     Task { purpose: None, action: Action::create(&EVENT, event) }
 }
 
-/// Says why a pod waits: in its condition, and by an Event.
+/// Shows why a pod waits: in its condition, and by an Event.
 fn refuse(object: &Object, pod: &Value, why: &str, now: Now) -> [Task<Purpose>; 2] {
     let (uid, message) = (object.uid.to_string(), why.to_owned());
     let edit: Edit = Box::new(move |value, time| {

@@ -24,7 +24,7 @@ pub const NAME: &str = "default";
 pub struct ServiceAccounts {
     /// Namespaces to check.
     queue: BTreeSet<String>,
-    /// Those whose account was refused: tried again with each step.
+    /// Namespaces whose account was refused: tried again with each step.
     refused: BTreeSet<String>,
     log: Vec<Line>,
 }

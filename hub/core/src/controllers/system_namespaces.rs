@@ -1,7 +1,9 @@
-//! Makes the namespaces that the hub needs, if one is missing: a start makes them before it serves, unless the disk takes no write.
+//! Creates the namespaces that the hub needs, if one is missing: a start creates them before it serves,
+//! unless the disk accepts no writes.
 //!
-//! Inputs: none; a sweep a minute, and soon after a refusal. Outputs: Namespace. As upstream's system-namespaces controller. Left to
-//! others: that nobody deletes one (`requests::delete`), their accounts (`service_accounts`).
+//! Inputs: none; a sweep a minute, and soon after a refusal. Outputs: Namespace. As upstream's
+//! system-namespaces controller. Left to others: refusing their deletion (`requests::delete`), their accounts
+//! (`service_accounts`).
 
 use std::time::Duration;
 

@@ -1,10 +1,12 @@
 //! Ends the pods that do not tolerate a NoExecute taint of their node, or no longer do.
 //!
-//! Inputs: Node, Pod. Outputs: Pod, Event. The rules, the condition and the Events are those of upstream's taint eviction controller.
-//! Always holds: the seconds of a toleration count on the hub's own clock, from when the hub saw taint and pod together, stalls of the
-//! hub and its disk not counted, and anew after a restart; a pod is only ended while its Node is as it was found, so one whose node came
-//! back in time stays; mirror pods, which their node would make again, are left alone. Left to others: the taints of lost nodes and how
-//! fast they come (`nodes`); the node confirms the end of its pods, so that of a silent node stays, being deleted, until then.
+//! Inputs: Node, Pod. Outputs: Pod, Event. The rules, the condition and the Events are those of upstream's
+//! taint eviction controller. Always holds: the seconds of a toleration count on the hub's own clock, from
+//! when the hub saw taint and pod together, not counting stalls of the hub and its disk, and from zero after
+//! a restart; a pod is only ended if its Node is still as found, so the pods of a node that is back in time
+//! stay; mirror pods, which their node would create again, are left alone. Left to others: the taints of lost
+//! nodes and their rate (`nodes`); the node confirms the end of its pods, so the terminating pod of a silent
+//! node stays until then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,7 +30,7 @@ static OUTPUTS: &[&Kind] = &[&POD, &EVENT];
 
 const COMPONENT: &str = "taint-eviction-controller";
 const NO_EXECUTE: &str = "NoExecute";
-/// A longer stall means that the hub could not hear that the node is back.
+/// After a longer stall the hub may not have heard that the node is back.
 const STALL: Duration = Duration::from_secs(5);
 /// Pause after the store refused to end a pod.
 const HOLD: Duration = Duration::from_secs(5);
@@ -38,9 +40,9 @@ const PER_STEP: usize = 256;
 /// See the module.
 #[derive(Debug, Default)]
 pub struct TaintEviction {
-    /// Nodes to look at.
+    /// Nodes to check.
     queue: BTreeSet<String>,
-    /// The pods whose time runs, by UID, of each node with a NoExecute taint.
+    /// The pods with a running toleration time, by UID, of each node with a NoExecute taint.
     tainted: BTreeMap<String, BTreeMap<String, Doomed>>,
     log: Vec<Line>,
 }
@@ -51,9 +53,9 @@ struct Doomed {
     pod: Subject,
     since: Duration,
     bears: Duration,
-    /// After its end was refused.
+    /// No new try before this time, after a refusal.
     not_before: Duration,
-    /// Its end is under way.
+    /// Its deletion has been requested.
     is_asked: bool,
 }
 
@@ -75,7 +77,7 @@ pub struct Subject {
 /// The purpose of an action.
 #[derive(Debug)]
 pub enum Purpose {
-    /// Say in a pod's condition why it ends; then delete it, if that holds still.
+    /// Show in a pod's condition why it ends; then delete it, if the requirements still hold.
     Say(Subject, Vec<Require>),
     Delete(Subject),
     Event,
@@ -125,7 +127,7 @@ impl Controller for TaintEviction {
         let stalled = now.stalled.max(now.disk_stalled);
         if stalled > STALL {
             for doomed in self.tainted.values_mut().flat_map(BTreeMap::values_mut) {
-                // the time of a pod that came during the stall begins now
+                // the time of a pod that was created during the stall begins now
                 doomed.since = (doomed.since + stalled).min(now.running);
             }
         }
@@ -175,7 +177,7 @@ impl Controller for TaintEviction {
                 vec![event(&pod, &message, now)]
             }
             (Purpose::Say(pod, _), Ok(_)) => {
-                // its node changed meanwhile
+                // the node changed meanwhile
                 self.again(&pod, now.running);
                 Vec::new()
             }
@@ -204,7 +206,7 @@ impl TaintEviction {
     /// Decides about the pods of one node. Returns the Events about those that stay after all.
     fn look(&mut self, world: &dyn World, name: &str, now: Now) -> Vec<Task<Purpose>> {
         let before = self.tainted.remove(name).unwrap_or_default();
-        // the pods of a Node that is gone are removed by another controller
+        // another controller removes the pods of a deleted Node
         let Some(node) = world.get(&NODE, "", name) else { return Vec::new() };
         let taints = no_execute(&node.value());
         let pods = match taints.is_empty() && before.is_empty() {
@@ -249,7 +251,7 @@ impl TaintEviction {
         tasks
     }
 
-    /// The pods whose time is over; from now on their end is under way.
+    /// The pods with an expired time; their deletion counts as requested from now on.
     fn take_due(&mut self, now: Now) -> Vec<Subject> {
         let all = self.tainted.values_mut().flat_map(BTreeMap::values_mut);
         let due = all.filter(|doomed| !doomed.is_asked && doomed.due() <= now.running);
@@ -260,7 +262,7 @@ impl TaintEviction {
         .collect()
     }
 
-    /// Tries again at this time, after a look at its node.
+    /// Tries again at this time, after another check of its node.
     fn again(&mut self, pod: &Subject, at: Duration) {
         if let Some(doomed) = self.tainted.get_mut(&pod.node).and_then(|pods| pods.get_mut(&pod.uid)) {
             (doomed.is_asked, doomed.not_before) = (false, at);
@@ -273,7 +275,8 @@ impl TaintEviction {
     }
 }
 
-/// Whether a Node may have a NoExecute taint, by its text: most have none, and are not parsed for it.
+/// Whether a Node may have a NoExecute taint, by a search of its text: most have none, and need not be
+/// parsed.
 fn may_have_taints(node: &Object) -> bool {
     std::str::from_utf8(&node.json).is_ok_and(|text| text.contains(NO_EXECUTE))
 }
@@ -283,7 +286,8 @@ fn no_execute(node: &Value) -> Vec<Value> {
     taints.filter(|taint| taint["effect"] == NO_EXECUTE).cloned().collect()
 }
 
-/// For how long a pod bears these taints; `None`: for ever. Of several tolerations of a taint the first counts, as upstream.
+/// For how long a pod tolerates these taints; `None`: for ever. Of several tolerations of a taint the first
+/// counts, as upstream.
 fn bears(spec: &Value, taints: &[Value]) -> Option<Duration> {
     let tolerations = spec["tolerations"].as_array().map_or(&[][..], Vec::as_slice);
     let mut shortest = None;
@@ -299,7 +303,7 @@ fn bears(spec: &Value, taints: &[Value]) -> Option<Duration> {
     shortest
 }
 
-/// Says why the pod ends, if its Node is as it was found.
+/// Shows why the pod ends, if its Node is still as found.
 fn say(pod: Subject, node_revision: u64) -> Task<Purpose> {
     let node = Require::Unchanged {
         kind: &NODE,
@@ -364,7 +368,7 @@ mod tests {
         check(json!([one("a", Some(9)), one("b", None)]), Some(9));
         check(json!([one("a", Some(9)), one("b", Some(4))]), Some(4));
         check(json!([one("a", Some(-1)), one("b", Some(4))]), Some(0));
-        // the first one of a taint
+        // the first toleration of a taint
         check(json!([one("a", Some(9)), one("a", None), one("b", None)]), Some(9));
         check(json!([{"operator": "Exists"}, one("a", Some(9))]), None);
     }

@@ -1,10 +1,12 @@
 //! Images that a node pulls before an update stops the pod that runs there.
 //!
-//! The controller asks by an annotation of the pod that is to be replaced (`kedge_api::PullAhead`) and the node's agent answers by a
-//! condition of it. Always holds: a request is of one revision in one generation of the template, and no answer to another counts; only
-//! nodes are asked whose agent can do it, for images that the pod there does not run and with secrets that it has (a node may read no
-//! others). A node that does not answer holds up its update for [`ANSWERS`] at most; one that answers keeps its pod until the images are
-//! there. Leaves to others: whose turn it is (`update`), which failures stop an update (`rollout`).
+//! The controller asks by an annotation of the pod that is to be replaced (`kedge_api::PullAhead`) and the
+//! node's agent answers by a condition of it. Always holds: a request is for one revision in one generation
+//! of the template, and an answer to another request does not count; the controller asks only nodes with an
+//! agent that can pull ahead, only for images that the pod there does not run, and only with secrets that
+//! this pod has (a node may read no others). A node that does not answer holds up its update for [`ANSWERS`]
+//! at most; one that answers keeps its pod until the images are there. Leaves to others: the order of nodes
+//! (`update`), and which failures stop an update (`rollout`).
 
 use std::time::Duration;
 
@@ -18,16 +20,17 @@ use crate::value::{condition, text};
 
 /// `false`: pods are stopped before the new images are there; absent: by the hub's default.
 pub(super) const PRE_PULL: &str = "kedge.dev/pre-pull";
-/// How long a node may take to say that it pulls: two of its lists, should its watch have ended. What is asked of no agent that can do
-/// it, after a downgrade, is not waited for longer.
+/// How long a node may take to report that it pulls: two list intervals of its agent, in case its watch has
+/// ended. An agent that cannot pull ahead (after a downgrade) does not answer: the update waits no longer
+/// than this for it.
 pub(super) const ANSWERS: Duration = Duration::from_secs(60);
 
-/// What of a pod matters here.
+/// The part of a pod that this module uses.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct OfPod {
     images: Vec<String>,
     secrets: Vec<String>,
-    /// The revision that its node was asked to pull images of; empty: none.
+    /// The revision of the latest request to pull images ahead; empty without one.
     pub(super) asked: String,
     answer: Option<Answer>,
 }
@@ -62,7 +65,7 @@ impl OfPod {
         self.answer.as_ref().filter(|answer| answer.revision == self.asked)
     }
 
-    /// The node says that it cannot pull what it was asked for.
+    /// The node reports that it cannot pull the requested images.
     pub(super) fn is_failing(&self) -> bool {
         self.answer().is_some_and(|answer| answer.is_failing)
     }
@@ -83,7 +86,7 @@ fn secrets(spec: &Value) -> impl Iterator<Item = String> {
     list.map(|secret| text(secret, &["name"]).to_owned())
 }
 
-/// What the current revision of a set needs of its nodes.
+/// The images and secrets that the current revision of a set needs on its nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Request {
     revision: String,
@@ -91,16 +94,16 @@ pub(super) struct Request {
     secrets: Vec<String>,
 }
 
-/// How far a node is.
+/// How far a node is with pulling.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
-    /// There is nothing to wait for.
+    /// All images are there: nothing to wait for.
     Unneeded,
-    /// By this annotation.
+    /// Send the node this request, as an annotation.
     Ask(String),
-    /// It was asked and says nothing.
+    /// The node has the request, but has not answered.
     Silent,
-    /// It says so, in these words.
+    /// The node reports that it pulls, in these words.
     Pulling(String),
     Failing(String),
     Pulled,
@@ -117,13 +120,13 @@ impl Request {
         Request { revision: format!("{hash}.{generation}"), images: all, secrets: secrets(spec).collect() }
     }
 
-    /// How far a node is whose pod is to be replaced.
+    /// How far the node of a pod that is to be replaced is with pulling.
     pub(super) fn step(&self, pod: &Pod, node: &Node) -> Step {
         let of = &pod.ahead;
         if !node.pulls_ahead || self.secrets.iter().any(|secret| !of.secrets.contains(secret)) {
             return Step::Unneeded;
         }
-        // what runs there is there, but for a tag that may mean something else by now
+        // the node has the images that its pod runs, except that a tag may point to another image by now
         let is_new = |image: &&ImageAhead| image.policy == "Always" || !of.images.contains(&image.image);
         let images: Vec<ImageAhead> = self.images.iter().filter(is_new).cloned().collect();
         if images.is_empty() {
@@ -141,7 +144,7 @@ impl Request {
         }
     }
 
-    /// Whether a pod was asked for something else than this.
+    /// Whether `asked`, the request that a pod has, is for another revision.
     pub(super) fn is_not(&self, asked: &str) -> bool {
         asked != self.revision
     }

@@ -1,8 +1,9 @@
 //! The history of a DaemonSet: one ControllerRevision for each template that it had.
 //!
-//! Upstream's rules (its history package and `constructHistory`), but templates are compared by meaning: a server that writes out
-//! another default, or leaves out a null, makes no revision. Always holds: the current template has one revision, and it has the highest
-//! number; what a pod was made from is not removed. Leaves to others: the writing.
+//! Upstream's rules (its history package and `constructHistory`), but templates are compared by meaning: a
+//! server that writes out another default, or leaves out a null, makes no revision. Always holds: the current
+//! template has exactly one revision, with the highest number; a revision that a pod was made from is kept.
+//! Leaves to others: writing revisions.
 
 use std::collections::BTreeSet;
 
@@ -19,9 +20,10 @@ const NAME_BYTES: usize = 240;
 /// Highest number that counts. A larger one was forged, and behind the largest of all every later revision would have the same number,
 /// among which an undo could not choose.
 const HIGHEST_NUMBER: i64 = 1 << 62;
-/// What kubectl remembers of an object; upstream copies it into each revision, with the cause of the change.
+/// kubectl's annotation with the object as last applied; upstream copies it into each revision, with the
+/// change cause.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Upstream's alphabet of such names: no vowels, nothing that is taken for another.
+/// Upstream's alphabet of such names: no vowels, and no characters that are mistaken for one another.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// A revision as it is stored.
@@ -64,7 +66,7 @@ impl Revision {
         self.complete == Some(self.number)
     }
 
-    /// Nothing that stopped or was rolled back is remembered of it.
+    /// It carries no record of a stop or a roll back.
     pub(super) fn is_plain(&self) -> bool {
         self.record.is_plain()
     }
@@ -79,13 +81,13 @@ impl Revision {
     }
 }
 
-/// What is to be done about the history of a set.
+/// The next step to bring the history of a set in order.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
-    /// A revision of the current template is to be made, under this number. What is too much goes all the same: a template that changes
-    /// with every look must not fill the store.
+    /// Create a revision of the current template, under this number. Surplus revisions are removed in any
+    /// case: a template that changes with every look must not fill the store.
     Make { number: i64, surplus: Vec<String> },
-    /// These are not what they should be; the rest holds meanwhile.
+    /// The listed revisions are to be changed or removed; the others are already as they should be.
     Keep { current: Current, renumber: Option<i64>, doubles: Vec<String>, surplus: Vec<String> },
 }
 
@@ -134,9 +136,9 @@ pub(super) fn make(set: &Value, number: i64) -> (String, Value) {
     let mut labels = template["metadata"]["labels"].as_object().cloned().unwrap_or_default();
     labels.insert(HASH.to_owned(), hash.into());
     let mut annotations = set["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
-    // as large as the whole set, for every revision
+    // the annotation is as large as the whole set, and would be stored with every revision
     annotations.remove(LAST_APPLIED);
-    // of the set, or remembered at a revision by the hub alone
+    // these annotations belong to the set, or only the hub may write them to a revision
     annotations.retain(|key, _| !key.starts_with("kedge.dev/"));
     let mut data = template.clone();
     data["$patch"] = "replace".into();
@@ -158,7 +160,7 @@ pub(super) fn owner(set: &Value) -> Value {
         "uid": set["metadata"]["uid"], "controller": true, "blockOwnerDeletion": true})
 }
 
-/// A short name of a template, and of how often such a name was taken already.
+/// A short name of a template; it also depends on how often such a name was already taken.
 fn hash(template: &Value, collisions: Option<i64>) -> String {
     let mut text = meaning(template).to_string();
     if let Some(count) = collisions.filter(|count| *count > 0) {
@@ -174,7 +176,8 @@ pub(in crate::controllers) fn short(text: &str) -> String {
     hash.to_string().bytes().map(letter).collect()
 }
 
-/// A name of 16 letters, of 2^76, that no other text has, not even one that somebody has searched for.
+/// A name of 16 letters, out of 2^76, so that nobody can find another text with the same name, not even by
+/// searching for one.
 pub(super) fn unique(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     digest.as_ref()[..16].iter().copied().map(letter).collect()
@@ -184,8 +187,8 @@ fn letter(of: u8) -> char {
     char::from(ALPHABET[usize::from(of) % ALPHABET.len()])
 }
 
-/// As it is stored today, without what means nothing: the mark of a patch, nulls, and zeros, which an older hub kept. (An empty object
-/// may mean something: a selector selects all.)
+/// The template as it is stored today, without parts that have no meaning: the mark of a patch, nulls, and
+/// zeros, which an older hub kept. (An empty object may mean something: a selector selects all.)
 fn meaning(template: &Value) -> Value {
     let mut template = template.clone();
     if let Some(of) = schema::find("core/v1/PodTemplateSpec") {
@@ -230,7 +233,7 @@ mod tests {
         };
         assert_eq!(step(&template("i:3"), &revisions, 10, &live(&[])), made(5, &[]));
         assert_eq!(step(&template("i:1"), &[], 10, &live(&[])), made(1, &[]));
-        // while the template changes with every look, too
+        // surplus is also removed while the template changes with every look
         assert_eq!(step(&template("i:3"), &revisions, 1, &live(&[])), made(5, &["x"]));
         assert_eq!(step(&template("i:3"), &revisions, 1, &live(&["x"])), made(5, &["y"]));
     }

@@ -1,8 +1,8 @@
-//! What is known of a set's pods and revisions: each as it was last read.
+//! The cached pods and revisions of a set, each as it was last read.
 //!
-//! Always holds: after [`Known::read`] it is what is stored, but for changes of which no event has come yet; those that the set itself made
-//! are noted with their outcome, so no step decides without them. A sweep, or a change that was missed, has everything read again.
-//! Leaves to others: what follows from it.
+//! Always holds: after [`Known::read`] the cache equals the store, except for changes whose events have not
+//! arrived yet; the set's own writes are noted with their outcome, so no step decides without them. A sweep,
+//! or a missed change, causes everything to be read again. Leaves to others: decisions based on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,19 +26,20 @@ struct Read {
 #[derive(Debug, Default)]
 pub(super) struct Known {
     is_read: bool,
-    /// Names of pods and revisions that changed since they were read. No more than there are, and were at the last look.
+    /// Names of pods and revisions that changed since they were read. It has at most as many names as there
+    /// are pods and revisions now, and were at the last look.
     changed: BTreeSet<(Sort, Box<str>)>,
     /// The pods that it controls, by name.
     pods: BTreeMap<Box<str>, Read>,
-    /// Names of these by node.
+    /// Names of these pods by node.
     on: BTreeMap<Box<str>, Vec<Box<str>>>,
-    /// How many pods are of a revision, by its hash.
+    /// The number of pods of each revision, by its hash.
     hashes: BTreeMap<String, usize>,
     /// Pods that it does not select any more.
     strangers: BTreeSet<Box<str>>,
     /// Nodes whose pods changed.
     touched: BTreeSet<Box<str>>,
-    /// Those that name it as an owner, in order of their names.
+    /// The revisions that name the set as an owner, in order of their names.
     pub(super) revisions: Vec<Revision>,
 }
 
@@ -65,7 +66,7 @@ impl Sort {
     }
 }
 
-/// Whose pods and revisions are meant.
+/// The set that owns the pods and revisions to read.
 pub(super) struct Owner<'a> {
     pub(super) namespace: &'a str,
     pub(super) uid: &'a str,
@@ -81,7 +82,7 @@ impl Known {
         }
     }
 
-    /// Everything is to be read again.
+    /// A change was missed: everything is to be read again.
     pub(super) fn note_gap(&mut self) {
         self.is_read = false;
         self.changed.clear();
@@ -173,7 +174,7 @@ impl Known {
         }
     }
 
-    /// The nodes whose pods changed since this was asked.
+    /// The nodes that had a change of their pods since the last call.
     pub(super) fn take_touched(&mut self) -> BTreeSet<Box<str>> {
         std::mem::take(&mut self.touched)
     }
@@ -202,7 +203,7 @@ impl Known {
         self.hashes.keys().cloned().collect()
     }
 
-    /// The hub stood still meanwhile, and heard nothing.
+    /// The hub stood still for `by` and received nothing: that time does not count.
     pub(super) fn shift(&mut self, by: Duration, now: Duration) {
         self.pods.values_mut().for_each(|read| read.pod.watch.shift(by, now));
     }

@@ -1,11 +1,13 @@
 //! DaemonSets: a pod on each node that matches, kept up to date within its budget.
 //!
-//! Inputs: DaemonSet, ControllerRevision, Pod, Node. Outputs: DaemonSet (its status), ControllerRevision, Pod, Event. Semantics are those
-//! of apps/v1 and of its design document; where this differs stands in `update` and in docs/rollouts.md. Always holds: a set is decided
-//! from the objects as they are stored, so a hub that was killed goes on where it was; times are of the hub's monotonic clock (after a
-//! restart of the hub a pod has been ready for no time yet); a step reads only the pods and nodes that changed (`known`), and judges only
-//! those of which more can come than their count (`rest`). Leaves to others: history (`history`), placing (`placing`), what is made and
-//! ended (`update`), how far an update may go (`rollout`), the end of a set's objects (`garbage`).
+//! Inputs: DaemonSet, ControllerRevision, Pod, Node. Outputs: DaemonSet (its status), ControllerRevision,
+//! Pod, Event. Semantics are those of apps/v1 and of its design document; `update` and docs/rollouts.md list
+//! the differences. Always holds: each decision is made from the stored objects, so a hub that was killed
+//! continues where it was; times are of the hub's monotonic clock (so after a restart of the hub every pod
+//! starts with a ready time of zero); a step reads only the pods and nodes that changed (`known`), and judges
+//! individually only nodes that need more than being counted (`rest`). Leaves to others: history (`history`),
+//! placing (`placing`), which pods are made and ended (`update`), how far an update may go (`rollout`),
+//! deleting a set's objects (`garbage`).
 
 mod ahead;
 mod history;
@@ -48,33 +50,37 @@ pub use view::view;
 static INPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &NODE];
 static OUTPUTS: &[&Kind] = &[&DAEMON_SET, &CONTROLLER_REVISION, &POD, &EVENT];
 
-/// The label by which a pod names the generation of its template; it decides beside the revision's hash, as upstream's.
+/// The label by which a pod names the generation of its template; like upstream's, it decides together with
+/// the hash of the revision.
 const GENERATION: &str = "pod-template-generation";
-/// How many nodes are set aside; absent: none.
+/// Annotation with the number of nodes that are set aside; absent for zero.
 const SET_ASIDE: &str = "kedge.dev/set-aside";
-/// No pod is replaced by an update, but with `false` or nothing: what somebody wrote here was to hold it.
+/// While this annotation is set, an update replaces no pod; only `false` and an empty value do not count,
+/// because anybody who writes another value wants to pause the set.
 const PAUSED: &str = "kedge.dev/paused";
 /// Pause before a pod that ended is replaced, doubled with each that ends; upstream's.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// Pause after the store refused a write.
 const REFUSED: Duration = Duration::from_secs(5);
-/// How long a revision with another one's template stays. Somebody who made it may read or delete it next, as a conformance test of
-/// Kubernetes does, and must not find it gone.
+/// How long a revision that has the same template as another one is kept. A client that made it may read or
+/// delete it next, as a conformance test of Kubernetes does, and must still find it.
 const DOUBLE_STAYS: Duration = Duration::from_secs(2);
-/// Most messages that are remembered as told: annotations may change for ever in one generation of a set. Beyond, some are told again.
+/// Most messages remembered as recorded: annotations may change without end in one generation of a set. Above
+/// this limit some messages are recorded again.
 const TOLD: usize = 64;
 /// Most pods of a set that are made or ended in one step.
 const AT_ONCE: usize = 250;
 /// Most sets in one step.
 const SETS_PER_STEP: usize = 16;
-/// A longer stall means that no pod could report: it does not count as a wait for one.
+/// After a longer stall of the hub, in which no pod could report, its duration does not count as waiting for
+/// a pod.
 const STALL: Duration = Duration::from_secs(5);
 
-/// What holds for sets whose annotations do not say otherwise.
+/// Defaults for sets without the annotations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Defaults {
-    /// A pod is stopped once the images of the next one are on its node.
+    /// A pod is stopped only after the images of its successor are on its node.
     pub pre_pull: bool,
 }
 
@@ -95,18 +101,19 @@ pub struct DaemonSets {
     nodes: BTreeMap<Box<str>, (u64, Node)>,
     /// Nodes that changed since they were read; `None`: all are to be read.
     changed_nodes: Option<BTreeSet<Box<str>>>,
-    /// Sets to look at again, though nothing changes.
+    /// Sets to look at again at a given time, even if nothing changes.
     due: BTreeMap<(String, String), Duration>,
     log: Vec<Line>,
     /// How many nodes were judged.
     #[cfg(test)]
     pub(super) judged: usize,
-    /// No look is compared with one at all nodes: its cost is measured.
+    /// Skips the comparison of each look with a look at all nodes, so that the cost of a look can be
+    /// measured.
     #[cfg(test)]
     pub(super) is_measured: bool,
 }
 
-/// What is remembered of a set between two looks; all of it may be lost.
+/// State of a set that is kept between two looks; all of it may be lost.
 #[derive(Debug, Default)]
 struct Set {
     uid: String,
@@ -115,12 +122,13 @@ struct Set {
     failures: Failures,
     /// Messages of Events about the rollout that were recorded, of one generation of the set.
     told: (i64, BTreeSet<String>),
-    /// The pods that ended by themselves, by node; of no more nodes than there are.
+    /// The pods that ended by themselves, by node; at most one for each existing node.
     ended: BTreeMap<String, Ended>,
-    /// Pods and revisions without a controller may be its own: any, or at least these.
+    /// The set has to look for pods and revisions without a controller to adopt: any, or at least the named
+    /// ones.
     looks_for_orphans: bool,
     strays: BTreeSet<(Sort, Box<str>)>,
-    /// The revisions with another one's template, and when they were first seen.
+    /// The revisions that duplicate another one's template, and when each was first seen.
     doubles: BTreeMap<String, Duration>,
     telling: Telling,
 }
@@ -129,7 +137,7 @@ struct Set {
 #[derive(Debug)]
 struct Ended {
     name: String,
-    /// When the next one that ends may be replaced, and the pause after that.
+    /// When the next pod that ends may be replaced, and the pause after that.
     allowed: Duration,
     pause: Duration,
 }
@@ -142,9 +150,9 @@ pub struct Purpose {
     set: (String, String),
     uid: String,
     revision: u64,
-    /// Why it matters if the store refuses; an Event is not worth a line.
+    /// The text for the log if the store refuses; `None` for an Event, which is not worth a line.
     tries: Option<String>,
-    /// Of which pod an Event tells when it is done.
+    /// The pod of which an Event reports once this action is done.
     deed: Option<(Deed, String)>,
     /// The pod or revision that it writes.
     writes: Option<(Sort, String)>,
@@ -165,7 +173,7 @@ impl Controller for DaemonSets {
         OUTPUTS
     }
 
-    /// A node reports often; what decides about its pods changes rarely.
+    /// A node reports often, but the fields that decide about its pods change rarely.
     fn concerns(kind: &'static Kind, event: &Event) -> bool {
         match (&event.old, &event.new) {
             (Some(old), Some(new)) if kind.kind == NODE.kind => Node::read(old) != Node::read(new),
@@ -228,14 +236,15 @@ impl Controller for DaemonSets {
         outcome: Result<Done, ApiError>,
         now: Now,
     ) -> Vec<Task<Purpose>> {
-        // its event may come after the next step
+        // the event of this write may arrive after the next step
         if let (Some(set), Some((sort, name))) = (self.sets.get_mut(&purpose.set), &purpose.writes) {
             set.known.note_change(*sort, name);
         }
         let summary = self.count(&purpose, outcome.is_ok(), now);
         let Err(error) = outcome else { return summary.into_iter().collect() };
         let Some(tries) = &purpose.tries else { return Vec::new() };
-        // somebody was faster, or an older pod is not gone yet: the change comes as an event, or is looked for
+        // another client was faster, or an older pod still exists: the change arrives as an event, or the
+        // next sweep finds it
         if !matches!(error.code, 404 | 409) {
             let (namespace, name) = &purpose.set;
             self.log.push((
@@ -243,7 +252,7 @@ impl Controller for DaemonSets {
                 format!("DaemonSet {namespace}/{name}: cannot {tries}: {error}; trying again"),
             ));
         }
-        // by Pod Security, or for want of its account
+        // refused by Pod Security, or because its service account does not exist
         let is_forbidden = error.code == 403 && tries == MAKE_A_POD;
         let told = is_forbidden.then(|| forbidden(&purpose.set, &purpose.uid, &error.message, now));
         self.look_again(purpose.set, now.running + REFUSED);
@@ -260,14 +269,14 @@ impl DaemonSets {
         DaemonSets { defaults, ..DaemonSets::default() }
     }
 
-    /// How many nodes have a pause, and how many messages count as told.
+    /// How many nodes have a pause, and how many messages are remembered as recorded.
     #[cfg(test)]
     pub(super) fn remembered(&self) -> (usize, usize) {
         let all = |count: fn(&Set) -> usize| self.sets.values().map(count).sum();
         (all(|set| set.ended.len()), all(|set| set.told.1.len()))
     }
 
-    /// Notes an answer about a pod; the Event of all of them after the last one.
+    /// Notes the store's answer about a pod; after the last answer returns the Event about all of them.
     fn count(&mut self, purpose: &Purpose, is_done: bool, now: Now) -> Option<Task<Purpose>> {
         let (deed, name) = purpose.deed.as_ref()?;
         let telling = &mut self.sets.get_mut(&purpose.set)?.telling;
@@ -284,7 +293,7 @@ impl DaemonSets {
         *due = at.min(*due);
     }
 
-    /// A pod or a revision: of the sets that own it, or that may be looking for it.
+    /// Queues the sets that own a pod or revision, or that may be looking for it.
     fn observe_owned(&mut self, sort: Sort, event: &Event) {
         let object = event.object();
         let owners: BTreeSet<&str> = [&event.old, &event.new]
@@ -345,7 +354,7 @@ impl DaemonSets {
         if set.uid != *object.uid {
             *set = Set { uid: object.uid.to_string(), looks_for_orphans: true, ..Set::default() };
         }
-        // its objects are the garbage collector's
+        // the garbage collector takes care of the objects of a deleted set
         if object.terminating {
             return Vec::new();
         }
@@ -440,7 +449,7 @@ impl DaemonSets {
     }
 }
 
-/// What a pod is made from.
+/// The template and revision that a pod is made from.
 struct Source<'a> {
     template: &'a Value,
     spec: &'a Value,
@@ -464,7 +473,8 @@ impl Look<'_> {
         Task { purpose, action }
     }
 
-    /// Takes pods and revisions that it selects and nobody controls, and lets go of pods that it selects no more.
+    /// Adopts pods and revisions that the set selects and nobody controls, and releases pods that it no
+    /// longer selects.
     fn adopt(&self, set: &mut Set) -> Vec<Task<Purpose>> {
         let selector = &self.value["spec"]["selector"];
         let mut tasks = Vec::new();
@@ -488,7 +498,7 @@ impl Look<'_> {
             }
         };
         for (sort, object) in orphans {
-            // most have an owner
+            // most have an owner: cheap checks first
             if object.terminating || set.known.has(&object.name, &object.uid) {
                 continue;
             }
@@ -518,7 +528,7 @@ impl Look<'_> {
             true
         });
         let (namespace, name) = (self.at.0.clone(), name.to_owned());
-        // not if the set is deleted meanwhile
+        // the adoption must fail if the set was deleted meanwhile
         let requires = vec![self.unchanged()];
         self.task(
             "adopt or release what it selects",
@@ -526,7 +536,7 @@ impl Look<'_> {
         )
     }
 
-    /// The set is as it was found.
+    /// Requires that the set is still as this look read it.
     fn unchanged(&self) -> Require {
         let (namespace, name) = self.at.clone();
         Require::Unchanged { kind: &DAEMON_SET, namespace, name, revision: Some(self.revision) }
@@ -537,7 +547,8 @@ impl Look<'_> {
         if self.world.get(&CONTROLLER_REVISION, &self.at.0, &name).is_none() {
             return self.task("remember its template", Action::create(&CONTROLLER_REVISION, value));
         }
-        // of another template, or another set: the next name has another hash
+        // the name belongs to another template or another set: a higher collision count gives the next name
+        // another hash
         let count = self.value["status"]["collisionCount"].as_i64().unwrap_or(0).saturating_add(1);
         self.edit_set(move |set, _| set["status"]["collisionCount"] = count.into())
     }
@@ -558,7 +569,8 @@ impl Look<'_> {
         )
     }
 
-    /// Brings the history in order; pods of a double get the hash of the one that stays before it goes.
+    /// Brings the history in order; before a duplicate revision is deleted, its pods get the hash of the one
+    /// that stays.
     fn tidy(
         &self,
         set: &Set,
@@ -624,7 +636,7 @@ impl Look<'_> {
         self.task("label a pod", Action::Update { kind: &POD, namespace, name, edit, requires: Vec::new() })
     }
 
-    /// Has the node of a pod pull images ahead, or no more.
+    /// Asks the node of a pod to pull images ahead, or withdraws that request.
     fn ask(&self, name: &str, uid: &str, request: Option<String>) -> Task<Purpose> {
         let uid = uid.to_owned();
         let edit: Edit = Box::new(move |value, _| {
@@ -696,7 +708,7 @@ impl Look<'_> {
         tasks
     }
 
-    /// Writes the template of the proven revision, unless somebody has written another one meanwhile.
+    /// Writes the template of the proven revision, unless the template was changed meanwhile.
     fn roll_back(&self, set: &mut Set, from: &Revision, to: &Proven) -> Vec<Task<Purpose>> {
         let (uid, template) = (self.value["metadata"]["uid"].clone(), to.template.clone());
         let found = self.value["spec"]["template"].clone();
@@ -717,7 +729,7 @@ impl Look<'_> {
         tasks
     }
 
-    /// The tasks of a plan; returns when to look again.
+    /// The tasks of a plan; returns the time of the next look.
     fn carry_out(
         &self,
         set: &mut Set,
@@ -759,7 +771,7 @@ impl Look<'_> {
             }
             tasks.push(self.remove(&POD, &pod.name, &pod.uid));
         }
-        // one that runs long enough to be available begins again with the shortest pause
+        // after a pod that ran long enough to be available, the pauses start again with the shortest
         let known = &set.known;
         let runs = |node: &str| known.pods_on(node).iter().any(|pod| pod.ready_at.is_some());
         set.ended.retain(|node, ended| !runs(node) || ended.allowed + LONGEST_PAUSE > self.now.running);
@@ -769,7 +781,7 @@ impl Look<'_> {
             hash: &wanted.hash,
             generation: &wanted.generation,
         };
-        // without a generation: that would make it a pod of the current template
+        // without a generation, because it would make the pod one of the current template
         let proven = wanted.proven.as_ref().map(|proven| Source {
             template: &proven.template,
             spec: &proven.spec,
@@ -802,22 +814,23 @@ impl Look<'_> {
         next
     }
 
-    /// The name of a pod to make, and what must hold of the other name of its node. A pod takes the other one if something has the first
-    /// that is not the set's, a pod that it let go, for example; and after a pod of that name `ended` by itself, so that clients which
-    /// wait until it is gone, as upstream's do, see that it is.
+    /// The name for a pod to make, and a requirement on the node's other name. The other name is used in two
+    /// cases: an object that is not the set's has the first one (for example a pod that the set released), or
+    /// a pod of the first name `ended` by itself, so that clients which wait until that name is gone, as
+    /// upstream's do, see it gone.
     fn free_name(&self, name: &str, ended: Option<&str>) -> (String, Vec<Require>) {
         let other = update::other_name(name);
         let found = |name: &str| self.world.get(&POD, &self.at.0, name);
         if found(name).is_some_and(|pod| controller(&pod.value()) != Some(&self.uid())) {
             return (other, Vec::new());
         }
-        // of the pod beside it, under a surge
+        // the other name belongs to the pod beside it, during a surge
         if found(&other).is_some() {
             return (name.to_owned(), Vec::new());
         }
         let (chosen, left) =
             if ended == Some(name) { (other, name.to_owned()) } else { (name.to_owned(), other) };
-        // of two steps that choose different names only one makes a pod
+        // if two steps choose different names, only one of them may make a pod
         let free =
             Require::Unchanged { kind: &POD, namespace: self.at.0.clone(), name: left, revision: None };
         (chosen, vec![free])
@@ -841,7 +854,7 @@ impl Look<'_> {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     }
 
-    /// Writes the status if it is another one.
+    /// Writes the status if it changed.
     fn report(&self, plan: &Plan, verdict: &Verdict) -> Option<Task<Purpose>> {
         let found = &plan.status;
         let generation = self.value["metadata"]["generation"].clone();
@@ -860,7 +873,7 @@ impl Look<'_> {
         let message = verdict.stopped.clone().unwrap_or_default();
         let stop = json!({"type": rollout::STOPPED, "status": state, "reason": reason, "message": message});
         let apply = move |set: &mut Value, now: &str| {
-            // most sets never have one
+            // most sets never have this condition
             if is_stopped || condition(&set["status"], rollout::STOPPED).is_some() {
                 set_condition(&mut set["status"], stop.clone(), now);
             }
@@ -891,14 +904,14 @@ impl Look<'_> {
     }
 }
 
-/// Adds a task to those of which one Event tells.
+/// Adds a task to the group that one Event reports together.
 fn counted(set: &mut Set, mut task: Task<Purpose>, deed: Deed, name: &str) -> Task<Purpose> {
     set.telling.expect(deed);
     task.purpose.deed = Some((deed, name.to_owned()));
     task
 }
 
-/// Those of the revisions with another one's template that are to go now, and when the next one is.
+/// The duplicate revisions that are to be deleted now, and when the next one is due.
 fn due_doubles(
     seen: &mut BTreeMap<String, Duration>,
     doubles: Vec<String>,
@@ -930,7 +943,7 @@ fn written(action: &Action) -> Option<(Sort, String)> {
     }
 }
 
-/// An Event about a set; `what`: type, reason and message.
+/// An Event about a set; `what` is its type, reason and message.
 fn event(
     set: &(String, String),
     uid: &str,
@@ -952,7 +965,8 @@ fn about_event(set: &(String, String), uid: &str, revision: u64, value: Value) -
     Task { purpose, action: Action::create(&EVENT, value) }
 }
 
-/// Tells that pods of a set are refused: once for all of them, however often they are tried, as long as the Event is kept.
+/// The Event that pods of a set are refused: one for all of them, however often they are tried, for as long
+/// as the Event is kept.
 fn forbidden(set: &(String, String), uid: &str, why: &str, now: Now) -> Task<Purpose> {
     let (namespace, name) = set;
     let about = About { kind: &DAEMON_SET, namespace, name, uid, revision: None };
@@ -973,7 +987,8 @@ fn controller(value: &Value) -> Option<&str> {
     owners.iter().find(|owner| owner["controller"] == true).map(|owner| text(owner, &["uid"]))
 }
 
-/// The revision of which the rollout was last seen complete, but for the current one; while there is none, the newest that a pod has.
+/// The revision that was last seen completely rolled out, apart from the current one; if none was, the newest
+/// one that a pod has.
 fn proven(set: &Value, revisions: &[Revision], live: &BTreeSet<String>) -> Option<Proven> {
     let others = || revisions.iter().filter(|revision| !revision.is_of(&set["spec"]["template"]));
     let complete = others().filter(|one| one.complete.is_some()).max_by_key(|one| (one.complete, one.number));
@@ -985,8 +1000,9 @@ fn proven(set: &Value, revisions: &[Revision], live: &BTreeSet<String>) -> Optio
     Some(Proven { name, hash, template, spec, was_complete: found.complete.is_some() })
 }
 
-/// Whether what fails under the current revision can stop it: not if it was complete, nor while no pod is of another one that could run
-/// instead, unless it is stopped already. `live`: the revisions that pods have, with the proven one.
+/// Whether failures under the current revision can stop it: not if its rollout was complete once, nor if no
+/// pod has another revision that could run instead, unless it is stopped already. `live`: the revisions that
+/// pods have, including the proven one.
 fn minds_failures(
     current: &Revision,
     is_renumbered: bool,
@@ -1005,7 +1021,7 @@ fn is_paused(set: &Value) -> bool {
     !matches!(text(set, &["metadata", "annotations", PAUSED]).trim(), "" | "false")
 }
 
-/// What a set asks of its pods.
+/// The requirements of a set on its pods, as `update` reads them.
 fn wanted(
     set: &Value,
     current: Current,
@@ -1048,7 +1064,7 @@ fn wanted(
     }
 }
 
-/// Whether the status says what kubectl takes for a success.
+/// Whether kubectl would report a successful rollout for this status.
 fn shows_success(set: &Value) -> bool {
     let status = |field: &str| set["status"][field].as_i64().unwrap_or(0);
     let desired = status("desiredNumberScheduled");

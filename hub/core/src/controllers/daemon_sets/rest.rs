@@ -1,10 +1,12 @@
-//! Nodes at rest: those that a look at a set need not judge one by one.
+//! Nodes at rest: nodes that a look at a set need not judge one by one.
 //!
-//! Most nodes of a set run the pod that they should, wait for their turn, start one, or are away, and nothing but a change of their pod or
-//! Node, or a time that is known, can make more of that. They are counted by what they are; a look judges the others, and as many of
-//! those that wait as the budget may take. So it costs as much as is under way, not as much as the set is large. Always holds: judging a
-//! node at rest would add to the look what its count adds (the tests compare each look with one at all nodes), and a node that failed, or
-//! is a canary, is never at rest. Leaves to others: what changed (`known`), what it leads to (`rollout`, `update`).
+//! Most nodes of a set run the right pod, wait for their turn, start a pod, or are lost; only a change of
+//! their pod or Node, or a time that is known in advance, can change the decision about them. They are
+//! counted by state; a look judges all other nodes, and as many waiting ones as the budget has room for. So
+//! the cost of a look depends on the work in progress, not on the size of the set. Always holds: judging a
+//! node at rest would add the same to a look as its count does (the tests compare each look with one at all
+//! nodes); a node that failed, or is a canary, is never at rest. Leaves to others: noticing changes (`known`)
+//! and acting on them (`rollout`, `update`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,24 +19,24 @@ use super::known::Known;
 use super::rollout::{Failures, Settings};
 use super::update::{Here, Pod, Wanted};
 
-/// What a node at rest does. Each has one pod of the set at most that does not end.
+/// The state of a node at rest. Each has at most one pod of the set that is not being deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
     /// An available pod of the current revision.
     Updated,
     /// The same, but it crashed not long ago.
     Unsteady,
-    /// An available pod of another one.
+    /// An available pod of another revision.
     Outdated { is_proven: bool },
     /// The same, outside the node's maintenance windows.
     Closed,
-    /// A pod of the current revision that is not available: yet, or where nobody counts it as failed.
+    /// A pod of the current revision that is not available: not yet, or in a rollout that counts no failures.
     Starting { is_ready: bool },
-    /// Only pods that end.
+    /// Only pods that are being deleted.
     Ending,
     /// A pod that ended by itself, and is replaced after a pause.
     Ended { is_current: bool },
-    /// The hub has lost it, and no pod there is of the current revision.
+    /// The hub has lost the node, and no pod there is of the current revision.
     Aside { has_pod: bool },
 }
 
@@ -45,23 +47,23 @@ pub(super) struct AtRest {
     pub(super) unsteady: usize,
     pub(super) outdated: usize,
     pub(super) starting: usize,
-    /// Of those that start.
+    /// Nodes with a starting pod that is ready.
     pub(super) ready: usize,
     pub(super) ending: usize,
     pub(super) ended: usize,
-    /// Of those that ended.
+    /// Nodes with an ended pod of the current revision.
     pub(super) ended_current: usize,
     pub(super) aside: usize,
     pub(super) aside_with_pod: usize,
 }
 
 impl AtRest {
-    /// Those that should run a pod, and are not set aside.
+    /// Nodes that should run a pod and are not set aside.
     pub(super) fn desired(&self) -> usize {
         self.updated + self.outdated + self.out()
     }
 
-    /// Those that use up the budget of an update.
+    /// Nodes that use up the budget of an update.
     pub(super) fn out(&self) -> usize {
         self.unsteady + self.starting + self.ending + self.ended
     }
@@ -98,14 +100,14 @@ impl AtRest {
 #[derive(Debug)]
 struct Row {
     placed: Placed,
-    /// What it rests at, and until when at most.
+    /// Its state at rest, and when it has to be judged again at the latest.
     rest: Option<(Rest, Option<Duration>)>,
 }
 
-/// The nodes of a set. All of it follows from what is known, and may be lost.
+/// The nodes of a set, judged. All of it can be computed again from `known`, so it may be lost.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    /// What the rows were judged by.
+    /// The settings by which the rows were judged: other settings make them all invalid.
     basis: Option<(Wanted, Settings)>,
     rows: BTreeMap<Box<str>, Row>,
     /// Nodes that changed since they were judged.
@@ -113,13 +115,14 @@ pub(super) struct Rows {
     /// Those that are not at rest.
     awake: BTreeSet<Box<str>>,
     at_rest: AtRest,
-    /// Those at rest with an old pod, first of a revision that was never complete, then of the proven one.
+    /// Nodes at rest with an old pod: first those with a revision that was never complete, then those with
+    /// the proven one.
     outdated: [BTreeSet<Box<str>>; 2],
-    /// When those at rest wake.
+    /// When each node at rest has to be judged again.
     wakes: BTreeSet<(Duration, Box<str>)>,
 }
 
-/// What a node is judged by.
+/// The inputs for judging a node.
 pub(super) struct Basis<'a> {
     pub(super) nodes: &'a BTreeMap<Box<str>, (u64, Node)>,
     pub(super) known: &'a Known,
@@ -128,12 +131,12 @@ pub(super) struct Basis<'a> {
     pub(super) failures: &'a Failures,
     pub(super) ended: &'a BTreeMap<String, Ended>,
     pub(super) now: Duration,
-    /// A step of it is seen with the next sweep.
+    /// A step of the wall clock is noticed at the next sweep.
     pub(super) wall: OffsetDateTime,
 }
 
 impl Basis<'_> {
-    /// Until when the pod of a node that ended by itself is not replaced.
+    /// Until when an ended pod of a node is not replaced.
     pub(super) fn pauses_until(&self, node: &str) -> Option<Duration> {
         self.ended.get(node).map(|ended| ended.allowed).filter(|at| *at > self.now)
     }
@@ -177,7 +180,7 @@ impl Rows {
         }
     }
 
-    /// The rows are of this from now on.
+    /// From now on the rows are those of these settings.
     pub(super) fn keep(&mut self, wanted: Wanted, settings: Settings) {
         self.basis = Some((wanted, settings));
     }
@@ -196,7 +199,8 @@ impl Rows {
         self.awake.iter().filter_map(|name| self.here(name, by)).collect()
     }
 
-    /// Adds so many of the nodes that wait at rest, whose turn comes first, and takes them from the count.
+    /// Adds up to `most` of the waiting nodes at rest, in the order of their turn, and subtracts them from
+    /// the count.
     pub(super) fn add_outdated<'a>(
         &self,
         most: usize,
@@ -216,7 +220,7 @@ impl Rows {
         Some(Here::new(by.wanted, node, self.rows.get(name)?.placed, by.known.pods_on(name), by.wall))
     }
 
-    /// Forgets what a node was, but for where it stands.
+    /// Forgets the state of a node and returns only whether pods are placed on it.
     fn drop_row(&mut self, name: &str) -> Option<Placed> {
         let row = self.rows.remove(name)?;
         self.awake.remove(name);
@@ -249,14 +253,15 @@ impl Rows {
     }
 }
 
-/// What a node rests at, and until when at most; `None`: it is to be judged.
+/// The state of a node at rest, and when it has to be judged again at the latest; `None` if it must be judged
+/// in each look.
 fn rest(here: &Here<'_>, by: &Basis<'_>) -> Option<(Rest, Option<Duration>)> {
     let (wanted, now) = (by.wanted, by.now);
     if !here.placed.runs || by.failures.has(&here.node.name) || by.settings.is_canary(here.node) {
         return None;
     }
     if here.is_set_aside {
-        // until the hub has noted that its pods are not ready, too
+        // also while the hub has not yet marked the pods of the lost node unready
         let is_plain = here.all.iter().all(|pod| {
             !wanted.is_current(pod) && pod.ready_since.is_none() && (pod.is_terminating || !pod.has_ended())
         });

@@ -1,10 +1,11 @@
-//! How far an update of a DaemonSet may go: first to its canaries, when its failures stop it, and from when on it is complete.
+//! How far an update of a DaemonSet may go: canaries first, when failures stop it, and when it is complete.
 //!
-//! Always holds: a stop is remembered at the revision that it is about ([`RECORD`]), with the generation of the template that it was
-//! found in, so a hub that is killed keeps an update stopped, and a changed template, an undo or an annotation starts anew. Before it is
-//! remembered it is derived from the pods in the step that would replace more of them: none is ended meanwhile. Times are of the hub's
-//! clock, from when it saw a pod. Only updates are stopped: not the first rollout of a set, nor one that was complete. Leaves to others:
-//! what a held node gets (`update`), the writing (`mod`).
+//! Always holds: a stop is recorded at its revision ([`RECORD`]), with the generation of the template in
+//! which it happened, so an update stays stopped after a hub is killed, and a changed template, an undo or an
+//! annotation starts afresh. In the step that would replace more pods the stop is derived from the pods,
+//! before it is recorded, so no pod is ended in between. Times are of the hub's clock, from when it saw a
+//! pod. Only updates are stopped, never the first rollout of a set, nor a rollout that was complete once.
+//! Leaves to others: which pod a held node gets (`update`), and writing (`mod`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,43 +27,48 @@ use crate::value::{duration, text};
 const MAX_FAILURES: &str = "kedge.dev/max-failures";
 /// How long a pod of a new revision may take to become ready.
 const PROGRESS_DEADLINE: &str = "kedge.dev/progress-deadline";
-/// Another value than at the stop lets the update go on.
+/// A value that differs from the one at the stop resumes the update.
 const RESUME: &str = "kedge.dev/resume";
 /// `true`: a stopped update is undone.
 const ROLLBACK: &str = "kedge.dev/rollback-on-failure";
 /// Nodes that get a new revision first: a label selector.
 const CANARY: &str = "kedge.dev/canary-selector";
-/// For how long these are available before the others get it.
+/// How long the canaries must have been available before other nodes get the revision.
 const SOAK: &str = "kedge.dev/canary-soak";
-/// Of a revision: what is remembered of its rollout, a [`Record`].
+/// On a revision: the state of its rollout, a [`Record`].
 pub(super) const RECORD: &str = "kedge.dev/rollout";
-/// Of a revision: its number when its rollout was last seen complete.
+/// On a revision: its number when its rollout was last seen complete.
 pub(super) const COMPLETE: &str = "kedge.dev/complete";
 /// The condition of the set.
 pub(super) const STOPPED: &str = "RolloutStopped";
 
 /// Without an annotation: upstream's for Deployments.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
-/// Without an annotation: the time in which a pod that is not ready fails, so that canaries have failed by then if they do.
+/// Without an annotation: the time after which an unready pod counts as failed, so that bad canaries have
+/// failed by then.
 const DEFAULT_SOAK: Duration = DEADLINE;
-/// Longest time that an annotation may give: longer than anybody waits, and far from what a clock can count to.
+/// Longest time that an annotation may give: longer than anybody waits, and far from the overflow of a clock.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// Failures that stop an update without an annotation. A share, so that it suits any fleet; and never less than the update's own budget,
-/// so that a fault of the network that passes, in which as many pods wait as the budget allows, needs nobody to resume.
+/// Failures that stop an update without an annotation. It is a share, so that it suits any fleet, and never
+/// less than the update's own budget: a passing network fault makes at most as many pods wait as the budget
+/// allows, and must not stop the update until somebody resumes it.
 const DEFAULT_SHARE: &str = "10%";
-/// A pull or a start that fails for longer has failed: a registry that is away for a moment stops no update. Meanwhile the pod is
-/// unavailable and uses up the budget. And an old pod that is not ready for longer does not serve.
+/// A pull or a start counts as failed after failing for this long, so that a registry's short outage stops no
+/// update. Meanwhile the pod is unavailable and uses up the budget. An old pod that is unready for longer
+/// counts as not serving.
 pub(super) const SETTLES: Duration = Duration::from_secs(60);
-/// A container that ended with an error and was started so often crashes, though it may run at the moment.
+/// A container that ended with an error and was started this often counts as crashing, even if it runs at the
+/// moment.
 const RESTARTS: i64 = 3;
-/// Unless its pod has been ready for so long: the time after which an agent, too, forgets that a container crashed.
+/// Unless its pod has been ready for this long: the agent, too, forgets crashes of a container after this
+/// time.
 pub(super) const RECOVERS: Duration = Duration::from_secs(10 * 60);
 /// Nodes in the text of a stop.
 const NAMED: usize = 5;
 /// Longest part of a bad value in an Event.
 const SHOWN_BYTES: usize = 60;
 
-/// What a container of a pod does instead of running.
+/// Why a container of a pod does not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     Crashes,
@@ -115,7 +121,7 @@ pub(super) enum Why {
     Start,
     Failed,
     NotReady,
-    /// The old pod waits for images that do not come.
+    /// The old pod still waits for the new images, which do not arrive.
     NotPulled,
     Lost,
 }
@@ -134,22 +140,24 @@ impl fmt::Display for Why {
     }
 }
 
-/// Since when the hub sees a pod that is not ready, and that a pull or a start of it fails.
+/// Since when the hub has seen a pod unready, and since when a pull or a start of it has failed.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Watch {
-    /// A pod that is ready now and then, but never for long enough to be available, is not ready all the while.
+    /// A pod that is ready at times, but never long enough to be available, counts as unready all the time.
     unready: Option<Duration>,
-    /// Since when it has not been ready for [`RECOVERS`] on end: one that is ready now and then is not starting for ever.
+    /// Since when it has not been ready for [`RECOVERS`] without a break: a pod that is ready now and then
+    /// does not count as starting for ever.
     restless: Option<Duration>,
     stuck: Option<Duration>,
-    /// The revision that its node was asked to pull images of, and since when.
+    /// The revision of the request to pull images ahead, and since when the node has it.
     asked: Option<(Box<str>, Duration)>,
-    /// Since when the node says that it cannot.
+    /// Since when the node reports that it cannot pull them.
     cannot: Option<Duration>,
 }
 
 impl Watch {
-    /// `was_ready`: for how long, until now. It has been available if that is `min_ready`.
+    /// `was_ready`: for how long the pod had been ready until now. The pod was available if that is at least
+    /// `min_ready`.
     pub(super) fn next(
         self,
         pod: &Pod,
@@ -179,12 +187,12 @@ impl Watch {
         self.restless
     }
 
-    /// Since when its node is asked to pull images ahead.
+    /// Since when the node has been asked to pull images ahead.
     pub(super) fn asked(&self) -> Option<Duration> {
         self.asked.as_ref().map(|(_, since)| *since)
     }
 
-    /// The hub stood still meanwhile, and heard nothing.
+    /// The hub stood still for `by` and received nothing: that time does not count.
     pub(super) fn shift(&mut self, by: Duration, now: Duration) {
         let asked = self.asked.as_mut().map(|(_, since)| since);
         let all =
@@ -195,26 +203,26 @@ impl Watch {
     }
 }
 
-/// What the annotations of a set ask for.
+/// The annotations of a set, parsed.
 #[derive(Debug, PartialEq)]
 pub(super) struct Settings {
     limit: Limit,
-    /// As it is written, to see that it changed.
+    /// As it is written, to notice a change.
     limit_text: String,
     pub(super) deadline: Duration,
     resume: String,
     rolls_back: bool,
     canary: Canary,
-    /// Values that cannot be read, each with what holds instead.
+    /// Invalid values, each with the value used in its place.
     pub(super) wrong: Vec<String>,
 }
 
 #[derive(Debug, PartialEq)]
 enum Canary {
     Off,
-    /// Nobody can say which nodes are meant.
+    /// The selector cannot be parsed, so the canaries are unknown.
     Unreadable,
-    /// Without a time that can be read the others wait.
+    /// If the soak time cannot be parsed, other nodes wait without end.
     Nodes(Labels, Option<Duration>),
 }
 
@@ -321,7 +329,7 @@ impl Settings {
     }
 }
 
-/// What of the annotations of a set cannot be read, and what holds instead.
+/// The annotations of a set that cannot be parsed, each with the value used in its place.
 pub(crate) fn complaints(set: &Value) -> Vec<String> {
     Settings::read(set).wrong
 }
@@ -338,7 +346,7 @@ fn count(found: &str) -> Option<Value> {
     }
 }
 
-/// A time that can be added to any of the hub's clock.
+/// A duration small enough to be added to any time of the hub's clock.
 fn time(found: &str) -> Option<Duration> {
     duration(found).filter(|found| *found <= LONGEST)
 }
@@ -347,7 +355,7 @@ fn positive(found: &str) -> Option<Duration> {
     time(found).filter(|found| !found.is_zero())
 }
 
-/// What is remembered of a rollout at its revision.
+/// The recorded state of a rollout, stored at its revision.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Record {
     /// The generation of the template that all of this is about.
@@ -357,17 +365,18 @@ pub(super) struct Record {
     /// The annotations as they were when it was stopped.
     resume: String,
     limit: String,
-    /// Failures when it was resumed: as many more are needed for the next stop.
+    /// Failures at the time of a resume: the next stop needs as many more.
     forgiven: usize,
-    /// The generation in which it was to be rolled back. It is written before the template is, so what writes the revision back later
-    /// finds it stopped, and is not written over again.
+    /// The generation in which it was rolled back. It is written before the template is changed, so a client
+    /// that writes the revision again later finds it stopped, and the hub does not roll it back a second
+    /// time.
     rolled_back: Option<String>,
     /// The canaries were available for long enough.
     soaked: bool,
 }
 
 impl Record {
-    /// What cannot be read is derived anew.
+    /// Unreadable parts count as absent and are derived again.
     pub(super) fn read(annotation: &str) -> Record {
         let value: Value = decode::value(annotation.as_bytes()).unwrap_or_default();
         let of = |field: &str| text(&value, &[field]).to_owned();
@@ -395,7 +404,7 @@ impl Record {
         self.soaked
     }
 
-    /// The annotation; `None`: nothing is worth remembering.
+    /// The annotation; `None` if there is nothing to record.
     pub(super) fn write(&self) -> Option<String> {
         let mut value = json!({"generation": self.generation});
         if let Some(why) = &self.stopped {
@@ -417,7 +426,8 @@ impl Record {
     }
 }
 
-/// The nodes that failed under a revision, remembered from look to look: a container that crashes runs now and then.
+/// The nodes that failed under a revision, kept between looks, because a crashing container runs now and
+/// then.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Failures {
     /// Hash and generation of the revision.
@@ -431,13 +441,13 @@ impl Failures {
     }
 }
 
-/// Which nodes are held at what they run.
+/// Which nodes keep their current pod.
 #[derive(Debug, Default, PartialEq)]
 pub(super) enum Hold {
     #[default]
     Nothing,
     All,
-    /// All but these.
+    /// All nodes except these.
     Others(BTreeSet<String>),
 }
 
@@ -451,20 +461,20 @@ impl Hold {
     }
 }
 
-/// What came of a look at a rollout.
+/// The result of a look at a rollout.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Verdict {
     pub(super) hold: Hold,
     /// Nodes that failed; those of a stopped rollout do not count as available.
     pub(super) failed: BTreeSet<String>,
-    /// Held nodes whose pod may still be starting: they use up the budget. One that is not ready for longer is not the update's doing, and
-    /// must not keep canaries from getting what mends it.
+    /// Held nodes whose pod may still be starting: they use up the budget. A pod that is unready for longer
+    /// was not broken by this update, and must not keep canaries from getting the revision that fixes it.
     pub(super) starting: BTreeSet<String>,
-    /// The stop, as the set's condition and an Event say it.
+    /// The reason of the stop, as the set's condition and an Event show it.
     pub(super) stopped: Option<String>,
-    /// The template of the proven revision is to take the place of this one.
+    /// The template of the proven revision is to replace the current one.
     pub(super) rolls_back: bool,
-    /// What is to be remembered at the current revision, if it is something else than before.
+    /// The new record of the current revision, if it changed.
     pub(super) record: Option<Record>,
     /// The rollout is complete: the number to remember.
     pub(super) complete: Option<i64>,
@@ -479,11 +489,12 @@ pub(super) struct Judge<'a> {
     pub(super) settings: &'a Settings,
     pub(super) wanted: &'a Wanted,
     pub(super) current: &'a Revision,
-    /// It is about to get another number.
+    /// The revision is about to get another number.
     pub(super) is_renumbered: bool,
-    /// The stored status says that every node has an available pod of it: who sees that it is complete finds these counts.
+    /// The stored status already shows an available pod of the revision on every node: clients that see the
+    /// rollout complete must find these counts.
     pub(super) is_shown: bool,
-    /// All nodes but those at rest; canaries never are.
+    /// All nodes except those at rest; canaries never are.
     pub(super) heres: &'a [Here<'a>],
     pub(super) at_rest: AtRest,
     pub(super) now: Duration,
@@ -552,7 +563,7 @@ impl Judge<'_> {
         failures.nodes.retain(|node, _| known.contains(node.as_str()));
     }
 
-    /// A node that waits for images with its old pod: it fails without one being stopped.
+    /// Notes a node that waits for images with its old pod: it can fail without a pod being stopped there.
     fn note_pull(&self, here: &Here<'_>, failures: &mut Failures, verdict: &mut Verdict) {
         let Some((old, request)) = here.old.first().zip(self.wanted.ahead.as_ref()) else { return };
         let step = request.step(old, here.node);
@@ -650,7 +661,7 @@ impl Judge<'_> {
                 }
             }
         }
-        // once that is remembered
+        // only once the stop is recorded
         verdict.rolls_back = next == *known
             && next.rolled_back.as_ref() == Some(generation)
             && next.stopped.is_some()
@@ -663,7 +674,7 @@ impl Judge<'_> {
             }
             _ => {}
         }
-        // what was complete before needs no canary: an undo is not held up
+        // a revision that was complete before needs no canaries, so they do not delay an undo
         if next.stopped.is_some() {
             verdict.hold = Hold::All;
         } else if self.is_new() && !next.soaked {
@@ -674,7 +685,7 @@ impl Judge<'_> {
         verdict.record = (next.write() != known.write()).then_some(next);
     }
 
-    /// Holds what is not a canary until all canaries were available for long enough.
+    /// Holds all nodes except canaries until all canaries were available for long enough.
     fn hold_for_canaries(&self, failed: &BTreeMap<String, Why>, verdict: &mut Verdict) -> Hold {
         let soak = match &self.settings.canary {
             Canary::Off => return Hold::Nothing,
@@ -695,7 +706,7 @@ impl Judge<'_> {
             let is_well = !pod.is_troubled(self.now) && !failed.contains_key(&here.node.name);
             Some(since + (*soak)?.max(self.wanted.min_ready)).filter(|_| is_well)
         };
-        // the last of them; nothing if one of them is not available at all
+        // the time at which the last canary passes; `None` if one of them is not available at all
         let all: Option<Vec<Duration>> = present.map(passes_at).collect();
         match all.and_then(|all| all.into_iter().max()) {
             Some(at) if at <= self.now => {
@@ -713,12 +724,13 @@ impl Judge<'_> {
         Hold::Others(canaries.iter().map(|here| here.node.name.clone()).collect())
     }
 
-    /// Whether it was never rolled out completely. One that was, and fails now, is not at fault: what comes before it may fail as well.
+    /// Whether the revision was never rolled out completely. A revision that was, and fails now, is not at
+    /// fault: its predecessor may fail as well.
     fn is_new(&self) -> bool {
         self.current.complete.is_none()
     }
 
-    /// Whether something else runs, or ran, that is worth keeping.
+    /// Whether another revision runs, or ran, that could be kept.
     fn is_update(&self) -> bool {
         let is_at_rest = self.at_rest.outdated + self.at_rest.aside_with_pod > 0;
         self.wanted.proven.is_some() || is_at_rest || self.heres.iter().any(|here| !here.old.is_empty())
@@ -738,7 +750,8 @@ impl Judge<'_> {
         )
     }
 
-    /// Whether each node has an available pod of the current revision and no other. A stopped rollout waits for nodes that are away, too.
+    /// Whether each node has an available pod of the current revision and no other pod. A stopped rollout is
+    /// not complete before lost nodes have it, too.
     fn is_everywhere(&self, with_lost: bool) -> bool {
         let at_rest = &self.at_rest;
         if at_rest.desired() > at_rest.updated || with_lost && at_rest.aside > 0 {
@@ -761,7 +774,7 @@ mod tests {
 
     #[test]
     fn time_beyond_a_year_is_a_bad_value() {
-        // together close to the end of what a clock counts
+        // a duration close to the overflow of a clock
         let endless = "5124095576030h".repeat(999);
         for (found, expect) in
             [("8760h", Some(LONGEST)), ("8761h", None), (&*endless, None), ("soon", None), ("0s", None)]

@@ -1,20 +1,22 @@
-//! The Events about pods of a set that are made, deleted, or found ended: one for those of a step, and few in a time.
+//! The Events about pods of a set that are made, deleted, or found ended: one Event for all pods of a step,
+//! at a limited rate.
 //!
-//! Always holds: a set may record [`AT_ONCE`] of them at once and one each [`EVERY`], however many pods come and go; those that are not
-//! told are told with the next, as a count. So an update of 10,000 nodes, or a fleet whose pods fail again and again, does not push other
-//! Events out of the store. Leaves to others: Events about the rollout itself, each of which is told once.
+//! Always holds: a set may record [`AT_ONCE`] of them at once and then one each [`EVERY`], however many pods
+//! are made and deleted; pods that this limit skipped are counted in the next Event. So an update of 10,000
+//! nodes, or a fleet whose pods fail again and again, does not push other Events out of the store. Leaves to
+//! others: Events about the rollout itself, each of which is recorded once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Upstream's bound for one source and object.
 const AT_ONCE: u32 = 25;
-/// Upstream's is five minutes, and it drops what is more.
+/// Upstream's is five minutes, and upstream drops the Events above the limit.
 const EVERY: Duration = Duration::from_secs(60);
 /// Names in the message of one Event.
 const NAMED: usize = 5;
 
-/// What happens to pods, and one Event tells.
+/// A change of pods that Events report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Deed {
     Made,
@@ -26,19 +28,19 @@ pub(super) enum Deed {
 /// Type, reason and message.
 pub(super) type Told = (&'static str, &'static str, String);
 
-/// Of one set.
+/// The Events of one set.
 #[derive(Debug)]
 pub(super) struct Telling {
     tallies: BTreeMap<Deed, Tally>,
     left: u32,
-    /// Since when the next Event is earned.
+    /// Since when the allowance for the next Event has been accumulating.
     since: Duration,
 }
 
-/// Pods of which no Event tells yet.
+/// Pods that no Event has reported yet.
 #[derive(Debug, Default)]
 struct Tally {
-    /// The store has not answered for so many.
+    /// Writes about which the store has not answered yet.
     awaited: usize,
     count: usize,
     names: Vec<String>,
@@ -51,12 +53,12 @@ impl Default for Telling {
 }
 
 impl Telling {
-    /// A step begins: what the one before still awaited was not done.
+    /// A new step begins: writes of the previous step without an answer were not made.
     pub(super) fn begin(&mut self) {
         self.tallies.values_mut().for_each(|tally| tally.awaited = 0);
     }
 
-    /// The Event of a deed follows the store's last answer.
+    /// Another write for this deed: its Event follows after the store's last answer.
     pub(super) fn expect(&mut self, deed: Deed) {
         self.tallies.entry(deed).or_default().awaited += 1;
     }
@@ -80,12 +82,12 @@ impl Telling {
         None
     }
 
-    /// The Events that are not told yet and may be.
+    /// The Events that were delayed by the limit and may be recorded now.
     pub(super) fn overdue(&mut self, now: Duration) -> Vec<Told> {
         [Deed::Made, Deed::Ended, Deed::Found].into_iter().filter_map(|deed| self.tell(deed, now)).collect()
     }
 
-    /// When there is an Event to tell, if nothing changes.
+    /// When the next delayed Event may be recorded, if nothing changes.
     pub(super) fn next(&self) -> Option<Duration> {
         let waits = self.tallies.values().any(|tally| tally.awaited == 0 && tally.count > 0);
         waits.then_some(self.since + EVERY)
@@ -108,7 +110,7 @@ impl Telling {
         })
     }
 
-    /// Whether one more Event may be recorded; it is, then.
+    /// Whether the limit allows one more Event; if so, counts it.
     fn take(&mut self, now: Duration) -> bool {
         while self.left < AT_ONCE && self.since + EVERY <= now {
             self.left += 1;

@@ -1,18 +1,22 @@
-//! What a DaemonSet asks of its pods: which are made, which end, and what its status says.
+//! The decisions about a DaemonSet's pods: which are made, which end, and what status the set reports.
 //!
-//! Upstream's tables (`manage`, `rollingUpdate`, `updateDaemonSetStatus`), with these differences. A pod that is ready, but not yet for
-//! `minReadySeconds`, is replaced within the budget like any other that serves: upstream replaces all of them at once, so that a second
-//! update soon after a first one took down the whole set. So is one that is not ready for a moment and has no other trouble: after a power
-//! cut all pods of a site start at once, and a bad revision in that minute would have them all. A node that the hub has lost is set aside
-//! unless it has the current revision: it is neither desired nor unavailable, its pod is left alone, and it is updated when it is back; so
-//! a dead node stops no update, and no pod is deleted while nobody can say that it has ended. Nodes are taken in order of their names.
+//! Upstream's tables (`manage`, `rollingUpdate`, `updateDaemonSetStatus`), with these differences. A pod that
+//! is ready, but not yet for `minReadySeconds`, is replaced within the budget like any other serving pod:
+//! upstream replaces all of them at once, so a second update soon after a first one took down the whole set.
+//! So is a pod that is unready for a moment without other trouble: after a power cut all pods of a site start
+//! at once, and a bad revision in that minute would replace them all. A node that the hub has lost is set
+//! aside unless it has the current revision: it counts as neither desired nor unavailable, its pod is left
+//! alone, and it is updated when it is back; so a dead node stops no update, and no pod is deleted while
+//! nobody can tell whether it has ended. Nodes are taken in order of their names.
 //!
-//! Outside its maintenance windows an update ends no pod of a node that serves. A node that is held (its update is stopped, or waits for
-//! canaries: `rollout`) keeps what it runs, and gets a pod of the proven revision if it has none.
+//! Outside its maintenance windows an update ends no pod of a node that serves. A node that is held (its
+//! update is stopped, or waits for canaries: `rollout`) keeps its pod, and gets a pod of the proven revision
+//! if it has none.
 //!
-//! Always holds: a pure function of what is known. At most one pod of a set is made for a node, and only once there is none left there
-//! (under `maxSurge` one more), by a name of its own, so that the store refuses a second one, whoever decides it. No pod that serves is
-//! ended by an update beyond `maxUnavailable`.
+//! Always holds: a pure function of what is known. A node gets at most one pod of a set, made only after the
+//! previous one is gone there (under `maxSurge` one more), with a name derived from the node, so that the
+//! store refuses a second one even if two steps decide to make it. No pod that serves is ended by an update
+//! beyond `maxUnavailable`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,12 +31,13 @@ use super::rest::AtRest;
 use super::rollout::{Hold, RECOVERS, SETTLES, Trouble, Verdict, Watch};
 use crate::value::{condition, text};
 
-/// Longest part of a set's name in the name of a pod, which is a host name of 63 characters: hash and suffix follow.
+/// Longest part of a set's name in the name of a pod, which as a host name has at most 63 characters: hash
+/// and suffix follow.
 const NAME_BYTES: usize = 44;
-/// Of the pod that takes the place of another one that goes on until then.
+/// Suffix of a pod that replaces another one while the old pod still runs.
 const SURGE_SUFFIX: &str = "-s";
 
-/// What an update needs of a pod.
+/// The fields of a pod that an update uses.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Pod {
     pub(super) name: String,
@@ -43,8 +48,9 @@ pub(super) struct Pod {
     pub(super) created: String,
     /// Since when, as the pod itself has it.
     pub(super) ready_since: Option<String>,
-    /// Its containers, and what else it is ready by, were ready when its node last reported it. The hub says itself that pods are not
-    /// ready of a node that is not, and that is so until the node, when it is back, has reported each.
+    /// Its containers and readiness gates were ready at the last report of its node. When a node is not
+    /// ready, the hub itself marks the pods there unready, and they stay so until the node is back and has
+    /// reported each of them.
     pub(super) has_served: bool,
     pub(super) phase: String,
     pub(super) trouble: Option<Trouble>,
@@ -54,12 +60,12 @@ pub(super) struct Pod {
     pub(super) ahead: ahead::OfPod,
     /// Since when the hub has seen it ready, on its own clock.
     pub(super) ready_at: Option<Duration>,
-    /// For how long it is not ready, or something else.
+    /// For how long it has been unready or in trouble.
     pub(super) watch: Watch,
 }
 
 impl Pod {
-    /// Its times are not known yet ([`Pod::note`]).
+    /// The times are not filled in yet; [`Pod::note`] does that.
     pub(super) fn read(value: &Value) -> Pod {
         let of = |path: &[&str]| text(value, path).to_owned();
         let holds = |sort: &str| condition(&value["status"], sort).filter(|found| found["status"] == "True");
@@ -88,8 +94,9 @@ impl Pod {
         }
     }
 
-    /// Since when it is what it is, on the hub's clock: from when the hub saw it so, anew whenever it was not. `before`: the same pod as
-    /// it was last read. It has been available if it was ready for `min_ready`.
+    /// Fills in the times on the hub's clock: from when the hub saw each state, starting anew after each
+    /// interruption. `before`: the same pod as it was last read. It was available if it was ready for
+    /// `min_ready`.
     pub(super) fn note(&mut self, before: Option<Pod>, min_ready: Duration, now: Duration) {
         let (since, at, watch) =
             before.map_or_else(Default::default, |pod| (pod.ready_since, pod.ready_at, pod.watch));
@@ -98,22 +105,24 @@ impl Pod {
         self.watch = watch.next(self, at.map(|at| now.saturating_sub(at)), min_ready, now);
     }
 
-    /// Since when it is not ready, and was never available between.
+    /// Since when it has been unready without having been available in between.
     pub(super) fn unready(&self) -> Option<Duration> {
         self.watch.unready().filter(|_| self.ready_since.is_none())
     }
 
-    /// Since when it is not ready, or only now and then.
+    /// Since when it has been unready, or ready only now and then.
     pub(super) fn restless(&self) -> Option<Duration> {
         self.watch.restless().filter(|_| self.ready_since.is_none())
     }
 
-    /// Until when a pod that is not ready may become so by itself: its node may just be starting, perhaps with all the others of a site.
+    /// Until when an unready pod may become ready by itself: its node may just be starting, perhaps together
+    /// with all others of a site.
     pub(super) fn settles_at(&self) -> Option<Duration> {
         Some(self.unready()? + SETTLES).filter(|_| self.trouble.is_none())
     }
 
-    /// When it has been ready for so long that its crashes of before are over; of other trouble only its node says that.
+    /// When it has been ready for so long that its earlier crashes no longer count; the end of other trouble
+    /// only its node reports.
     pub(super) fn recovers_at(&self) -> Option<Duration> {
         Some(self.ready_at? + RECOVERS).filter(|_| self.trouble == Some(Trouble::Crashes))
     }
@@ -122,7 +131,7 @@ impl Pod {
         self.trouble.is_some() && self.recovers_at().is_none_or(|at| at > now)
     }
 
-    /// It runs, and crashed not long ago.
+    /// It runs, but crashed not long ago.
     pub(super) fn is_unsteady(&self, now: Duration) -> bool {
         self.trouble == Some(Trouble::Crashes) && self.is_troubled(now)
     }
@@ -131,7 +140,8 @@ impl Pod {
         matches!(self.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// Which of two stays: what is ready, then what was when its node was last heard, for only the hub says that it is not.
+    /// Which of two pods stays: a ready one first, then one that was ready at the last report of its node,
+    /// because then only the hub marked it unready.
     fn rank(&self) -> u8 {
         match self.ready_since {
             Some(_) => 0,
@@ -145,7 +155,7 @@ impl Pod {
     }
 }
 
-/// Where it runs, or is pinned to.
+/// The node that it runs on, or is pinned to.
 fn node_of(pod: &Value) -> String {
     let bound = text(pod, &["spec", "nodeName"]);
     if !bound.is_empty() {
@@ -160,7 +170,7 @@ fn node_of(pod: &Value) -> String {
     }
 }
 
-/// What a set asks, as its update reads it.
+/// The settings of a set, as its update reads them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
     pub(super) name: String,
@@ -170,16 +180,17 @@ pub(super) struct Wanted {
     pub(super) generation: String,
     pub(super) min_ready: Duration,
     pub(super) strategy: Strategy,
-    /// The hub replaces pods, though it may be paused.
+    /// The hub replaces pods by itself (not `OnDelete`), though the set may be paused.
     pub(super) is_rolling: bool,
     pub(super) proven: Option<Proven>,
-    /// Whether an update can fail: not if its revision was complete already, nor while there is no other one.
+    /// Whether an update can fail: not if its revision was complete before, nor if the set has no other
+    /// revision.
     pub(super) minds_failures: bool,
-    /// Images that nodes pull before their pod is stopped; none if they need not.
+    /// Images that nodes pull before their pod is stopped; `None` if nothing is pulled ahead.
     pub(super) ahead: Option<ahead::Request>,
 }
 
-/// The revision that nodes get which must not get the current one.
+/// The revision for nodes that must not get the current one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Proven {
     pub(super) name: String,
@@ -187,7 +198,7 @@ pub(super) struct Proven {
     pub(super) template: Value,
     /// Its pod spec with the tolerations of daemon pods.
     pub(super) spec: Value,
-    /// Its rollout was seen complete; else it is only what pods have.
+    /// Its rollout was seen complete; otherwise it is only the revision that pods have.
     pub(super) was_complete: bool,
 }
 
@@ -195,20 +206,21 @@ pub(super) struct Proven {
 pub(super) enum Strategy {
     /// Pods are replaced when somebody deletes them, or not at all while the set is paused.
     OnDelete,
-    /// As they stand in the set: numbers, or percentages of the desired pods.
+    /// As written in the set: numbers, or percentages of the desired pods.
     Rolling { unavailable: Value, surge: Value },
 }
 
-/// What is to be done, and how the set stands.
+/// The actions to take, and the status of the set.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Plan {
     /// Name and node of each pod to make.
     pub(super) make: Vec<(String, String)>,
-    /// The same of the proven revision.
+    /// Name and node of each pod of the proven revision to make.
     pub(super) restore: Vec<(String, String)>,
     /// Name and UID of each pod to end.
     pub(super) end: Vec<(String, String)>,
-    /// Name and UID of each pod whose node is asked to pull images ahead, by this annotation, or (`None`) to do so no more.
+    /// Name and UID of each pod with a changed request to its node: the annotation to pull images ahead, or
+    /// `None` to withdraw it.
     pub(super) ask: Vec<(String, String, Option<String>)>,
     /// Pods that ended by themselves, each with its node.
     pub(super) ended: Vec<Pod>,
@@ -233,9 +245,9 @@ pub(super) struct Here<'a> {
     pub(super) node: &'a Node,
     pub(super) placed: Placed,
     pub(super) maintained: Maintained,
-    /// All that are not gone, also those that end; the oldest first.
+    /// All pods that still exist, also terminating ones; the oldest first.
     pub(super) all: Vec<&'a Pod>,
-    /// Those that neither end nor have ended: what is ready first, for of two only the first stays.
+    /// Pods that are neither terminating nor ended; ready ones first, because of two only the first stays.
     pub(super) old: Vec<&'a Pod>,
     pub(super) new: Vec<&'a Pod>,
     pub(super) is_set_aside: bool,
@@ -282,7 +294,7 @@ impl<'a> Here<'a> {
     }
 }
 
-/// Decides. `heres`: all nodes but those `at_rest`, in order of their names.
+/// Decides on the actions and the status. `heres`: all nodes except those `at_rest`, in order of their names.
 pub(super) fn plan(
     wanted: &Wanted,
     verdict: &Verdict,
@@ -294,7 +306,8 @@ pub(super) fn plan(
     Planner { wanted, verdict, at_rest, now, plan, ending }.plan(heres)
 }
 
-/// Of how many outdated nodes at rest a plan may take the pod at most, beside so many nodes that are not at rest.
+/// At most how many outdated nodes at rest a plan may replace the pod of, in addition to `others` nodes that
+/// are not at rest.
 pub(super) fn room(wanted: &Wanted, verdict: &Verdict, others: usize, at_rest: &AtRest) -> usize {
     let Strategy::Rolling { unavailable, surge } = &wanted.strategy else { return 0 };
     // the canaries are never at rest
@@ -327,8 +340,9 @@ impl Wanted {
         self.proven.as_ref().is_some_and(|proven| proven.hash == pod.hash)
     }
 
-    /// The name of the pod of a node; the other one if a pod there has it. Not a short hash: of 10,000 nodes two would have the same one
-    /// in one fleet of a hundred, and who may name a node could name it so that another one gets no pod.
+    /// The name of a node's pod; the other one of the two if a pod there has the first. The hash in it is
+    /// long: with a short one, two of 10,000 nodes would have the same name in one fleet of a hundred, and
+    /// anybody who may name a node could choose a name that keeps another node from getting a pod.
     fn pod_name(&self, node: &str, taken: &[&Pod]) -> String {
         let of = self.name[..self.name.floor_char_boundary(NAME_BYTES)].trim_end_matches(['.', '-']);
         let name = format!("{of}-{}", history::unique(&format!("{}/{node}", self.name)));
@@ -368,7 +382,7 @@ impl Planner<'_> {
         match self.wanted.strategy {
             Strategy::OnDelete => {}
             Strategy::Rolling { .. } if surge > 0 => self.surge(heres, surge),
-            // validation refuses both at 0, but a percentage of few may be that
+            // validation refuses 0 for both, but a percentage of few nodes may round to 0
             Strategy::Rolling { .. } => self.replace(heres, unavailable.max(1)),
         }
         self.take_back(heres);
@@ -400,7 +414,7 @@ impl Planner<'_> {
             status.misscheduled += usize::from(oldest.is_some());
             return;
         }
-        // a stopped update is not finished by the loss of the nodes that it has not reached
+        // the loss of the nodes that a stopped update has not reached must not complete it
         if here.is_set_aside && self.verdict.stopped.is_none() {
             status.set_aside += 1;
             return;
@@ -416,13 +430,13 @@ impl Planner<'_> {
         status.available += usize::from(is_available);
     }
 
-    /// One pod on each node that should have one, none elsewhere, whatever their revisions.
+    /// Keeps one pod on each node that should have one and none elsewhere, whatever their revisions.
     fn keep_one(&mut self, here: &Here<'_>, is_surging: bool) {
         let live = || here.old.iter().chain(&here.new);
         if !here.placed.keeps {
             return live().for_each(|pod| self.end(pod));
         }
-        // nobody can say that a pod of a node that is away has ended, nor that another one serves there
+        // nobody can tell whether a pod on a lost node has ended, nor whether another pod serves there
         if here.node.is_lost {
             return;
         }
@@ -436,7 +450,8 @@ impl Planner<'_> {
             doubles.iter().skip(1).for_each(|pod| self.end(pod));
         }
         if let (Some(old), Some(new), false) = (here.old.first(), here.new.first(), is_surging) {
-            // as between a surge and a strategy without, or a pause; one that serves alone stays, whatever is to come of it
+            // this happens after a surge was switched off or paused; the only pod that serves stays, whatever
+            // its revision
             let serves = |pod: &Pod| pod.ready_since.is_some() || pod.has_served;
             let serves_alone = serves(new) && !serves(old);
             let is_better = self.is_available(new) && !self.is_held(here);
@@ -445,7 +460,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Replaces old pods, with at most so many nodes without one that serves.
+    /// Replaces old pods, with at most `most` nodes that have no serving pod.
     fn replace(&mut self, heres: &[Here<'_>], most: usize) {
         let mut out = self.at_rest.out();
         let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
@@ -457,10 +472,10 @@ impl Planner<'_> {
                 }
                 (Some(_), None) if may_serve && !here.maintained.is_open => self.await_window(here),
                 (Some(old), None) if old.ready_since.is_some() => {
-                    // one that pulls keeps its turn
+                    // a node that already pulls keeps its turn
                     candidates.push(((!self.is_asked(old), self.rank(old)), here));
                 }
-                // its node may just be back, with many others
+                // the node may just be back, with many others
                 (Some(_), None) if may_serve => unheard.push(here),
                 (Some(old), None) => {
                     self.end(old);
@@ -471,7 +486,8 @@ impl Planner<'_> {
             }
         }
         candidates.sort_by_key(|(rank, _)| *rank);
-        // they go first, for they may serve nobody; and each counts, for that is not known
+        // unheard nodes go first, because their pods may serve nobody; each uses up the budget, because it
+        // may also serve
         let room = most.saturating_sub(out);
         let left = room.saturating_sub(unheard.len());
         let candidates = candidates.into_iter().map(|(_, here)| here).take(left);
@@ -480,7 +496,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether the old pod of a node serves, or may for all that is known.
+    /// Whether the old pod of a node serves, as far as the hub knows.
     fn may_serve(&mut self, here: &Here<'_>) -> bool {
         let Some(old) = here.old.first() else { return false };
         let settles = old.settles_at().filter(|at| *at > self.now);
@@ -493,7 +509,7 @@ impl Planner<'_> {
         self.plan.next = [self.plan.next, opens].into_iter().flatten().min();
     }
 
-    /// Ends a pod that serves, once the images of the next one are on its node.
+    /// Ends a serving pod once the images of its successor are on the node.
     fn replace_one(&mut self, here: &Here<'_>) {
         let Some(old) = here.old.first() else { return };
         let step = self.wanted.ahead.as_ref().map_or(Step::Unneeded, |request| request.step(old, here.node));
@@ -504,7 +520,7 @@ impl Planner<'_> {
                 over if over <= self.now => self.end(old),
                 over => self.plan.next = Some(self.plan.next.map_or(over, |next| next.min(over))),
             },
-            // one that is slow, or cannot: a pod that is stopped would be no faster
+            // wait also for a node that is slow or cannot pull: stopping its pod would not speed it up
             Step::Pulling(_) | Step::Failing(_) => {}
         }
     }
@@ -513,7 +529,8 @@ impl Planner<'_> {
         self.wanted.ahead.as_ref().is_some_and(|request| !request.is_not(&pod.ahead.asked))
     }
 
-    /// Requests that mean nothing any more: of another revision, or of the one that a pod has.
+    /// Withdraws requests that no longer matter: for another revision, or for one that the node's pod already
+    /// has.
     fn take_back(&mut self, heres: &[Here<'_>]) {
         for here in heres.iter().filter(|here| !here.is_set_aside) {
             for (pod, is_old) in
@@ -530,7 +547,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Starts a new pod beside the old one, on so many nodes at a time; the old one ends once the new one is available.
+    /// Starts a new pod beside the old one, on at most `most` nodes at a time; the old one ends once the new
+    /// one is available.
     fn surge(&mut self, heres: &[Here<'_>], most: usize) {
         let mut surging = 0;
         let (mut candidates, mut unheard) = (Vec::new(), Vec::new());
@@ -540,11 +558,11 @@ impl Planner<'_> {
                 (Some(_), _) if self.is_held(here) => {}
                 (Some(old), Some(new)) if self.is_available(new) && !here.node.is_lost => self.end(old),
                 (Some(_), Some(_)) => surging += 1,
-                // one more is made when none is about to go
+                // a further pod is made only after the terminating one is gone
                 (Some(_), None) if here.all.len() > 1 => surging += 1,
                 (Some(_), None) if may_serve && !here.maintained.is_open => self.await_window(here),
                 (Some(old), None) if old.ready_since.is_some() => candidates.push((self.rank(old), here)),
-                // its node may just be back, with many others: as in `replace`
+                // the node may just be back, with many others: as in `replace`
                 (Some(_), None) if may_serve => unheard.push(here),
                 (Some(_), None) => self.make(here),
                 (None, _) => {}
@@ -561,8 +579,8 @@ impl Planner<'_> {
         self.verdict.hold.holds(&here.node.name)
     }
 
-    /// What is replaced first: pods that are not yet available, then those of a revision that was never complete, so that a run of bad
-    /// updates stays on the nodes that it has.
+    /// The order of replacing: pods that are not yet available, then those of a revision that was never
+    /// complete, so that a series of bad updates stays on the nodes that already have one.
     fn rank(&self, old: &Pod) -> (bool, bool) {
         (self.is_available(old) && !old.is_troubled(self.now), self.wanted.is_proven(old))
     }
@@ -571,7 +589,8 @@ impl Planner<'_> {
         self.plan.make.push((self.wanted.pod_name(&here.node.name, &here.all), here.node.name.clone()));
     }
 
-    /// Gives a node that must not get the current revision a pod of the proven one, if that one runs there.
+    /// Gives a node that must not get the current revision a pod of the proven one, if the proven one fits
+    /// there.
     fn restore(&mut self, here: &Here<'_>) {
         let runs = |proven: &Proven| placing::place(&proven.spec, here.node).runs;
         if self.wanted.proven.as_ref().is_some_and(runs) {
@@ -695,7 +714,7 @@ mod tests {
         check(&one, &three, &["a:old:unheard", "b:new:no", "c:old:unheard"], &[], &[]);
         let two = wanted(json!(2), json!(0));
         check(&two, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &[], &["c-old-2", "a-old-0"]);
-        // one that its own node reports as not ready serves nobody
+        // a pod that its own node reports as not ready serves nobody
         check(&one, &three, &["a:old:no", "b:old:no", "c:old:ok"], &[], &["a-old-0", "b-old-1"]);
     }
 
@@ -733,7 +752,7 @@ mod tests {
         check(&one, &three, &["a:old:unheard", "b:old:ok", "b:new:no", "c:old:unheard"], &[], &[]);
         let two = wanted(json!(0), json!(2));
         check(&two, &three, &["a:old:ok", "b:old:ok", "c:old:unheard"], &["c", "a"], &[]);
-        // one that its own node reports as not ready serves nobody
+        // a pod that its own node reports as not ready serves nobody
         check(&one, &three, &["a:old:no", "b:old:no", "c:old:ok"], &["a", "b", "c"], &[]);
     }
 
@@ -761,19 +780,21 @@ mod tests {
         check(&rolling, &two, &[], &["a", "b"], &[]);
         check(&rolling, &two, &["a:new:ok"], &["b"], &[]);
         check(&rolling, &two, &["a:new:ok", "a:new:ok", "b:new:ok"], &[], &["a-new-1"]);
-        // as after a second update under a surge: upstream would end the one that serves
+        // as after a second update under a surge: upstream would end the serving pod
         check(&rolling, &two, &["a:old:no", "a:old:ok", "b:new:no"], &[], &["a-old-0"]);
-        // as after a partition in the middle of a surge: the younger one serves, though its node has not said so yet
+        // as after a partition in the middle of a surge: the younger pod serves, though its node has not
+        // reported so yet
         check(&rolling, &two, &["a:old:no", "a:old:unheard", "b:new:no"], &[], &["a-old-0"]);
-        // as after a pause in the middle of a surge: the new one is not available yet, and the only one that serves
+        // as after a pause in the middle of a surge: the new pod is not available yet, but the only serving
+        // one
         check(&rolling, &two, &["a:old:no", "a:new:ready", "b:new:ok"], &[], &["a-old-0"]);
         check(&rolling, &two, &["a:old:ok", "a:new:ready", "b:new:ok"], &[], &["a-new-1"]);
-        // not before the last one is gone
+        // not before the previous pod is gone
         check(&rolling, &two, &["a:new:ok", "b:old:ending"], &[], &[]);
         check(&rolling, &two, &["a:new:ok", "b:new:failed"], &[], &[]);
         let failed = planned(&rolling, &two, &["a:new:ok", "b:new:failed"]).ended;
         assert_eq!(failed.len(), 1);
-        // of a node that is not there somebody else takes care
+        // pods of a node that does not exist are another controller's task
         check(&rolling, &two, &["a:new:ok", "b:new:ok", "gone:new:ok"], &[], &[]);
     }
 
@@ -785,13 +806,13 @@ mod tests {
         check(&one, &three, &all_old, &[], &["a-old-0"]);
         check(&wanted(json!("34%"), json!(0)), &three, &all_old, &[], &["a-old-0", "b-old-1"]);
         check(&wanted(json!("0%"), json!("0%")), &three, &all_old, &[], &["a-old-0"]);
-        // one is out already: ending, gone, or new and not yet available
+        // one pod is missing already: terminating, gone, or new and not yet available
         check(&one, &three, &["a:old:ending", "b:old:ok", "c:old:ok"], &[], &[]);
         check(&one, &three, &["b:old:ok", "c:old:ok"], &["a"], &[]);
         check(&one, &three, &["a:new:no", "b:old:ok", "c:old:ok"], &[], &[]);
         check(&one, &three, &["a:new:ready", "b:old:ok", "c:old:ok"], &[], &[]);
         check(&one, &three, &["a:new:ok", "b:old:ok", "c:old:ok"], &[], &["b-old-1"]);
-        // what does not serve is replaced at once, and counts
+        // pods that do not serve are replaced at once, and use up the budget
         check(&one, &three, &["a:old:ok", "b:old:no", "c:old:no"], &[], &["b-old-1", "c-old-2"]);
         check(
             &wanted(json!(3), json!(0)),
@@ -905,10 +926,10 @@ mod tests {
         check(&rolling, &fleet, &["a:old:no", "b:old:ok"], &[], &["b-old-1"]);
         let status = planned(&rolling, &fleet, &["a:old:no", "b:old:ok"]).status;
         assert_eq!((status.desired, status.set_aside, status.current), (1, 2, 1));
-        // back again: it is like any other
+        // when it is back, it is treated like any other node
         let back = [node("a", "True"), node("b", "True")];
         check(&rolling, &back, &["a:old:no", "b:new:ok"], &[], &["a-old-0"]);
-        // one that has the new revision, and is lost then, uses the budget up
+        // a node that was lost with the new revision uses up the budget
         let lost = [node("a", "Unknown"), node("b", "True")];
         check(&rolling, &lost, &["a:new:no", "b:old:ok"], &[], &[]);
         assert_eq!(planned(&rolling, &lost, &["a:new:no", "b:old:ok"]).status.desired, 2);

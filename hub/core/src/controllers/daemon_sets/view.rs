@@ -1,7 +1,8 @@
-//! How the update of a DaemonSet goes, node by node, for people: `kedge-hub rollout`.
+//! The progress of a DaemonSet's update, node by node, for people: `kedge-hub rollout`.
 //!
-//! Always holds: it reads the objects as they are stored and decides nothing; what depends on the controller's clock (not ready in time,
-//! a soak) is told by what the controller has recorded. Leaves to others: the table (`kedge-hub`).
+//! Always holds: it reads the stored objects and decides nothing; states that depend on the controller's
+//! clock (not ready in time, a soak) are taken from the controller's records. Leaves to others: the table
+//! (`kedge-hub`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +19,9 @@ use super::{Defaults, is_paused, proven, wanted};
 use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, NODE, POD};
 use crate::value::text;
 
-/// The rollout of a set: its `state` (complete, stopped, paused, waits for canaries, under way), counts, and `nodes`, each with `node`,
-/// `revision`, `state` (waits, pulls, starts, runs, failed) and `why`. `None`: there is no such set.
+/// The rollout of a set: its `state` (complete, stopped, paused, waits for canaries, under way), counts, and
+/// `nodes`, each with `node`, `revision`, `state` (waits, pulls, starts, runs, failed) and `why`. `None` if
+/// the set does not exist.
 pub fn view(
     world: &dyn World,
     defaults: Defaults,
@@ -78,7 +80,7 @@ pub fn view(
     Some(answer)
 }
 
-/// The pod to show of a node, what it does, and why.
+/// The pod to show for a node, its state, and why.
 fn row<'a>(
     wanted: &Wanted,
     here: &Here<'a>,

@@ -1,5 +1,5 @@
-//! A look at all nodes of a set, beside the one that the controller took at those that are not at rest: both must come to the same. Each
-//! look of each test is compared.
+//! Judges all nodes of a set and compares the result with the controller's look, which skips the nodes at
+//! rest: both must be equal. Every look in every test is compared.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::rollout::{Failures, Judge, Verdict};
 use super::update::{Plan, Pod, gather, plan};
 use crate::kinds::{NODE, POD};
 
-/// What the controller found, and in what.
+/// The result of the controller's look, and the revision that it looked at.
 pub(super) struct Found<'a> {
     pub(super) current: &'a Revision,
     pub(super) is_renumbered: bool,
@@ -20,11 +20,11 @@ pub(super) struct Found<'a> {
     pub(super) verdict: &'a Verdict,
     pub(super) plan: &'a Plan,
     pub(super) failures: &'a Failures,
-    /// When a node at rest wakes.
+    /// When the next node at rest has to be judged again.
     pub(super) next: Option<Duration>,
 }
 
-/// Compares, also what is known with what is stored.
+/// Compares both results, and the cached objects with the stored ones.
 pub(super) fn compare(world: &dyn World, uid: &str, by: &Basis<'_>, found: &Found<'_>) {
     let known = by.known.versions();
     let mut stored = BTreeSet::new();
@@ -72,7 +72,7 @@ pub(super) fn compare(world: &dyn World, uid: &str, by: &Basis<'_>, found: &Foun
     );
     assert_eq!(&failures, found.failures);
     assert_eq!(Verdict { next: found.verdict.next, ..verdict }, *found.verdict);
-    // of pods that ended a look at all nodes has also those that are not replaced yet
+    // a look at all nodes also lists ended pods that are not replaced yet
     let due = |plan: &Plan| -> Vec<Pod> {
         plan.ended.iter().filter(|pod| by.pauses_until(&pod.node).is_none()).cloned().collect()
     };

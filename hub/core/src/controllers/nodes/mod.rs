@@ -1,12 +1,13 @@
-//! Node liveness and taints: `monitor` decides, this turns its decisions into actions.
+//! Node liveness and taints: `monitor` decides, and this module turns its decisions into actions.
 //!
-//! Inputs: Node, and Lease of the namespace `kube-node-lease`, without its renewals: those are too many to observe one by one, and
-//! every [`PERIOD`] the nodes heard since the last pass are named. Outputs: Node, Event.
-//! Always holds: a node's silence counts only while the hub itself was able to receive. So a stall of this process (stopped, starved,
-//! suspended) gives every node a full grace period again. A stall of its disk gives one to nodes without a Lease, and no node is marked
-//! while it lasts; renewals do not wait for the disk. A node whose Lease was renewed before its mark is written is not
-//! marked; and many nodes are declared lost at once only if the hub can reach itself.
-//! A node's taints follow its conditions (`taints`), with one write for each change; NoExecute ones as fast as its zone allows (`zones`).
+//! Inputs: Node, and Lease of the namespace `kube-node-lease`, without renewals: there are too many to
+//! observe one by one, so each pass (every [`PERIOD`]) reads the list of Leases renewed since the last one.
+//! Outputs: Node, Event. Always holds: a node's silence counts only while the hub itself was able to receive.
+//! So a stall of this process (stopped, starved, suspended) gives every node a full grace period again. A
+//! stall of its disk gives one to nodes without a Lease, and no node is marked while it lasts; renewals do
+//! not wait for the disk. A node whose Lease was renewed before its mark is written is not marked; and many
+//! nodes are declared lost at once only if the hub can reach itself. A node's taints follow its conditions
+//! (`taints`), with one write for each change; NoExecute ones as fast as its zone allows (`zones`).
 
 mod monitor;
 mod taints;
@@ -36,7 +37,7 @@ static OUTPUTS: &[&Kind] = &[&NODE, &EVENT];
 pub const PERIOD: Duration = Duration::from_secs(5);
 /// A longer stall means that the hub could not receive.
 const STALL: Duration = Duration::from_secs(5);
-/// Objects that are read again in one step after a sweep, so that other tasks have their turn between.
+/// Most objects read again in one step after a sweep, so that other tasks have their turn in between.
 const READ_AT_ONCE: usize = 256;
 /// Pause after the store refused a mark or a taint; doubled with each further refusal.
 const HOLD: Duration = Duration::from_secs(5);
@@ -52,7 +53,7 @@ pub struct Nodes {
     /// Names of Nodes and Leases to read again.
     unread: VecDeque<(&'static Kind, String)>,
     next_pass: Duration,
-    /// The hub stands still: said once.
+    /// The hub's disk does not respond; logged once.
     stands_still: bool,
     refused: Refused,
     /// Nodes marked since the last log lines.
@@ -60,7 +61,8 @@ pub struct Nodes {
     log: Vec<Line>,
 }
 
-/// Writes that the store refused. While it refuses some no others are tried, so that they do not pile up.
+/// Writes that the store refused. While the store refuses some, no others are tried, so that they do not pile
+/// up.
 #[derive(Debug, Default)]
 struct Refused {
     until: Duration,
@@ -115,7 +117,7 @@ impl Nodes {
         }
     }
 
-    /// Takes in the present version of an object; one that is gone has none.
+    /// Takes in the present version of an object; `None` for a deleted one.
     fn see(&mut self, kind: &Kind, name: &str, object: Option<&Object>) {
         let Some(object) = object else {
             match kind.is_renewed() {
@@ -150,7 +152,7 @@ impl Nodes {
         for lease in heard.objects.iter().filter(|lease| *lease.namespace == *NODE_LEASE_NAMESPACE) {
             match self.sights.leases.get_mut(&*lease.name) {
                 Some(sight) => sight.version = sight.version.max(lease.revision),
-                // it may be deleted, and its deletion observed already
+                // it may be deleted, and the event of that seen already
                 None => {
                     let now = world.get(&LEASE, NODE_LEASE_NAMESPACE, &lease.name);
                     self.see(&LEASE, &lease.name, now.as_deref());
@@ -160,7 +162,7 @@ impl Nodes {
         heard.revision
     }
 
-    /// If the hub could not receive, silence so far does not count.
+    /// Restarts all grace periods if the hub could not receive: the silence so far does not count.
     fn forgive(&mut self, now: Now) {
         let stands_still = now.stalled > STALL;
         if stands_still {
@@ -207,7 +209,7 @@ impl Controller for Nodes {
     }
 
     fn sweep(&mut self, world: &dyn controller::World) {
-        // what was renewed until now is in the lists
+        // renewals until now are already in the lists
         world.heard();
         self.unread.clear();
         for kind in INPUTS {
@@ -233,7 +235,8 @@ impl Controller for Nodes {
         }
         self.next_pass = now.running + PERIOD;
         let known = self.hear(world);
-        // refused while the disk stands still; as soon as it goes on, marks are written, also if it keeps pausing
+        // marks are held back while the disk does not respond; once it responds they are written, even if it
+        // stalls again and again
         let holds = now.running < self.refused.until || now.disk_stalls;
         let decision = self.monitor.reconcile(now.running, &self.sights);
         let (mut tasks, mut marks) = (Vec::new(), Vec::new());
@@ -242,7 +245,7 @@ impl Controller for Nodes {
                 Action::MarkUnknown { .. } | Action::Taint { .. } if holds => {}
                 Action::MarkUnknown { node, uid, seen, was_ready, no_execute } => {
                     let lease = world.get(&LEASE, NODE_LEASE_NAMESPACE, &node).map(|lease| lease.revision);
-                    // one that was renewed since is heard in the next pass
+                    // a Lease that was renewed since is heard in the next pass
                     if lease.is_none_or(|lease| lease <= known) {
                         marks.push(mark(Meant { node, uid, seen, lease }, was_ready, no_execute));
                     }
@@ -366,8 +369,8 @@ fn update(name: String, edit: Edit, requires: Vec<Require>) -> controller::Actio
     controller::Action::Update { kind: &NODE, namespace: String::new(), name, edit, requires }
 }
 
-/// Records an event as upstream's node controller does. The same event has the same name, so that one that repeats is counted instead:
-/// a node that comes and goes for a day costs one event, not thousands.
+/// Records an event as upstream's node controller does. The same event has the same name, so that a repeated
+/// one is counted instead: a node that is lost and back again for a day leaves one event, not thousands.
 fn record(node: &str, uid: &str, reason: &'static str, message: &str, now: Now) -> Task<Purpose> {
     let mut hasher = DefaultHasher::new();
     (uid, reason, message).hash(&mut hasher);

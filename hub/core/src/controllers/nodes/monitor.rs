@@ -30,8 +30,8 @@ pub(super) const MAX_MARKS_PER_PASS: usize = 500;
 /// interval between status reports.
 const STATUS_OVERDUE: Duration = Duration::from_secs(10 * 60);
 
-/// The conditions the hub sets when a node is lost, as upstream. Never `NetworkUnavailable`, never `ConfigOK`: what the
-/// node reported about those stays valid while it is silent.
+/// The conditions the hub sets when a node is lost, as upstream. Never `NetworkUnavailable`, never
+/// `ConfigOK`: the node's last report of those stays valid while it is silent.
 const CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 const REASON_STOPPED: &str = "NodeStatusUnknown";
 const MESSAGE_STOPPED: &str = "Kubelet stopped posting node status.";
@@ -62,7 +62,7 @@ pub(super) struct NodeSight {
     pub(super) marked: bool,
     /// The hub's taints that it has.
     pub(super) carried: Taints,
-    /// The hub's taints that it should have by its conditions and spec.
+    /// The hub's taints that it should have, by its conditions and spec.
     pub(super) due: Taints,
     pub(super) place: Place,
 }
@@ -120,8 +120,8 @@ impl LeaseSight {
 /// An action to perform.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
-    /// Set the conditions of a silent node (`mark`) and its taints, if uid and fingerprint of the stored Node are still
-    /// these, then call `Monitor::wrote`. Repeated every pass until the store shows it.
+    /// Set the conditions of a silent node (`mark`) and its taints, if the stored Node still has this uid and
+    /// fingerprint, then call `Monitor::wrote`. Repeated every pass until the store has it.
     MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool, no_execute: NoExecute },
     /// Set the taints that a node should have by its conditions and spec (`taints::set`). Repeated like a mark.
     Taint { node: String, uid: String, no_execute: NoExecute },
@@ -143,7 +143,7 @@ pub(super) struct Decision {
     pub(super) needs_proof: bool,
 }
 
-/// What the hub remembers about every node, from pass to pass.
+/// The state of every node that the hub keeps from pass to pass.
 #[derive(Debug)]
 pub(super) struct Monitor {
     grace: Duration,
@@ -186,8 +186,8 @@ impl Monitor {
         }
     }
 
-    /// The disk took no status: the silence so far of nodes that report by nothing else does not count. One with a Lease renews it without
-    /// the disk.
+    /// The disk accepted no writes: for nodes that report by their status only, the silence so far does not
+    /// count. A node with a Lease renews it without the disk.
     pub(super) fn forgive_without_lease(&mut self, now: Duration, world: &World) {
         for (name, watched) in &mut self.nodes {
             if !world.leases.contains_key(name) {
@@ -223,7 +223,7 @@ impl Monitor {
             watched.listen(now, name, node, lease, &mut decision.actions);
             let grace = grace_of(self.grace, node, lease);
             let silent = now.saturating_sub(watched.last_change) > grace;
-            // until it reports: a stall of the hub says nothing about the node
+            // lost until it reports: a stall of the hub proves nothing about the node
             watched.lost |= silent;
             living += usize::from(!silent);
             let is_new = silent && !node.marked;
@@ -244,14 +244,14 @@ impl Monitor {
         let newly = marks.len();
         decision.needs_proof = newly > FEW && newly * 100 > (living + newly) * MOST_PERCENT;
         if self.zones.count(zones) {
-            // as upstream: what was between the hub and all of them may not be over for all at once
+            // as upstream: the fault between the hub and all nodes may not end for all of them at once
             self.forgive(now);
             self.zones.hold_until(now + self.grace);
             decision.needs_proof = false;
             marks.clear();
         }
         marks.truncate(MAX_MARKS_PER_PASS);
-        // those that are lost for longer come first
+        // nodes that have been lost for longer come first
         let taints = taints.into_iter().filter_map(|(name, node)| {
             let no_execute = self.no_execute(now, node, node.due.evict());
             let changes = node.due.wanted(node.carried, no_execute) != node.carried;
@@ -270,7 +270,7 @@ impl Monitor {
         decision
     }
 
-    /// What becomes of the NoExecute taint of a node; `is_due`: it should have one.
+    /// The change to the NoExecute taint of a node; `is_due`: the node should have one.
     fn no_execute(&mut self, now: Duration, node: &NodeSight, is_due: bool) -> NoExecute {
         if self.zones.all_lost {
             NoExecute::TakeOff
@@ -870,7 +870,7 @@ mod tests {
         }
     }
 
-    /// Finding F24: NoExecute taints set before no zone had a ready node are taken off.
+    /// Finding F24: NoExecute taints that were set earlier are removed once no zone has a ready node.
     #[test]
     fn no_node_is_evicted_while_all_zones_are_lost() {
         let mut scenario = Scenario::with(&["a", "b", "c"]);
@@ -884,7 +884,7 @@ mod tests {
             assert_eq!(scenario.taints(node), ["unreachable:NoSchedule"], "{node}");
         }
         assert_eq!(scenario.after(5), quiet());
-        // contact is back: all get a grace period, then the one that is still lost has its taint again
+        // contact is back: all nodes get a grace period, then the one that is still lost gets its taint again
         scenario.report(&["a", "b"]);
         scenario.after(5);
         assert_eq!((scenario.taints("a"), scenario.evicts("c")), (Vec::new(), false));
@@ -896,7 +896,7 @@ mod tests {
         assert_eq!(held.count(), 11, "50 s of grace and one period");
     }
 
-    /// Finding F24: a dead zone among healthy ones, here 3 of 5 nodes, is evicted node by node.
+    /// Finding F24: in a dead zone among healthy ones, here 3 of 5 nodes, nodes are evicted one by one.
     #[test]
     fn dead_zone_among_healthy_ones_is_evicted_at_the_rate() {
         let mut scenario = Scenario::with(&["a1", "a2", "b1", "b2", "b3"]);
@@ -911,7 +911,7 @@ mod tests {
         }
         assert_eq!(evicting[..10], [0; 10]);
         assert_eq!(evicting[10..17], [1, 1, 2, 2, 3, 3, 3]);
-        // without zones these are most of one small zone, and none is evicted
+        // if zones did not count, these would be most nodes of one small zone, and none would be evicted
         for node in ["a1", "a2", "b1", "b2", "b3"] {
             scenario.move_to(node, "");
             scenario.report(&[node]);
@@ -923,8 +923,9 @@ mod tests {
         }
     }
 
-    /// Zones are cut off and come back at random, nodes one by one as well. What came about: taints granted, those of them in zones most of
-    /// whose nodes are not ready, and looks at which all zones were lost; or which promise was broken.
+    /// Zones are cut off and come back at random, nodes one by one as well. Returns the number of taints
+    /// granted, of those in zones with mostly unready nodes, and of looks with all zones lost; or the broken
+    /// promise.
     fn partitions(mutant: Option<Mutant>) -> Result<(usize, usize, usize), String> {
         let (mut granted, mut partial, mut all_lost) = (0, 0, 0);
         for seed in 0..4 {

@@ -1,10 +1,10 @@
 //! Taints that follow a node's conditions and `spec.unschedulable`, so that schedulers and controllers need to read one field only. Pure;
 //! the rules are those of upstream's node lifecycle controller.
 //!
-//! Always holds: only the taints of this table change, others and their order stay; a taint that a Node has is not
-//! written again. Nodes cannot remove their own taints (`identity`). Different from upstream: a node that is lost gets its taints in the
-//! write that marks it, not in three. Left to others: which node gets a NoExecute taint when (`zones`), and ending pods
-//! (`taint_eviction`).
+//! Always holds: only the taints of this table change, others and their order stay; a taint that a Node
+//! already has is not written again. Nodes cannot remove their own taints (`identity`). Different from
+//! upstream: a lost node gets its taints in the same write as its mark, not in three. Left to others: which
+//! node gets a NoExecute taint when (`zones`), and ending pods (`taint_eviction`).
 
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ const NO_EXECUTE: &str = "NoExecute";
 
 /// Every taint the hub sets. The position in this table is the bit in [`Taints`].
 const TABLE: [(&str, &str, Cause); 9] = [
-    // the first is the one of `AT_CREATION`
+    // the first entry is the taint of `AT_CREATION`
     (NOT_READY_TAINT, NO_SCHEDULE, NOT_READY),
     (UNREACHABLE_TAINT, NO_SCHEDULE, UNREACHABLE),
     ("node.kubernetes.io/memory-pressure", NO_SCHEDULE, Cause::Condition("MemoryPressure", "True")),
@@ -41,14 +41,14 @@ const TABLE: [(&str, &str, Cause); 9] = [
 /// The taint that a Node has from its creation (`kinds::node`) until it first reports whether it is ready.
 const AT_CREATION: Taints = Taints(1);
 
-/// What becomes of the NoExecute taints that are due.
+/// The change to the NoExecute taints that are due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoExecute {
-    /// The node gets them.
+    /// The node gets the taints that are due.
     Grant,
-    /// It gets no new one.
+    /// The node gets no new one, and keeps those that it has.
     Keep,
-    /// It has none.
+    /// The node loses those that it has.
     TakeOff,
 }
 
@@ -65,13 +65,13 @@ impl Taints {
         self.0 & (1 << index) != 0
     }
 
-    /// Those that the Node has.
+    /// The taints that the Node has.
     pub(super) fn carried_by(node: &Value) -> Taints {
         let carried = list(node);
         Taints::of(|index| carried.iter().any(|taint| is_of(taint, index)))
     }
 
-    /// Those that the Node should carry.
+    /// The taints that the Node should have.
     pub(super) fn due_to(node: &Value) -> Taints {
         let due = Taints::of(|index| match TABLE[index].2 {
             Cause::Condition(sort, status) => {
@@ -94,7 +94,7 @@ impl Taints {
     pub(super) fn wanted(self, carried: Taints, no_execute: NoExecute) -> Taints {
         let may_evict = match no_execute {
             NoExecute::Grant => true,
-            // also the other of the two: a node that answers again and is not ready
+            // a node that has one of the two may get the other: one that answers again and is not ready
             NoExecute::Keep => carried.evict(),
             NoExecute::TakeOff => false,
         };

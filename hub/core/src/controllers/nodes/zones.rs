@@ -1,9 +1,10 @@
-//! How fast nodes get NoExecute taints: by zone, and by how many nodes of the zone are ready. Pure; states and numbers are those of
-//! upstream's node lifecycle controller.
+//! How fast nodes get NoExecute taints, depending on the share of ready nodes in their zone. Pure; states and
+//! numbers are those of upstream's node lifecycle controller.
 //!
-//! Always holds: a zone gets at most one new NoExecute taint in [`PERIOD`], in [`SECONDARY_PERIOD`] while most of its nodes are not ready,
-//! and none if it is small as well; while no zone has a ready node the fault is more likely between the hub and all of them, so no node
-//! has such a taint. Left to others: which taint is due (`taints`), and ending pods (`taint_eviction`).
+//! Always holds: a zone gets at most one new NoExecute taint per [`PERIOD`], or per [`SECONDARY_PERIOD`]
+//! while most of its nodes are not ready, and none if it is small as well; while no zone has a ready node,
+//! the fault is more likely between the hub and all of them, so no node has such a taint. Left to others:
+//! which taint is due (`taints`), and ending pods (`taint_eviction`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use crate::value::text;
 
-/// Between two new NoExecute taints of a zone: upstream's --node-eviction-rate of 0.1 nodes a second.
+/// Time between two new NoExecute taints of a zone: upstream's --node-eviction-rate of 0.1 nodes a second.
 const PERIOD: Duration = Duration::from_secs(10);
 /// The same while most nodes of a large zone are not ready: --secondary-node-eviction-rate, 0.01.
 const SECONDARY_PERIOD: Duration = Duration::from_secs(100);
@@ -22,13 +23,13 @@ const SMALL: usize = 50;
 pub(super) const MOST_PERCENT: usize = 55;
 pub(super) const FEW: usize = 2;
 
-/// The label of a node that does not count in its zone.
+/// Label of a node that is not counted in its zone.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-disruption";
 
-/// The zone of a node that its readiness counts in.
+/// The zone in which a node's readiness is counted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Region and zone; empty for a node that names neither, which shares its zone with all others that do not.
+    /// Region and zone; empty for a node without both labels: all such nodes share one zone.
     pub(super) zone: Box<str>,
     pub(super) counts: bool,
 }
@@ -73,7 +74,7 @@ impl Census {
         }
     }
 
-    /// Between two taints; `None`: there is none.
+    /// Time between two taints; `None`: no taints are granted.
     fn period(self) -> Option<Duration> {
         match self.state() {
             State::MostNotReady if self.ready + self.not_ready <= SMALL => None,
@@ -97,13 +98,13 @@ pub(super) struct Zones {
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mutant {
-    /// When the last taint was granted is forgotten.
+    /// The time of the last grant is forgotten.
     Forgetful,
-    /// A large zone, most of whose nodes are not ready, is as any other.
+    /// A large zone with mostly unready nodes is treated as healthy.
     NoSecondRate,
-    /// So is a small one.
+    /// A small zone with mostly unready nodes is treated as a large one.
     SmallIsLarge,
-    /// That all zones are lost changes nothing.
+    /// The loss of all zones is ignored.
     LossIgnored,
 }
 
@@ -115,7 +116,8 @@ struct Zone {
 }
 
 impl Zones {
-    /// Takes in the nodes of each zone. Returns whether contact is back after no zone had a ready node.
+    /// Takes in the nodes of each zone. Returns whether contact is back after a time in which no zone had a
+    /// ready node.
     pub(super) fn count(&mut self, census: BTreeMap<&str, Census>) -> bool {
         self.zones.retain(|zone, _| census.contains_key(&**zone));
         for (zone, census) in census {
@@ -134,7 +136,7 @@ impl Zones {
         self.zones.values_mut().for_each(|zone| zone.last = Some(time));
     }
 
-    /// Whether a node of this zone may get a new taint now; if so, it counts.
+    /// Whether a node of this zone may get a new taint now; if so, the grant is counted.
     pub(super) fn grants(&mut self, zone: &str, now: Duration) -> bool {
         let Some(zone) = self.zones.get_mut(zone).filter(|_| !self.all_lost) else { return false };
         let period = zone.census.period();

@@ -1,4 +1,4 @@
-//! DaemonSets on the state alone: nodes and their agents are acted here, as the API shows them.
+//! DaemonSets on the state alone: these tests play the nodes and their agents, as the API shows them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::kinds::{CONTROLLER_REVISION, DAEMON_SET, EVENT, NAMESPACE, NODE, POD}
 use crate::requests::{DeleteOptions, Propagation};
 use kedge_rig::Random;
 
-/// What the random walk leaves to chance at most: nodes without a serving pod.
+/// Most nodes without a serving pod that the random walk may cause by chance.
 const BUDGET: usize = 2;
 
 pub(super) fn set(image: &str) -> Value {
@@ -40,7 +40,7 @@ impl Hub {
         self.names(&POD).iter().map(|name| self.value(&POD, "n", name.strip_prefix("n/").unwrap())).collect()
     }
 
-    /// The pods that neither end nor have ended, by node, with their images.
+    /// The pods that are neither terminating nor ended, by node, with their images.
     pub(super) fn running(&self) -> BTreeMap<String, Vec<String>> {
         let mut running: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for pod in self.pods().iter().filter(|pod| is_live(pod)) {
@@ -51,7 +51,7 @@ impl Hub {
         running
     }
 
-    /// What the agent of a pod reports.
+    /// Reports a pod's status as its agent would.
     pub(super) fn report(&mut self, pod: &str, phase: &str, ready: bool) {
         self.random += 1;
         let status = json!({"phase": phase, "qosClass": "BestEffort", "conditions": [{"type": "Ready",
@@ -59,14 +59,14 @@ impl Hub {
         self.edit(&POD, "n", pod, |pod| pod["status"] = status.clone());
     }
 
-    /// The agent confirms the end of a pod that is to end.
+    /// The agent confirms the end of a terminating pod.
     pub(super) fn confirm(&mut self, pod: &str) {
         let options = DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() };
         let (namespace, name) = ("n".to_owned(), pod.to_owned());
         self.perform(Action::Delete { kind: &POD, namespace, name, options, requires: Vec::new() }).unwrap();
     }
 
-    /// All agents start and end what they are asked to.
+    /// All agents start new pods and end terminating ones.
     pub(super) fn agents_act(&mut self) {
         for pod in self.pods() {
             let name = pod["metadata"]["name"].as_str().unwrap();
@@ -136,7 +136,7 @@ pub(super) fn rolled_out(nodes: usize, change: impl FnOnce(&mut Value)) -> (Hub,
     (hub, controller)
 }
 
-/// By Pod Security: one Event says so, however many nodes and tries there are.
+/// Pod Security forbids them: one Event reports it, however many nodes and tries there are.
 #[test]
 fn pods_that_are_forbidden_are_told_once() {
     let (mut hub, mut controller) = (Hub::with_nodes(3), DaemonSets::default());
@@ -159,7 +159,7 @@ fn pods_that_are_forbidden_are_told_once() {
         message.contains("violates PodSecurity \"baseline:latest\": host namespaces (hostPID=true)"),
         "{message}"
     );
-    // allowed again, they are made
+    // once they are allowed again, they are made
     hub.edit(&NAMESPACE, "", "n", |namespace| {
         namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged".into();
     });
@@ -167,7 +167,7 @@ fn pods_that_are_forbidden_are_told_once() {
     assert_eq!(hub.pods().len(), 3);
 }
 
-/// The volume of the token is the pod's alone: neither the template nor its revision has it.
+/// Only the pod has the volume of the token, not the template, nor its revision.
 #[test]
 fn automounted_token_changes_no_revision() {
     let (mut hub, mut controller) = rolled_out(2, |_| {});
@@ -259,7 +259,7 @@ fn broken_update_stops_at_its_budget_and_another_goes_on() {
     let images: Vec<_> = hub.running().into_values().flatten().collect();
     assert_eq!(images.iter().filter(|image| *image == "bad").count(), 1, "{images:?}");
     assert_eq!(hub.status("numberUnavailable"), 1);
-    // rollover: what does not serve goes first
+    // rollover: pods that do not serve are replaced first
     hub.change_image("i:3");
     for _ in 0..8 {
         hub.run(&mut controller);
@@ -283,19 +283,19 @@ fn minimum_ready_time_counts_on_the_hubs_clock() {
     controller.sweep_and_expect(&hub, 39, 40);
     hub.run_at(&mut controller, 40);
     assert_eq!(hub.status("numberAvailable"), 2);
-    // not ready for a moment: it begins anew, though nobody looked meanwhile
+    // unready for a moment: the time starts again, though the controller did not look meanwhile
     let pod = hub.pods()[0]["metadata"]["name"].as_str().unwrap().to_owned();
     hub.report(&pod, "Running", false);
     hub.report(&pod, "Running", true);
     hub.run_at(&mut controller, 50);
     assert_eq!(hub.status("numberAvailable"), 1);
-    // a hub that was started again has seen nobody ready yet
+    // a restarted hub has not seen any pod ready yet
     hub.run_at(&mut DaemonSets::default(), 60);
     assert_eq!(hub.status("numberAvailable"), 0);
 }
 
 impl DaemonSets {
-    /// The next look is at this second.
+    /// Expects the next look at this second.
     fn sweep_and_expect(&mut self, hub: &Hub, second: u64, expect: u64) {
         use crate::controllers::Controller as _;
         self.sweep(&hub.index);
@@ -354,7 +354,7 @@ fn paused_set_makes_pods_but_replaces_none() {
     assert!(hub.running().values().all(|images| *images == ["i:2"]));
 }
 
-/// What somebody wrote there was to hold the update.
+/// Somebody who wrote any value there wanted to hold the update.
 #[test]
 fn bad_value_of_the_pause_pauses() {
     let (mut hub, mut controller) = rolled_out(2, |_| {});
@@ -404,7 +404,7 @@ fn orphans_are_adopted_and_strangers_released() {
     }
     assert_eq!((hub.running(), hub.names(&CONTROLLER_REVISION).len()), (before, 1), "nothing was restarted");
     assert!(hub.index.revision() > revision);
-    // a pod that somebody relabels is let go, and another takes its place
+    // a pod that somebody relabels is released, and another one replaces it
     let pod = hub.pods()[0]["metadata"]["name"].as_str().unwrap().to_owned();
     hub.edit(&POD, "n", &pod, |pod| pod["metadata"]["labels"]["app"] = "debugged".into());
     hub.run(&mut controller);
@@ -459,8 +459,8 @@ impl Hub {
     }
 }
 
-/// Upstream's conformance test "should retry creating failed daemon pods": somebody writes that a pod failed, and waits until another one
-/// runs, and then until that pod is gone by its name.
+/// Upstream's conformance test "should retry creating failed daemon pods": it writes that a pod failed, waits
+/// until another one runs, and then until the name of that pod is gone.
 #[test]
 fn failed_pod_is_replaced_under_another_name() {
     let (mut hub, mut controller) = rolled_out(2, |_| {});
@@ -478,7 +478,7 @@ fn failed_pod_is_replaced_under_another_name() {
     assert_eq!((&names[0], &names[1]), (&names[2], &names[3]), "a node has two names");
 }
 
-/// A hub that was restarted does not know which pod failed.
+/// A restarted hub does not know which pod failed.
 #[test]
 fn steps_that_choose_different_names_make_one_pod() {
     use crate::controllers::Controller as _;
@@ -570,24 +570,24 @@ fn node_that_is_away_is_set_aside_and_updated_on_return() {
     assert_eq!((hub.running()["node-1"].clone(), annotation(&hub)), (vec!["i:2".to_owned()], Value::Null));
 }
 
-/// What a container of an image does on a node.
+/// The behaviour of an image's container on a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     Runs,
     Crashes,
-    /// Crashes between two looks, and is started at the moment.
+    /// Crashes between two looks, and is running again at the moment.
     RunsBetweenCrashes,
-    /// Crashed when it started, and runs since.
+    /// Crashed at its start, and has run since.
     RanAfterCrashes,
-    /// An init container failed until what it waits for was there.
+    /// An init container failed until its dependency was there.
     Waited,
     NoImage,
-    /// Runs, and is never ready.
+    /// Runs, and never becomes ready.
     Hangs,
 }
 
 impl Hub {
-    /// All agents start and end what they are asked to; what becomes of it is decided by node and image.
+    /// All agents start new pods and end terminating ones; node and image decide the fate of each pod.
     fn agents_meet(&mut self, fate: impl Fn(&str, &str) -> Fate) {
         for pod in self.pods() {
             let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -642,7 +642,7 @@ impl Hub {
         self.some_tasks(controller, 0, 1);
     }
 
-    /// Performs so many tasks of one step, which may have more.
+    /// Performs `count` tasks of one step, which may have more.
     fn some_tasks(&mut self, controller: &mut DaemonSets, second: u64, count: usize) {
         use crate::controllers::Controller as _;
         let now = self.now(second);
@@ -675,7 +675,7 @@ fn bad(image: &str) -> bool {
     image.starts_with("bad")
 }
 
-/// What makes images that are bad fail on every node.
+/// Bad images have this fate on every node, all others run.
 fn all(fate: Fate) -> impl Fn(&str, &str) -> Fate {
     move |_, image| if bad(image) { fate } else { Fate::Runs }
 }
@@ -698,7 +698,7 @@ fn failures_beyond_the_bound_stop_an_update() {
         assert_eq!(state, "True", "{fate:?}");
         assert!(message.contains("2 nodes failed, more than 1: node-0 ("), "{message}");
         assert!(hub.reasons().contains(&"RolloutStopped".to_owned()), "{fate:?}");
-        // whatever becomes of the pods now, it stays stopped
+        // it stays stopped, even though its pods run now
         hub.turns(&mut controller, 2000..2010, all(Fate::Runs));
         assert_eq!((hub.with_image("bad"), hub.stopped().0), (2, "True".into()), "{fate:?}");
         hub.turns(&mut DaemonSets::default(), 2010..2020, all(Fate::Runs));
@@ -746,7 +746,7 @@ fn crashes_that_are_over_hold_up_no_update() {
     assert_eq!(hub.with_image("bad"), 2);
     hub.turns(&mut controller, [1300, 1301, 1302, 2000, 2001], &fate);
     assert_eq!((hub.with_image("bad"), hub.viewed().0.as_str()), (3, "complete"));
-    // what an init container waited for came in the end
+    // the dependency of an init container arrived in the end
     hub.change_image("bad:2");
     hub.turns(&mut controller, 2100..2120, all(Fate::Waited));
     assert_eq!((hub.with_image("bad:2"), hub.viewed().0.as_str()), (3, "complete"));
@@ -816,7 +816,7 @@ fn stopped_update_goes_on_by_annotation_template_or_undo() {
     check(|hub| hub.annotate("kedge.dev/max-failures", "off"), "bad");
     check(|hub| hub.change_image("i:2"), "i:2");
     check(|hub| hub.change_image("i:1"), "i:1");
-    // one that was resumed stops again after as many failures more
+    // a resumed update stops again after as many further failures
     let (mut hub, mut controller) = stopped();
     hub.annotate("kedge.dev/resume", "1");
     hub.turns(&mut controller, 10..20, |node, _| if node == "node-1" { Fate::Crashes } else { Fate::Runs });
@@ -832,7 +832,7 @@ fn node_lost_under_the_new_revision_counts_as_failed() {
     hub.mark("node-4", "Unknown");
     hub.change_image("bad");
     hub.run(&mut controller);
-    // these are cut off by what they got
+    // the update cuts these nodes off
     for node in ["node-0", "node-1"] {
         hub.agents_act();
         hub.run(&mut controller);
@@ -874,7 +874,7 @@ fn stopped_set_never_looks_finished_to_kubectl() {
     hub.turns(&mut controller, 0..5, all(Fate::RunsBetweenCrashes));
     assert_eq!((hub.stopped().0.as_str(), hub.status("updatedNumberScheduled")), ("True", 3));
     assert_eq!(hub.status("numberAvailable"), 0, "each is ready, and crashes");
-    // once they recover for good it is over
+    // when the nodes recover for good, the update resumes
     hub.turns(&mut controller, 5..10, |_, _| Fate::Runs);
     for pod in hub.pods() {
         let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
@@ -934,7 +934,7 @@ fn stopped_update_is_rolled_back_once() {
         fresh.value(&DAEMON_SET, "n", "d")["spec"]["template"].clone()
     });
     assert_eq!(hub.reasons().iter().filter(|reason| *reason == "RolledBack").count(), 1);
-    // something writes it back: it is known to be bad, spreads to no node, and is not written over again
+    // somebody writes it back: it is known as bad, spreads to no node, and is not rolled back again
     hub.change_image("bad");
     hub.turns(&mut controller, 30..50, all(Fate::Crashes));
     hub.turns(&mut DaemonSets::default(), 50..60, all(Fate::Crashes));
@@ -943,7 +943,7 @@ fn stopped_update_is_rolled_back_once() {
     let image =
         hub.value(&DAEMON_SET, "n", "d")["spec"]["template"]["spec"]["containers"][0]["image"].clone();
     assert_eq!(image, "bad");
-    // somebody knows better
+    // an administrator resumes it all the same
     hub.annotate("kedge.dev/resume", "mended");
     hub.turns(&mut controller, 60..80, |_, _| Fate::Runs);
     hub.run_at(&mut controller, 80);
@@ -956,14 +956,14 @@ fn roll_back_goes_to_the_last_complete_revision() {
     hub.annotate("kedge.dev/max-failures", "0");
     hub.change_image("i:2");
     hub.turns(&mut controller, 0..10, all(Fate::Crashes));
-    // neither the one that never was complete, nor the oldest
+    // neither the revision that was never complete, nor the oldest
     hub.change_image("bad1");
     hub.turns(&mut controller, 10..20, all(Fate::Crashes));
     hub.annotate("kedge.dev/rollback-on-failure", "true");
     hub.change_image("bad2");
     hub.turns(&mut controller, 20..40, all(Fate::Crashes));
     assert_eq!(hub.with_image("i:2"), 3, "{:?}", hub.running());
-    // one that was complete before is stopped when it fails, not rolled back further
+    // a revision that was complete before is stopped when it fails, not rolled back further
     hub.change_image("i:1");
     hub.turns(&mut controller, 40..60, |_, image| if image == "i:1" { Fate::Crashes } else { Fate::Runs });
     assert_eq!((hub.with_image("i:2"), hub.with_image("i:1"), hub.stopped().0.as_str()), (2, 1, "True"));
@@ -985,7 +985,7 @@ fn roll_back_survives_a_hub_killed_before_the_template() {
     assert_eq!(hub.with_image("i:1"), 3, "{:?}", hub.running());
 }
 
-/// A fleet of five, of which nodes 3 and 4 are canaries.
+/// A fleet of five; nodes 3 and 4 are canaries.
 fn with_canaries(annotations: &[(&'static str, &'static str)]) -> (Hub, DaemonSets) {
     let (mut hub, controller) = rolled_out(5, budget(2));
     for node in ["node-3", "node-4"] {
@@ -1013,7 +1013,7 @@ fn canaries_come_first_and_the_rest_after_the_soak() {
     hub.turns(&mut controller, 0..10, |_, _| Fate::Runs);
     assert_eq!(hub.nodes_with("i:2"), ["node-3", "node-4"]);
     assert!(hub.status("updatedNumberScheduled") < hub.status("desiredNumberScheduled"));
-    // one that is not ready for a moment, or a hub that is started again, begins the time anew
+    // a canary that is unready for a moment, or a restarted hub, starts the soak time again
     let pod = |hub: &Hub| {
         let pods = hub.pods();
         let pod = pods.iter().find(|pod| pod["spec"]["nodeName"] == "node-3").unwrap();
@@ -1028,10 +1028,10 @@ fn canaries_come_first_and_the_rest_after_the_soak() {
     assert_eq!(hub.nodes_with("i:2"), ["node-3", "node-4"]);
     hub.turns(&mut controller, [170, 171], |_, _| Fate::Runs);
     assert!(hub.nodes_with("i:2").len() < 5 && hub.reasons().contains(&"CanaryPassed".to_owned()));
-    // that they have passed is remembered
+    // the passed soak is recorded
     hub.turns(&mut DaemonSets::default(), 172..180, |_, _| Fate::Runs);
     assert_eq!(hub.with_image("i:2"), 5);
-    // an undo is not held up
+    // an undo needs no canaries
     hub.change_image("i:1");
     hub.turns(&mut controller, 200..210, |_, _| Fate::Runs);
     assert_eq!(hub.with_image("i:1"), 5);
@@ -1042,7 +1042,7 @@ fn canary_that_fails_keeps_the_rest_as_it_was() {
     for fate in [Fate::Crashes, Fate::RunsBetweenCrashes, Fate::NoImage, Fate::Hangs] {
         let (mut hub, mut controller) = with_canaries(&[CANARY, ("kedge.dev/max-failures", "off")]);
         hub.change_image("bad");
-        // a pod that does not serve is not replaced beyond the canaries, and a node that comes gets what was proven
+        // an unready pod is not replaced outside the canaries, and a new node gets the proven revision
         let pod = hub.pods()[0]["metadata"]["name"].as_str().unwrap().to_owned();
         hub.report(&pod, "Running", false);
         hub.create(&NODE, json!({"metadata": {"name": "late"}}));
@@ -1051,7 +1051,7 @@ fn canary_that_fails_keeps_the_rest_as_it_was() {
         });
         assert_eq!(hub.nodes_with("bad"), ["node-3", "node-4"], "{fate:?}");
         assert_eq!(hub.with_image("i:1"), 4, "{fate:?}");
-        // without the annotation the update goes on
+        // without the annotation the update continues
         hub.annotate("kedge.dev/canary-selector", "");
         hub.turns(&mut controller, 3000..3020, |_, _| Fate::Runs);
         assert_eq!(hub.with_image("bad"), 6, "{fate:?}");
@@ -1069,7 +1069,7 @@ fn held_pods_that_come_and_go_keep_canaries_from_nothing() {
         .collect();
     let mut halves = |hub: &mut Hub, halves: std::ops::Range<usize>| {
         for half in halves {
-            // two of the three are away at each look, as many as may be
+            // two of the three are unready at each look, as many as the budget allows
             for (index, pod) in held.iter().enumerate() {
                 hub.report(pod, "Running", index == half % 3);
             }
@@ -1080,7 +1080,7 @@ fn held_pods_that_come_and_go_keep_canaries_from_nothing() {
         }
         hub.nodes_with("i:2")
     };
-    // they may be starting
+    // these pods may still be starting
     assert!(halves(&mut hub, 0..20).is_empty());
     assert_eq!(halves(&mut hub, 20..30), ["node-3", "node-4"]);
 }
@@ -1207,8 +1207,8 @@ fn run_of_bad_updates_takes_one_node_at_most() {
     }
 }
 
-/// Whatever happens to pods, nodes and the hub: never two pods of the set on a node, never more nodes without a serving pod by an
-/// update than its budget, and the last template everywhere in the end.
+/// Whatever happens to pods, nodes and the hub: never two pods of the set on a node, never more nodes without
+/// a serving pod because of an update than its budget, and the last template everywhere in the end.
 #[test]
 fn walks_end_with_the_last_template_within_the_budget() {
     let mut updates = 0;
@@ -1219,7 +1219,7 @@ fn walks_end_with_the_last_template_within_the_budget() {
         });
         let (mut image, mut second) = (1, 100);
         hub.changes = (seed % 2 == 0).then(Vec::new);
-        // nodes on which something else than an update took the pod away
+        // nodes that lost their pod for another reason than an update
         let mut harmed = std::collections::BTreeSet::new();
         for step in 0..60 {
             second += random.index(20) as u64;

@@ -1,4 +1,5 @@
-//! What the design document of DaemonSet updates asks for and no other test shows; docs/rollouts.md names the test of each point.
+//! Points of the design document of DaemonSet updates that no other test shows; docs/rollouts.md names the
+//! test of each point.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,7 +101,7 @@ fn nodes_that_come_and_go_get_one_pod_at_most() {
     }
 }
 
-/// One object after the other: what is asked of it costs the same however many there are.
+/// A world that counts the objects read: the cost of a look must not depend on how many exist.
 struct OneByOne<'a> {
     hub: &'a Hub,
     reads: Cell<usize>,
@@ -184,7 +185,7 @@ fn costs(nodes: usize) -> Vec<(usize, usize)> {
     look(&mut hub);
     hub.create(&POD, json!({"metadata": {"namespace": "n", "name": "other"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}));
     look(&mut hub);
-    // all nodes once for the new template, and then those whose turn it is
+    // all nodes once because of the new template, and then those that have their turn
     hub.change_image("i:2");
     (0..3).for_each(|_| look(&mut hub));
     for _ in 0..3 {
@@ -202,7 +203,7 @@ fn change_costs_the_same_however_many_nodes_there_are() {
     assert!(few.iter().all(|(reads, judged)| *reads <= 6 && *judged <= 3), "{few:?}");
 }
 
-/// What every pod of a set does in turns.
+/// The state that every pod of a set enters in turns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Turns {
     /// Crashes, and is started again: ready, or not.
@@ -211,7 +212,7 @@ enum Turns {
     Hangs,
     /// Its node is lost.
     IsLost,
-    /// Ended by itself, and waits for its next one.
+    /// Ended by itself, and waits to be replaced.
     Fails,
 }
 
@@ -228,8 +229,8 @@ impl Hub {
     }
 }
 
-/// Nodes judged after each of some changes in a set all of whose pods do this, where no update can fail by that: the first revision, or
-/// one whose rollout was complete.
+/// Nodes judged after each of several changes in a set with all pods in this state, where no update can fail
+/// because of it: the first revision, or one that was complete before.
 fn judged_in_trouble(nodes: usize, was_complete: bool, turns: Turns) -> Vec<usize> {
     let (mut hub, mut controller) = match was_complete {
         true => rolled_out(nodes, |_| {}),
@@ -254,7 +255,7 @@ fn judged_in_trouble(nodes: usize, was_complete: bool, turns: Turns) -> Vec<usiz
             }
         }
     }
-    // beyond the progress deadline; the pods that failed were made again, and fail again
+    // after the progress deadline; the failed pods were made again, and fail again
     let mut second = 1000;
     hub.run_at(&mut controller, second);
     if turns == Turns::Fails {
@@ -297,8 +298,8 @@ fn trouble_everywhere_costs_a_change_no_more() {
     }
 }
 
-/// How long the controller takes over one pod that changed, beside so many others: `cargo test --release -p kedge-hub-core cost_of --
-/// --ignored --nocapture`.
+/// The controller's time for one changed pod, among so many others: `cargo test --release -p kedge-hub-core
+/// cost_of -- --ignored --nocapture`.
 #[test]
 #[ignore = "prints figures, and judges nothing"]
 #[allow(clippy::disallowed_methods, reason = "it measures")]

@@ -1,5 +1,5 @@
-//! DaemonSets that are valid and harmful, and hands that write where only the controller should: nothing runs away, what other sets have
-//! stays, and the promises to nodes hold.
+//! Harmful but valid DaemonSets, and clients that write fields which only the controller should: nothing
+//! grows without bound, other sets keep their pods, and the promises to nodes hold.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ impl Hub {
         live.map(|pod| pod["metadata"]["uid"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Lets controller and agents act in turns; returns how many nodes had no pod that serves at most.
+    /// Lets controller and agents act in turns; returns the largest number of nodes that had no serving pod.
     fn most_out(&mut self, controller: &mut DaemonSets, seconds: std::ops::Range<u64>) -> usize {
         let nodes = self.names(&NODE).len();
         let mut most = 0;
@@ -32,7 +32,8 @@ impl Hub {
     }
 }
 
-/// Percentages and numbers of all sorts: what stands in the set bounds the update, and an update always goes on.
+/// Percentages and numbers of all sorts: the set's own budget bounds the update, and an update always
+/// proceeds.
 #[test]
 fn any_budget_bounds_the_update_and_ends_it() {
     let budgets = [
@@ -77,7 +78,7 @@ fn sets_that_select_the_same_pods_leave_each_other_alone() {
     }
     let all = hub.live_uids();
     assert!(all.len() == 6 && all.is_superset(&before), "{all:?}");
-    // what one gives up, either may take, and nothing is made and ended in turns
+    // either may adopt a pod that the other released, and no pod is made and ended in turns
     hub.delete(&DAEMON_SET, "n", "e", Propagation::Orphan);
     hub.run_at(&mut super::garbage::Garbage::default(), 20);
     for second in 20..60 {
@@ -90,7 +91,8 @@ fn sets_that_select_the_same_pods_leave_each_other_alone() {
     assert_eq!(hub.index.revision(), revision);
 }
 
-/// The history is made again, a stop is found again from the pods, and no pod is restarted for it.
+/// The history is created again, a stop is derived again from the pods, and no pod is restarted because of
+/// it.
 #[test]
 fn deleted_history_restarts_no_pod() {
     let (mut hub, mut controller) = rolled_out(3, |_| {});
@@ -107,7 +109,7 @@ fn deleted_history_restarts_no_pod() {
     );
 }
 
-/// Numbers at the end of what can be counted, and records that cannot be read.
+/// Numbers near the overflow, and records that cannot be parsed.
 #[test]
 fn history_that_somebody_wrote_stops_no_update() {
     let (mut hub, mut controller) = rolled_out(3, |_| {});
@@ -132,7 +134,7 @@ fn history_that_somebody_wrote_stops_no_update() {
     assert_eq!(hub.index.revision(), revision, "nothing is written again and again");
 }
 
-/// Labels by which a pod is found, selected, and known as up to date.
+/// Changed labels: of those by which a pod is found, selected, and known as up to date.
 #[test]
 fn labels_that_somebody_changes_cost_one_pod_each() {
     let (mut hub, mut controller) = rolled_out(3, budget(1));
@@ -160,7 +162,7 @@ fn labels_that_somebody_changes_cost_one_pod_each() {
     }
 }
 
-/// Pods that name the set as their controller without being made by it.
+/// Pods that name the set as their controller, though the set did not make them.
 #[test]
 fn forged_pods_displace_none_of_the_set() {
     let (mut hub, mut controller) = rolled_out(2, |_| {});
@@ -185,7 +187,7 @@ fn forged_pods_displace_none_of_the_set() {
     assert!(own.map(|pod| pod["spec"]["containers"][0]["image"].clone()).eq(["i:2", "i:2"]));
 }
 
-/// Each look at them is bounded, and so is what is told of them.
+/// Each look at them is bounded, and so are the Events about them.
 #[test]
 fn pods_that_fail_for_ever_are_made_ever_more_slowly() {
     const NODES: usize = 40;
@@ -203,13 +205,13 @@ fn pods_that_fail_for_ever_are_made_ever_more_slowly() {
         hub.run_at(&mut controller, second);
         made.extend(hub.live_uids());
     }
-    // after 1, 2, 4, ... 512 s, which are 1,023, and each 900 s then: with the first one 15 in 3,900 s
+    // after 1, 2, 4, ... 512 s, in sum 1,023, and each 900 s afterwards: with the first one 15 in 3,900 s
     assert!((12 * NODES..=15 * NODES).contains(&made.len()), "{} pods of {NODES} nodes", made.len());
     let told = hub.names(&EVENT).len();
     assert!(told < 15 * 20, "{told} Events");
 }
 
-/// Values that mean nothing, one after the other: each is told once, and the update keeps to its budget.
+/// Values without a meaning, one after the other: each is reported once, and the update keeps to its budget.
 #[test]
 fn absurd_annotations_keep_the_budget() {
     let (mut hub, mut controller) = rolled_out(4, budget(1));
@@ -243,7 +245,8 @@ fn absurd_annotations_keep_the_budget() {
     assert!(longest.is_some_and(|bytes| bytes < 500), "{longest:?}");
 }
 
-/// Upstream's conformance test of ControllerRevisions makes one of the same template, and deletes it.
+/// Upstream's conformance test of ControllerRevisions makes a second one of the same template, and deletes
+/// it.
 #[test]
 fn double_of_a_revision_stays_for_its_maker() {
     let (mut hub, mut controller) = rolled_out(1, |_| {});

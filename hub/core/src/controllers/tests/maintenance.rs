@@ -1,4 +1,4 @@
-//! Maintenance windows of nodes: when an update stops a pod that serves, and when not.
+//! Maintenance windows of nodes: when an update may stop a serving pod.
 
 use serde_json::Value;
 use time::macros::datetime;
@@ -35,13 +35,13 @@ fn node_outside_its_window_keeps_its_pod() {
     hub.set_windows("node-1", "Sat 11:00-13:00");
     hub.set_windows("node-2", "Sun 11:00-13:00");
     hub.change_image("i:2");
-    // it is Saturday, 12:00: the budget of one is not spent on nodes that may not be updated
+    // it is Saturday, 12:00: the budget of one is not spent on nodes with a closed window
     assert_eq!(hub.updated(&mut controller, 0..10), ["node-1", "node-3"]);
     let lines = hub.viewed().2;
     assert_eq!(lines[0], "node-0 1 waits the old pod runs, waits for its maintenance window");
     hub.wall = datetime!(2026-11-21 13:00:00 UTC);
     assert_eq!(hub.updated(&mut controller, 3600..3610), ["node-0", "node-1", "node-3"]);
-    // a window that is given up
+    // the node no longer has a window
     hub.set_windows("node-2", "");
     assert_eq!(hub.updated(&mut controller, 3610..3620).len(), 4);
     assert_eq!(hub.viewed().0, "complete");
@@ -91,7 +91,7 @@ fn window_that_cannot_be_read_keeps_updates_away() {
     assert_eq!(hub.viewed().2[0], expect);
 }
 
-/// The hub itself has marked its pod as not ready.
+/// The hub itself has marked the pod of that node as not ready.
 #[test]
 fn surge_waits_for_the_window_of_a_node_that_is_back() {
     let (mut hub, mut controller) = rolled_out(2, |set| {

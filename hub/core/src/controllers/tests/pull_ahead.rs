@@ -1,4 +1,5 @@
-//! Images that are pulled before an update stops a pod: what is asked of which node, and what its answer leads to.
+//! Images that are pulled before an update stops a pod: which node gets which request, and the effect of its
+//! answer.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +34,7 @@ impl Hub {
         self.asked().into_iter().map(|(node, ..)| node).collect()
     }
 
-    /// The agents that were asked answer.
+    /// The agents with a request answer it.
     fn answer(&mut self, status: &str, reason: &str, message: &str) {
         for (node, _, revision) in self.asked() {
             let condition = json!({"type": IMAGES_PULLED, "status": status, "reason": reason,
@@ -74,7 +75,7 @@ fn pod_is_stopped_once_its_images_are_there() {
         hub.run_at(&mut controller, second);
         assert_eq!((hub.serving("i:1"), hub.asked_nodes().len()), (3, 1), "at {second} s");
     }
-    // a hub that is killed meanwhile asks nobody else
+    // a hub that is killed meanwhile asks no further node
     controller = DaemonSets::default();
     hub.run_at(&mut controller, 501);
     assert_eq!((hub.serving("i:1"), hub.asked_nodes().len()), (3, 1));
@@ -172,7 +173,7 @@ fn answer_to_another_request_counts_for_nothing() {
     hub.run_at(&mut controller, 1);
     let second = hub.asked();
     assert_eq!((second[0].1[0].as_str(), hub.serving("i:1")), ("i:3", 2), "{second:?}");
-    // the same template again is another request: what was there may have been collected
+    // going back to the same template is a new request: the images may have been collected since
     hub.change_image("i:2");
     hub.run_at(&mut controller, 2);
     let third = hub.asked();
@@ -303,8 +304,8 @@ fn default_of_the_hub_holds_without_an_annotation() {
     }
 }
 
-/// Upstream's conformance test "should rollback without unnecessary restarts" asks for a pod that was replaced by a missing image: by
-/// upstream's default.
+/// Upstream's conformance test "should rollback without unnecessary restarts" expects a pod with a missing
+/// image to be replaced: by upstream's default.
 #[test]
 fn roll_back_restarts_no_pod_that_serves() {
     let (mut hub, _) = capable(3, |_| {});

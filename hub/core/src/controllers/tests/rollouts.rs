@@ -1,9 +1,10 @@
-//! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a revision cuts off, pods that crash,
-//! hang, are ready now and then, find no image, or are called failed by somebody, pulls that take long, full disks, drains, power cuts,
-//! links that flap, nodes that are made anew under their names or get other ones, templates that change with every step, pauses, a hub
-//! that is killed between two writes; meanwhile configurations are pushed, and some nodes have maintenance windows; with `maxUnavailable`
-//! or `maxSurge`, and with agents of which some pull ahead. The controller is told of each change, or reads everything anew. One seed is
-//! one run.
+//! A fleet whose DaemonSet is updated again and again, simulated with faults: partitions, nodes that a
+//! revision cuts off, pods that crash, hang, are ready now and then, find no image, or are called failed by
+//! somebody, pulls that take long, full disks, drains, power cuts, links that flap, nodes that are made anew
+//! under their names or get other ones, templates that change with every step, pauses, a hub that is killed
+//! between two writes; meanwhile configurations are pushed, and some nodes have maintenance windows; with
+//! `maxUnavailable` or `maxSurge`, and with agents of which some pull ahead. The controller hears of each
+//! change, or reads everything again. One seed is one run.
 //!
 //! After each step of the controller the promises of docs/rollouts.md are checked from what the store and the agents know, not from what
 //! the controller remembers; each has a name in the assertions. In the end the faults stop, and the last revision must be everywhere.
@@ -28,40 +29,40 @@ use kedge_api::{
 };
 use kedge_rig::Random;
 
-/// Nodes of the usual run; `KEDGE_ROLLOUT_NODES` asks for others, `KEDGE_ROLLOUT_SEEDS` for so many runs, `KEDGE_ROLLOUT_FIRST` for
-/// those from this seed on.
+/// Nodes of the usual run; `KEDGE_ROLLOUT_NODES` sets their number, `KEDGE_ROLLOUT_SEEDS` the number of runs,
+/// `KEDGE_ROLLOUT_FIRST` the first seed.
 const NODES: usize = 60;
 const SEEDS: u64 = 9;
-/// Steps with faults, and at most so many until everything is as it should be.
+/// Steps with faults, and most steps until everything must be as it should.
 const STEPS: usize = 160;
 const STEPS_TO_SETTLE: usize = 400;
-/// Of these, at most so many before the first fault.
+/// Most of these steps before the first fault.
 const STEPS_TO_BEGIN: usize = 50;
 /// Seconds between two steps.
 const STEP: u64 = 10;
 const BEGIN: OffsetDateTime = datetime!(2026-11-21 12:00:00 UTC);
-/// Of a revision whose rollout was complete.
+/// On a revision: its rollout was complete.
 const COMPLETE: &str = "kedge.dev/complete";
-/// Of a set whose updates replace no pod.
+/// On a set: its updates replace no pod.
 const PAUSED: &str = "kedge.dev/paused";
 const FATES: [&str; 10] = ["good", "good", "good", "slow", "crash", "shaky", "flap", "hang", "nopull", "cut"];
 /// Steps in which the template changes each time.
 const EDITS: usize = 5;
-/// Crashes of a container that runs then.
+/// Crashes of a container before it runs for good.
 const CRASHES: usize = 3;
 
 #[derive(Debug, Default)]
 struct Place {
-    /// It is not heard of until this step.
+    /// The hub does not hear from it until this step.
     away_until: usize,
-    /// What it ran cut it off: only the operator brings it back.
+    /// Its revision cut it off: only the operator brings it back.
     is_cut: bool,
     is_marked: bool,
     /// No image can be pulled until this step.
     full_until: usize,
-    /// Until this step it is heard of in every second one.
+    /// Until this step the hub hears from it in every second one.
     flaps_until: usize,
-    /// When it is back, its containers start anew.
+    /// When it is back, its containers start again.
     lost_power: bool,
     /// When updates may stop a pod there.
     windows: Option<MaintenanceWindows>,
@@ -84,13 +85,13 @@ struct Run {
     since: usize,
     restarts: usize,
     has_reported: bool,
-    /// Somebody wrote that it failed: its agent has nothing more to say of it.
+    /// Somebody wrote that it failed: its agent reports nothing more about it.
     has_failed: bool,
     /// The request to pull images ahead that its node cannot serve.
     refuses: Option<String>,
 }
 
-/// How the current revision stands, as the store has it.
+/// The state of the current revision, as stored.
 #[derive(Debug)]
 struct Standing {
     image: String,
@@ -106,23 +107,23 @@ struct Fleet {
     seed: u64,
     step: usize,
     places: BTreeMap<String, Place>,
-    /// Names that a machine had before, and until when the hub keeps the pods of it.
+    /// Names that a machine had before, and until when the hub keeps the pods under that name.
     former: BTreeMap<String, usize>,
     /// Nodes whose agent pulls ahead.
     capable: BTreeSet<String>,
     /// Node and image.
     pulled: BTreeSet<(String, String)>,
-    /// A new pod begins beside the old one.
+    /// A new pod starts beside the old one.
     surges: bool,
     runs: BTreeMap<String, Run>,
-    /// Under a surge: the nodes where a pod of the current revision starts beside one that serves.
+    /// Under a surge: the nodes where a pod of the current revision starts beside a serving one.
     surging: BTreeSet<String>,
     images: usize,
-    /// Until this step somebody changes the template each time.
+    /// Until this step somebody changes the template in each step.
     edited_until: usize,
     /// In this step somebody ends the pause of the set.
     paused_until: Option<usize>,
-    /// Images that every node in reach ran at once.
+    /// Images that all reachable nodes ran at the same time.
     everywhere: BTreeSet<String>,
     budget: usize,
     seen: BTreeMap<&'static str, usize>,
@@ -132,7 +133,7 @@ impl Fleet {
     fn new(seed: u64, count: usize) -> Fleet {
         let mut random = Random::new(seed);
         let mut hub = Hub::with_namespace();
-        // the controller is told of each change, after its next steps, or reads everything
+        // the controller hears of each change, after its next steps, or reads everything
         hub.changes = (!seed.is_multiple_of(3)).then(Vec::new);
         let (mut places, mut capable) = (BTreeMap::new(), BTreeSet::new());
         for index in 0..count {
@@ -211,7 +212,7 @@ impl Fleet {
         });
     }
 
-    /// What people and the world do.
+    /// Disturbances by people and by the environment.
     fn disturb(&mut self) {
         if self.edited_until > self.step {
             self.update();
@@ -222,7 +223,7 @@ impl Fleet {
         match self.random.index(44) {
             0 => self.update(),
             1 if self.images > 0 => {
-                // an undo, or a tool that writes something back
+                // an undo, or a tool that writes an old template back
                 let known: Vec<String> = self
                     .runs
                     .values()
@@ -323,7 +324,8 @@ impl Fleet {
         (0..3).map(|_| self.random.pick(&names).clone()).collect()
     }
 
-    /// Another machine takes the name of a node: its Node is another one, and what was bound to it starts there.
+    /// Another machine takes the name of a node: its Node is a new object, and the pods bound to the name
+    /// start there.
     fn replace_node(&mut self) {
         let Some(name) = self.some_nodes().pop_first() else { return };
         let node = self.hub.value(&NODE, "", &name);
@@ -342,7 +344,7 @@ impl Fleet {
 
     /// A machine gets another name: its Node is gone, and so are its pods after a while.
     fn rename_node(&mut self) {
-        // not a canary: they have the first names
+        // never a canary: those have the first names
         let names: Vec<String> = self.places.keys().skip(3).cloned().collect();
         let name = self.random.pick(&names).clone();
         let new = format!("{}-{}", &name[..9], self.step);
@@ -365,7 +367,7 @@ impl Fleet {
         }
         let images: Vec<_> = self.pulled.extract_if(.., |(node, _)| *node == name).collect();
         self.pulled.extend(images.into_iter().map(|(_, image)| (new.clone(), image)));
-        // what ends there is no surge
+        // a pod that ends with its node does not count as a surge
         self.surging.remove(&name);
         self.former.insert(name, self.step + 4);
         self.saw("nodes renamed");
@@ -392,7 +394,7 @@ impl Fleet {
         World::select(&self.hub.index, &POD, &Selection::by_field(&POD, "n", NODE_NAME_FIELD, node))
     }
 
-    /// The containers of nodes that are back after a power cut are down, and their agents say so first.
+    /// The containers of nodes that are back after a power cut are down, and their agents report that first.
     fn restart_pods(&mut self) {
         let step = self.step;
         let back = |place: &Place| place.lost_power && !place.is_away(step);
@@ -436,7 +438,7 @@ impl Fleet {
         self.saw("configurations");
     }
 
-    /// The hub marks nodes that it does not hear of, and those that are back.
+    /// The hub marks the nodes that it does not hear from, and those that are back.
     fn mark_nodes(&mut self) {
         let step = self.step;
         let changed: Vec<(String, bool)> = self
@@ -456,7 +458,7 @@ impl Fleet {
                     let Some(run) = self.runs.get_mut(&*pod.uid).filter(|run| !run.has_failed) else {
                         continue;
                     };
-                    // it goes on, and its agent reports it anew when it is back
+                    // the container still runs, and its agent reports it again when it is back
                     run.has_reported = false;
                     self.hub.edit(&POD, "n", &pod.name, |pod| {
                         let conditions = pod["status"]["conditions"].as_array_mut().into_iter().flatten();
@@ -488,7 +490,7 @@ impl Fleet {
         });
     }
 
-    /// Whether an image is on a node by now; some take long, some never come.
+    /// Whether an image is on a node by now; some take long, some never arrive.
     fn pulls(&mut self, node: &str, image: &str) -> Option<bool> {
         let key = (node.to_owned(), image.to_owned());
         if self.pulled.contains(&key) {
@@ -504,7 +506,7 @@ impl Fleet {
         Some(is_there)
     }
 
-    /// The agent of a pod does what it is asked to pull ahead.
+    /// The agent of a pod handles its request to pull ahead.
     fn pull_ahead(&mut self, name: &str, uid: &str, pod: &Value) {
         let Some(request) = pod["metadata"]["annotations"][PULL_AHEAD_ANNOTATION].as_str() else { return };
         let request: PullAhead = serde_json::from_str(request).unwrap();
@@ -597,7 +599,7 @@ impl Fleet {
                 }
                 "shaky" if run.restarts > 2 * CRASHES => continue,
                 "crash" | "shaky" => {
-                    // runs for a moment, and crashes: in turns
+                    // in turns it runs for a moment and crashes
                     run.is_ready = !run.is_ready;
                     run.restarts += 1;
                     let last = json!({"terminated": {"exitCode": 1}});
@@ -647,11 +649,11 @@ impl Fleet {
         Standing { image, is_stopped, is_paused: annotation(PAUSED) == "true", waits_for_canaries }
     }
 
-    /// One step of the controller, which may be killed in the middle; then the promises.
+    /// One step of the controller, which may be killed in the middle; then checks the promises.
     fn control(&mut self, may_kill: bool) {
         let mut now = self.hub.now(self.step as u64 * STEP);
         now.wall = BEGIN + now.running;
-        // of its own pods it may hear later
+        // it may hear of its own pods later
         self.hub.tell_of(&mut self.controller, &DAEMON_SET);
         let before = self.standing();
         self.hub.wall = now.wall;
@@ -684,13 +686,13 @@ impl Fleet {
         self.check(&before, took);
     }
 
-    /// What an action may not do. Returns the node whose pods it changes.
+    /// Checks one action against the promises. Returns the node whose pods it changes.
     fn look_at(&mut self, action: &Action, before: &Standing, took: &mut usize) -> Option<String> {
         match action {
             Action::Delete { kind, options, name, .. } if kind.kind == POD.kind => {
                 let run = options.uid.as_ref().and_then(|uid| self.runs.get(uid))?;
                 let node = Some(run.node.clone());
-                // of a machine that has another name
+                // or the pod belongs to a machine that has another name now
                 let is_away = self.places.get(&run.node).is_none_or(|place| place.is_marked);
                 self.require("no pod of a node that is away is ended", !is_away, || name.clone());
                 if !run.is_ready {
@@ -708,11 +710,11 @@ impl Fleet {
                 let mut others = self.runs.iter().filter(|(other, _)| Some(other.as_str()) != uid);
                 let serves = others.any(|(_, other)| other.node == run.node && other.is_ready);
                 self.require("a surge leaves no node without a pod", serves || !self.surges, || name.clone());
-                // a pause that comes in the middle of a surge leaves the one that was there before
+                // a pause in the middle of a surge keeps the pod that was there before
                 let is_undone = before.is_paused && self.surges && serves;
                 let is_needed = run.image != before.image || is_undone;
                 self.require("no healthy pod is restarted needlessly", is_needed, || name.clone());
-                // of two that a surge left one may go
+                // of the two pods of a surge one may be ended
                 let is_spared = !before.is_stopped || self.surges && serves;
                 self.require("a stopped update takes no pod that serves", is_spared, || name.clone());
                 let is_spared = !before.is_paused || self.surges && serves;
@@ -735,7 +737,7 @@ impl Fleet {
                 }
                 self.require("a stopped revision spreads no further", !before.is_stopped, || node.to_owned());
                 if before.waits_for_canaries && node >= "node-0003" {
-                    // that they have passed is remembered before the first pod is made
+                    // the passed soak is recorded before the first pod is made
                     let is_over =
                         !self.standing().waits_for_canaries && self.canaries_are_well(&before.image);
                     self.require("canaries come first", is_over, || node.to_owned());
@@ -746,12 +748,12 @@ impl Fleet {
         }
     }
 
-    /// Whether a pod of another revision serves there, or did when its node was last heard.
+    /// Whether a pod of another revision serves there, or did at the node's last report.
     fn serves_another(&self, node: &str, image: &str) -> bool {
         self.runs.values().any(|run| run.node == node && run.is_ready && run.image != image)
     }
 
-    /// Whether a pod of this revision starts there beside one that serves.
+    /// Notes whether a pod of this revision starts there beside a serving one.
     fn note_surge(&mut self, node: &str, image: &str) {
         let pods = self.pods_on(node);
         let is_of = |pod: &Object| match self.runs.get(&*pod.uid) {
@@ -762,7 +764,8 @@ impl Fleet {
             let is_ready = self.runs.get(&*pod.uid).is_some_and(|run| run.is_ready && run.has_reported);
             !pod.terminating && !is_ready && is_of(pod)
         };
-        // where the old one was asked to end, the surge is over: the new one was available, though its node may be lost since
+        // once the old pod is being deleted the surge is over: the new one was available, though its node may
+        // be lost since
         let is_surging = pods.len() > 1
             && pods.iter().any(|pod| starts(pod))
             && pods.iter().any(|pod| !pod.terminating && !is_of(pod))
@@ -780,7 +783,7 @@ impl Fleet {
         windows.is_some_and(|windows| !windows.at((5 * 24 + 12) * 3600 + since as u32).is_open)
     }
 
-    /// Whether all canaries in reach have been ready for their soak time.
+    /// Whether all reachable canaries have been ready for their soak time.
     fn canaries_are_well(&self, image: &str) -> bool {
         let mut canaries = self.places.iter().take(3).filter(|(_, place)| !place.is_marked);
         canaries.all(|(name, _)| {
@@ -800,7 +803,7 @@ impl Fleet {
         self.require("at most one pod is on a node, under a surge two", crowded.is_none(), || {
             format!("{crowded:?}")
         });
-        // a pod that nobody reported yet is not ready, and of the current revision or about to be replaced
+        // a pod without a report yet is unready, and has the current revision or is about to be replaced
         let (mut out, mut current) = (0, 0);
         for (name, place) in &self.places {
             let live = on.get(name.as_str()).and_then(|pods| pods.iter().find(|pod| !pod.terminating));
@@ -810,7 +813,7 @@ impl Fleet {
                 Some(Some(run)) if run.is_ready => {
                     current += usize::from(run.image == before.image && !place.is_marked);
                 }
-                // of an older revision, and not ready by itself
+                // of an older revision, and unready by itself
                 Some(Some(run)) if run.image != before.image => {}
                 Some(Some(_)) => out += 1,
                 Some(None) => out += usize::from(!place.is_marked),
@@ -863,7 +866,7 @@ impl Fleet {
         });
         for pod in pods.iter().filter(|pod| !pod.terminating) {
             let (hash, image) = match self.runs.get(&*pod.uid) {
-                // what it was made from does not change
+                // the template that a pod was made from never changes
                 Some(run) => (run.hash.clone(), run.image.clone()),
                 None => {
                     let value = pod.value();
@@ -882,7 +885,8 @@ impl Fleet {
         });
     }
 
-    /// The faults stop, and the last revision is a good one. Then somebody undoes it: to the oldest good one that is remembered.
+    /// The faults stop, and the last revision is a good one. Then somebody undoes it, back to the oldest good
+    /// one that is stored.
     fn settle(&mut self) {
         self.images += 1;
         if self.seed.is_multiple_of(2) {
@@ -906,7 +910,7 @@ impl Fleet {
         }
     }
 
-    /// Nothing goes wrong any more, and the set is paused: the new template replaces no pod that serves.
+    /// The set is paused, and no faults happen any more: the new template replaces no serving pod.
     fn settle_in_a_pause(&mut self) {
         self.pause(STEPS_TO_SETTLE);
         self.set_image(&format!("v{}-good", self.images));
@@ -919,7 +923,7 @@ impl Fleet {
         }
     }
 
-    /// This template comes everywhere, once nobody pauses the set.
+    /// This template must be everywhere in the end, once the pause is over.
     fn settle_at(&mut self, image: &str) {
         if self.paused_until.is_some() {
             self.end_pause();
@@ -933,7 +937,7 @@ impl Fleet {
             }
             self.mark_nodes();
             self.agents_act();
-            // somebody looks after a set that stopped for what was lost or crashed before
+            // somebody resumes a set that stopped because of earlier losses or crashes
             if settled % 50 == 49 {
                 let value = self.step.to_string();
                 self.hub.edit(&DAEMON_SET, "n", "d", |set| {
@@ -965,7 +969,8 @@ impl Fleet {
         panic!("the last revision comes everywhere: seed {}: {view:#}", self.seed);
     }
 
-    /// Nothing goes wrong yet: of some sets the first revision is complete before anything does, so that there is one to roll back to.
+    /// No faults happen yet: in some runs the first revision completes before the first fault, so that there
+    /// is one to roll back to.
     fn begin(&mut self) {
         if self.seed % 5 > 2 {
             return;
@@ -1002,13 +1007,13 @@ impl Fleet {
     }
 }
 
-/// To pull images ahead, or its agent has answered such a request.
+/// Its node has a request to pull images ahead, or its agent has answered one.
 fn is_asked(pod: &Object) -> bool {
     let key = PULL_AHEAD_ANNOTATION.as_bytes();
     pod.json.windows(key.len()).any(|found| found == key)
 }
 
-/// Some minutes, and all the time after the faults, which end before half past twelve.
+/// Windows that cover some minutes, and all the time after the faults, which end before half past twelve.
 fn windows(random: &mut Random) -> String {
     let begin = random.index(25);
     format!("12:{begin:02}-12:{:02}, 12:30-23:00", begin + 4)

@@ -25,7 +25,7 @@ impl Hub {
         let mut hub = Hub::with_namespace();
         for (name, cpu) in nodes {
             hub.create(&NODE, node(name, cpu, "1Gi"));
-            // it is ready, so its taint goes
+            // it is ready, so its taint is removed
             hub.edit(&NODE, "", name, |node| node["spec"]["taints"] = json!([]));
         }
         hub
@@ -84,7 +84,7 @@ fn pods_are_spread_by_what_is_asked_for() {
     let why = "0/2 nodes are available: 1 Too many pods, 2 Insufficient cpu.";
     assert_eq!(hub.why("p6"), why);
     assert_eq!(hub.told("p6"), [format!("Warning FailedScheduling default-scheduler: {why}")]);
-    // one that has ended leaves its part
+    // a pod that has ended frees its share
     hub.edit(&POD, "n", "p5", |pod| pod["status"]["phase"] = "Succeeded".into());
     hub.run(&mut scheduler);
     assert_eq!(hub.bound("p6"), "b");
@@ -105,7 +105,7 @@ fn pod_that_nobody_takes_says_why_once() {
     hub.edit(&NODE, "", "tainted", |node| {
         node["spec"]["taints"] = json!([{"key": "k", "effect": "NoSchedule"}])
     });
-    // another reason is not told at once, nor ever twice
+    // another reason is shown only after the half minute, and only once
     for second in [1, 29, 30, 31] {
         hub.run_at(&mut scheduler, second);
         assert_eq!(hub.names(&EVENT).len(), if second < 30 { 1 } else { 2 });
@@ -115,7 +115,7 @@ fn pod_that_nobody_takes_says_why_once() {
     let revision = hub.index.revision();
     hub.run_at(&mut scheduler, 100);
     assert_eq!(hub.index.revision(), revision);
-    // room comes
+    // now there is room
     hub.edit(&NODE, "", "small", |node| node["status"]["allocatable"]["cpu"] = "1".into());
     hub.run(&mut scheduler);
     assert_eq!(hub.bound("p"), "small");
@@ -185,7 +185,7 @@ fn init_containers_and_sidecars_count_as_upstream() {
         &POD,
         with("too-much", json!([init("s", "300m", Some("Always")), init("i", "800m", None)]), "100m"),
     );
-    // the init container ends before the others begin
+    // the init container ends before the other containers begin
     hub.create(
         &POD,
         with("fits", json!([init("i", "800m", None), init("s", "300m", Some("Always"))]), "700m"),
@@ -209,7 +209,8 @@ fn higher_priority_comes_first_and_ends_nobody() {
     );
 }
 
-/// The node has the last word, by its own admission: the pod has failed, with the node's reason, and is not tried again; its part is free.
+/// The node decides last, by its own admission: a pod that it rejects has failed, with the node's reason, and
+/// is not tried again; its share is free.
 #[test]
 fn pod_that_its_node_rejects_ends_and_leaves_its_part() {
     for reason in
@@ -231,7 +232,7 @@ fn pod_that_its_node_rejects_ends_and_leaves_its_part() {
         assert_eq!(hub.index.revision(), revision, "{reason}: nothing follows by itself");
         let pod = hub.value(&POD, "n", "p");
         assert_eq!((&pod["spec"]["nodeName"], &pod["status"]["reason"]), (&json!("a"), &json!(reason)));
-        // who puts another in its place finds the room that it had, and a node that says what it has is passed over
+        // a pod that replaces it may use its share, and a node that reports too little is passed over
         hub.edit(&NODE, "", "a", |node| node["status"]["allocatable"]["cpu"] = "100m".into());
         hub.create(&POD, asking("q", "400m"));
         hub.run_at(&mut scheduler, 3_700);
@@ -239,7 +240,8 @@ fn pod_that_its_node_rejects_ends_and_leaves_its_part() {
     }
 }
 
-/// A node and its labels change between the decision and the binding: the pod is looked at again, not bound to what was.
+/// A node and its labels change between the decision and the binding: the pod is judged again, not bound by
+/// the old state.
 #[test]
 fn pod_is_not_bound_to_a_node_that_has_changed() {
     let mut hub = Hub::fleet(&[("a", "2"), ("b", "1")]);
@@ -257,19 +259,19 @@ fn pod_is_not_bound_to_a_node_that_has_changed() {
     assert_eq!(hub.bound("p"), "b");
 }
 
-/// How a run differs from what is promised.
+/// A way in which a run breaks a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mutant {
-    /// A node takes whatever it is given.
+    /// A node admits every pod.
     NodeTakesAll,
-    /// That a node rejects a pod never reaches the hub.
+    /// The hub never hears that a node rejected a pod.
     RejectionIsLost,
-    /// Why a pod waits is not said.
+    /// The reason why a pod waits is not shown.
     ReasonIsLost,
 }
 
-/// Nodes whose room the hub learns of late: it binds by what it knows, they admit by what they have. Returns how many pods a node rejected,
-/// or which promise was broken.
+/// Nodes with a capacity that changes before the hub hears of it: the hub binds by its own knowledge, the
+/// nodes admit by their real capacity. Returns how many pods a node rejected, or the broken promise.
 fn disagree(seed: u64, mutant: Option<Mutant>) -> Result<usize, String> {
     let mut random = Random::new(seed);
     let names = ["a", "b", "c"];
@@ -287,7 +289,7 @@ fn disagree(seed: u64, mutant: Option<Mutant>) -> Result<usize, String> {
                 asks.insert(name, milli);
             }
             2 => {
-                // something else on the machine takes or gives: the hub hears of it now or later
+                // another program on the machine takes or frees room: the hub hears of it now or later
                 let node = names[random.index(3)];
                 has.insert(node, 300 + 100 * random.index(8));
             }

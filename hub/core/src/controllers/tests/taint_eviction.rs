@@ -28,7 +28,7 @@ impl Hub {
         self.edit(&NODE, "", node, |node| node["spec"]["taints"] = taints.clone().into());
     }
 
-    /// The pods that are being deleted.
+    /// The terminating pods.
     fn ending(&self) -> Vec<String> {
         let mut names = self.names(&POD);
         names.retain(|name| {
@@ -91,12 +91,12 @@ fn pod_is_kept_when_its_node_is_back_in_time() {
     hub.run_at(&mut eviction, 399);
     assert_eq!(hub.said(), ["TaintManagerEviction Cancelling deletion of Pod n/p"]);
     hub.run_at(&mut eviction, 500);
-    // the time counts anew
+    // the time starts again from zero
     hub.taint("a", &[LOST]);
     hub.run_at(&mut eviction, 600);
     hub.run_at(&mut eviction, 899);
     assert_eq!(hub.ending(), Vec::<String>::new());
-    // back at the last moment, after the decision
+    // the node is back at the last moment, after the decision
     let now = hub.now(900);
     let mut tasks = eviction.reconcile(&hub.index, now).tasks;
     hub.taint("a", &[]);
@@ -129,7 +129,7 @@ fn taint_of_an_administrator_ends_pods_at_once() {
     let mut eviction = TaintEviction::default();
     hub.run_at(&mut eviction, 0);
     assert_eq!(hub.ending(), ["n/at-once"]);
-    // one that comes to a node that has the taint
+    // a pod that is bound to a node which already has the taint
     hub.create(&POD, on("new", "a", json!([])));
     hub.run_at(&mut eviction, 6);
     assert_eq!(hub.ending(), ["n/at-once", "n/new"]);
