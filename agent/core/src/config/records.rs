@@ -1,4 +1,4 @@
-//! The records on disk that outlive a process (ARCHITECTURE.md, "State on disk"): what each file means, read and written as text.
+//! The records on disk that outlive a process (docs/internals/disk.md, "State on disk"): what each file means, read and written as text.
 //!
 //! Always holds: absent, unknown and known are three different things. Absent says something (see each record); unknown
 //! says nothing and never means "nothing"; a record of a newer agent is unknown and left alone. Writing is exact: what
