@@ -3,8 +3,8 @@
 //!
 //! Always holds: an invariant looks at files and at what runs, never at the agent's own counts; a case in which nothing can be
 //! demanded is an excuse; excuses and judgements are counted, and an invariant that is never judged fails a search of `ENOUGH`
-//! states (fewer may hold no case of it). Not here, because there are no pods yet: that pods which are held are released, and that
-//! what pods do bans no config.
+//! states (fewer may hold no case of it). Leaves to others: pods, which these states have none of. That held pods are released, and
+//! that what pods do bans no config, is tested by `sim/tests/pods` and the scenarios.
 
 use crate::acts::{Done, Stage, node_uid};
 use crate::cast::{Config, DAY_TICKS, INVALID_SOURCE, LAYERS, LOCAL, Nature};
