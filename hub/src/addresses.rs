@@ -1,4 +1,5 @@
-//! The names and URLs by which the hub is reached: from the flags, the address it listens on, and the machine's name.
+//! The names and URLs by which the hub is reached: from the flags, the address it listens on, and the
+//! machine's name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -23,8 +24,8 @@ pub fn names(options: &Serve, address: SocketAddr) -> Vec<String> {
     unique
 }
 
-/// This machine's name, if it is valid in a certificate. A sandbox may hide the kernel's host name (`ProcSubset=pid`); the file
-/// holds the one set at boot.
+/// This machine's name, if it is valid in a certificate. A sandbox may hide the kernel's host name
+/// (`ProcSubset=pid`); the file holds the one set at boot.
 fn host_name() -> Option<String> {
     let sources = ["/proc/sys/kernel/hostname", "/etc/hostname"];
     let text = sources.iter().find_map(|path| std::fs::read_to_string(path).ok())?;
@@ -32,8 +33,8 @@ fn host_name() -> Option<String> {
     is_dns_subdomain(&name).then_some(name)
 }
 
-/// The URLs for the administrator's kubeconfig and for nodes': the advertised address, else the address listened on; if that is
-/// every address, 127.0.0.1 for this machine and its name for others.
+/// The URLs for the administrator's kubeconfig and for nodes': the advertised address, else the address
+/// listened on; if that is every address, 127.0.0.1 for this machine and its name for others.
 pub fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
     let url = |host: &str| server_url(host, address.port());
     if let Some(first) = options.advertise.first() {
@@ -52,13 +53,14 @@ pub fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
     (admin, node)
 }
 
-/// Whether the URL for nodes is nothing that somebody chose.
+/// True if the URL for nodes is only a guess, because no flag chose it.
 pub fn is_guessed(options: &Serve, address: SocketAddr) -> bool {
     options.advertise.is_empty() && address.ip().is_unspecified()
 }
 
-/// The address and port of the Service `kubernetes`: the advertised ones if the first `--advertise` names an IP address, else those
-/// listened on; this machine's loopback if that is every address, because a Service has one.
+/// The address and port of the Service `kubernetes`: the advertised ones if the first `--advertise` names an
+/// IP address, else those listened on; this machine's loopback if that is every address, because a Service
+/// has one.
 pub fn service(options: &Serve, address: SocketAddr) -> (IpAddr, u16) {
     let advertised = options.advertise.first();
     let port = advertised.and_then(|to| to.port).unwrap_or(address.port());

@@ -1,7 +1,9 @@
-//! Asks the running hub of a data directory, as its administrator: for the commands `node` and `rollout`.
+//! Sends requests to the running hub of a data directory, as its administrator: for the commands `node` and
+//! `rollout`.
 //!
-//! Always holds: over TLS, trusting that directory's authority alone; every wait has a limit, every answer a size. Without a running hub
-//! the error says so. Left to others: what is asked (`node_command`, `rollout_command`).
+//! Always holds: over TLS, trusting that directory's authority alone; every wait has a limit, every answer a
+//! size. Without a running hub the error says so. Left to others: the requests themselves (`node_command`,
+//! `rollout_command`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::pki;
 
-/// A hub on this machine answers within milliseconds, or waits for its disk.
+/// A hub on this machine answers within milliseconds, unless it waits for its disk.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Most bytes of an answer: a fleet of 100,000 nodes is 30 MB.
 const ANSWER_BYTES: u64 = 128 * 1024 * 1024;
@@ -23,7 +25,7 @@ const ANSWER_BYTES: u64 = 128 * 1024 * 1024;
 /// The answer to a request.
 ///
 /// # Errors
-/// No hub runs, or it refuses; each text says what was tried.
+/// No hub runs, or it refuses; the text names the request that failed.
 pub(crate) async fn ask(data_dir: &Path, method: &str, path: &str, body: &Value) -> Result<Value, String> {
     let (url, tls) = pki::admin_access(data_dir)
         .map_err(|error| format!("cannot ask the hub of {}: {error}", data_dir.display()))?;
@@ -71,8 +73,9 @@ fn parse(answer: &[u8]) -> Option<(u16, Value)> {
     Some((code, serde_json::from_slice(&answer[end + 4..]).ok()?))
 }
 
-/// Rows below a header, with three spaces between the columns. Texts of nodes and registries are among them: what would end a line, or
-/// is an order to a terminal, becomes a space.
+/// Rows below a header, with three spaces between the columns. The cells include texts that nodes and
+/// registries chose, so a control character (a line break, an escape sequence for the terminal) becomes a
+/// space.
 pub(crate) fn table<const COLUMNS: usize>(
     header: [&str; COLUMNS],
     rows: impl Iterator<Item = [String; COLUMNS]>,

@@ -1,7 +1,8 @@
-//! Token buckets: how much of something may happen at once, and on average.
+//! Token buckets: limits on how much may happen at once, and on average.
 //!
-//! Always holds: nothing here reads a clock; time that goes backwards refills nothing; a bucket never holds more than its burst, and may
-//! owe. Left to others: what a token is, and who has which rate.
+//! Always holds: nothing here reads a clock; time that goes backwards refills nothing; a bucket never holds
+//! more than its burst; it may be negative. Left to others: what one token stands for, and the rate of each
+//! caller.
 
 use std::time::Instant;
 
@@ -23,7 +24,7 @@ impl Bucket {
         Bucket { left: rate.burst, counted: now }
     }
 
-    /// As it is now, at a rate that may be another one than before.
+    /// Refills the bucket up to `now`; the rate may differ from the last call's.
     pub(crate) fn at(&mut self, rate: Rate, now: Instant) -> &mut Bucket {
         let passed = now.saturating_duration_since(self.counted).as_secs_f64();
         self.left = (self.left + passed * rate.per_sec).min(rate.burst);
@@ -35,7 +36,7 @@ impl Bucket {
         self.left
     }
 
-    /// Takes an amount, if it is there.
+    /// Takes an amount, if that much is left.
     pub(crate) fn take(&mut self, amount: f64) -> bool {
         let fits = self.left >= amount;
         if fits {
@@ -44,7 +45,7 @@ impl Bucket {
         fits
     }
 
-    /// Takes an amount that may not be there, down to `least`.
+    /// Takes an amount even if that much is not left, down to `least`.
     pub(crate) fn owe(&mut self, amount: f64, least: f64) {
         self.left = (self.left - amount).max(least);
     }

@@ -1,7 +1,9 @@
-//! How much the hub takes on: its limits, from the memory, the file descriptors and the processors that it may use.
+//! How much load the hub accepts: its limits, computed from the memory, file descriptors and processors that
+//! it may use.
 //!
-//! Always holds: the limits follow from three numbers by one rule ([`Capacity::of`]), which docs/limits.md states; all of them together fit
-//! into the memory. Left to others: which caller gets which share (`server::limits`).
+//! Always holds: the limits follow from three numbers by one rule ([`Capacity::of`]), which docs/limits.md
+//! explains; all limits used up at once still fit into the memory. Left to others: which caller gets which
+//! share (`server::limits`).
 
 use std::fmt;
 use std::fs;
@@ -10,27 +12,29 @@ use std::path::Path;
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-/// Memory of a machine that does not say how much it has.
+/// Memory assumed where the machine's size cannot be read.
 const UNKNOWN_MEMORY: u64 = 512 * MIB;
-/// Descriptors of a process that cannot read its limit; every system gives more.
+/// Descriptors assumed where the process cannot read its limit; every system gives more.
 const POSIX_DESCRIPTORS: u64 = 1024;
-/// Descriptors that the limits of connections leave: the store, logs, the hub's connections to itself, refused connections.
+/// Descriptors that are not for connections of clients: the store, logs, the hub's connections to itself,
+/// connections being refused.
 const OTHER_DESCRIPTORS: u64 = 512;
-/// Memory of one connection with a watch on it, and a request now and then.
+/// Memory of one connection with a watch on it, and an occasional request.
 const CONNECTION_BYTES: u64 = 24 * KIB;
-/// Memory of one answer that is being compressed: the compressor's window and tables, and the parts before and after it.
+/// Memory of one answer that is being compressed: the compressor's window and tables, and the parts before
+/// and after it.
 const LONG_ANSWER_BYTES: u64 = 512 * KIB;
 /// Memory of one session while bytes pass: pipes and TLS records, both ways.
 const SESSION_BYTES: u64 = 64 * KIB;
-/// Handshakes that are not finished, at most: a fleet that reconnects, at a few milliseconds each.
+/// Most unfinished handshakes: a fleet that reconnects, at a few milliseconds each.
 const HANDSHAKES: u64 = 2048;
-/// Requests whose answers are being made, at most.
+/// Most requests whose answers are being made.
 const REQUESTS: u64 = 2048;
 
-/// What the hub may use.
+/// The resources that the hub may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
-    /// Of the machine, or of a control group above the hub that allows less.
+    /// The machine's memory, or the limit of a control group above the hub if that is lower.
     pub memory_bytes: u64,
     /// File descriptors of the process.
     pub descriptors: u64,
@@ -38,7 +42,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine. Raises the process's limit of descriptors as far as it may.
+    /// Reads this machine's resources. Raises the process's limit of descriptors as far as permitted.
     pub fn read() -> Machine {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let own_group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -95,8 +99,9 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// A quarter of the memory is for connections, a sixteenth each for bodies, for readers that fall behind and for sessions, a sixty-fourth
-    /// for answers that are being compressed. The rest is for the objects themselves. Half of the processors handle what is large.
+    /// A quarter of the memory is for connections, a sixteenth each for bodies, for readers that fall behind
+    /// and for sessions, a sixty-fourth for answers that are being compressed. The rest is for the objects
+    /// themselves. Half of the processors handle large bodies and answers.
     pub fn of(machine: &Machine) -> Capacity {
         let Machine { memory_bytes, descriptors, processors } = *machine;
         let handshakes = HANDSHAKES.min(descriptors / 8);
@@ -106,7 +111,8 @@ impl Capacity {
             .min(memory_bytes / 4 / CONNECTION_BYTES);
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         Capacity {
-            // two on a machine with one processor: the system then takes turns between a long request and a short one
+            // two on a machine with one processor: the system then takes turns between a long request and a
+            // short one
             workers: processors.max(2),
             large_workers: (processors / 2).max(1),
             connections: size(connections),
@@ -165,7 +171,7 @@ mod tests {
         check(64, 65_536, 1, [682, 2048, 16, 16, 8, 64, 2, 1]);
     }
 
-    /// An operator finds in the log what the limits of docs/limits.md are here.
+    /// An operator finds in the log which limits of docs/limits.md apply on this machine.
     #[test]
     fn limits_are_shown_with_what_they_follow_from() {
         let machine = Machine { memory_bytes: 1024 * MIB, descriptors: 65_536, processors: 2 };

@@ -1,8 +1,9 @@
 //! The runner of all controllers: subscribes, reconciles, performs, and sweeps periodically.
 //!
-//! Owns: when a controller takes a step and how its actions are performed. Always holds: an action is performed by the same rules as a
-//! client's request; a panic of a controller is logged and restarts only that one; a subscription that fell behind is
-//! followed by a sweep. Left to others: every decision (`kedge_hub_core::controllers`).
+//! Owns: when a controller takes a step and how its actions are performed. Always holds: an action is
+//! performed by the same rules as a client's request; a panic of a controller is logged and restarts only
+//! that one; a subscription that fell behind is followed by a sweep. Left to others: every decision
+//! (`kedge_hub_core::controllers`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -44,7 +45,8 @@ const RESTART: Duration = Duration::from_secs(5);
 const BACKLOG: usize = 1024;
 /// How often the runner checks for stalls, for controllers that ask for it.
 const PULSE: Duration = Duration::from_secs(1);
-/// Longest wait for one group of actions: their writes give up after 30 seconds, and are tried again after concurrent changes.
+/// Longest wait for one group of actions: their writes give up after 30 seconds, and are tried again after
+/// concurrent changes.
 const ACTIONS: Duration = Duration::from_secs(600);
 
 /// Resources that actions need besides the hub.
@@ -53,7 +55,7 @@ pub struct Tools {
     pub probe: Probe,
 }
 
-/// Starts all controllers; they end with the returned set. `grace`: silence after which a node is lost.
+/// Starts all controllers; dropping the returned set ends them. `grace`: silence after which a node is lost.
 pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     let tools = Arc::new(tools);
     let mut running = JoinSet::new();
@@ -133,13 +135,13 @@ impl World for Hub {
     }
 }
 
-/// How long this process and its disk stood still.
+/// For how long this process and its disk made no progress.
 #[derive(Debug)]
 struct Stalls {
     begun: Instant,
     /// The last pulse, in milliseconds since `begun`.
     beat: AtomicU64,
-    /// The longest times since they were taken, in milliseconds.
+    /// The longest stalls since the last `take`, in milliseconds.
     process: AtomicU64,
     disk: AtomicU64,
 }
@@ -150,15 +152,15 @@ impl Stalls {
         Stalls { begun, beat: zero(), process: zero(), disk: zero() }
     }
 
-    /// What a pulse measured.
+    /// Records a pulse's measurements.
     fn note(&self, process: Duration, disk: Duration, now: Instant) {
         self.process.fetch_max(milliseconds(process), Ordering::Relaxed);
         self.disk.fetch_max(milliseconds(disk), Ordering::Relaxed);
         self.beat.store(milliseconds(now.saturating_duration_since(self.begun)), Ordering::Relaxed);
     }
 
-    /// The longest stall of the process, and of the disk. After a stall everything is ready at once: whoever asks before the pulse had its
-    /// turn learns how late that is.
+    /// The longest stall of the process, and of the disk. Computes also how late the next pulse is: after a
+    /// stall everything is ready at once, so a controller may ask before the pulse has run.
     fn take(&self, now: Instant) -> (Duration, Duration) {
         let due = self.begun + Duration::from_millis(self.beat.load(Ordering::Relaxed)) + PULSE;
         let process = Duration::from_millis(self.process.swap(0, Ordering::Relaxed));
@@ -197,7 +199,7 @@ impl<C: Controller> Runner<C> {
         }
     }
 
-    /// Not while the hub stops, which closes the store before it ends the subscriptions.
+    /// False while the hub stops: it closes the store before it ends the subscriptions.
     fn can_write(&self) -> bool {
         self.hub.writer().is_alive() && !self.hub.memory().is_closed()
     }
@@ -256,8 +258,8 @@ impl<C: Controller> Runner<C> {
         Now { running: self.start.elapsed(), wall, ages, stalled, disk_stalled, disk_stalls }
     }
 
-    /// One step with all its tasks. Returns the time of the next step: a pause counts from the end of this one, so a slow disk is not
-    /// given the next step at once.
+    /// One step with all its tasks. Returns the time of the next step: a pause counts from the end of this
+    /// one, so that a slow disk gets a rest.
     async fn step(&mut self, now: Now) -> Decision<C::Purpose> {
         let began = Instant::now();
         let mut decision = self.controller.reconcile(&*self.hub, now);
@@ -282,8 +284,8 @@ impl<C: Controller> Runner<C> {
         decision
     }
 
-    /// Performs tasks in groups of [`Controller::AT_ONCE`], each followed by the tasks that its outcomes lead to. Ends early when the
-    /// hub closes: nothing can be written any more.
+    /// Performs tasks in groups of [`Controller::AT_ONCE`], each followed by the tasks that its outcomes lead
+    /// to. Ends early when the hub closes, because nothing can be written any more.
     async fn perform(&mut self, tasks: Vec<Task<C::Purpose>>, now: Now) {
         let mut waiting = VecDeque::from(tasks);
         while !waiting.is_empty() && self.can_write() {
@@ -320,7 +322,7 @@ async fn listen<C: Controller>(
     mut subscription: Subscription,
     changes: mpsc::Sender<(&'static Kind, Arc<Event>)>,
 ) {
-    // the sweep reads the objects; kept here they would stay in memory after their end
+    // the sweep reads the objects itself; held here they would stay in memory after their deletion
     drop(std::mem::take(&mut subscription.snapshot));
     while let Some(event) = subscription.next().await {
         if C::concerns(kind, &event) && changes.send((kind, event)).await.is_err() {
@@ -336,8 +338,8 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// Measures for how long this process stood still (how late a timer fires, for how long the machine was suspended), and for how long a
-/// commit has not been finished; leaves the longest times to be taken.
+/// Measures for how long this process made no progress (how late a timer fires, or how long the machine was
+/// suspended), and for how long a commit has been unfinished; keeps the longest times until they are taken.
 async fn pulse(hub: Arc<Hub>, stalls: Arc<Stalls>) {
     loop {
         let (before, wall) = (Instant::now(), OffsetDateTime::now_utc());
@@ -350,8 +352,8 @@ async fn pulse(hub: Arc<Hub>, stalls: Arc<Stalls>) {
     }
 }
 
-/// The time that the wall clock saw and the monotonic one did not: it stands while the machine is suspended. A wall clock that was set
-/// forward counts as well, which costs nothing but a grace period.
+/// The time that passed on the wall clock and not on the monotonic one, which stops while the machine is
+/// suspended. A wall clock that was set forward counts as well; that costs only a longer grace period.
 fn suspension(wall: time::Duration, passed: Duration) -> Duration {
     Duration::try_from(wall).unwrap_or_default().saturating_sub(passed)
 }
@@ -385,7 +387,7 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
     }
 }
 
-/// A line in the audit log about a certificate (PEM) that was signed.
+/// Writes a line to the audit log about a certificate (PEM) that was signed.
 fn record_signature<E>(hub: &Hub, signed: Result<&str, E>) {
     let (Some(log), Ok(pem)) = (hub.audit(), signed) else { return };
     let der = CertificateDer::from_pem_slice(pem.as_bytes());
@@ -424,7 +426,7 @@ mod tests {
 
     use super::*;
 
-    /// Deletes objects that do not exist, and another one after the first.
+    /// Deletes objects that do not exist, one after another.
     #[derive(Default)]
     struct Deleter {
         performed: Vec<u32>,
@@ -503,11 +505,11 @@ mod tests {
             assert_eq!(stalls.take(at(now)), (Duration::from_secs(process), Duration::from_secs(disk)));
         };
         check(1, 0, 0);
-        // the pulse beats while a slow disk holds up a step, which is no stall of the process
+        // the pulse runs while a slow disk holds up a step, so the process does not count as stalled
         (1..=20).for_each(|second| stalls.note(Duration::ZERO, Duration::from_secs(second), at(second)));
         check(21, 0, 20);
         check(21, 0, 0);
-        // whatever wakes the controller first after a freeze
+        // the same result, whichever task runs first after a freeze
         check(81, 60, 0);
         stalls.note(Duration::from_secs(60), Duration::ZERO, at(81));
         check(82, 60, 0);
@@ -524,14 +526,14 @@ mod tests {
         let delete = Action::Delete { kind: &LEASE, namespace, name, options, requires };
         perform(&stage.hub, &stage.runner.tools, delete).await.unwrap();
         for second in [5, 60] {
-            // without a sweep, which would find that it is gone
+            // without a sweep, which would notice that the Lease is gone
             let now = stage.runner.now(&Stalls::new(Instant::now()));
             stage.runner.step(Now { running: Duration::from_secs(second), ..now }).await;
         }
         assert_eq!(stage.ready("n0"), "Unknown", "its grace period is that of a Lease that is gone");
     }
 
-    /// Renewals are no events: without a sweep the pass itself has to hear of them.
+    /// Renewals produce no events: without a sweep the pass itself has to read them.
     #[tokio::test]
     async fn node_that_renews_is_not_lost_until_it_stops() {
         let mut stage = Stage::with("renews", 1).await;
@@ -563,7 +565,7 @@ mod tests {
             stage.after_stalls(second, 0, 6, true).await;
             assert_eq!(stage.ready_count(), 2, "nothing is marked while the disk stands still");
         }
-        // it goes on for a moment
+        // the disk works for a moment
         stage.after_stalls(65, 0, 6, false).await;
         assert_eq!((stage.ready("n0"), stage.ready("n1")), ("Unknown".into(), "True".into()));
         stage.at(115).await;
@@ -636,7 +638,7 @@ mod tests {
         }
 
         async fn after_stalls(&mut self, second: u64, process: u64, disk: u64, disk_stalls: bool) {
-            // as after a subscription began
+            // as at the start of a subscription
             self.runner.controller.sweep(&*self.hub);
             let [running, stalled, disk_stalled] = [second, process, disk].map(Duration::from_secs);
             let wall = OffsetDateTime::now_utc();
@@ -755,7 +757,8 @@ mod tests {
     #[tokio::test]
     async fn many_nodes_are_lost_only_if_hub_reaches_itself() {
         let mut stage = Stage::with("proof", 5).await;
-        // nothing accepts connections: the hub's request to itself is not answered, as when the server is stuck
+        // nothing accepts connections: the hub's request to itself is not answered, as when the server is
+        // stuck
         stage.listener = None;
         stage.at(60).await;
         assert_eq!(stage.ready_count(), 5, "the fault is the hub's");

@@ -1,8 +1,10 @@
-//! Explains each denial that ends, whoever ended it and however: a line in the log and in the audit log, and for a node an event.
+//! Explains the end of each denial, by whatever act it ended: a line in the log and in the audit log, and for
+//! a node an event.
 //!
-//! Always holds: a denial that is gone stays in the directory's marker until this is done, so one that ended just before a crash, or
-//! with a store that was exchanged, is explained by the next start. Left to others: the rules of the list
-//! (`kedge_hub_core::identity::denied`), what commands say about their own acts (`server::node_access`).
+//! Always holds: a denial that ended stays in the directory's marker until it is explained, so one that ended
+//! just before a crash, or with a store that was replaced, is explained by the next start. Left to others:
+//! the rules of the list (`kedge_hub_core::identity::denied`), and the answers of commands that edit it
+//! (`server::node_access`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +18,12 @@ use crate::Hub;
 use crate::audit::ObjectRef;
 use crate::fresh::now_text;
 
-/// Explains on a Node why it cannot connect. Nodes may not write it.
+/// Annotation of a Node, with the reason why it cannot connect. Nodes may not write this annotation.
 pub(crate) const REVOKED_ANNOTATION: &str = "kedge.dev/revoked";
-/// Between two tries of what failed, and before the list is watched again.
+/// Wait before a failed attempt is repeated, and before the list is watched again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Explains what ends, for as long as the hub runs.
+/// Explains ended denials for as long as the hub runs.
 pub async fn follow(hub: Arc<Hub>) {
     let Some(marker) = hub.marker().cloned() else { return };
     // denials that ended before this start, unexplained
@@ -30,7 +32,7 @@ pub async fn follow(hub: Arc<Hub>) {
         let mut changes = hub.subscribe(&CONFIG_MAP);
         let list = hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
         settle(&hub, &mut known, list.map_or(Value::Null, |list| list.value())).await;
-        // each change by itself: what one takes away the next may bring back
+        // each change by itself: the next one may bring back a denial that this one removes
         while let Some(event) = changes.next().await {
             let object = event.object();
             if denied::is_deny_list(&object.namespace, &object.name) {
@@ -42,7 +44,7 @@ pub async fn follow(hub: Arc<Hub>) {
     }
 }
 
-/// Explains what a list no longer denies, until that is done.
+/// Explains the denials that a new list no longer has, and retries until that succeeds.
 async fn settle(hub: &Hub, known: &mut Value, list: Value) {
     let list = denied::maps(&list);
     let ended = denied::lifted(known, &list);
@@ -64,13 +66,13 @@ async fn settle(hub: &Hub, known: &mut Value, list: Value) {
         && !ended.is_empty()
     {
         let explained: Vec<_> = ended.into_iter().map(|lifted| lifted.denial).collect();
-        // it waits for the disk
+        // it writes to the disk, and so may block
         drop(tokio::task::spawn_blocking(move || marker.settle(&explained)).await);
     }
     *known = list;
 }
 
-/// In the log and the audit log; returns the sentence.
+/// Announces it in the log and the audit log; returns the sentence.
 fn announce(hub: &Hub, Lifted { denial, is_gone }: &Lifted) -> String {
     let place = format!("{DENY_LIST_NAMESPACE}/{DENY_LIST_NAME}");
     let message = match is_gone {
@@ -93,7 +95,7 @@ fn announce(hub: &Hub, Lifted { denial, is_gone }: &Lifted) -> String {
     message
 }
 
-/// On the Node, if there is one.
+/// Announces it on the Node, if that exists.
 async fn show(hub: &Hub, denial: &Denial, message: &str, list: &Value) -> Result<(), ApiError> {
     let Denial::Node(name) = denial else { return Ok(()) };
     let Some(node) = hub.get(&NODE, "", name) else { return Ok(()) };

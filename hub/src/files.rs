@@ -1,8 +1,9 @@
 //! Small files: written to a temporary file and renamed, and flushed where they must survive a power cut.
 //!
-//! Always holds: a reader sees the old content or the new one, never a mixture, and once `Flush::Now` has returned the new one
-//! is durable. A leftover of an interrupted write is overwritten by the next. What is read is a regular file of a bounded size: a named
-//! pipe, a device or a directory in its place is an error, at once. Left to others: objects (`store`).
+//! Always holds: a reader sees the old content or the new one, never a mixture, and once `Flush::Now` has
+//! returned the new one is durable. A leftover of an interrupted write is overwritten by the next. Only
+//! regular files of a bounded size are read: for a named pipe, a device or a directory in a file's place the
+//! read fails at once. Left to others: objects (`store`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -18,18 +19,19 @@ pub(crate) const PUBLIC: u32 = 0o644;
 /// Longest file that is read; ours are far smaller.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Whether a write waits for the disk: a first start writes six files, and a memory card takes 10 to 50 ms for each of the two
-/// flushes of one.
+/// Whether a write waits for the disk: a first start writes six files, and a memory card takes 10 to 50 ms
+/// for each of the two flushes of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flush {
     /// Durable once the call returns.
     Now,
-    /// The system flushes it later, within half a minute on Linux; a power cut before that may leave an empty or damaged file. Only
-    /// for files that the next start checks and recreates.
+    /// The system flushes it later, within half a minute on Linux; a power cut before that may leave an empty
+    /// or damaged file. Only for files that the next start checks and recreates.
     Later,
 }
 
-/// Replaces `path`; the file has `mode` from its first byte on. One writer at a time (the data directory's lock sees to that).
+/// Replaces `path`; the file has `mode` from its first byte on. There must be one writer at a time, which the
+/// data directory's lock ensures.
 pub(crate) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io::Result<()> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file in a directory"));
@@ -40,7 +42,7 @@ pub(crate) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io:
         _ => {}
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-    // the umask may have removed bits, it never adds any
+    // the umask may have removed bits of the mode
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(content)?;
     if flush == Flush::Now {
@@ -54,8 +56,8 @@ pub(crate) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io:
     Ok(())
 }
 
-/// Writes only if the content differs, so that a restart does not write; flushed later, because the next call would find a damaged
-/// file different. Returns whether it wrote.
+/// Writes only if the content differs, so that a restart does not write; flushed later, because the next call
+/// would notice a damaged file and replace it. Returns true if it wrote.
 pub(crate) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
     let same_mode = || Ok::<_, io::Error>(fs::metadata(path)?.permissions().mode() & 0o777 == mode);
     match read(path) {
@@ -64,13 +66,13 @@ pub(crate) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Re
     }
 }
 
-/// The whole file; an error if it is longer than [`MAX_FILE_BYTES`].
+/// Reads a whole file; fails if it is longer than [`MAX_FILE_BYTES`].
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     read_regular(path, MAX_FILE_BYTES)
 }
 
-/// Opens a regular file, or makes it, as `options` say. A link is followed: an operator may keep a file on another disk; where it leads
-/// must be a file.
+/// Opens a regular file, or creates it, as `options` demand. A link is followed, because an operator may keep
+/// a file on another disk; its target must be a regular file.
 pub(crate) fn open_regular(options: &OpenOptions, path: &Path) -> io::Result<File> {
     match path.is_symlink() {
         true => open_regular_as(&path.canonicalize()?, options),
@@ -78,7 +80,7 @@ pub(crate) fn open_regular(options: &OpenOptions, path: &Path) -> io::Result<Fil
     }
 }
 
-/// The whole file; an error if it is longer than `most` bytes, or no regular file.
+/// Reads a whole file; fails if it is longer than `most` bytes, or not a regular file.
 pub(crate) fn read_regular(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open_regular(OpenOptions::new().read(true), path)?;
     let too_long = |length| {
@@ -95,18 +97,19 @@ pub(crate) fn read_regular(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if content.len() as u64 > most { too_long(content.len() as u64) } else { Ok(content) }
 }
 
-/// Refuses what is there in place of a regular file; a missing one is none.
+/// Fails if something other than a regular file has this path; succeeds if the path does not exist.
 pub(crate) fn check_regular(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if found.is_file() => Ok(()),
-        // says what it is
+        // the error names the type of the file
         Ok(_) => open_regular(OpenOptions::new().read(true), path).map(drop),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Creates a directory that only the owner may enter (those above it as the umask says), and makes its name durable.
+/// Creates a directory that only the owner may enter (its missing parents get the umask's mode), and makes
+/// its name durable.
 pub(crate) fn make_private_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());

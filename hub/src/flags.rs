@@ -1,7 +1,8 @@
 //! The command line: raw words in, checked and complete options out.
 //!
-//! Always holds: every option is validated here, before anything is opened or written, and the returned options are complete:
-//! no defaults are left to fill in. Errors name the flag, the value found and the value expected.
+//! Always holds: every option is validated here, before anything is opened or written, and the returned
+//! options are complete: later code fills in no defaults. Errors name the flag, the value found and the value
+//! expected.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -21,7 +22,7 @@ use kedge_hub_core::value::duration;
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
 /// Where a packaged hub keeps its state.
 const DEFAULT_DATA_DIR: &str = "/var/lib/kedge-hub";
-/// The command that `--out` is for.
+/// The only command that takes `--out`.
 const NODE_KUBECONFIG: &str = "node-kubeconfig";
 /// Longest grace period; a longer one is a typing error: a lost node would show as Ready for more than a day.
 const MAXIMUM_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -86,11 +87,11 @@ pub enum Command {
     NodeKubeconfig(NodeKubeconfig),
     /// List, revoke or readmit nodes.
     Node(NodeCommand),
-    /// Show how an update goes.
+    /// Show the progress of an update.
     Rollout(RolloutCommand),
     /// Copy everything into a new file.
     Backup(Copy),
-    /// Replace the store by a copy, or an empty one.
+    /// Replace the store by a copy, or by an empty one.
     Restore(Restore),
     /// Print the help.
     Help,
@@ -111,7 +112,7 @@ pub struct Serve {
     pub tls_san: Vec<String>,
     /// Silence after which a node is lost, at least `MINIMUM_GRACE`.
     pub node_monitor_grace_period: Duration,
-    /// For DaemonSets that do not say otherwise.
+    /// Defaults for DaemonSets that set no value of their own.
     pub rollouts: Defaults,
     pub log_level: LevelFilter,
 }
@@ -123,7 +124,7 @@ pub struct NodeKubeconfig {
     pub name: String,
     /// The hub's directory.
     pub data_dir: PathBuf,
-    /// Instead of the address the hub last published. The port is then needed.
+    /// The address to use instead of the one that the hub last published. It must then include a port.
     pub advertise: Option<Advertised>,
     /// The file to write, instead of printing.
     pub out: Option<PathBuf>,
@@ -153,11 +154,11 @@ pub struct RolloutCommand {
     pub json: bool,
 }
 
-/// What `node` does.
+/// The act of the command `node`.
 #[derive(Debug, PartialEq)]
 pub enum NodeAct {
     List,
-    /// `force`: also a name that the hub does not know.
+    /// `force`: also revoke a name that the hub does not know.
     Revoke {
         name: String,
         reason: String,
@@ -174,7 +175,7 @@ pub enum NodeAct {
 pub struct Restore {
     /// The hub's directory.
     pub data_dir: PathBuf,
-    /// The backup; `None`: begin anew.
+    /// The backup; `None`: start with an empty store.
     pub file: Option<PathBuf>,
 }
 
@@ -186,7 +187,7 @@ pub struct Copy {
     pub file: PathBuf,
 }
 
-/// An advertised host; without a port it is the one that the hub listens on.
+/// An advertised host; without a port, the port that the hub listens on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advertised {
     /// Host name or IP address, no brackets.
@@ -366,7 +367,7 @@ fn of_rollout(raw: &Raw) -> [(&'static str, bool); 2] {
     [("--namespace", raw.namespace.is_some()), ("--watch", raw.watch)]
 }
 
-/// Whether JSON is asked for.
+/// True if `--output` demands JSON.
 fn is_json(output: Option<&str>) -> Result<bool, FlagError> {
     match output {
         None | Some("table") => Ok(false),
@@ -501,7 +502,7 @@ fn listen(text: &str) -> Result<SocketAddr, FlagError> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    // a name that this machine resolves (localhost): the first of its addresses
+    // a name that this machine resolves (localhost): use the first of its addresses
     match text.rsplit_once(':') {
         Some((host, port)) if is_host(host) && port.parse::<u16>().is_ok() => {
             text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(wrong)

@@ -1,4 +1,4 @@
-//! What a decision needs and cannot compute: the wall clock's time, and random bytes.
+//! The inputs that a pure decision cannot compute itself: the wall clock's time, and random bytes.
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::requests::Fresh;

@@ -1,8 +1,9 @@
 //! Feeds systemd's watchdog while every loop of the hub makes progress.
 //!
-//! Owns: the list of watched loops, and the thread that checks them. Always holds: the ping is withheld only for a fault that a restart
-//! may cure; while the disk does not finish a commit nothing is, because that would only add a start on a stalled disk. Leaves to others:
-//! the arithmetic (`kedge_platform::Watchdog`), reporting progress (the loops).
+//! Owns: the list of watched loops, and the thread that checks them. Always holds: the ping is withheld only
+//! for a fault that a restart may cure; it is not withheld while the disk has an unfinished commit, because a
+//! restart would only meet the same stalled disk. Leaves to others: the arithmetic
+//! (`kedge_platform::Watchdog`), reporting progress (the loops).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,9 +14,10 @@ use tokio::runtime::{Handle, RuntimeMetrics};
 use crate::Hub;
 use crate::store::health::STALL;
 
-/// Between two checks, unless the supervisor wants pings more often.
+/// Time between two checks, unless the supervisor wants pings more often.
 const PERIOD: Duration = Duration::from_secs(5);
-/// One turn of a loop that only computes takes seconds at most, even for the largest list on the smallest board.
+/// One turn of a loop that only computes takes a few seconds at most, even for the largest list on the
+/// smallest board.
 pub(crate) const TURN: Duration = Duration::from_secs(30);
 
 /// The loops of one hub.
@@ -29,13 +31,13 @@ impl Default for Loops {
 }
 
 impl Loops {
-    /// Adds a loop, which reports its progress by the result.
+    /// Adds a loop, which reports its progress by the returned handle.
     pub(crate) fn watch(&self, name: &'static str) -> Progress {
         self.watchdog().watch(name, TURN)
     }
 
     fn watchdog(&self) -> MutexGuard<'_, Watchdog> {
-        // each entry of it is valid, even after a panic
+        // a panic leaves the list valid, because each entry is
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,7 +49,7 @@ impl Loops {
     }
 }
 
-/// Reports that a loop waits when it ends or is dropped: what has ended does not stall.
+/// Reports that a loop waits when the loop ends or this value is dropped, because an ended loop cannot stall.
 #[derive(Debug)]
 pub(crate) struct Turns(Progress);
 
@@ -78,11 +80,12 @@ impl Drop for Turns {
     }
 }
 
-/// Reads the progress of the runtime's threads from its counters: none of their own code could report that a request holds one.
+/// Reads the progress of the runtime's threads from its counters: a thread that is held by a request could
+/// not report that itself.
 #[derive(Debug)]
 struct Workers {
     metrics: RuntimeMetrics,
-    /// Of each thread: its token, and its counters when they last changed.
+    /// For each thread: its token, and its counters when they last changed.
     seen: Vec<(Progress, (u64, Duration))>,
 }
 
@@ -99,7 +102,7 @@ impl Workers {
         for (worker, (progress, before)) in self.seen.iter_mut().enumerate() {
             let turns = self.metrics.worker_park_unpark_count(worker);
             let now = (turns, self.metrics.worker_total_busy_duration(worker));
-            // odd: it sleeps until there is work
+            // an odd number of turns: the thread sleeps until there is work
             match turns % 2 == 1 {
                 true => progress.idle(),
                 false if now != *before => progress.busy(),
@@ -110,11 +113,11 @@ impl Workers {
     }
 }
 
-/// What a check found, for the supervisor and the log.
+/// The result of a check, for the supervisor and the log.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Well,
-    /// Something stands still, and the disk explains it.
+    /// Some loops are stalled, and the disk explains it.
     Excused(Vec<String>),
     Stalled(Vec<String>),
 }
@@ -127,11 +130,11 @@ fn verdict(stalled: Vec<String>, disk_stalls: bool) -> Verdict {
     }
 }
 
-/// Starts the thread that checks the loops and pings, for as long as the process lives; no thread if nobody waits for pings.
-/// Call it inside the runtime.
+/// Starts the thread that checks the loops and pings, for as long as the process lives; starts no thread if
+/// the supervisor expects no pings. Must be called inside the runtime.
 ///
 /// # Errors
-/// The system starts no thread.
+/// The system could not start a thread.
 pub fn start(hub: &Hub, supervisor: Arc<dyn Supervisor>) -> std::io::Result<()> {
     let Some(patience) = supervisor.watchdog_period() else { return Ok(()) };
     let (loops, health) = (Arc::clone(hub.loops()), Arc::clone(hub.writer().health()));
@@ -183,7 +186,8 @@ mod tests {
         assert_eq!(verdict(stalled(), false), Verdict::Stalled(stalled()));
     }
 
-    /// Checks as the thread does, each second from `from` on; the names of what stalls after `secs`.
+    /// Checks each second from `from` on, as the thread does; returns the names of the loops that are stalled
+    /// after `secs`.
     fn after(loops: &Loops, mut observe: impl FnMut(), from: u64, secs: u64) -> Vec<String> {
         let mut found = Vec::new();
         for second in from..=from + secs {

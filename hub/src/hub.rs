@@ -1,7 +1,8 @@
 //! The handle of a running hub: its objects in memory, its writer, its audit log.
 //!
-//! Owns: opening and closing, reading, subscriptions, and one write at a time. Always holds: a write returns once it is durable (a
-//! renewal at once). Leaves to others: what a request means and when it is tried again (`requests`).
+//! Owns: opening and closing, reading, subscriptions, and one write at a time. Always holds: a write returns
+//! once it is durable (a renewal at once). Leaves to others: the meaning of requests, and their retries
+//! (`requests`).
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -35,8 +36,8 @@ use crate::store::marker::Marker;
 use crate::store::writer::{Outcome, Writer};
 use crate::store::{self, OpenError};
 
-/// A request waits this long for the disk: half of upstream's limit for a request, so that the answer is there before a client's own
-/// patience ends.
+/// Longest time that a request waits for the disk: half of upstream's limit for a request, so that the hub
+/// answers before the client gives up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All state of a running hub. Shared as `Arc<Hub>`.
@@ -56,11 +57,12 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Opens the data directory (created if missing), loads everything, and creates missing system namespaces if the disk takes writes.
-    /// Blocks for as long as that takes; may be called from anywhere.
+    /// Opens the data directory (created if missing), loads everything, and creates missing system namespaces
+    /// if the disk can be written. Blocks until then; may be called from anywhere.
     ///
     /// # Errors
-    /// Another process has the directory, it cannot be used, or the store in it is damaged: each text says what to do.
+    /// Another process uses the directory, it cannot be used, or its store is damaged: each text tells the
+    /// operator what to do.
     pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
         let store = DiskStore::open(data_dir)?;
         let marker = store.marker();
@@ -109,8 +111,8 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Creates the system namespaces before the first request, so that the version which a client sees at the start stays the latest
-    /// until a client changes something.
+    /// Creates the system namespaces before the first request, so that the version which a client sees at the
+    /// start stays the latest until a client changes something.
     fn make_namespaces(&self) {
         let account = |name| json!({"metadata": {"name": service_accounts::NAME, "namespace": name}});
         let missing = kinds::namespace::SYSTEM.iter().flat_map(|name| {
@@ -125,8 +127,9 @@ impl Hub {
         self.make_all(kinds::namespace::SYSTEM.iter().map(map));
     }
 
-    /// Creates the objects that are missing. All are submitted before waiting for one: that takes one commit or two, not one each. A disk
-    /// that takes no write keeps no hub from its start: controllers try again what fails here.
+    /// Creates the objects that are missing. All are submitted before waiting for one: that takes one commit
+    /// or two, not one each. A hub starts even if the disk cannot be written: controllers repeat what fails
+    /// here.
     fn make_all(&self, objects: impl Iterator<Item = (&'static Kind, Value)>) {
         let awaited: Vec<_> = objects.map(|(kind, value)| (kind, self.make_missing(kind, value))).collect();
         for (kind, made) in awaited {
@@ -140,7 +143,8 @@ impl Hub {
         }
     }
 
-    /// Submits an object to be created; the result comes later. `None`: it exists.
+    /// Submits the creation of an object; the result arrives through the returned receiver. `None`: the
+    /// object exists.
     fn make_missing(
         &self,
         kind: &'static Kind,
@@ -167,8 +171,9 @@ impl Hub {
         Ok(Some(answered))
     }
 
-    /// Shows clients the Service `kubernetes`, in memory only. Its uid and age follow from those of its namespace, so that they stay over
-    /// restarts; without one, which only a disk that took no write at the first start explains, the next start shows it. Call it once,
+    /// Shows clients the Service `kubernetes`, in memory only. Its uid and age are derived from those of its
+    /// namespace, so that they stay the same across restarts; without a namespace, which happens only if the
+    /// disk could not be written at the first start, the next start shows the Service. Must be called once,
     /// before requests are served.
     pub fn publish_service(&self, address: IpAddr, port: u16, target_port: u16) {
         let Some(namespace) = self.get(&NAMESPACE, "", "default").map(|found| found.value()) else { return };
@@ -177,7 +182,7 @@ impl Hub {
         let uid = kinds::text(&namespace, &["metadata", "uid"]).replace('-', "");
         for (byte, pair) in made.random.iter_mut().zip(uid.as_bytes().chunks(2)) {
             let number = std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
-            // another uid than the namespace's own
+            // the uid must differ from the namespace's own
             *byte = !number.unwrap_or(0);
         }
         let revision = self.revision(&SERVICE);
@@ -207,7 +212,7 @@ impl Hub {
         self.memory.revision(kind)
     }
 
-    /// The objects of a kind and all later changes but renewals, without a gap.
+    /// The objects of a kind and all later changes except renewals, without a gap.
     pub fn subscribe(&self, kind: &'static Kind) -> Subscription {
         match self.memory.watch(kind, Selection::default(), None, None) {
             Ok((Start::Objects(snapshot), revision, watch)) => {
@@ -223,39 +228,39 @@ impl Hub {
         self.audit.as_ref()
     }
 
-    /// What the data directory remembers of its store; a hub over another store has none.
+    /// The data directory's memory of its store; a hub over another store has none.
     pub(crate) fn marker(&self) -> Option<&Arc<Marker>> {
         self.marker.as_ref()
     }
 
-    /// A client names a version: none that this hub handed out is above the latest.
+    /// Handles a version that a client names: all versions that this hub handed out are below the latest.
     pub(crate) fn meet_version(&self, kind: &Kind, version: u64) {
-        // Leases have versions above all others after a start on a disk that took no writes
+        // after a start on a disk that could not be written, Leases have versions above all others
         if !kind.is_renewed() && version > self.revision(kind) && version < UNRESERVED {
             self.writer.raise_above(version);
         }
     }
 
-    /// Whether something may be deleted because it is old by this time.
+    /// True if old objects may be deleted by the time `wall`.
     pub(crate) fn believes_clock(&self, wall: OffsetDateTime) -> bool {
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         clock.is_believed(self.begun.elapsed(), wall)
     }
 
-    /// From now on the hub issues tokens of service accounts, and believes them.
+    /// From now on the hub issues tokens of service accounts, and accepts them.
     pub fn use_tokens(&self, tokens: Tokens) {
-        // a second key is ignored: tokens of the first are around
+        // a second key is ignored: tokens signed with the first are in use
         drop(self.tokens.set(tokens));
     }
 
-    /// The key of tokens, if the hub has one.
+    /// The key that signs tokens, if the hub has one.
     pub fn tokens(&self) -> Option<&Tokens> {
         self.tokens.get()
     }
 
-    /// What holds for DaemonSets that do not say otherwise, from before the controllers start.
+    /// Sets the rollout defaults for DaemonSets that set none, before the controllers start.
     pub fn use_rollout_defaults(&self, defaults: Defaults) {
-        // the first ones hold: controllers run by them
+        // a second call is ignored: controllers already use the first defaults
         let _ = self.rollouts.set(defaults);
     }
 
@@ -265,7 +270,7 @@ impl Hub {
 
     /// The names and addresses by which clients reach the hub: those of its certificate.
     pub fn use_names(&self, names: Vec<String>) {
-        // the first ones hold: a certificate has them
+        // a second call is ignored: a certificate has the first names
         drop(self.names.set(names));
     }
 
@@ -292,23 +297,25 @@ impl Hub {
         &self.locks
     }
 
-    /// One write: a renewal at once, without waiting for anything; others through the group-commit thread.
+    /// Performs one write: a renewal at once, without waiting for anything; others through the group-commit
+    /// thread.
     pub(crate) async fn write(&self, write: Write) -> Outcome {
         if write.volatile {
             return self.writer.renew(write);
         }
         let (answer, answered) = oneshot::channel();
-        // the client may be gone
+        // the client may have disconnected
         let ticket = self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
             Ok(answer) => answer.unwrap_or(Err(WriteError::Closed)),
-            // one that still waits for its turn must not be made minutes after its answer
+            // a write that is still queued must not be made minutes after the client got its answer
             Err(_) if ticket.take_back() => Err(WriteError::TakenBack),
             Err(_) => Err(WriteError::TimedOut),
         }
     }
 
-    /// Ends all watches, writes what is only in memory, and closes the store. Blocks until that is done.
+    /// Ends all watches, writes all state that is only in memory, and closes the store. Blocks until that is
+    /// done.
     pub fn close(&self) {
         self.memory.close();
         self.writer.close();
@@ -318,7 +325,8 @@ impl Hub {
     }
 }
 
-/// The newest time that the hub itself left in the store. Read without decoding each object: within a string the quotes would be escaped.
+/// The latest time that the hub itself wrote to the store. Searches the encoded text: a quote inside a string
+/// would be escaped, so the field's name matches nowhere else.
 fn newest_time(memory: &Memory) -> Option<OffsetDateTime> {
     const FIELD: &[u8] = b"\"creationTimestamp\":\"";
     let of = |object: &Object| {
@@ -352,8 +360,8 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next change; `None` when the subscriber fell behind or the hub closes: then subscribe again (or end).
-    /// Safe to cancel.
+    /// Returns the next change; `None` when the subscriber fell behind or the hub closes: then subscribe
+    /// again (or end). Safe to cancel.
     pub async fn next(&mut self) -> Option<Arc<Event>> {
         let receiver = &mut self.watch.as_mut()?.receiver;
         loop {
@@ -369,7 +377,7 @@ mod tests {
     use super::*;
     use crate::pki::Pki;
 
-    /// A start as the program does it; the first error.
+    /// Starts a hub as the program does; returns the first error.
     fn start(directory: &Path) -> Result<(), String> {
         let now = OffsetDateTime::now_utc();
         let hub = Hub::open(directory).map_err(|error| error.to_string())?;
@@ -381,7 +389,7 @@ mod tests {
         opened.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Would hang, or fill the memory, if one of them were read.
+    /// A read of one of them would hang, or fill the memory.
     #[test]
     fn something_else_in_place_of_a_file_is_named_or_does_without() {
         let folder = kedge_rig::Scratch::new("hub-strange-files").unwrap();

@@ -1,7 +1,8 @@
 //! `kedge-hub node-kubeconfig`: credentials for a node, beside the running hub or without it.
 //!
-//! Always holds: no credentials are made for a node that is revoked, because no hub would take them; a file with them can be read by its
-//! owner alone from its first byte on. Left to others: the credentials (`pki`), what is revoked (`kedge_hub_core::identity::denied`).
+//! Always holds: the command makes no credentials for a revoked node, because no hub would accept them; a
+//! file with credentials is readable by its owner alone from its first byte on. Left to others: the
+//! credentials (`pki`), and the list of revoked nodes (`kedge_hub_core::identity::denied`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,18 +15,19 @@ use crate::flags::NodeKubeconfig;
 use crate::pki::{self, server_url};
 use crate::store::look;
 
-/// What the command prints.
+/// The output of the command.
 #[derive(Debug)]
 pub struct Printed {
     pub out: String,
-    /// For people; the command has done what it was asked for.
+    /// Warnings for people; the command has succeeded all the same.
     pub warnings: Vec<String>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// The node is revoked, or the directory is not that of a hub which was started once, or a file cannot be written.
+/// The node is revoked, or the directory is not that of a hub that was started once, or a file cannot be
+/// written.
 pub fn run(options: &NodeKubeconfig) -> Result<Printed, String> {
     let NodeKubeconfig { name, data_dir, advertise, out } = options;
     if let Some(why) = refusal(data_dir, name)? {
@@ -52,7 +54,7 @@ pub fn run(options: &NodeKubeconfig) -> Result<Printed, String> {
     })
 }
 
-/// Why a node gets no credentials; `None`: it may have them.
+/// The reason why a node gets no credentials; `None` if it may have them.
 fn refusal(data_dir: &Path, name: &str) -> Result<Option<String>, String> {
     let found = look::object(data_dir, &CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
     let found = found.map_err(|error| format!("cannot tell whether node {name} is revoked: {error}"))?;
@@ -73,13 +75,13 @@ fn refusal(data_dir: &Path, name: &str) -> Result<Option<String>, String> {
     )))
 }
 
-/// The path of a file that may be replaced.
+/// Checks that the file at this path may be replaced; returns its path.
 fn checked(path: &Path) -> Result<PathBuf, String> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => {
             Err(format!("--out is {}, which is no file; give the name of a file", path.display()))
         }
-        // what cannot be looked at cannot be written, which says why
+        // a path that cannot be examined cannot be written either, and the write returns the reason
         _ => Ok(path.to_owned()),
     }
 }
@@ -97,7 +99,7 @@ mod tests {
     use crate::flags::Advertised;
     use crate::pki::Pki;
 
-    /// The directory of a hub that was started once.
+    /// The directory of a hub that has been started once.
     fn started(purpose: &str) -> Scratch {
         let data = Scratch::new(purpose).unwrap();
         publish(&data);
@@ -123,7 +125,7 @@ mod tests {
     fn file_with_credentials_is_its_owners_alone() {
         let data = started("hub-kubeconfig-out");
         let path = data.join("edge-1.kubeconfig");
-        // one that everybody could read is replaced, and not written into
+        // a world-readable file is replaced, not written into
         fs::write(&path, "old").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         let printed = run(&NodeKubeconfig { out: Some(path.clone()), ..options(&data) }).unwrap();
@@ -157,7 +159,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn revoked_node_gets_no_credentials() {
-        // in a hub's order: beside keys a missing store would count as lost
+        // in the order in which a hub creates them: keys without a store would count as a lost store
         let data = Scratch::new("hub-kubeconfig-revoked").unwrap();
         let hub = Hub::open(&data).unwrap();
         publish(&data);

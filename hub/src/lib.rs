@@ -1,6 +1,7 @@
 //! The hub: a small, durable Kubernetes API server for a fleet of edge devices.
 //!
-//! The semantics of the API, authorization and the decisions of controllers are in `kedge_hub_core`, which does no IO. This crate performs:
+//! The semantics of the API, authorization and the decisions of controllers are in `kedge_hub_core`, which
+//! does no IO. This crate performs:
 //!
 //! | module | owns |
 //! |---|---|
@@ -42,7 +43,7 @@ pub mod rollout_command;
 pub mod server;
 pub mod store;
 
-/// Counts for `server::allocations`.
+/// `server::allocations` reads its counts.
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::INSTRUMENTED_SYSTEM;

@@ -2,7 +2,7 @@
 
 use kedge_hub_core::requests::Place;
 
-/// Locks behind which losers queue up; objects share them by a hash of their names, which only costs waiting.
+/// Number of locks; objects share them by a hash of their names, which costs only some waiting.
 const LOCKS: usize = 64;
 
 /// Queues of requests that write the same object; first come, first served.

@@ -1,8 +1,9 @@
 //! The hub's log: one line per record on standard error.
 //!
-//! Always holds: a record is one line whatever it contains (names come from clients, and a line break must not forge a
-//! record), written with one call. Under systemd each line starts with the journal's priority and has no time, for the
-//! journal keeps its own; elsewhere it starts with the time in UTC. Left to others: what to log.
+//! Always holds: a record is one line whatever it contains (names come from clients, and a line break must
+//! not forge a record), written with one call. Under systemd each line starts with the journal's priority and
+//! has no time, for the journal keeps its own; elsewhere it starts with the time in UTC. Left to others: the
+//! choice of messages.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -35,7 +36,7 @@ fn is_journal() -> bool {
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        // messages of libraries below a warning are for their authors
+        // messages of libraries below a warning are meant for their authors
         metadata.target().starts_with("kedge") || metadata.level() <= Level::Warn
     }
 
@@ -45,14 +46,14 @@ impl Log for Logger {
         }
         let now = (!self.journal).then(OffsetDateTime::now_utc);
         let line = line(record.level(), record.target(), &record.args().to_string(), now);
-        // nothing is left to do if standard error is gone
+        // if standard error is gone, nothing else can be done
         let _ = io::stderr().lock().write_all(line.as_bytes());
     }
 
     fn flush(&self) {}
 }
 
-/// RFC 3339 with always three digits of a second, so that lines are aligned and sort as text.
+/// RFC 3339 with always three fractional digits, so that lines are aligned and sort as text.
 fn time_text(now: OffsetDateTime) -> String {
     let (hour, minute, second, millisecond) = now.to_hms_milli();
     format!("{}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z", now.date())

@@ -1,7 +1,7 @@
-//! The program `kedge-hub`: reads the command line, puts the parts together, prints, and sets the exit status.
+//! The program `kedge-hub`: reads the command line, connects the parts, prints, and sets the exit status.
 //!
-//! Order of a start: data directory, store (which locks the directory), listener, keys, then the controllers and the
-//! server; READY only when requests are answered. All decisions are in the library.
+//! Order of a start: data directory, store (which locks the directory), listener, keys, then the controllers
+//! and the server; READY only when requests are answered. All decisions are in the library.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -26,7 +26,7 @@ use time::OffsetDateTime;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Connections that wait to be accepted: a whole fleet reconnects at once after a restart.
+/// Most connections that wait to be accepted: a whole fleet reconnects at once after a restart.
 const BACKLOG: u32 = 4096;
 /// How often the serving certificate's age is checked.
 const RENEWAL_CHECK: Duration = Duration::from_secs(60 * 60);
@@ -104,7 +104,7 @@ fn restore(options: &Restore) -> Result<(), String> {
     print(&out)
 }
 
-/// For commands that ask the running hub.
+/// A runtime for commands that ask the running hub.
 fn small_runtime() -> Result<tokio::runtime::Runtime, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| format!("cannot start the runtime: {error}"))
@@ -149,14 +149,14 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     background.spawn(denials::follow(hub.clone()));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
     log::info!("kedge-hub {} listens on {address}", env!("CARGO_PKG_VERSION"));
-    // from here on connections wait in the backlog, so the announced address works
+    // from here on connections wait in the backlog, so the announced address works already
     if let Err(error) = print(&format!("listening: {listening}\nca: {ca}\nkubeconfig: {kubeconfig}\n")) {
         log::warn!("{error}; listening: {listening}");
     }
     let supervisor = Arc::new(NotifySocket::from_environment());
     supervisor.ready();
     if let Err(error) = guard::start(&hub, supervisor.clone()) {
-        // without pings the supervisor would end a hub that works
+        // without pings the supervisor would kill a working hub
         return Err(format!("cannot start a thread: {error}"));
     }
     let served = server::serve(listener, tls, hub, capacity, async move {

@@ -1,10 +1,11 @@
-//! The index behind locks, and watches as channels.
+//! The index behind locks, with channels for watches.
 //!
-//! Leases have a lock of their own: their renewals wait for no reader and no writer of other kinds. Always holds: the writer thread alone
-//! changes the other kinds, one batch under one write lock, so every reader sees whole batches in the order of revisions. A
-//! thread takes the locks in the order of [`Part`], each once, and holds none while the store works: a disk that stalls
-//! stops no reader and no renewal. Debug builds check both. Left to `kedge_hub_core::state`: the objects, and which watcher gets which
-//! change; to `server::limits`: how many watches clients may have.
+//! Leases have a lock of their own, so that renewals do not wait for readers and writers of other kinds.
+//! Always holds: the writer thread alone changes the other kinds, one batch under one write lock, so every
+//! reader sees whole batches in the order of revisions. A thread takes the locks in the order of [`Part`],
+//! each once, and holds none while the store works: a stalled disk stops no reader and no renewal. Debug
+//! builds check the order and that no lock is held. Left to `kedge_hub_core::state`: the objects, and which
+//! watcher gets which change; to `server::limits`: how many watches clients may have.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -24,31 +25,32 @@ use kedge_hub_core::state::{
 };
 use tokio::sync::mpsc;
 
-/// Changes that wait for one watcher; when it is further behind it is dropped and must watch again.
+/// Changes that may wait for one watcher; one that falls further behind is dropped and must watch again.
 pub const WATCH_BACKLOG: usize = 1024;
-/// Bytes of objects that wait for one watcher. A client that does not read keeps every version alive that it has not read, so their
-/// number alone bounds nothing: 1024 versions of a Node may be 1.5 GiB. One change always waits, however large: while its object is the
-/// latest version, it takes no memory but its own, and an old version has its reader pay.
+/// Bytes of objects that may wait for one watcher. A client that does not read keeps every unread version
+/// alive, so a limit on their number alone bounds nothing: 1024 versions of a Node may be 1.5 GiB. One change
+/// may always wait, however large: while its object is the latest version, it takes no extra memory, and an
+/// old version is charged to its reader.
 pub const WATCH_BACKLOG_BYTES: usize = 1024 * 1024;
 /// Bytes that a waiting change takes besides its objects.
 const CHANGE_BYTES: usize = 256;
 
 /// The bytes that may wait for all readers of one caller.
 pub trait Budget: Debug + Send + Sync {
-    /// Takes bytes of the budget. `false`: there are not enough, and nothing was taken.
+    /// Takes bytes from the budget. `false`: too few are left, and nothing was taken.
     fn take(&self, bytes: usize) -> bool;
     /// Gives taken bytes back.
     fn give_back(&self, bytes: usize);
 }
 
-/// The reader of an answer or of a watch, at whose cost the bytes wait that nobody else has in memory.
+/// The reader of an answer or of a watch. It is charged for waiting bytes that are in memory only for it.
 #[derive(Debug)]
 pub struct Reader {
     budget: Arc<dyn Budget>,
     /// Bytes of changes that wait for it.
     behind: AtomicUsize,
     is_over: AtomicBool,
-    /// Of the task that writes to it.
+    /// Wakes the task that writes to it.
     writer: Mutex<Option<Waker>>,
 }
 
@@ -62,13 +64,13 @@ impl Reader {
         }
     }
 
-    /// Takes bytes of its caller's budget until the returned value is dropped; `None`: there are not enough.
+    /// Takes bytes of its caller's budget until the returned value is dropped; `None`: too few are left.
     pub fn hold(self: &Arc<Self>, bytes: usize) -> Option<Held> {
         self.budget.take(bytes).then(|| Held { reader: Arc::clone(self), behind: 0, taken: bytes })
     }
 
-    /// Counts a change that begins to wait; `None` if it must not, at most so many bytes waiting. The text of its object is not taken
-    /// here but lent ([`Loan`]).
+    /// Counts a change that begins to wait; `None` if more than `most` bytes would wait. The text of its
+    /// object is not charged here but by the [`Loan`].
     fn fall_behind(self: &Arc<Self>, bytes: usize, most: usize) -> Option<Held> {
         let before = self.behind.fetch_add(bytes, Ordering::Relaxed);
         let mut held = Held { reader: Arc::clone(self), behind: bytes, taken: 0 };
@@ -78,7 +80,7 @@ impl Reader {
         if self.budget.take(CHANGE_BYTES) {
             held.taken = CHANGE_BYTES;
         }
-        // one always waits; what it takes without its object is small, and there is one for each watch
+        // one change may always wait; without its object it is small, and there is one for each watch
         (held.taken > 0 || before == 0).then_some(held)
     }
 
@@ -87,7 +89,7 @@ impl Reader {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ready when nobody pays for what it reads: it must be let go.
+    /// Ready when the reader's budget is exceeded: then the reader must be closed.
     pub fn poll_over(&self, context: &Context<'_>) -> Poll<()> {
         if self.is_over.load(Ordering::Acquire) {
             return Poll::Ready(());
@@ -97,7 +99,7 @@ impl Reader {
             *writer = Some(context.waker().clone());
         }
         drop(writer);
-        // it may have ended before the waker was there
+        // the reader may have been marked before the waker was stored
         if self.is_over.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
@@ -123,9 +125,9 @@ impl Borrower for Reader {
 #[derive(Debug)]
 pub struct Held {
     reader: Arc<Reader>,
-    /// Of a change that waits.
+    /// Bytes of a change that waits.
     behind: usize,
-    /// Of its caller's budget.
+    /// Bytes taken from its caller's budget.
     taken: usize,
 }
 
@@ -140,20 +142,21 @@ impl Drop for Held {
     }
 }
 
-/// A change that waits to be written to a client. It counts as waiting until it is dropped.
+/// A change that waits to be written to a client. The change counts as waiting until this is dropped.
 #[derive(Debug)]
 pub struct Waiting {
     pub revision: u64,
     pub seen: Seen,
-    /// As this change left it or as it was when deleted; as it was before it if it is no longer selected.
+    /// The object after this change, or as it was when deleted; if it is no longer selected, as it was
+    /// before.
     pub object: Loan,
-    /// Before the change, for a watch that compares.
+    /// The object before the change, for a watch that compares.
     pub before: Option<Loan>,
     _held: Held,
 }
 
 impl Waiting {
-    /// `most`: bytes that may wait for the reader. `None`: there are too many.
+    /// `most`: bytes that may wait for the reader. `None`: too many bytes wait already.
     fn new(event: &Event, seen: Seen, client: &Client, most: usize) -> Option<Waiting> {
         let object = match (seen, &event.old) {
             (Seen::Left, Some(old)) => old,
@@ -178,20 +181,21 @@ impl Waiting {
 #[derive(Debug, Clone)]
 pub struct Client {
     pub reader: Arc<Reader>,
-    /// It is shown what a change changes, not each.
+    /// The client is shown only changed fields, not every version.
     pub compares: bool,
 }
 
-/// What a watcher receives.
+/// A message to a watcher.
 #[derive(Debug)]
 pub enum News {
-    /// For a part of the hub itself.
+    /// A change, for a part of the hub itself.
     Event(Arc<Event>),
-    /// For a client. Boxed: the queue of an idle watch has room for several.
+    /// A change, for a client. Boxed: the queue of an idle watch has room for several.
     Change(Box<Waiting>),
-    /// Its client has heard of a change of this revision, and waits for the watch to come to it.
+    /// The node was told of a change with this revision by the answer to a renewal, and expects the watch to
+    /// reach it.
     Named(u64),
-    /// A call with this id waits for its client, a node.
+    /// A call with this id waits for the client, a node.
     Called(Arc<str>),
     /// The hub closes: every change up to this revision was received.
     Last(u64),
@@ -221,12 +225,12 @@ impl Sink for Sender {
     }
 
     fn close(&self, revision: u64) {
-        // a client that is behind by a whole queue goes on at the last change that it has read
+        // the channel is full, so the client is far behind; it resumes at the last change that it has read
         let _ = self.queue.try_send(News::Last(revision));
     }
 }
 
-/// Tells a watch what its client has heard of. It does not keep the watch.
+/// Sends a watch the revisions that its client learned elsewhere. It does not keep the watch alive.
 #[derive(Debug)]
 pub struct Reminder(mpsc::WeakSender<News>);
 
@@ -235,18 +239,18 @@ impl Reminder {
         self.0.upgrade().is_some_and(|queue| !queue.is_closed())
     }
 
-    /// Tells it of this revision. `false`: it has ended.
+    /// Sends this revision to the watch. `false`: the watch has ended.
     pub fn name(&self, revision: u64) -> bool {
         let Some(queue) = self.0.upgrade() else { return false };
-        // a client that is behind by a whole queue sees more than this one change before it catches up
+        // the channel is full: the client will read more than this one change before it catches up
         let _ = queue.try_send(News::Named(revision));
         !queue.is_closed()
     }
 
-    /// Tells it that this call waits. `false`: it has ended.
+    /// Notifies the watch that this call waits. `false`: the watch has ended.
     pub fn call(&self, id: &Arc<str>) -> bool {
         let Some(queue) = self.0.upgrade() else { return false };
-        // a client that is behind by a whole queue hears of it in the answer to its next renewal
+        // the channel is full: the client learns of the call in the answer to its next renewal
         let _ = queue.try_send(News::Called(Arc::clone(id)));
         !queue.is_closed()
     }
@@ -262,7 +266,7 @@ enum Part {
 }
 
 thread_local! {
-    /// The parts that this thread has locked.
+    /// The parts that the current thread has locked.
     static LOCKED: Cell<Vec<Part>> = const { Cell::new(Vec::new()) };
 }
 
@@ -275,7 +279,7 @@ fn note_locks(change: impl FnOnce(&mut Vec<Part>)) {
     }
 }
 
-/// In debug builds: panics if this thread holds a lock. For those about to wait.
+/// In debug builds: panics if this thread holds a lock. For code that is about to wait.
 pub(crate) fn assert_unlocked() {
     note_locks(|locked| {
         assert!(locked.is_empty(), "{locked:?} would be locked for as long as the disk takes")
@@ -324,9 +328,10 @@ pub struct Memory {
     /// All kinds but Leases.
     index: RwLock<Index<Sender>>,
     leases: RwLock<Leases<Sender>>,
-    /// Held for no longer than one node or one change takes: renewals read it.
+    /// Held only for the time of one node or one change, because renewals read it.
     desired: RwLock<Desired>,
-    /// The revision of the deny list, 0 without one: each request asks, and a renewal waits for no reader of other objects.
+    /// The revision of the deny list, 0 without one: every request reads it, and a renewal must not wait for
+    /// readers of other objects.
     deny_list: AtomicU64,
 }
 
@@ -342,7 +347,7 @@ impl Memory {
         }
     }
 
-    /// Empty.
+    /// A memory without objects.
     #[cfg(test)]
     pub(crate) fn empty() -> Memory {
         use kedge_hub_core::state::{Restored, Spaces, restore};
@@ -351,7 +356,8 @@ impl Memory {
         Memory::new(index, leases, desired)
     }
 
-    // a panic under the lock can only come from the writer, whose end stops the hub; readers go on until then
+    // only the writer can panic under the lock, and the hub stops when the writer ends; until then readers
+    // continue
     pub(crate) fn read(&self) -> Locked<RwLockReadGuard<'_, Index<Sender>>> {
         Locked::new(Part::Index, || self.index.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -360,12 +366,12 @@ impl Memory {
         Locked::new(Part::Index, || self.index.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Leases, to read. Never held for longer than a list takes.
+    /// Locks the Leases for reading. Held for no longer than one list takes.
     pub(crate) fn leases(&self) -> Locked<RwLockReadGuard<'_, Leases<Sender>>> {
         Locked::new(Part::Leases, || self.leases.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Leases, to change. Never held while something waits.
+    /// Locks the Leases for a change. Never held while the thread waits for anything.
     pub(crate) fn leases_mut(&self) -> Locked<RwLockWriteGuard<'_, Leases<Sender>>> {
         Locked::new(Part::Leases, || self.leases.write().unwrap_or_else(PoisonError::into_inner))
     }
@@ -378,7 +384,7 @@ impl Memory {
         Locked::new(Part::Desired, || self.desired.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Looks at the part that has the objects of this kind.
+    /// Reads the part that has the objects of this kind.
     fn of<T>(&self, kind: &Kind, look: impl FnOnce(&Index<Sender>) -> T) -> T {
         if kind.is_renewed() { look(self.leases().index()) } else { look(&self.read()) }
     }
@@ -416,7 +422,8 @@ impl Memory {
         self.read().exists(uid) || self.leases().index().exists(uid)
     }
 
-    /// UIDs that objects name as an owner, and that no object has. The owner may be of a kind that is not served.
+    /// UIDs that objects name as an owner, and that no object has. The owner may be of a kind that is not
+    /// served.
     pub fn lost_owners(&self) -> Vec<String> {
         let (others, leases) = (self.read(), self.leases());
         let mut lost = others.lost_owners();
@@ -432,7 +439,7 @@ impl Memory {
         used
     }
 
-    /// Whether the other objects that a write requires to be unchanged are so now.
+    /// True if the other objects that a write requires to be unchanged still are.
     pub fn are_unchanged(&self, requires: &[Require]) -> bool {
         requires.iter().all(|require| match require {
             Require::Unchanged { kind, namespace, name, revision } => {
@@ -471,8 +478,8 @@ impl Memory {
         self.of(kind, |index| index.list(kind, selection, query))
     }
 
-    /// Registers a watcher; see [`Index::watch`]. Its changes wait at the cost of this client; a watcher of the hub itself has
-    /// none, and renewals are no events for it.
+    /// Registers a watcher; see [`Index::watch`]. Its changes are charged to this client; a watcher of the
+    /// hub itself has none, and receives no renewals.
     pub fn watch(
         self: &Arc<Self>,
         kind: &'static Kind,
@@ -510,18 +517,20 @@ impl Memory {
         }
     }
 
-    /// The revision of the deny list, 0 without one; that of a change from before its writer is answered.
+    /// The revision of the deny list, 0 without one; the new one is visible before the writer of the change
+    /// is answered.
     pub fn deny_list(&self) -> u64 {
         self.deny_list.load(Ordering::Acquire)
     }
 
-    /// The latest revision that concerns a node: see [`Desired::of`]. A node that is answered it finds that revision, whatever it reads
-    /// next: readers wait for the batch that it is in.
+    /// The latest revision that concerns a node: see [`Desired::of`]. A node that gets this revision in an
+    /// answer finds it in whatever it reads next: readers wait for the batch that contains it.
     pub fn desired(&self, node: &str) -> u64 {
         self.read_desired().of(node)
     }
 
-    /// Whether a node's Node, or a pod bound to it, refers to an object. Costs the same for any number of pods.
+    /// Whether a node's Node, or a pod bound to it, refers to an object. Costs the same for any number of
+    /// pods.
     pub fn node_refers_to(&self, node: &str, object: &Reference) -> bool {
         self.read_desired().refers(node, object)
     }
@@ -544,7 +553,7 @@ pub struct Watch {
     memory: Arc<Memory>,
     kind: &'static Kind,
     id: WatchId,
-    /// What it asked for.
+    /// The objects that it watches.
     pub selection: Selection,
     /// Changes that concern it, in order. It ends when the watcher was too slow or the hub closes.
     pub receiver: mpsc::Receiver<News>,
@@ -552,8 +561,9 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The changes before the watch began, as ones that wait; `None` if the client's budget does not allow it. Their number is limited by
-    /// what the hub remembers, so they are not limited by [`WATCH_BACKLOG_BYTES`].
+    /// The changes before the watch began, as waiting changes; `None` if the client's budget does not allow
+    /// it. The hub remembers a limited number of changes, so these are not limited by
+    /// [`WATCH_BACKLOG_BYTES`].
     pub fn waiting(&self, events: Vec<Arc<Event>>, client: &Client) -> Option<Vec<Box<Waiting>>> {
         let wait = |event: Arc<Event>| {
             let seen = Seen::by(&self.selection, &event)?;
@@ -638,7 +648,7 @@ mod tests {
         assert_eq!(memory.watches(), 0);
     }
 
-    /// Counts what it gave; refuses beyond a limit.
+    /// Counts the bytes that it gave out; refuses beyond a limit.
     #[derive(Debug)]
     struct Purse {
         limit: usize,
@@ -656,7 +666,8 @@ mod tests {
         }
     }
 
-    /// Its caller forgets it then: one that opens and ends watches keeps nothing here.
+    /// The handler of renewals then drops the reminder, so a caller that opens and ends watches leaves
+    /// nothing behind here.
     #[test]
     fn watch_that_has_ended_is_reminded_of_nothing() {
         let memory = Arc::new(Memory::empty());
@@ -667,7 +678,7 @@ mod tests {
         assert!(matches!(watch.receiver.try_recv(), Ok(News::Named(7))));
         drop(watch);
         assert!(!reminder.is_open() && !reminder.name(8));
-        // one that fell behind has ended, too, though its client has not read all of it
+        // a watch that fell behind has ended, too, though its client has not read all of it
         let behind = open();
         let reminder = behind.reminder();
         (0..=WATCH_BACKLOG).for_each(|_| put(&memory));
@@ -690,7 +701,7 @@ mod tests {
     #[test]
     fn unread_watch_holds_a_bounded_number_of_bytes() {
         let memory = Arc::new(Memory::empty());
-        // the changes that it received, and whether it must let go of them because nobody pays
+        // the number of changes it received, and whether it must be closed because the budget is exceeded
         let check = |limit: usize, each: usize, expect: (usize, bool)| {
             let (purse, reader, mut unread) = unread(&memory, limit);
             for _ in 0..20 {
@@ -709,9 +720,9 @@ mod tests {
         check(usize::MAX, 1_400_000, (1, false));
         // while it is the latest version
         check(0, 200_000, (1, true));
-        // the caller's other watches have taken the rest
+        // the caller's other watches have taken the remaining bytes
         check(500_000, 200_000, (3, true));
-        // to the last byte; above a hundred, so that all revisions are as long
+        // exact to the byte; revisions above a hundred, so that all are equally long
         (0..20).for_each(|_| put(&memory));
         let (_, reader, watch) = unread(&memory, usize::MAX);
         put(&memory);

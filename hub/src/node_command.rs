@@ -1,7 +1,8 @@
 //! `kedge-hub node list|revoke|readmit`: an administrator's command, carried out by the running hub.
 //!
-//! Always holds: nothing is decided or written here; the command asks the hub of its data directory, and without a running hub it says so
-//! and does nothing. Left to others: asking (`asking`), the hub's side (`server::node_access`).
+//! Always holds: nothing is decided or written here; the command asks the hub of its data directory, and
+//! without a running hub it fails and changes nothing. Left to others: the request (`asking`), the hub's side
+//! (`server::node_access`).
 
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ const COLUMNS: [(&str, &str); 4] = [
 /// Runs the command; returns what to print.
 ///
 /// # Errors
-/// No hub runs, or it refuses; each text says what was tried.
+/// No hub runs, or it refuses; the text names the request that failed.
 pub async fn run(command: &NodeCommand) -> Result<String, String> {
     let (method, path, body) = match &command.act {
         NodeAct::List => ("GET", "/kedge/nodes".to_owned(), Value::Null),

@@ -1,9 +1,9 @@
 //! The hub's request to itself: proof that nodes could have reached it.
 //!
-//! Always holds: it takes the path of a node's request (a new connection, TLS, an HTTP request, an answer), so a stuck
-//! listener or a stuck runtime makes it fail. It has an identity of its own, which no limit refuses: other callers, whatever they hold,
-//! cannot make it fail. It proves nothing about the network outside this machine: a hub that is cut off from its nodes declares them
-//! lost, as it should.
+//! Always holds: it takes the path of a node's request (a new connection, TLS, an HTTP request, an answer),
+//! so a stuck listener or a stuck runtime makes it fail. The probe has an identity of its own, which no limit
+//! refuses: other callers cannot make it fail, however much they use. Success proves nothing about the
+//! network outside this machine: a hub that is cut off from its nodes declares them lost, as it should.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,9 +15,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// The hub answers itself within milliseconds; one that needs longer than this does not serve its nodes either.
+/// The hub answers itself within milliseconds; a hub that takes longer than this does not serve its nodes
+/// either.
 const LIMIT: Duration = Duration::from_secs(5);
-/// In every serving certificate of ours.
+/// A name that all of the hub's serving certificates have.
 const NAME: &str = "localhost";
 const REQUEST: &[u8] = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 /// Only the status line is read.
@@ -30,8 +31,8 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// `listening`: the address the hub listens on, any of the unspecified ones included; `tls`: trusts the hub's CA, and shows the probe's
-    /// certificate.
+    /// `listening`: the address the hub listens on, which may be unspecified (0.0.0.0); `tls`: trusts the
+    /// hub's CA, and shows the probe's certificate.
     pub fn new(listening: SocketAddr, tls: Arc<rustls::ClientConfig>) -> Probe {
         let mut address = listening;
         match listening.ip() {

@@ -1,7 +1,9 @@
-//! Performs the decisions of `kedge_hub_core::requests`: writes them durably, and retries after a concurrent write.
+//! Performs the decisions of `kedge_hub_core::requests`: writes them durably, and retries after a concurrent
+//! write.
 //!
-//! Always holds: the first try of a request takes no lock; requests that lost a race for the same object queue up behind each other,
-//! so no unversioned write ends in a conflict. Left to others: the decisions (core), HTTP (`server`), authorization (`identity`).
+//! Always holds: the first attempt of a request takes no lock; requests that lost a race for the same object
+//! queue up behind each other, so no unversioned write ends in a conflict. Left to others: the decisions
+//! (core), HTTP (`server`), authorization (`identity`).
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -23,19 +25,22 @@ use time::OffsetDateTime;
 use crate::fresh::fresh;
 use crate::hub::Hub;
 
-/// Tries of a write without a version that loses to concurrent writes. Losers queue up, so only new requests can still win against
-/// them: this many in a row mean a flood of writes to one object, and the client is asked to wait.
+/// Most attempts of an unversioned write that loses to concurrent writes. Losers queue up, so only new
+/// requests can still overtake them: losing this often means a flood of writes to one object, and the client
+/// is sent away to retry later.
 const ATTEMPTS: usize = 64;
-/// Deletions of one collection under way at once: enough for the store to commit them in groups, and room for others in its queue.
+/// Deletions of one collection under way at once: enough for the store to commit them in groups, and room for
+/// others in its queue.
 const DELETED_TOGETHER: usize = 256;
-/// Looks for the default account of a new namespace, and the pause between them; upstream's.
+/// How often the default account of a new namespace is looked up, and the pause between; upstream's values.
 const ACCOUNT_ATTEMPTS: usize = 10;
 const ACCOUNT_WAIT: Duration = Duration::from_millis(100);
-/// Tries of a generated name; upstream's.
+/// Most attempts at a generated name; upstream's value.
 const NAME_ATTEMPTS: usize = 8;
 
-/// Decides and writes. Each try decides anew, on identity and admission too: it may have waited for long. It retries after a concurrent
-/// write if the client named no version. (A request with a version is refused by the second decision, which sees the new object.)
+/// Decides and writes. Each attempt decides anew, including identity and admission, because it may have
+/// waited for long. It retries after a concurrent write if the client named no version. (A versioned request
+/// is refused by the second decision, which sees the new object.)
 async fn settle(
     hub: &Hub,
     place: &Place<'_>,
@@ -47,7 +52,7 @@ async fn settle(
             Decision::Answer(answer) => return Ok(answer),
             Decision::Write(write, pending) => (write, pending),
         };
-        // a renewal waits for no change that waits for the disk
+        // a renewal must not queue behind a change that waits for the disk
         let queues = turn.is_none() && !write.volatile;
         match hub.write(write).await {
             Ok(object) => return Ok(pending.answer(object)),
@@ -80,7 +85,7 @@ pub async fn create(
     }
 }
 
-/// Waits a moment for the account of a namespace that was just made, as upstream does: its controller makes it.
+/// Waits a moment for a controller to make the account of a new namespace, as upstream does.
 async fn default_account(hub: &Hub, namespace: &str, pod: &Value) {
     let account = text(pod, &["spec", "serviceAccountName"]);
     let open = || hub.get(&NAMESPACE, "", namespace).is_some_and(|found| !found.terminating);
@@ -93,7 +98,8 @@ async fn default_account(hub: &Hub, namespace: &str, pod: &Value) {
     }
 }
 
-/// Decides anew when a precondition no longer holds: the next decision finds the object of another client, or the namespace closed.
+/// Decides anew when a precondition no longer holds: the next decision then meets the other client's object,
+/// or the closed namespace.
 async fn create_once(
     hub: &Hub,
     kind: &'static Kind,
@@ -140,7 +146,7 @@ pub async fn apply(
     settle(hub, place, || requests::apply(hub, place, part, applied, options, may_create, &fresh()?)).await
 }
 
-/// Changes the existing object to the result of `compute`.
+/// Changes an existing object to the result of `compute`.
 pub async fn edit(
     hub: &Hub,
     place: &Place<'_>,
@@ -161,9 +167,9 @@ pub async fn delete(
     settle(hub, place, || requests::delete(hub, place, asked, options, OffsetDateTime::now_utc())).await
 }
 
-/// Deletes listed objects together, so that they share commits. One that is gone is no error, and neither is one that was created
-/// again under the same name meanwhile, which stays. As upstream an error does not keep the others from being deleted; the first is
-/// returned.
+/// Deletes listed objects together, so that they share commits. Objects that are gone are skipped without an
+/// error; an object created again under the same name meanwhile stays. As upstream, an error does not keep
+/// the others from being deleted; the first error is returned.
 pub async fn delete_all(
     hub: &Hub,
     kind: &'static Kind,
@@ -194,7 +200,7 @@ pub async fn finalize_namespace(hub: &Hub, name: &str, uid: &str) -> Result<Answ
     settle(hub, &place, || requests::finalize_namespace(hub, name, uid)).await
 }
 
-/// The outcomes of all, in order; they are under way together.
+/// Runs all concurrently; returns their outcomes in order.
 async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut all: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|context| {
@@ -225,7 +231,8 @@ fn write_failed(error: WriteError, kind: &'static Kind, name: &str) -> ApiError 
             let secs = u32::try_from(refusal.retry_after.as_secs()).unwrap_or(u32::MAX).max(1);
             ApiError::unavailable(format!("the change was not made: {}", refusal.why)).retry_after(secs)
         }
-        // no Retry-After: clients that try again by themselves would make it twice
+        // without Retry-After: the write may have been made, and a client that retries by itself would make
+        // it twice
         WriteError::Uncertain(why) => ApiError::internal(format!(
             "the change may or may not have been made, read the object before you try again: {why}"
         )),
@@ -238,7 +245,7 @@ fn write_failed(error: WriteError, kind: &'static Kind, name: &str) -> ApiError 
     }
 }
 
-/// Not a conflict: the request is valid and will succeed a second later.
+/// The error is not a conflict: the request is valid and will succeed a second later.
 fn crowded(kind: &Kind, name: &str) -> ApiError {
     let what = kind.resource_name();
     ApiError::too_many_requests(format!(
@@ -246,14 +253,14 @@ fn crowded(kind: &Kind, name: &str) -> ApiError {
     ))
 }
 
-/// Requests of the hub itself: by the same rules as a client's.
+/// Requests of the hub itself, which obey the same rules as a client's.
 impl Hub {
     /// Creates an object; `generateName` works. Returns it as stored.
     pub async fn create(&self, kind: &'static Kind, value: Value) -> Result<Arc<Object>, ApiError> {
         self.create_if(kind, value, &[]).await
     }
 
-    /// The same if all of this holds of other objects; else a conflict.
+    /// As [`create`](Self::create), if all of `requires` is true of other objects; else a conflict.
     pub async fn create_if(
         &self,
         kind: &'static Kind,
@@ -310,7 +317,8 @@ mod tests {
 
     use super::*;
 
-    /// A change of an object with the same hash may wait for a disk that stalls.
+    /// A renewal shares its lock with changes of other objects of the same hash, and those may wait for a
+    /// stalled disk.
     #[tokio::test]
     async fn renewal_that_lost_a_race_waits_for_no_change() {
         let data_dir = kedge_rig::Scratch::new("hub-requests-renewal").unwrap();
@@ -343,7 +351,7 @@ mod tests {
         };
         let options = WriteOptions::internal();
         let renewed = edit(&hub, &place, Part::All, &options, renew);
-        // only so that a failure is no hang
+        // so that the test fails instead of hanging
         let renewed = tokio::time::timeout(Duration::from_secs(60), renewed).await;
         assert!(renewed.expect("it waits for a change").unwrap().object.is_some());
         assert_eq!(tries, 2);
@@ -356,7 +364,8 @@ mod tests {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"text": text}})
     }
 
-    /// Runs a request whose first decision loses against another write, and whose caller is revoked meanwhile.
+    /// Runs a request whose first decision loses against another write, and whose caller is revoked
+    /// meanwhile.
     async fn check<F: Future<Output = Result<Answer, ApiError>>>(
         request: impl FnOnce(Arc<Hub>, &'static WriteOptions<'static>) -> F,
     ) {
@@ -378,7 +387,7 @@ mod tests {
             }
             _ => Err(ApiError::unauthorized()),
         };
-        // a test ends soon
+        // leaked: the process of a test ends soon
         let (admit, owner) = (Box::leak(Box::new(admit)), Owner::Applied);
         let options = WriteOptions { admit, owner, ..WriteOptions::internal() };
         let outcome = request(Arc::clone(&hub), Box::leak(Box::new(options))).await;

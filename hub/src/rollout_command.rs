@@ -1,8 +1,9 @@
-//! `kedge-hub rollout NAME`: how the update of a DaemonSet goes, node by node, as the running hub sees it.
+//! `kedge-hub rollout NAME`: the progress of a DaemonSet's update, node by node, from the running hub's view.
 //!
-//! Always holds: nothing is decided here. With `--watch` it prints the table whenever it changed, and ends when the update is complete, or
-//! with an error when it stopped or another template took its place: kubectl's `rollout status` goes on waiting, or reports the other
-//! template's success. A hub that is away for a moment is asked again. Left to others: the hub's side
+//! Always holds: nothing is decided here. With `--watch` it prints the table at each change, and ends when
+//! the update is complete, or with an error when it stopped or another template replaced it: kubectl's
+//! `rollout status` would keep waiting, or report the other template's success. If the hub is away for a
+//! moment, the command retries. Left to others: the hub's side
 //! (`kedge_hub_core::controllers::daemon_sets::view`).
 
 use std::time::Duration;
@@ -12,12 +13,12 @@ use serde_json::Value;
 use crate::asking::{self, ask};
 use crate::flags::RolloutCommand;
 
-/// Between two questions of `--watch`.
+/// Time between two requests of `--watch`.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Questions in a row that may fail once one was answered: a minute, in which a hub starts.
+/// Requests in a row that may fail after the first success: a minute, in which a hub restarts.
 const FAILURES: usize = 30;
 
-/// Runs the command; `print` is handed each table.
+/// Runs the command; `print` receives each table.
 ///
 /// # Errors
 /// No hub runs, or it knows no such set, or the update that is watched fails.
@@ -49,7 +50,7 @@ pub async fn run(
     }
 }
 
-/// The end of a watched update.
+/// The result of a watched update, if it has ended.
 fn ends(before: &Value, now: &Value) -> Option<Result<(), String>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (old, new) = (text(&before["revision"]), text(&now["revision"]));

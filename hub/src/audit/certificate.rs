@@ -1,4 +1,5 @@
-//! What a line says of a certificate that was made: enough to find it again and to revoke it. And whether one was made for a node.
+//! The notes that an audit line carries about a new certificate: enough to find it again and to revoke it.
+//! Also searches a log for a certificate made for a node.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -12,7 +13,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::entry::Note;
 use crate::files::open_regular;
 
-/// More than a log has before it is rotated: a file that grew otherwise is read no further.
+/// More than a log has before it is rotated: of a file that grew beyond that, the rest is not read.
 const MOST_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The serial number in hexadecimal digits, the expiry and the subject.
@@ -37,7 +38,7 @@ pub(super) fn is_for(node: &str, log: &Path) -> io::Result<bool> {
     };
     for line in BufReader::new(file.take(MOST_BYTES)).split(b'\n') {
         let line = line?;
-        // most have nothing of the sort, and are not parsed; the last one may be half written
+        // most lines are not about certificates, so they are not parsed; the last one may be half written
         let text = String::from_utf8_lossy(&line);
         if text.contains(&name) && is_one(&text) {
             return Ok(true);

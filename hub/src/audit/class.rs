@@ -1,8 +1,10 @@
 //! Which of the logs a line belongs to, and what each log may cost.
 //!
-//! Always holds: a class has a file, a queue and a budget of its own, so nothing that one class of callers does can push out the lines
-//! of another. Within a log each identity has a quota; that of an administrator is large, and for each network it comes from: a program
-//! that uses the credential of people must not push out what they did, and from however many networks it comes, not within a day. Pure.
+//! Always holds: a class has a file, a queue and a budget of its own, so nothing that one class of callers
+//! does can push out the lines of another. Within a log each identity has a quota; an administrator's is
+//! large, and counted for each network it connects from: a program that uses people's credential must not
+//! push out the record of what those people did, and even from any number of networks it cannot do so within
+//! a day. Pure.
 
 use kedge_hub_core::identity::Identity;
 
@@ -13,20 +15,22 @@ use crate::bucket::Rate;
 const KIB: usize = 1024;
 const MIB: u64 = 1024 * 1024;
 
-/// Who did a thing, as far as the logs distinguish.
+/// The groups of actors that the logs keep apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// What administrators changed or tried to change, what the hub signed, what its commands did on this machine.
+    /// Changes that administrators made or tried to make, certificates and tokens that the hub signed, and
+    /// commands run on this machine.
     Administration,
-    /// Reads by administrators that are audited: a program that reads often must not push out the changes of people.
+    /// Reads by administrators that are audited: a program that reads often must not push out the changes of
+    /// people.
     Reads,
-    /// What all others did.
+    /// Successful requests of all other callers.
     Others,
-    /// What was refused to others, and the counts of unauthenticated and excessive requests.
+    /// Requests of others that were refused, and the counts of unauthenticated and excessive requests.
     Refused,
 }
 
-/// What a class has on disk and in memory.
+/// The room that a class has on disk and in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     /// In the data directory; rotated files have a number after it.
@@ -37,20 +41,22 @@ pub(crate) struct Budget {
     pub(crate) waiting_bytes: usize,
     /// Bytes that one identity may write: at once after hours of silence, and on average.
     pub(crate) quota: Rate,
-    /// The same of all, where an identity can have any number of quotas.
+    /// A shared limit on top of all quotas, for classes where one identity can have any number of quotas.
     pub(crate) all: Option<Rate>,
 }
 
-/// First lines of an identity: about thirty. A thousand stolen nodes fill four of the five files of a log with them. After that 85 KiB
-/// a day: one identity needs 8 months to push out what others did, a thousand need six hours.
+/// First lines of an identity: about thirty. A thousand stolen nodes fill four of the five files of a log
+/// with them. After that 85 KiB a day: one identity needs 8 months to push out what others did, a thousand
+/// need six hours.
 const SMALL: Rate = Rate { burst: 16.0 * 1024.0, per_sec: 1.0 };
-/// Thirteen thousand changes at once (all nodes of a large fleet), and as many a day: to push out what others did takes four days.
+/// Thirteen thousand changes at once (all nodes of a large fleet), and as many a day: to push out what others
+/// did takes four days.
 const LARGE: Rate = Rate { burst: 8.0 * 1024.0 * 1024.0, per_sec: 100.0 };
-/// All networks of all administrators. An administrator may come from any number of them; even so what others did before stays for a
-/// day: 16 of the 40 MiB are left, and 200 bytes a second take 23 hours to fill them. What the hub signs meanwhile comes on top, with a
-/// quota of its own ([`LARGE`]).
+/// All networks of all administrators together. An administrator may connect from any number of them; even
+/// then older lines stay for a day: 16 of the 40 MiB are left, and 200 bytes a second take 23 hours to fill
+/// them. Certificates that the hub signs meanwhile are added to that, with a quota of their own ([`LARGE`]).
 const ALL_LARGE: Rate = Rate { burst: 24.0 * 1024.0 * 1024.0, per_sec: 200.0 };
-/// The same for a log of a quarter.
+/// The same for the log of reads, which is a quarter as large.
 const LARGE_READS: Rate = Rate { burst: LARGE.burst / 4.0, per_sec: LARGE.per_sec / 4.0 };
 const ALL_LARGE_READS: Rate = Rate { burst: ALL_LARGE.burst / 4.0, per_sec: ALL_LARGE.per_sec / 4.0 };
 
@@ -60,7 +66,7 @@ pub(crate) const CLASSES: [Budget; 4] = [
         file: "audit.log",
         // with the rotated ones 40 MiB: sixty thousand changes
         file_bytes: 8 * MIB,
-        // what an administrator deletes while the disk is full: one or two thousand lines
+        // room for the deletions of an administrator while the disk is full: one or two thousand lines
         waiting_bytes: 1024 * KIB,
         quota: LARGE,
         all: Some(ALL_LARGE),
@@ -78,7 +84,7 @@ pub(crate) const CLASSES: [Budget; 4] = [
         file_bytes: 4 * MIB,
         waiting_bytes: 128 * KIB,
         quota: SMALL,
-        // identities are as many as the hub signed
+        // there are only as many identities as the hub has signed
         all: None,
     },
     Budget {
@@ -101,11 +107,12 @@ impl Class {
         }
     }
 
-    /// Whose quota a line of this class uses.
+    /// The key of the quota that a line of this class uses.
     pub(super) fn whose(self, entry: &Entry<'_>) -> String {
         let user = &entry.user.user;
         match (self, entry.from) {
-            // one certificate serves people and programs; the network tells them apart, and nobody can choose it
+            // one certificate serves people and programs; the network tells them apart, and nobody can choose
+            // it
             (Class::Administration | Class::Reads, Some(from)) => {
                 format!("{user} from {} with {}", network(from), entry.user.credential)
             }

@@ -1,6 +1,8 @@
-//! Lines about commands on the hub's machine: issuing credentials, backup, restore. They run beside the hub, or without it.
+//! Lines about commands on the hub's machine: issuing credentials, backup, restore. These commands work with
+//! or without a running hub.
 //!
-//! Always holds: a line names the command, the user of the system who ran it, and the time, and goes into the administrators' log.
+//! Always holds: a line names the command, the user of the system who ran it, and the time, and goes into the
+//! administrators' log.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,7 +16,8 @@ use super::class::Class;
 use super::entry::{Entry, Note, ObjectRef};
 use super::rotating::append;
 
-/// Users of this machine, who act by their access to the data directory. The `uid` is the system's.
+/// The user name for users of this machine, whose right to act is their access to the data directory. The
+/// `uid` is the system's.
 const LOCAL_USER: &str = "kedge-hub:local";
 
 /// Adds a line about a command.
@@ -36,7 +39,7 @@ pub(crate) fn append_line(
     append(&path).and_then(|mut file| file.write_all(entry.line().as_bytes())).map_err(named)
 }
 
-/// The same where the outcome of the command must not depend on it.
+/// As [`append_line`], for a command that must succeed even if the line cannot be written.
 pub(crate) fn try_append_line(data_dir: &Path, verb: &str, object: ObjectRef<'_>, notes: &[(Note, String)]) {
     if let Err(error) = append_line(data_dir, verb, object, notes) {
         log::error!("{error}");

@@ -1,7 +1,8 @@
 //! One line of the log: an Event of `audit.k8s.io/v1` at level Metadata, in JSON.
 //!
-//! Always holds: it is one line and has at most [`TEXT_CHARS`] characters of anything that a client chose freely, and no content of
-//! objects. The fields are upstream's and mean the same; what upstream has no field for is an annotation below `kedge.dev/`. Pure.
+//! Always holds: it is one line and has at most [`TEXT_CHARS`] characters of anything that a client chose
+//! freely, and no content of objects. The fields are upstream's and mean the same; a fact for which upstream
+//! has no field is an annotation below `kedge.dev/`. Pure.
 
 use std::net::IpAddr;
 
@@ -10,7 +11,8 @@ use kedge_hub_core::value::rfc3339;
 use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
 
-/// Longest name or user that is written out: both are bounded elsewhere, but a refused request may carry anything.
+/// Longest name or user that is written out: both are bounded elsewhere, but a refused request may carry
+/// anything.
 pub(super) const TEXT_CHARS: usize = 256;
 /// Groups of one identity that are written out, each cut to [`GROUP_CHARS`].
 const GROUPS: usize = 16;
@@ -37,14 +39,14 @@ pub(crate) enum Note {
     IssuedCredential,
     /// Whom that token is good for.
     Audiences,
-    /// What a pod breaks of the level that its namespace has audited, in upstream's annotation.
+    /// The rules of the namespace's audit level that a pod breaks, in upstream's annotation.
     PodSecurity,
-    /// Equal requests that this line stands for, beside those with a line of their own.
+    /// Number of equal requests that this line summarizes, beside those with a line of their own.
     Repeats,
     /// Lines that were left out by a quota, and of whom.
     Omitted,
     OmittedOf,
-    /// Lines that found no room in the queue.
+    /// Lines that were dropped because the queue was full.
     Lost,
 }
 
@@ -71,7 +73,7 @@ impl Note {
 /// When in the life of a request a line is written, in upstream's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Stage {
-    /// Before it is carried out: it has no outcome yet.
+    /// Before the request is carried out: it has no outcome yet.
     RequestReceived,
     ResponseComplete,
 }
@@ -85,7 +87,7 @@ impl Stage {
     }
 }
 
-/// What was acted on.
+/// The object that a request acts on.
 #[derive(Debug, Default, Clone, Copy, Hash)]
 pub(crate) struct ObjectRef<'a> {
     pub(crate) group: &'a str,
@@ -102,19 +104,19 @@ pub(crate) struct ObjectRef<'a> {
 /// One act, as the log shows it.
 #[derive(Debug)]
 pub(crate) struct Entry<'a> {
-    /// The answer's `Audit-Id`; empty for what is no request.
+    /// The answer's `Audit-Id`; empty if the act was not an HTTP request.
     pub(crate) id: &'a str,
-    /// By the credential.
+    /// The identity that the credential proves.
     pub(crate) user: &'a Identity,
     pub(crate) impersonated: Option<&'a Identity>,
-    /// `None` for what was not asked for over the network.
+    /// `None` if the act did not come over the network.
     pub(crate) from: Option<IpAddr>,
     pub(crate) uri: &'a str,
     pub(crate) agent: &'a str,
     pub(crate) verb: &'a str,
     pub(crate) object: ObjectRef<'a>,
     pub(crate) stage: Stage,
-    /// The answer's status, of a request that is complete.
+    /// The status of the answer; only meaningful once the request is complete.
     pub(crate) code: u16,
     pub(crate) received: OffsetDateTime,
     pub(crate) ended: OffsetDateTime,
@@ -122,7 +124,7 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Whether nobody asked for it over the network.
+    /// True if the act did not come over the network.
     pub(super) fn is_own(&self) -> bool {
         self.from.is_none()
     }
@@ -146,7 +148,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Verb, resource and outcome: what the counts of lines that were left out tell of each.
+    /// Verb, resource and outcome: the key under which omitted lines are counted.
     pub(super) fn act(&self) -> String {
         let ObjectRef { resource, subresource, .. } = self.object;
         let slash = if subresource.is_empty() { "" } else { "/" };

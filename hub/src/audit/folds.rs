@@ -1,8 +1,9 @@
-//! Equal lines, folded: the first few are written, further ones within a minute are one line with their number.
+//! Equal lines, folded: the first few are written, further ones within a minute are one line with their
+//! number.
 //!
-//! Two lines are equal if they differ in nothing but the request's id and times. Always holds: nothing is folded without being counted;
-//! memory is bounded, and without room lines are written one by one. Reads no clock. Left to others: writing (`super`), and what an
-//! identity may write with lines that differ (`quota`).
+//! Two lines are equal if they differ in nothing but the request's id and times. Always holds: nothing is
+//! folded without being counted; memory is bounded, and without room lines are written one by one. Reads no
+//! clock. Left to others: writing (`super`), and limits on lines that differ (`quota`).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -12,19 +13,20 @@ use serde_json::Value;
 
 use super::entry::{Entry, Note};
 
-/// Equal lines of a minute that are written one by one. A program that does the same thing every second takes four lines a minute.
+/// Equal lines of a minute that are written one by one. A program that does the same thing every second takes
+/// four lines a minute.
 const WRITTEN: u32 = 3;
 /// Equal lines are counted for this time, give or take a period of the counts.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Lines that are told apart within it, 32 bytes each.
+/// Most distinct lines that are remembered within a period, 32 bytes each.
 const TOLD_APART: usize = 16 * 1024;
-/// Bytes of lines that wait with their number.
+/// Bytes of folded lines that wait for their number.
 const KEPT_BYTES: usize = 256 * 1024;
 
 /// The folded lines of one log.
 #[derive(Debug, Default)]
 pub(super) struct Folds {
-    // random, so that nobody makes lines that only seem equal
+    // keyed at random, so that no caller can construct different lines with equal hashes
     hasher: RandomState,
     of: HashMap<u64, Fold>,
     since: Option<Instant>,
@@ -37,13 +39,13 @@ struct Fold {
     repeats: u64,
     /// The last of the repeats.
     last: String,
-    /// Whose quota its line uses, and what it tells there.
+    /// The quota that the line uses, and the act under which it is counted there.
     whose: Box<str>,
     act: Box<str>,
     is_own: bool,
 }
 
-/// A line that stands for others.
+/// A line that is written for several equal ones.
 #[derive(Debug)]
 pub(super) struct Folded {
     pub(super) repeats: u64,
@@ -54,7 +56,8 @@ pub(super) struct Folded {
 }
 
 impl Folds {
-    /// Whether a line is folded into the ones before it; else it is to be written. `whose`: the quota that it uses.
+    /// Returns true if the line is folded into earlier ones; otherwise the caller must write it. `whose`: the
+    /// key of the quota that it uses.
     pub(super) fn take(&mut self, entry: &Entry<'_>, whose: &str, line: &str, now: Instant) -> bool {
         let old = self.since.is_none_or(|since| now.saturating_duration_since(since) >= PERIOD);
         if old && self.kept == 0 {
@@ -94,7 +97,7 @@ impl Folds {
     }
 }
 
-/// All of a line but its id and times.
+/// Everything in a line except its id and times.
 fn facts<'a>(entry: &'a Entry<'_>) -> impl Hash + use<'a> {
     let user = |user: &'a kedge_hub_core::identity::Identity| {
         (&user.user, &user.uid, &user.groups, &user.credential)
@@ -129,7 +132,7 @@ mod tests {
         let (mut folds, now) = (Folds::default(), Instant::now());
         let written = (0..100).filter(|_| !take(&mut folds, |_| {}, now)).count();
         assert_eq!(written as u32, WRITTEN);
-        // a line that differs in anything is another line
+        // a difference in any fact makes another line
         let other = Identity::new("b", &[]);
         let notes = [(Note::DryRun, "true".to_owned())];
         let differ: [fn(&mut Entry); 6] = [
@@ -152,7 +155,7 @@ mod tests {
         ] {
             assert!(!folds.take(&entry, "a", &entry.line(), now));
         }
-        // but not the id and the times
+        // but a difference in the id and the times does not
         assert!(take(&mut folds, |entry| (entry.id, entry.ended) = ("7", OffsetDateTime::now_utc()), now));
         let lines = folds.lines();
         let [line] = &lines[..] else { panic!("{lines:?}") };
@@ -175,7 +178,7 @@ mod tests {
     fn lines_of_another_minute_are_written_again() {
         let (mut folds, start) = (Folds::default(), Instant::now());
         for second in 0..600 {
-            // less often than the limit of a minute
+            // slower than the limit per minute
             let now = start + Duration::from_secs(30 * second);
             assert!(!take(&mut folds, |_| {}, now), "{second}");
         }
@@ -191,7 +194,7 @@ mod tests {
             assert!(!take(&mut folds, |_| {}, start + PERIOD + after));
         }
         assert!(take(&mut folds, |_| {}, start + PERIOD + within));
-        // one that waits with its number is not lost, whenever it is asked for
+        // a folded line that waits for its number is not lost, however late the lines are fetched
         assert!(take(&mut folds, |_| {}, start + 3 * PERIOD));
         assert_eq!(folds.lines().iter().map(|line| line.repeats).collect::<Vec<_>>(), [2]);
     }

@@ -1,12 +1,14 @@
-//! The audit log: who did what, who tried, who read Secrets, in lines of JSON (`entry`).
+//! The audit log: changes, refused attempts and reads of Secrets, with their callers, in lines of JSON
+//! (`entry`).
 //!
-//! Left out are a node's periodic reports (its Lease, statuses, events): heartbeats must not wear out a disk, and would bury the acts
-//! of people. Always holds: a class of callers has a file, a queue and a budget of its own (`class`), so none can push out the lines of
-//! another; what an identity repeats (`folds`) or does beyond its quota, requests without a valid credential, requests over a limit, and
-//! lines for which there was no room are counted, and the counts are lines (`quota`). A line is written soon after the answer, not before
-//! it: a power cut may lose the last lines. The first line of a command is the exception: it is on the disk, or the command is not carried
-//! out. While the disk is full or takes no writes, lines wait in memory: what room there is belongs to
-//! deletions.
+//! Left out are a node's periodic reports (its Lease, statuses, events): heartbeats must not wear out a disk,
+//! and would bury the acts of people. Always holds: a class of callers has a file, a queue and a budget of
+//! its own (`class`), so no class can push out the lines of another; repeated lines (`folds`), lines beyond
+//! an identity's quota, requests without a valid credential, requests over a limit, and lines that found no
+//! room are counted, and the counts are written as lines (`quota`). A line is written soon after the answer,
+//! not before it: a power cut may lose the last lines. The first line of a command is the exception: if it
+//! cannot be made durable, the command is not carried out. While the disk is full or cannot be written, lines
+//! wait in memory: the remaining room belongs to deletions.
 
 mod certificate;
 mod class;
@@ -36,11 +38,11 @@ pub(crate) use class::Class;
 pub(crate) use command::{append_line, try_append_line};
 pub(crate) use entry::{Entry, Note, ObjectRef, Stage};
 
-/// Between two tries to write what waits.
+/// Time between two attempts to write waiting lines.
 const RETRY: Duration = Duration::from_secs(5);
-/// Between two lines of counts.
+/// Time between two lines of counts.
 const COUNT_PERIOD: Duration = Duration::from_secs(60);
-/// The hub, where it acts by itself.
+/// The user of acts that the hub performs by itself.
 const HUB_USER: &str = "system:kedge-hub";
 const ANONYMOUS: &str = "system:anonymous";
 
@@ -63,12 +65,12 @@ struct Shared {
 struct State {
     logs: [Log; CLASSES.len()],
     counts: Counts,
-    /// When the counts are to be written; `None` while there are none.
+    /// When the counts must be written; `None` while nothing is counted.
     counts_due: Option<Instant>,
     closed: bool,
 }
 
-/// There is no room for a line: its caller's quota is used up, or too many lines wait for the disk.
+/// The line was not queued: its caller's quota is used up, or too many lines wait for the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoom;
 
@@ -76,7 +78,7 @@ pub(crate) struct NoRoom;
 #[derive(Debug, Default)]
 struct Log {
     waiting: String,
-    /// Told once all lines before are on the disk; dropped if they cannot be written now.
+    /// Notified once all earlier lines are on the disk; dropped if they cannot be written now.
     awaited: Vec<oneshot::Sender<()>>,
     lost: u64,
     quotas: Quotas,
@@ -94,7 +96,7 @@ impl Log {
         fits
     }
 
-    /// After a write there is room for the number of lines that found none.
+    /// After a write the queue has room again: adds a line with the number of lost ones.
     fn count_lost(&mut self) {
         let lost = std::mem::take(&mut self.lost);
         if lost > 0 {
@@ -123,7 +125,7 @@ impl State {
     /// Queues a line, or counts it.
     ///
     /// # Errors
-    /// It is counted as one that was left out or lost, and not as a repetition of lines that are there.
+    /// The line was omitted or lost, and counted as such; it is not counted as a repetition of written lines.
     fn record(&mut self, class: Class, entry: &Entry<'_>, line: &str, now: Instant) -> Result<(), NoRoom> {
         let log = &mut self.logs[class as usize];
         let whose = class.whose(entry);
@@ -187,7 +189,7 @@ impl State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // each change of it is complete, even after a panic
+        // a panic leaves the state consistent, because each change of it is one complete step
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -200,7 +202,8 @@ impl Shared {
         changed
     }
 
-    /// Waits for lines, or until counts are due. `retry`: lines wait already, and are tried again later or at the end.
+    /// Waits for lines, or until counts are due. `retry`: lines wait already; they are tried again later, or
+    /// at the end.
     fn wait(&self, retry: bool) -> bool {
         let mut state = self.state();
         let retry_at = retry.then(|| Instant::now() + RETRY);
@@ -232,7 +235,8 @@ impl Shared {
         let mut retry = false;
         loop {
             let closed = self.wait(retry);
-            // at the end lines are tried on any disk, and before it those without which a command is refused
+            // on a full disk only commands' first lines are written, because a command is refused without; at
+            // the end all are
             let all = closed || !must_wait();
             retry = !self.write(files, all);
             if closed {
@@ -241,7 +245,8 @@ impl Shared {
         }
     }
 
-    /// Writes what waits, one write for each file, or only the logs with awaited lines; returns whether nothing is left.
+    /// Writes the waiting lines, one write for each file, or only the logs with awaited lines; returns true
+    /// if nothing is left.
     fn write(&self, files: &mut [Rotating], is_for_all: bool) -> bool {
         let mut all = true;
         for (at, file) in files.iter_mut().enumerate() {
@@ -257,10 +262,10 @@ impl Shared {
                 continue;
             }
             let written = text.is_empty() || file.write_lines(&text);
-            // folded lines are awaited, too: the ones that they repeat may have been written just now
+            // folded lines are awaited, too: the lines that they repeat may have been written just now
             if written && !awaited.is_empty() && file.sync() {
                 for waits in awaited {
-                    // who waits may have left
+                    // the receiver may have given up
                     let _ = waits.send(());
                 }
             }
@@ -277,10 +282,11 @@ impl Shared {
 }
 
 impl Audit {
-    /// Opens the logs of a data directory. `must_wait`: whether lines must not take room on the disk now.
+    /// Opens the logs of a data directory. `must_wait` returns true while lines must not take room on the
+    /// disk.
     ///
     /// # Errors
-    /// The system starts no thread.
+    /// The system could not start a thread.
     pub fn open(data_dir: &Path, must_wait: impl Fn() -> bool + Send + 'static) -> io::Result<Audit> {
         Audit::with(data_dir, |budget| budget.file_bytes, must_wait)
     }
@@ -303,15 +309,16 @@ impl Audit {
     /// Queues a line; never waits for the disk.
     pub(crate) fn record(&self, class: Class, entry: &Entry<'_>) {
         let line = entry.line();
-        // what is left out is counted
+        // an omitted line is counted by `record` itself
         let _ = self.shared.change(|state| state.record(class, entry, &line, Instant::now()));
     }
 
-    /// Queues a line whose writing is awaited: what comes back is told when it is on the disk, and ends without that if it cannot be
-    /// written now. A line that repeats ones of the same minute is counted like any other; those are on the disk then.
+    /// Queues a line and returns a receiver that is notified when the line is on the disk; it ends without a
+    /// value if the line cannot be written now. A repeated line is counted like any other; the lines that it
+    /// repeats are on the disk by then.
     ///
     /// # Errors
-    /// There is no room for the line.
+    /// The line found no room.
     pub(crate) fn record_durably(
         &self,
         class: Class,
@@ -346,12 +353,13 @@ impl Audit {
         }
     }
 
-    /// Whether the log has a line about a certificate for a node of this name; also where it cannot be read. Blocks.
+    /// True if the log has a line about a certificate for a node of this name, or if it cannot be read.
+    /// Blocks.
     pub(crate) fn has_issued(&self, node: &str) -> bool {
         rotating::files(&self.path).any(|log| certificate::is_for(node, &log).unwrap_or(true))
     }
 
-    /// Writes what waits and ends. Blocks.
+    /// Writes the waiting lines and ends the thread. Blocks.
     pub fn close(&self) {
         self.shared.change(|state| state.closed = true);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -374,7 +382,7 @@ mod tests {
 
     use super::*;
 
-    /// What is left of a class, oldest first.
+    /// The lines of a class that are still in its files, oldest first.
     fn left(folder: &Path, class: Class) -> Vec<Value> {
         let file = class.budget().file;
         let numbered =
@@ -405,7 +413,7 @@ mod tests {
         audit.record(Class::of(user, reads, code), &entry);
     }
 
-    /// Everything that anyone but an administrator can have written: 300 identities, each far more than its quota.
+    /// All lines that callers other than administrators can cause: 300 identities, each far beyond its quota.
     fn noise(audit: &Audit) {
         for number in 0..300 {
             let node = Identity::new(&format!("system:node:{number}"), &["system:nodes"]);
@@ -590,7 +598,7 @@ mod tests {
         let lost = audit.shared.state().logs[0].lost;
         let waiting = audit.shared.state().logs[0].waiting.len();
         assert!(lost > 0 && waiting <= Class::Administration.budget().waiting_bytes);
-        // at the end what waits is tried, whatever the disk says
+        // at the end waiting lines are written even if the disk seems full
         audit.close();
         assert_eq!(size(), waiting as u64);
         assert_eq!(left(folder.path(), Class::Administration).len() as u64 + lost, 4_000);

@@ -1,7 +1,7 @@
-//! What one identity may write into a log, and the counts of what is not written one by one.
+//! The limit on the lines that one identity may write into a log, and the counts of lines beyond it.
 //!
-//! Always holds: memory is bounded whatever callers do; nothing is left out without being counted, and the counts end up in the log
-//! once a minute. Reads no clock. Left to others: writing (`super`).
+//! Always holds: memory is bounded whatever callers do; every omitted line is counted, and the counts are
+//! written to the log once a minute. Reads no clock. Left to others: writing (`super`).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -13,30 +13,31 @@ use crate::bucket::Bucket;
 
 /// Identities with a quota of their own, 100 bytes each; further ones share one.
 const IDENTITIES: usize = 16 * 1024;
-/// The identity of those that share.
+/// The key of the quota that further identities share.
 const SHARED: &str = "";
-/// Callers whose refused requests are counted apart, per minute; the rest is one number.
+/// Callers whose refused requests are counted separately, per minute; those of all others are one number.
 const COUNTED: usize = 1024;
-/// Those of them without a credential: there may be any number.
+/// Most of those that may be without a credential: such callers can be any number.
 const COUNTED_ANONYMOUS: usize = COUNTED / 2;
-/// Callers that get a line a minute, those with the most requests: 4 MiB a day at most.
+/// Callers that get a line of counts each minute, those with the most requests: 4 MiB a day at most.
 const LISTED: usize = 8;
-/// Acts that are told apart of what was left out in a minute, over all identities: some 100 KiB.
+/// Distinct acts that the counts of omitted lines keep within a minute, over all identities: some 100 KiB.
 const ACTS: usize = 1024;
-/// Of one identity, which chooses the words of what it is refused: it must not take the room of others.
+/// Distinct acts of one identity: it chooses the words of its refused requests, and must not take the room of
+/// others.
 const ACTS_OF_ONE: usize = ACTS / 32;
-/// Of one identity that are written out, those most often done.
+/// Acts of one identity that are listed in the log, the most frequent ones.
 const ACTS_LISTED: usize = 8;
 
-/// A line that is to be written.
+/// A line that a caller wants to write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) whose: &'a str,
     pub(super) act: &'a str,
     pub(super) bytes: usize,
-    /// About an act of the hub.
+    /// True for an act of the hub.
     pub(super) is_own: bool,
-    /// That it stands for.
+    /// Number of requests that the line summarizes.
     pub(super) requests: u64,
 }
 
@@ -44,9 +45,9 @@ pub(super) struct Wanted<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     of: HashMap<Box<str>, Quota>,
-    /// What is left for all together, if the log has such a limit.
+    /// The remaining bytes of all identities together, if the log has such a limit.
     all: Option<Bucket>,
-    /// What was left out, by identity and act.
+    /// Number of omitted lines, by identity and act.
     acts: HashMap<(Box<str>, Box<str>), u64>,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct Quotas {
 struct Quota {
     bytes: Bucket,
     omitted: u64,
-    /// Acts that are told apart of these.
+    /// Distinct acts of this identity in `Quotas::acts`.
     acts: usize,
 }
 
@@ -63,9 +64,10 @@ impl Quota {
         Quota { bytes: Bucket::full(budget.quota, now), omitted: 0, acts: 0 }
     }
 
-    /// Takes bytes, also from what is left for all, unless the line is the hub's own: no caller may keep those out. Of what is left for all
-    /// an identity leaves at least as much as it has taken itself: the next one finds something, whatever those before did, and those who
-    /// wrote little go before those who wrote much.
+    /// Takes bytes, also from the common rest, unless the line is the hub's own: no caller may keep those
+    /// out. An identity must leave at least as much of the common rest as it has taken itself: so the next
+    /// one finds some, whatever earlier ones did, and identities that wrote little go before those that wrote
+    /// much.
     fn take(&mut self, budget: &Budget, all: &mut Option<Bucket>, line: &Wanted<'_>, now: Instant) -> bool {
         let (own, bytes) = (self.bytes.at(budget.quota, now), line.bytes as f64);
         let Some(rate) = budget.all.filter(|_| !line.is_own) else { return own.take(bytes) };
@@ -76,7 +78,8 @@ impl Quota {
 }
 
 impl Quotas {
-    /// Takes the bytes of a line from the quota of a user; `false`: they are not there, and the line is counted instead, by its act.
+    /// Takes the bytes of a line from the quota of a user; `false`: not enough are left, and the line is
+    /// counted instead, by its act.
     pub(super) fn take(&mut self, budget: &Budget, line: &Wanted<'_>, now: Instant) -> bool {
         let Wanted { whose: user, act, is_own, requests, .. } = *line;
         let is_known = is_own || self.of.len() < IDENTITIES || self.of.contains_key(user);
@@ -101,7 +104,8 @@ impl Quotas {
         fits
     }
 
-    /// What was left out since the last call: how many lines, and of whom. Forgets identities whose quota is whole again.
+    /// The lines omitted since the last call: their number and their identities. Forgets identities whose
+    /// quota is whole again.
     pub(super) fn omitted(&mut self, budget: &Budget, now: Instant) -> Option<(u64, String)> {
         let mut of: Vec<(u64, Box<str>)> = Vec::new();
         self.of.retain(|user, quota| {
@@ -151,17 +155,17 @@ pub(super) fn network(from: IpAddr) -> IpAddr {
     }
 }
 
-/// Requests that are only counted, by their source.
+/// The counts of requests that get no line of their own, by their source.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     of: HashMap<Source, u64>,
     rest: u64,
 }
 
-/// Where counted requests came from, and how they were answered.
+/// The origin of counted requests, and how they were answered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Source {
-    /// Its [`network`].
+    /// The [`network`] that they came from.
     pub(super) from: IpAddr,
     /// Empty without a credential.
     pub(super) user: Box<str>,
@@ -184,8 +188,9 @@ impl Counts {
         }
     }
 
-    /// Sources since the last call, and the number of all other requests: first those that showed a credential, for anyone can make
-    /// requests without one, of each sort those with the most.
+    /// Returns the sources since the last call, and the number of all other requests: sources with a
+    /// credential first, for anyone can make requests without one, and within each group those with the most
+    /// requests first.
     pub(super) fn take(&mut self) -> (Vec<(Source, u64)>, u64) {
         let mut all: Vec<(Source, u64)> = self.of.drain().collect();
         let order = |(source, count): &(Source, u64)| (source.user.is_empty(), Reverse(*count));
@@ -212,7 +217,7 @@ mod tests {
 
     const BURST_LINES: u64 = BUDGET.quota.burst as u64 / LINE as u64;
 
-    /// The lines that a user may write of those it tries to write at one moment.
+    /// Number of lines that a user may write of the `tried` ones at one moment.
     fn written(quotas: &mut Quotas, user: &str, tried: u64, now: Instant) -> u64 {
         (0..tried).filter(|_| quotas.take(BUDGET, &line(user, "patch nodes 200"), now)).count() as u64
     }
@@ -251,7 +256,7 @@ mod tests {
         for class in [Class::Administration, Class::Reads] {
             let (budget, start) = (class.budget(), Instant::now());
             let mut quotas = Quotas::default();
-            // in lines that are no smaller than a real one
+            // lines as small as the smallest real one
             let mut writes = |from: &str, now| {
                 let line = line(from, "create x 201");
                 (0..100_000).take_while(|_| quotas.take(budget, &line, now)).count() * LINE
@@ -265,7 +270,7 @@ mod tests {
             taken += (12..1000).map(|network| writes(&network.to_string(), start)).sum::<usize>();
             let log = 5 * budget.file_bytes as usize;
             assert!(taken <= log * 3 / 5, "{class:?}: {taken} of {log} at once");
-            // what comes in is for those who have written little
+            // the bytes refilled meanwhile go to identities that have written little
             let day = start + Duration::from_secs(20 * 3600);
             assert_eq!(writes("0", start + Duration::from_secs(60)), 0, "{class:?}");
             assert!(writes("person", start + Duration::from_secs(60)) > 0, "{class:?}");
@@ -278,7 +283,7 @@ mod tests {
     fn callers_keep_no_line_of_the_hub_out() {
         let (budget, now) = (Class::Administration.budget(), Instant::now());
         let mut quotas = Quotas::default();
-        // all that there is, from more networks than are told apart
+        // takes everything that is left, from more networks than have a quota of their own
         for network in 0..IDENTITIES + 100 {
             let network = network.to_string();
             (0..100_000).find(|_| !quotas.take(budget, &line(&network, "create x 201"), now));
@@ -405,7 +410,7 @@ mod tests {
         }
         assert_eq!(counts.of.len(), COUNTED_ANONYMOUS);
         counts.add(Source::new(IpAddr::from([192, 0, 2, 1]), "admin", 401));
-        // one that is known is counted on
+        // a known source is still counted
         let known = Source::new(IpAddr::from([0, 0, 0, 1]), "", 401);
         let before = counts.of[&known];
         counts.add(known.clone());

@@ -1,7 +1,8 @@
-//! A log's files: the one that is written, and the rotated ones.
+//! A log's files: the current one and the rotated ones.
 //!
-//! Always holds: only their owner can read them; there are never more than [`FILES`], each a write larger than its limit at most; a
-//! failed write leaves no half line. Other programs may append whole lines, also while this one writes.
+//! Always holds: only their owner can read them; there are never more than [`FILES`], each at most one write
+//! larger than its limit; a failed write leaves no half line. Other programs may append whole lines, also
+//! while this one writes.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -16,7 +17,7 @@ pub(super) const FILES: usize = 5;
 #[derive(Debug)]
 pub(super) struct Rotating {
     path: PathBuf,
-    /// `None` until the disk lets it be opened.
+    /// `None` until it could be opened.
     file: Option<File>,
     /// The file's name may not be on the disk yet.
     is_new: bool,
@@ -25,7 +26,7 @@ pub(super) struct Rotating {
 }
 
 impl Rotating {
-    /// One that cannot be opened costs its lines, not the API: it is tried again at each write.
+    /// A log that cannot be opened costs its lines, not the API: opening is tried again at each write.
     pub(super) fn open(path: PathBuf, limit: u64) -> Rotating {
         let mut log = Rotating { path, file: None, is_new: true, limit, failing: false };
         if let Err(error) = log.reopen() {
@@ -40,7 +41,7 @@ impl Rotating {
         Ok(())
     }
 
-    /// Has the disk keep what was written; returns whether it does.
+    /// Flushes the written lines to the disk; returns true if that succeeded.
     pub(super) fn sync(&mut self) -> bool {
         let synced = self.flush();
         if let Err(error) = &synced {
@@ -59,7 +60,7 @@ impl Rotating {
         Ok(())
     }
 
-    /// Writes whole lines; returns whether they are written.
+    /// Writes whole lines; returns true if all are written.
     pub(super) fn write_lines(&mut self, text: &str) -> bool {
         let written = self.write(text.as_bytes());
         let failed_before = std::mem::replace(&mut self.failing, written.is_err());
@@ -114,13 +115,13 @@ pub(super) fn files(path: &Path) -> impl Iterator<Item = PathBuf> + use<'_> {
     (0..FILES).map(move |number| numbered(path, number))
 }
 
-/// Opens a log for lines at its end. A new file belongs to the owner of its directory: a command that root runs must not keep the hub
-/// from its log.
+/// Opens a log for lines at its end. A new file is given to the owner of its directory: a command that root
+/// runs must not lock the hub out of its log.
 pub(super) fn append(path: &Path) -> io::Result<File> {
     let is_new = !path.exists();
     let file = open_regular(File::options().create(true).append(true).mode(0o600), path)?;
     if let Some(owner) = path.parent().filter(|_| is_new).and_then(|parent| fs::metadata(parent).ok()) {
-        // only root may, and only for root it is needed
+        // only root may change an owner, and only root needs to
         drop(std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid())));
     }
     Ok(file)

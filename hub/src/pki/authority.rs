@@ -1,13 +1,14 @@
 //! The hub's own certificate authority and every kind of certificate it signs.
 //!
-//! Always holds: the CA is created once and never replaced by the program; key and certificate are one file, so there is no
-//! half of a CA. Every certificate has one use: a serving certificate is invalid for clients, a client's is invalid for servers, and
-//! none is a CA. Left to others: files and renewal (`super`).
+//! Always holds: the CA is created once and never replaced by the program; key and certificate are one file,
+//! so a CA cannot be half present. Every certificate has one use: a serving certificate is invalid for
+//! clients, a client's is invalid for servers, and none is a CA. Left to others: files and renewal (`super`).
 //!
-//! Time. Boards without a clock battery wake up in 1970, or at the day their image was built, and must reach the hub
-//! before they can learn the time. So every certificate is valid from 1970 on: a `notBefore` protects nobody here
-//! (the CA did not exist before it either) and would lock such a board out. The same holds for a hub that wakes up
-//! with its clock unset: what it signs then expires as if signed on the day this program was written (`EARLIEST_NOW`).
+//! Time. Boards without a clock battery start in 1970, or on the day their image was built, and must reach
+//! the hub before they can learn the time. So every certificate is valid from 1970 on: a `notBefore` protects
+//! nobody here (the CA did not exist before it either) and would lock such a board out. The same is true of a
+//! hub that starts with its clock unset: its certificates then expire as if signed on the day this program
+//! was written (`EARLIEST_NOW`).
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -31,37 +32,38 @@ use kedge_hub_core::identity::serial_number;
 
 /// Start of every certificate's validity; see the module's paragraph on time.
 const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);
-/// "No well-defined expiration date" in RFC 5280 4.1.2.5. An expired CA would lock out every device, and nobody could give a
-/// device in the field a new one.
+/// "No well-defined expiration date" in RFC 5280 4.1.2.5. An expired CA would lock out every device, and
+/// nobody could give a device in the field a new one.
 const AUTHORITY_NOT_AFTER: OffsetDateTime = datetime!(9999-12-31 23:59:59 UTC);
 /// No hub runs before this: an earlier clock is an unset clock.
 const EARLIEST_NOW: OffsetDateTime =
     NOT_BEFORE.saturating_add(Duration::seconds(kedge_api::EARLIEST_NOW.as_secs().cast_signed()));
 
 const YEAR: Duration = Duration::days(365);
-/// Serving certificates outlast the largest clock error we promise to survive on a node (twenty years ahead). A short
-/// life would gain nothing: the key is in the same directory as the CA's: a thief of one has the other.
+/// Serving certificates outlast the largest clock error we promise to survive on a node (twenty years ahead).
+/// A short validity would gain nothing: this key is in the same directory as the CA's, so a thief of one has
+/// the other.
 pub(super) const SERVING_LIFE: Duration = Duration::seconds(25 * YEAR.whole_seconds());
-/// Node credentials have no renewal protocol yet, and a device may lie in a cupboard for a decade. What a stolen one
-/// can do is bounded by the authorizer, not by time.
+/// Node credentials have no renewal protocol yet, and a device may be in storage for a decade. The
+/// authorizer, not time, limits what a thief can do with a stolen one.
 pub(super) const NODE_LIFE: Duration = SERVING_LIFE;
-/// The administrator's credential; the hub renews its own copy, other copies go on working for this long.
+/// The administrator's credential; the hub renews its own copy, other copies stay valid for this long.
 pub(super) const ADMIN_LIFE: Duration = Duration::seconds(10 * YEAR.whole_seconds());
 
 /// The user in `admin.kubeconfig`.
 pub const ADMIN_USER: &str = "admin";
-/// The user, and the group, of the hub's probe of itself. It may do what any identity may, and no request for a certificate gets such
-/// a name.
+/// The user, and the group, of the hub's requests to itself. It has the rights of any identity, and the hub
+/// signs no certificate request with such a name.
 pub const PROBE_USER: &str = "system:kedge-hub";
 
-/// A certificate with its key. The chain is one long: clients know the CA.
+/// A certificate with its key. The chain consists of this certificate alone, because clients know the CA.
 #[derive(Debug)]
 pub(super) struct Credential {
     pub(super) certificate: CertificateDer<'static>,
     key: KeyPair,
 }
 
-/// The CA: able to sign.
+/// The CA, with the key that it signs with.
 pub(super) struct Authority {
     own: Credential,
 }
@@ -77,7 +79,7 @@ impl Credential {
         self.key.serialize_pem()
     }
 
-    /// The key as rustls wants it.
+    /// The key in the form that rustls needs.
     pub(super) fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
     }
@@ -89,14 +91,15 @@ impl Credential {
             .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
     }
 
-    /// Reads the file of `save`. A key that does not match the certificate is an error here, not in a handshake.
+    /// Reads the file of `save`. A key that does not match the certificate is an error here, not in a
+    /// handshake.
     pub(super) fn load(path: &Path) -> Result<Credential, PkiError> {
         let content =
             files::read(path).map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })?;
         Credential::read(path, &content)
     }
 
-    /// The same of what was read.
+    /// As [`load`](Self::load), from a content already read.
     fn read(path: &Path, content: &[u8]) -> Result<Credential, PkiError> {
         let corrupt = |why: String| PkiError::Corrupt { path: path.to_owned(), why };
         let certificate = CertificateDer::from_pem_slice(content)
@@ -135,8 +138,8 @@ impl Credential {
 }
 
 impl Authority {
-    /// A new CA. Its name carries eight random digits, so that a client which still trusts an older hub's CA says
-    /// "unknown authority" and not "bad signature".
+    /// A new CA. Its name carries eight random digits, so that a client which still trusts an older hub's CA
+    /// says "unknown authority" and not "bad signature".
     pub(super) fn make() -> Result<Authority, PkiError> {
         let key = new_key()?;
         let mut params = params("", &[], AUTHORITY_NOT_AFTER);
@@ -156,7 +159,7 @@ impl Authority {
         Authority::of(path, Credential::load(path)?)
     }
 
-    /// The same of what was read.
+    /// As [`load`](Self::load), from a content already read.
     pub(super) fn read(path: &Path, content: &[u8]) -> Result<Authority, PkiError> {
         Authority::of(path, Credential::read(path, content)?)
     }
@@ -205,8 +208,8 @@ impl Authority {
         self.issue_client("admin", ADMIN_USER, ADMIN_GROUP, now, ADMIN_LIFE)
     }
 
-    /// A client certificate for one node. RFC 5280 asks for at most 64 characters in a common name; a long node name
-    /// breaks that, as it does upstream, and both rustls and Go accept it.
+    /// A client certificate for one node. RFC 5280 asks for at most 64 characters in a common name; a long
+    /// node name breaks that, as it does upstream, and both rustls and Go accept it.
     pub(super) fn issue_node(&self, node: &str, now: OffsetDateTime) -> Result<Credential, PkiError> {
         let user = format!("{NODE_USER_PREFIX}{node}");
         self.issue_client("node", &user, NODE_GROUP, now, NODE_LIFE)
@@ -269,7 +272,7 @@ impl Authority {
         Ok(certificate.der().clone())
     }
 
-    /// Whether this CA signed the credential: one left by an older CA must not be served.
+    /// True if this CA signed the credential: one left by an older CA must not be served.
     pub(super) fn signed(&self, credential: &Credential) -> Result<bool, String> {
         let own = parse(&self.own.certificate)?;
         let other = parse(&credential.certificate)?;
@@ -323,7 +326,8 @@ fn random_digits() -> Result<String, PkiError> {
     Ok(random::<4>()?.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// A serial number that tells when a client's certificate was issued, by the clock that its expiry is counted from.
+/// A serial number that tells when a client's certificate was issued, by the clock that its expiry is counted
+/// from.
 fn serial(now: OffsetDateTime) -> Result<SerialNumber, PkiError> {
     Ok(serial_number(now.max(EARLIEST_NOW), random()?).to_vec().into())
 }

@@ -1,10 +1,10 @@
-//! What can be wrong with the hub's keys. Every text names the file and what to do about it.
+//! The faults of the hub's keys. Every text names the file and tells how to mend it.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// A fault of the hub's keys. Every text names the file and what to do about it.
+/// A fault of the hub's keys. Every text names the file and tells how to mend it.
 #[derive(Debug)]
 pub enum PkiError {
     /// A file or directory cannot be read.
@@ -40,7 +40,7 @@ pub enum PkiError {
         /// The data directory.
         data_dir: PathBuf,
     },
-    /// No URL for nodes is known.
+    /// The hub has not published a URL for nodes.
     NoServerUrl {
         /// The data directory.
         data_dir: PathBuf,
@@ -54,9 +54,10 @@ pub enum PkiError {
         /// The library's error.
         source: rcgen::Error,
     },
-    /// The audit log does not take the line about new credentials: they are not handed out.
+    /// The line about new credentials cannot be written to the audit log, so the credentials are not handed
+    /// out.
     Unrecorded {
-        /// Of the node that they are for.
+        /// The node whose credentials they are.
         name: String,
         /// The system's error, with the log's path.
         source: io::Error,

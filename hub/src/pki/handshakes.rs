@@ -1,6 +1,7 @@
 //! Tests of the hub's TLS: real handshakes in memory, with clients whose clocks are off.
 //!
-//! Holds for every test: client and server are rustls as the agent and the hub use it; only the client's clock is made.
+//! Holds for every test: client and server are rustls as the agent and the hub use it; only the client's
+//! clock is simulated.
 
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
@@ -34,7 +35,7 @@ impl TimeProvider for Clock {
 struct Client {
     now: OffsetDateTime,
     kubeconfig: Option<String>,
-    /// The PEM of the authority that it trusts.
+    /// The PEM of the authority that the client trusts.
     trusts: Vec<u8>,
     /// Kept until the test is over.
     _data: kedge_rig::Scratch,
@@ -96,7 +97,7 @@ fn connect(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>, host: &str) -
     let host = ServerName::try_from(host.to_owned()).unwrap();
     let mut client = ClientConnection::new(Arc::clone(client), host).map_err(|error| error.to_string())?;
     let mut server = ServerConnection::new(Arc::clone(server)).map_err(|error| error.to_string())?;
-    // each turn carries one flight each way; six are more than any handshake with tickets takes
+    // each turn carries one flight each way; no handshake with tickets takes more than six
     for _ in 0..6 {
         let mut wire = Vec::new();
         while client.wants_write() {
@@ -191,7 +192,7 @@ fn serving_certificate_is_not_a_client_credential() {
     assert!(error.starts_with("server: invalid peer certificate"), "{error}");
 }
 
-/// A thief signs with the key of a node, as if that were an authority.
+/// A thief signs with a node's key, as if it were an authority's.
 #[test]
 fn certificate_below_a_nodes_is_refused() {
     let (_pki, server, client) = hub("chain");

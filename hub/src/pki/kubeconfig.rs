@@ -1,7 +1,7 @@
 //! The text of a kubeconfig, and the names and addresses in it.
 //!
-//! Always holds: a kubeconfig is self-contained (CA, certificate and key embedded), so an operator copies one file.
-//! Left to others: its path and mode (`super`).
+//! Always holds: a kubeconfig is self-contained (CA, certificate and key embedded), so an operator copies
+//! only one file. Left to others: its path and mode (`super`).
 
 use std::net::IpAddr;
 
@@ -9,8 +9,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kedge_api::names::{self, LABEL_BYTES};
 
-/// A kubeconfig for one user. `server` is a URL; the PEM texts are embedded. Every value written into the YAML is
-/// either base64 or has been checked to consist of letters, digits and `.:-[]/`, hence the plain quotes.
+/// A kubeconfig for one user. `server` is a URL; the PEM texts are embedded. The plain quotes are safe,
+/// because every value written into the YAML is either base64 or has been checked to consist of letters,
+/// digits and `.:-[]/`.
 pub(super) fn text(
     server: &str,
     authority_pem: &str,
@@ -52,13 +53,14 @@ pub fn server_url(host: &str, port: u16) -> String {
     }
 }
 
-/// RFC 1123 subdomain, as Kubernetes demands of a Node's name: at most 253 characters, labels of at most 63 that
-/// consist of `a-z0-9-` and begin and end with a letter or digit, joined by dots.
+/// RFC 1123 subdomain, as Kubernetes demands of a Node's name: at most 253 characters, labels of at most 63
+/// that consist of `a-z0-9-` and begin and end with a letter or digit, joined by dots.
 pub fn is_dns_subdomain(name: &str) -> bool {
     names::subdomain_complaint(name).is_none() && name.split('.').all(|label| label.len() <= LABEL_BYTES)
 }
 
-/// Whether a serving certificate may name it: an IP address, or a host name in any case (`*.` in front allowed).
+/// True if a serving certificate may contain it: an IP address, or a host name in any case (`*.` in front
+/// allowed).
 pub fn is_host(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     name.parse::<IpAddr>().is_ok() || is_dns_subdomain(lower.strip_prefix("*.").unwrap_or(&lower))

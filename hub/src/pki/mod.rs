@@ -1,13 +1,15 @@
 //! The hub's keys: its certificate authority, its serving certificate, its clients' credentials.
 //!
-//! Always holds: a CA is created at the first start of an empty data directory and never again; a missing or damaged CA
-//! is an error with advice, because a silent new one would lock out every device at once. Everything else can be issued
-//! again from the CA, so a damaged serving certificate or admin credential is replaced, which is logged. The CA is durable
-//! before anything is signed with it; other files are flushed later by the system. TLS requests a client certificate but
-//! does not require one. Left to others: permissions (`identity`).
+//! Always holds: a CA is created at the first start of an empty data directory and never again; a missing or
+//! damaged CA is an error with advice, because a silent new one would lock out every device at once. All
+//! others can be issued again from the CA, so a damaged serving certificate or admin credential is replaced,
+//! which is logged. The CA is durable before anything is signed with it; other files are flushed later by the
+//! system. TLS requests a client certificate but does not require one. Left to others: permissions
+//! (`identity`).
 //!
-//! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative), `ca.crt` (the certificate for
-//! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `pki/tokens.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials).
+//! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative), `ca.crt` (the
+//! certificate for anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `pki/tokens.pem`, `admin.kubeconfig`,
+//! `server-url` (the URL in node credentials).
 
 mod authority;
 mod error;
@@ -38,13 +40,14 @@ pub use error::PkiError;
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
 pub use tokens::Tokens;
 
-/// A serving certificate with less than this left is replaced: one a year, decades before it would expire.
+/// A serving certificate with less than this left is replaced: once a year, decades before it would expire.
 const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);
-/// The administrator's certificate with less than this left is replaced, half way through its life.
+/// The administrator's certificate is replaced when less than this is left, half way through its validity.
 const ADMIN_RENEWED_BELOW: Duration = Duration::days(5 * 365);
-/// Tickets per TLS 1.3 handshake. Every reconnect uses one and gets one; each costs bytes on a metered link.
+/// Tickets per TLS 1.3 handshake. Every reconnect uses one and receives one; each costs bytes on a metered
+/// link.
 const TICKETS_PER_HANDSHAKE: usize = 1;
-/// There if nobody chose the URL in node credentials.
+/// This file exists if the URL in node credentials was guessed.
 const GUESS: &str = "server-url.guess";
 
 /// The hub's keys while it runs.
@@ -68,14 +71,15 @@ impl fmt::Debug for Serving {
 
 impl ResolvesServerCert for Serving {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        // one certificate for every name: most devices connect to an address and send no server name
+        // one certificate for all names: most devices connect to an address and send no server name
         Some(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
 impl Pki {
-    /// Opens the keys in `data_dir`, creating missing ones: the CA only in a directory that never had one. The
-    /// serving certificate names at least `names` (host names and IP addresses). Call with the data directory locked.
+    /// Opens the keys in `data_dir`, creating missing ones: the CA only in a directory that never had one.
+    /// The serving certificate names at least `names` (host names and IP addresses). The caller must have
+    /// locked the data directory.
     pub fn open(data_dir: &Path, names: &[String], now: OffsetDateTime) -> Result<Pki, PkiError> {
         let directory = data_dir.join("pki");
         files::make_private_directory(&directory)
@@ -92,8 +96,8 @@ impl Pki {
         Ok(Pki { data_dir: data_dir.to_owned(), authority, names: names.to_vec(), serving })
     }
 
-    /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted but not
-    /// required. It follows every later renewal by itself.
+    /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted
+    /// but not required. The configuration follows later renewals by itself.
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = rustls::RootCertStore::empty();
@@ -113,13 +117,14 @@ impl Pki {
         Ok(Arc::new(config))
     }
 
-    /// TLS for the hub's requests to itself: the probe's certificate, only its own CA trusted.
+    /// TLS for the hub's requests to itself: it shows the probe's certificate and trusts only the hub's own
+    /// CA.
     pub fn client_config(&self, now: OffsetDateTime) -> Result<Arc<rustls::ClientConfig>, PkiError> {
         client_config(&self.authority, &self.authority.issue_probe(now)?)
     }
 
-    /// A client certificate (PEM) for a request that was checked, valid for `life` from `now` on. `enciphers`: its key may
-    /// also encipher keys, which RSA of old needs.
+    /// A client certificate (PEM) for a request that was checked, valid for `life` from `now` on.
+    /// `enciphers`: its key may also encipher keys, which RSA key exchange in old TLS needs.
     pub fn sign_client(
         &self,
         asked: &Request,
@@ -130,8 +135,8 @@ impl Pki {
         self.authority.sign_client(asked, enciphers, now, life)
     }
 
-    /// Replaces the serving certificate when it is due; returns whether it did. Cheap: call it every hour. The
-    /// new one is served even if it cannot be written, which is an error.
+    /// Replaces the serving certificate when it is due; returns whether it did. Cheap: call it every hour.
+    /// The new certificate is served even if it cannot be written, which is an error.
     pub fn renew(&self, now: OffsetDateTime) -> Result<bool, PkiError> {
         let path = self.data_dir.join("pki/serving.pem");
         let kept = Credential::load(&path)
@@ -146,8 +151,8 @@ impl Pki {
         Ok(true)
     }
 
-    /// Brings `admin.kubeconfig` (mode 0600) up to date and remembers `node_url` for `node_kubeconfig`. Nothing is
-    /// written when nothing changed. Returns the kubeconfig's path.
+    /// Brings `admin.kubeconfig` (mode 0600) up to date and remembers `node_url` for `node_kubeconfig`.
+    /// Nothing is written when nothing changed. Returns the kubeconfig's path.
     pub fn publish(&self, admin_url: &str, node_url: &str, now: OffsetDateTime) -> Result<PathBuf, PkiError> {
         update(&self.data_dir.join("server-url"), &format!("{node_url}\n"), files::PUBLIC)?;
         let admin = open_credential(
@@ -183,8 +188,8 @@ impl Pki {
     }
 }
 
-/// How an administrator's command on this machine reaches the running hub: the URL that the hub last published, and TLS with the
-/// administrator's certificate.
+/// The access of an administrator's command on this machine to the running hub: the URL that the hub last
+/// published, and TLS with the administrator's certificate.
 pub fn admin_access(data_dir: &Path) -> Result<(String, Arc<rustls::ClientConfig>), PkiError> {
     let path = data_dir.join("admin.kubeconfig");
     if !exists(&path)? {
@@ -221,10 +226,10 @@ fn client_config(authority: &Authority, own: &Credential) -> Result<Arc<rustls::
     Ok(Arc::new(config))
 }
 
-/// Whether the authority among the files of a backup can be used.
+/// Checks that the authority among the files of a backup can be used.
 ///
 /// # Errors
-/// Its file, and the fault.
+/// The file and its fault.
 pub(crate) fn check_authority(files: &[(String, Vec<u8>)]) -> Result<(), String> {
     let content =
         |name: &str| files.iter().find(|(file, _)| file == name).map(|(_, content)| content.as_slice());
@@ -238,15 +243,15 @@ pub(crate) fn check_authority(files: &[(String, Vec<u8>)]) -> Result<(), String>
     }
 }
 
-/// Makes the hub's data directory, for its owner only, and those above it; leaves one that is there as it is.
+/// Makes the hub's data directory, for its owner only, and missing parents; leaves an existing one as it is.
 pub fn make_data_dir(path: &Path) -> Result<(), PkiError> {
     files::make_private_directory(path)
         .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
 }
 
-/// A kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works whether the hub runs or
-/// not. Always holds: credentials are returned only after the audit log has a line about them. `url`: the hub's address for the node, else
-/// the one that the hub last published.
+/// Makes a kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works with or
+/// without a running hub. Always holds: credentials are returned only after the audit log has a line about
+/// them. `url`: the hub's address for the node, else the one that the hub last published.
 pub fn node_kubeconfig(
     data_dir: &Path,
     name: &str,
@@ -281,7 +286,7 @@ pub fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
         .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
 }
 
-/// Remembers whether the URL in node credentials is nothing that somebody chose, but this machine's name.
+/// Remembers whether the URL in node credentials is a guess, from this machine's name.
 ///
 /// # Errors
 /// The mark cannot be written or removed.
@@ -317,7 +322,7 @@ fn published_url(data_dir: &Path) -> Result<String, PkiError> {
     Ok(text)
 }
 
-/// Writes a file that can be made again, if it differs.
+/// Writes a file that can be made again, unless its content is already the same.
 fn update(path: &Path, content: &str, mode: u32) -> Result<(), PkiError> {
     let written = files::write_if_changed(path, content.as_bytes(), mode);
     if_the_disk_lets(
@@ -325,7 +330,8 @@ fn update(path: &Path, content: &str, mode: u32) -> Result<(), PkiError> {
     )
 }
 
-/// What can be made again at a later start is no reason not to start on a disk that takes no writes.
+/// Ignores a write that failed because of the disk: a file that a later start can make again must not keep
+/// the hub from starting.
 fn if_the_disk_lets(written: Result<(), PkiError>) -> Result<(), PkiError> {
     match written {
         Err(PkiError::Unwritable { path, source }) if sort_of(&source).is_some() => {
@@ -336,8 +342,8 @@ fn if_the_disk_lets(written: Result<(), PkiError>) -> Result<(), PkiError> {
     }
 }
 
-/// The CA, made if this directory never had one. `ca.crt` is written after `ca.pem`: `ca.crt` alone means that the CA
-/// was lost.
+/// The CA, made if this directory never had one. `ca.crt` is written after `ca.pem`: `ca.crt` alone means
+/// that the CA was lost.
 fn open_authority(data_dir: &Path) -> Result<Authority, PkiError> {
     let path = data_dir.join("pki/ca.pem");
     if exists(&path)? {
@@ -386,7 +392,7 @@ fn open_credential(
         log::info!("{} is issued anew: {fault}", path.display());
     }
     let credential = issue()?;
-    // a damaged file is found by this function at the next start
+    // a damaged file is noticed by this function at the next start
     if_the_disk_lets(credential.save(path, Flush::Later))?;
     Ok(credential)
 }
@@ -434,13 +440,13 @@ fn certified(credential: &Credential) -> Result<CertifiedKey, PkiError> {
     Ok(CertifiedKey::new(vec![credential.certificate.clone()], key))
 }
 
-/// Whether a file exists; a permission error is an error, not a no: a CA behind a wrong mode must not look like a first
-/// start.
+/// True if a file exists; a permission error is returned as an error: a CA that cannot be read must not look
+/// like a first start.
 fn exists(path: &Path) -> Result<bool, PkiError> {
     path.try_exists().map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })
 }
 
-/// A directory of its own for one test, empty.
+/// An empty directory for one test.
 #[cfg(test)]
 fn test_directory(name: &str) -> kedge_rig::Scratch {
     kedge_rig::Scratch::new(&format!("hub-{name}")).unwrap()

@@ -1,8 +1,9 @@
 //! The key that signs tokens of service accounts.
 //!
-//! Always holds: it is made when it is missing, since every token can be asked for again; a damaged one is replaced and kept aside. One
-//! that cannot be read stays as it is: it may be good. Neither that nor a disk that takes no writes keeps the hub from starting; the key
-//! is then of this start only. Left to others: what a token claims (`kedge_hub_core::identity::token`).
+//! Always holds: a missing key is made, since clients can request every token again; a damaged one is
+//! replaced and kept aside. A key file that cannot be read is left alone: it may be good. Neither that nor a
+//! disk that cannot be written keeps the hub from starting; the key is then valid until the next start only.
+//! Left to others: the claims of a token (`kedge_hub_core::identity::token`).
 
 use std::path::Path;
 use std::{fs, io};
@@ -17,16 +18,16 @@ use super::error::PkiError;
 use super::if_the_disk_lets;
 use crate::files::{self, Flush};
 
-/// What a damaged key's file is called.
+/// The file to which a damaged key is moved.
 const DAMAGED: &str = "tokens.pem.damaged";
 
 /// Signs and verifies tokens.
 #[derive(Debug)]
 pub struct Tokens {
     key: EcdsaKeyPair,
-    /// Verifies what `key` signed.
+    /// Verifies signatures of `key`.
     pub verifier: Verifier,
-    /// Where the hub is reached, for the documents of the issuer.
+    /// The URL of the hub in the documents of the issuer.
     pub url: String,
 }
 
@@ -51,12 +52,12 @@ impl Tokens {
     }
 }
 
-/// Why there is no key.
+/// The reason why no key could be loaded.
 enum Fault {
     Missing,
-    /// It is there, and is none.
+    /// The file exists and contains no valid key.
     Damaged(String),
-    /// It may be good.
+    /// The key may be good.
     Unreadable(io::Error),
 }
 
@@ -132,7 +133,7 @@ mod tests {
     fn key_that_cannot_be_read_is_not_overwritten() {
         let directory = test_directory("tokens-unreadable");
         let path = directory.join("tokens.pem");
-        // there, and every read of it fails, also for root
+        // the path exists, and every read of it fails, also for root
         fs::create_dir(&path).unwrap();
         fs::write(path.join("kept"), "x").unwrap();
         assert_ne!(id(&path), id(&path), "a key in memory");

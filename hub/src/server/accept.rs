@@ -1,7 +1,8 @@
 //! Accepting connections, and their TLS handshakes.
 //!
-//! Always holds: a connection is accepted at once and costs one of the places for unfinished handshakes (`handshakes`) until its caller
-//! is known; only then does it count as a connection of that caller (`limits`). Left to others: requests (`connection`).
+//! Always holds: a connection is accepted at once and costs one of the places for unfinished handshakes
+//! (`handshakes`) until its caller is known; only then does it count as a connection of that caller
+//! (`limits`). Left to others: requests (`connection`).
 
 use std::io;
 use std::net::IpAddr;
@@ -25,20 +26,22 @@ use super::shared::Server;
 use super::stream::{Eye, Stalling};
 use crate::guard::Turns;
 
-/// A client begins its handshake in this time. Clients begin at once, so this is what the network takes.
+/// Time until a client must have sent its first byte. Clients send it at once, so this is the delay of the
+/// network.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Deadline of a TLS handshake that has begun: two kilobytes each way, with a client certificate, over the slowest of links. It may be
-/// long, because the oldest make room for others.
+/// Deadline of a TLS handshake that has begun: two kilobytes each way, with a client certificate, over the
+/// slowest of links. It may be long, because under pressure the oldest handshakes are ended.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Wait after a failed accept (no file descriptors), so that the loop does not spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// A loop without connections shows this often that it would accept one.
+/// How often an accept loop without connections reports progress.
 const PULSE: Duration = Duration::from_secs(5);
 
-/// Why a handshake ended for others' sake.
+/// The error of a handshake that was ended to make room for others.
 const MADE_ROOM: &str = "there were too many connections";
 
-/// A connection after its handshake. Boxed: it is passed around, and a task would keep room for each place.
+/// A connection after its handshake. Boxed, because it is moved between tasks, and each would otherwise
+/// reserve room for it.
 type Tls = Box<TlsStream<Stalling>>;
 
 /// Accepts connections, and serves each in a task of its own.
@@ -70,7 +73,7 @@ pub(super) async fn accept(
                         Ok(connected) => connected,
                         Err(error) => return tell(error),
                     };
-                    // a task of its own, which keeps no room for what the handshake took
+                    // a task of its own, so that the handshake's memory is freed
                     tokio::spawn(async move {
                         let _counted = counted;
                         serve_requests(link, &server, caller, stopped).await.unwrap_or_else(tell);
@@ -88,7 +91,7 @@ pub(super) async fn accept(
     }
 }
 
-/// A connection, as long as it stands.
+/// A connection, counted until it is dropped.
 struct Counted(Arc<Server>);
 
 impl Counted {
@@ -114,7 +117,7 @@ async fn connected(
 ) -> Result<(Link<Tls>, Caller), ConnectionError> {
     // answers are small and complete: do not delay them to fill packets
     socket.set_nodelay(true)?;
-    // a kernel without this has its own limits
+    // a kernel without this option has limits of its own
     let _ = socket2::SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES);
     let network = handshake.network();
     let link = handshaken(socket, from, handshake, tls, server).await?;
@@ -129,8 +132,9 @@ async fn connected(
     Ok((link, caller))
 }
 
-/// The handshake, until it must make room for others. The key exchange is what costs: it is paid for once the client's hello is complete,
-/// so that connections that end before cost their network nothing.
+/// Performs the handshake, unless it must make room for others. The expensive step is the key exchange: a
+/// network is charged for it once the client's hello is complete, so connections that end earlier cost their
+/// network nothing.
 async fn handshaken(
     socket: TcpStream,
     from: IpAddr,
@@ -161,19 +165,19 @@ async fn handshaken(
     Ok(Link::seen_by(Box::new(stream), |stream| Eye::of(stream.get_ref().0)))
 }
 
-/// A part of a handshake, which ends at its deadline.
+/// Runs a part of a handshake until its deadline.
 async fn in_time<T>(until: tokio::time::Instant, part: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let late = || io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long");
     timeout_at(until, part).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// A part of a handshake, unless it has to make room before that is done.
+/// Runs a part of a handshake, unless it has to make room first.
 async fn unless_ended<T>(
     handshake: &mut Handshake,
     part: impl Future<Output = T>,
 ) -> Result<T, ConnectionError> {
     tokio::select! {
-        // in this order: what has to make room does no more work
+        // in this order: a handshake that must make room does no more work
         biased;
         () = handshake.ended() => Err(MADE_ROOM.into()),
         done = part => Ok(done),
@@ -186,7 +190,8 @@ fn refused(error: &io::Error, from: IpAddr, server: &Server) {
     tell_of_refused(error, from, server);
 }
 
-/// Counts a handshake of a network that begins too many, and logs it, so that an operator can see why a site's nodes wait.
+/// Counts a handshake of a network that begins too many, and logs it, so that an operator can see why a
+/// site's nodes must wait.
 fn tell_of_paced(from: IpAddr, server: &Server) {
     server.counters.paced_handshakes.fetch_add(1, Ordering::Relaxed);
     let lines = &server.counters.paced_handshake_lines;
@@ -201,8 +206,8 @@ fn tell_of_paced(from: IpAddr, server: &Server) {
     }
 }
 
-/// Logs a failed handshake, so that an operator can see why a node cannot join. Only errors of TLS itself: a probe of the open port is
-/// not logged.
+/// Logs a failed handshake, so that an operator can see why a node cannot join. Only errors of TLS itself: a
+/// probe of the open port is not logged.
 fn tell_of_refused(error: &io::Error, from: IpAddr, server: &Server) {
     if error.kind() != io::ErrorKind::InvalidData {
         return;

@@ -1,26 +1,29 @@
-//! What a request does, by its route and method: the one table by which the audit log sorts requests.
+//! The class of each request, by its route and method: the one table by which the audit log sorts requests.
 //!
-//! Always holds: a new route does not compile before it stands here. A request is an act by what it does and not by its verb: a command in a
-//! pod is a GET over WebSocket and a POST over SPDY. Left to others: the lines (`audited`), which reports of nodes are left out
-//! (`audited`), who may do it (`kedge_hub_core::identity`).
+//! Always holds: a new route does not compile before it has a row in this table. The class follows from the
+//! request's effect and not from its verb: a command in a pod is a GET over WebSocket and a POST over SPDY.
+//! Left to others: the lines, and which reports of nodes have none (`audited`); permissions
+//! (`kedge_hub_core::identity`).
 
 use http::Method;
 use kedge_hub_core::kinds::SECRET;
 
 use super::route::{Route, Target};
 
-/// What a request does, as far as the audit log distinguishes.
+/// The classes of requests that the audit log tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
-    /// Reads what no line is written about, or asks about rights.
+    /// Reads something that needs no audit line, or asks about rights.
     Look,
-    /// Reads what a line is written about: Secrets, and what only nodes and programs in pods can tell.
+    /// Reads something that needs an audit line: Secrets, and information that only nodes and programs in
+    /// pods have.
     Read,
-    /// Changes something of the hub's, or tries to.
+    /// Changes some state of the hub, or tries to.
     Change,
-    /// Works in a pod: its line is on the disk before the node hears of it.
+    /// Runs in a pod: its line is on the disk before the node learns of it.
     Command,
-    /// A node serves a call, of which the asker has the line: only a refused try has one of its own.
+    /// A node serves a call; the line of the call's client covers it, so only a refused attempt has a line of
+    /// its own.
     Service,
 }
 
@@ -62,7 +65,7 @@ impl Act {
         }
     }
 
-    /// Whether its line belongs with those of reads.
+    /// True if its line goes to the log of reads.
     pub(super) fn is_read(self) -> bool {
         matches!(self, Act::Look | Act::Read)
     }
@@ -94,7 +97,7 @@ mod tests {
         Method::OPTIONS,
     ];
 
-    /// One letter for each of the methods: look, read, change, command (x), service.
+    /// One letter for each method's act: look, read, change, command (x), service.
     fn row(path: &str) -> String {
         let route = route::parse(path);
         let letter = |method: &Method| match Act::of(&route, method) {
@@ -111,7 +114,7 @@ mod tests {
     fn every_route_and_method_has_its_act() {
         let pods = "/api/v1/namespaces/n/pods";
         let table: &[(&str, &[&str])] = &[
-            // ordinary objects, their parts, and what is done to them
+            // ordinary objects, their subresources, and acts on them
             (
                 "llccccc",
                 &[
@@ -200,7 +203,7 @@ mod tests {
         }
     }
 
-    /// The parts of every kind that is served, so that a new one is not sorted by chance.
+    /// The subresources of every served kind, so that a new one is classified on purpose.
     #[test]
     fn every_subresource_has_its_act() {
         for kind in kedge_hub_core::kinds::KINDS {

@@ -1,8 +1,8 @@
-//! Tests: what a request on a kept-alive TLS connection takes from the allocator, beside what its client does; what the table takes by
-//! which an answer names the latest change; and what a node's connection keeps while it is idle.
+//! Tests: the allocations of a request on a kept-alive TLS connection, without its client's; the memory of
+//! the table of latest changes, which answers to renewals use; and the memory of a node's idle connection.
 //!
-//! Always holds: the real code serves a connection of real TLS; the allocator counts for all threads, so each test runs alone in a
-//! process of its own.
+//! Always holds: the real code serves a connection of real TLS; the allocator counts all threads, so each
+//! test runs alone in a process of its own.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -30,24 +30,25 @@ use crate::Hub;
 use crate::capacity::{Capacity, Machine};
 use crate::pki::{self, Pki};
 
-/// Set in the process that runs the test alone.
+/// Set in the process that runs one test alone.
 const ALONE: &str = "KEDGE_TEST_ALLOCATIONS";
 const PIPE_BYTES: usize = 4096;
-/// Requests before it is counted, and counted ones; together fewer than a caller may make at once.
+/// Requests before counting starts, and counted ones; together fewer than a caller may make at once.
 const BEFORE: usize = 100;
 const COUNTED: usize = 400;
-/// Most allocations of a renewal: what TLS takes for two or three records, the bytes received, and the renewed Lease.
+/// Most allocations of a renewal: those of TLS for two or three records, the received bytes, and the renewed
+/// Lease.
 const MOST: f64 = 12.0;
-/// Nodes in the table, the pods of each, and most bytes of such a node.
+/// Nodes in the table, the pods of each, and the most bytes of such a node.
 const NODES: usize = 500;
 const PODS: usize = 4;
 const MOST_NODE_BYTES: usize = 512;
-/// Nodes that connect before their bytes are counted, and counted ones; and the most bytes of an idle connection that has renewed, with
-/// what is kept of its node: of these TLS takes 4 KiB for its next record.
+/// Nodes that connect before counting starts, and counted ones; and the most bytes of an idle connection that
+/// has renewed, with the hub's state about its node: 4 KiB of them are TLS's for its next record.
 const CONNECTED: usize = 20;
 const COUNTED_NODES: usize = 100;
 const MOST_CONNECTION_BYTES: usize = 12 * 1024;
-/// The same of a request that the HTTP library reads and answers.
+/// The same for a request that the HTTP library reads and answers.
 const MOST_OF_OTHERS: f64 = 40.0;
 
 fn allocations() -> usize {
@@ -55,7 +56,7 @@ fn allocations() -> usize {
     stats.allocations + stats.reallocations
 }
 
-/// The client's end of a connection, which keeps account of its own allocations.
+/// The client's end of a connection, which counts its own allocations.
 struct Client {
     tls: ClientConnection,
     wire: DuplexStream,
@@ -93,7 +94,8 @@ impl Client {
         });
     }
 
-    /// One request, in so many parts as an agent sends it, and the status of its answer, which ends with `end`.
+    /// Sends one request in parts, as an agent does, and returns the status of its answer, which ends with
+    /// `end`.
     async fn request(&mut self, parts: &[String], end: &[u8]) -> [u8; 3] {
         let (mut space, mut head, mut length) = ([0; 2 * PIPE_BYTES], [0; 512], 0);
         for part in parts {
@@ -109,7 +111,7 @@ impl Client {
     }
 }
 
-/// Runs the test of this name alone in a process of its own. `true`: this is that process.
+/// Runs the named test alone in a process of its own. `true`: this is that process.
 fn is_alone(test: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;
@@ -143,12 +145,13 @@ fn bytes() -> isize {
     allocated - freed
 }
 
-/// Bytes of each node in the table: all follow one ConfigMap, and each has pods with an account and two other references.
+/// Bytes of each node in the table: all nodes follow one ConfigMap, and each has pods with an account and two
+/// other references.
 fn desired_bytes() -> usize {
     let (mut before, mut desired) = (0, Desired::new(1));
     for number in 0..=NODES {
         if number == 1 {
-            // not what all nodes have in common, and what is made at the first use
+            // not counted: entries that all nodes share, and allocations at the first use
             before = bytes();
         }
         let name = format!("node-{number:05}");
@@ -208,7 +211,7 @@ impl Stage {
         Stage { _data_dir: data_dir, server, _stop: stop, client }
     }
 
-    /// The allocations of each of many requests, the client's not counted.
+    /// The allocations of each of many requests, without the client's.
     async fn count(&mut self, parts: impl Fn(usize) -> Vec<String>, (status, end): (&str, &str)) -> f64 {
         let requests: Vec<Vec<String>> = (0..BEFORE + COUNTED).map(parts).collect();
         let (mut before, mut own) = (0, 0);

@@ -1,9 +1,10 @@
-//! What of a request goes into the audit log, and the id that ties its line to its answer.
+//! The facts of a request that go into the audit log, and the id that ties its line to its answer.
 //!
-//! Always holds: every change that a client asked for, every session with a node and every read of Secrets is recorded with its outcome,
-//! or counted, and so is every refused try to be somebody else; a command has a line on the disk before its node hears of it, and one at
-//! its end. The exception is what a node reports about itself when it is stored, and who renews a Lease that it holds. Left to others:
-//! which requests are which (`acts`), the line, its place and its quota (`crate::audit`).
+//! Always holds: every change that a client requested, every session with a node and every read of Secrets is
+//! recorded with its outcome, or counted, and so is every refused attempt to impersonate; a command has a
+//! line on the disk before its node learns of it, and another at its end. The exceptions are a node's reports
+//! about itself that are stored, and the renewal of a Lease by its holder. Left to others: the class of each
+//! request (`acts`), the line, its place and its quota (`crate::audit`).
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,18 +32,18 @@ use crate::hub::Hub;
 
 /// Upstream's name of the header with the id of a request.
 const AUDIT_ID: &str = "audit-id";
-/// Longest name of a request that is taken from the client; upstream cuts there.
+/// Longest request id that is taken from the client; upstream cuts there.
 const AUDIT_ID_BYTES: usize = 64;
 /// Names of a collection's objects that are collected for its line, which cuts them.
 const NAMES: usize = 512;
-/// Time for a command's line to reach the disk. Clients of commands wait longer than that.
+/// Longest time for a command's line to reach the disk. Clients of commands wait longer than this.
 const DURABLE: Duration = Duration::from_secs(20);
 
 /// The name that a created object got.
 #[derive(Debug, Clone)]
 pub(super) struct CreatedName(pub(super) Box<str>);
 
-/// What is known of a request beside its head, for its line.
+/// The facts of a request beside its head, for its line.
 #[derive(Debug)]
 pub(super) struct Trail {
     number: u64,
@@ -96,8 +97,8 @@ impl Trail {
         )
     }
 
-    /// Adds the request's id to its answer, except for clients that want little: a node's renewals are most requests, and their answers
-    /// pass metered links.
+    /// Adds the request's id to its answer, except for clients that asked for short answers: most requests
+    /// are renewals of nodes, and their answers pass metered links.
     pub(super) fn name(&self, response: &mut Response<Body>, headers: &HeaderMap) {
         if !wants_minimal(headers)
             && let Ok(id) = HeaderValue::try_from(self.id(headers))
@@ -117,36 +118,37 @@ impl Trail {
         self.note(Note::Names, names.join(","));
     }
 
-    /// The request is answered with a token.
+    /// Notes that the answer contains a token.
     pub(super) fn issues(&self, id: &str, audiences: &[String], expires: &str) {
         self.note(Note::IssuedCredential, format!("JTI={id}"));
         self.note(Note::Audiences, audiences.join(","));
         self.note(Note::NotAfter, expires.to_owned());
     }
 
-    /// The request is let through all the same.
+    /// Notes a violation of the namespace's audit level; the request is allowed all the same.
     pub(super) fn violates(&self, what: &str) {
         self.note(Note::PodSecurity, what.to_owned());
     }
 
-    /// The request changes nothing.
+    /// Notes that the request changes nothing.
     pub(super) fn dry_run(&self) {
         self.note(Note::DryRun, "true".to_owned());
     }
 
-    /// The request makes this of a Lease, if it is stored.
+    /// Notes the change that the request makes to a Lease, if it is stored.
     pub(super) fn leases(&self, old: Option<&Value>, new: &Value) {
         *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(Holding::of(old, new));
     }
 }
 
-/// Whether a request that a handler answered is counted instead of recorded: without a valid credential, or over a limit. What an
-/// administrator is refused is recorded.
+/// True if a request that a handler answered is counted instead of recorded: without a valid credential, or
+/// over a limit. All refusals of an administrator's requests are recorded.
 fn is_counted(caller: Option<&Identity>, code: u16) -> bool {
     caller.is_none_or(|caller| matches!(code, 401 | 429) && !caller.is_admin())
 }
 
-/// Counts a refused request that is not recorded: what no handler saw is not. `caller`: of the connection's credential, valid or not.
+/// Counts a refused request that has no line: a request refused before any handler, or one that `is_counted`.
+/// `caller`: the identity of the connection's credential, valid or not.
 pub(super) fn count(server: &Server, from: IpAddr, caller: Option<&Identity>, code: u16, handled: bool) {
     let Some(log) = server.hub.audit().filter(|_| matches!(code, 401 | 429)) else { return };
     if !handled || is_counted(caller, code) {
@@ -154,8 +156,8 @@ pub(super) fn count(server: &Server, from: IpAddr, caller: Option<&Identity>, co
     }
 }
 
-/// Whether a request is one of a node's reports about itself that has the usual end. One that fails for the hub's sake, or meets a
-/// concurrent change, is repeated by the node.
+/// True if the request is one of a node's reports about itself and had an ordinary outcome. The node repeats
+/// one that fails because of the hub, or because of a concurrent change.
 fn is_report(caller: &Identity, target: &Target, code: u16) -> bool {
     let says_of_itself = caller.node().is_some()
         && !caller.is_admin()
@@ -166,7 +168,7 @@ fn is_report(caller: &Identity, target: &Target, code: u16) -> bool {
     says_of_itself && (code < 400 || code == 409 || code >= 500)
 }
 
-/// Whether a request changes nothing but the time of a Lease that its caller holds.
+/// True if a request changes only the time of a Lease that its caller holds.
 fn is_renewal(context: &RequestContext<'_>, target: &Target, code: u16) -> bool {
     if target.kind.kind != LEASE.kind {
         return false;
@@ -180,7 +182,7 @@ fn is_renewal(context: &RequestContext<'_>, target: &Target, code: u16) -> bool 
     context.server.holders.renews(&target.namespace, holding, &who)
 }
 
-/// Records a change, an attempt, or a read of Secrets. A session in a pod has its line when it is over.
+/// Records a change, an attempt, or a read of Secrets. A session in a pod gets its line when it is over.
 pub(super) fn audit(
     context: &RequestContext<'_>,
     verb: &str,
@@ -219,7 +221,7 @@ fn object_of(target: &Target) -> ObjectRef<'_> {
     }
 }
 
-/// Records that nodes are asked what they use.
+/// Records that a client reads the resource usage of nodes.
 pub(super) fn audit_usage(
     context: &RequestContext<'_>,
     asked: &Asked,
@@ -234,14 +236,14 @@ fn object_of_usage(asked: &Asked) -> ObjectRef<'_> {
     ObjectRef { group, version, resource, subresource: "", namespace, name }
 }
 
-/// Records that a node was not given a call because it has no right to it.
+/// Records that a node was refused a call because it has no right to it.
 pub(super) fn audit_call(
     context: &RequestContext<'_>,
     node: &str,
     outcome: &Result<Response<Body>, ApiError>,
 ) {
     let code = code_of(outcome);
-    // one that comes too late, or that speaks wrongly, is no try at something
+    // a node that is too late, or breaks the protocol, attempts no intrusion
     if matches!(code, 401 | 403) {
         record(context, "create", object_of_call(node), code);
     }
@@ -258,8 +260,9 @@ fn object_of_call(node: &str) -> ObjectRef<'_> {
     }
 }
 
-/// Records a request that was refused because its caller may not be whom it wants to be. The try is an act, whatever it was for.
-/// `verb`: of a request for an object, as far as it has one.
+/// Records a request that was refused because its caller may not impersonate the identity it named. The
+/// attempt is recorded, whatever the request was for. `verb`: the verb of a request for an object, if it is
+/// one.
 pub(super) fn audit_impersonation(
     context: &RequestContext<'_>,
     route: &Route,
@@ -290,7 +293,7 @@ pub(super) fn audit_impersonation(
         Route::NodeAccess { node, verb } => (verb.name(), of_node(node, "")),
         Route::Usage(asked) => (asked.verb(), object_of_usage(asked)),
         Route::Call { node, .. } => ("create", object_of_call(node)),
-        // the line has its path
+        // the line contains the path
         _ => ("", ObjectRef::default()),
     };
     let verb = verb.or(Some(own).filter(|own| !own.is_empty())).unwrap_or(&method);
@@ -308,10 +311,11 @@ pub(super) struct Begins<'a> {
 }
 
 impl Begins<'_> {
-    /// Has the disk keep a line about a command, before its node hears of it.
+    /// Makes a line about a command durable, before its node learns of it.
     ///
     /// # Errors
-    /// The disk does not take the line, or its caller has used up its part of the log: then the command is not to be passed on.
+    /// The line cannot be written to the disk, or its caller has used up its quota of the log: then the
+    /// command must not be passed on.
     pub(super) async fn record(&self, context: &RequestContext<'_>, node: &str) -> Result<(), ApiError> {
         let (Some(log), Some(caller)) = (context.server.hub.audit(), (*context.caller).as_ref()) else {
             return Ok(());
@@ -348,7 +352,7 @@ impl Begins<'_> {
     }
 }
 
-/// What a request's line has, but for its outcome.
+/// The facts of a request's line, except its outcome.
 struct Line<'a> {
     id: String,
     impersonated: Option<Identity>,
@@ -467,7 +471,7 @@ impl Drop for Ending {
     }
 }
 
-/// The identity that a request acts as; if that was refused, the one that it asked for.
+/// The identity that a request acts as; if impersonation was refused, the identity that it named.
 fn impersonated(context: &RequestContext<'_>) -> Option<Identity> {
     let headers = &context.parts.headers;
     if !headers.keys().any(|name| name.as_str().starts_with("impersonate-")) {

@@ -1,10 +1,13 @@
-//! The identity of each request, judged at the moment of the request, and the end of connections whose credential is no longer valid.
+//! The identity of each request, checked at the time of the request, and the end of connections whose
+//! credential is no longer valid.
 //!
-//! Always holds: a credential that has expired or was revoked proves nothing, however long its connection, TLS session or watch has
-//! stood: its requests are answered 401, also those that began before or wait for another, and what stands is ended; a watch that a
-//! token began sends nothing more, and ends within a minute of the object that the token is bound to. It uses nothing of the limits of
-//! the identity that it names. A change of the deny list counts from the moment that its writer is answered. Left to others: what an
-//! identity may do, and what the deny list means (`kedge_hub_core::identity`).
+//! Always holds: an expired or revoked credential proves nothing, however old its connection, TLS session or
+//! watch is: its requests are answered with 401, also those that began earlier or are queued, and its open
+//! connections are closed; a watch that a token began sends nothing more, and ends within a minute after the
+//! deletion of the object that the token is bound to. A request with an invalid credential uses up none of
+//! the limits of the identity that it names. A change of the deny list takes effect before its writer is
+//! answered. Left to others: the rights of an identity, and the meaning of the deny list
+//! (`kedge_hub_core::identity`).
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -28,25 +31,26 @@ use super::shared::Server;
 use super::tokens;
 use crate::hub::Hub;
 
-/// An expiry is looked at again after this time at the latest: the wall clock may have been set meanwhile.
+/// Longest time until an expiry is checked again: the wall clock may have been set meanwhile.
 const RECHECK: Duration = Duration::from_secs(60 * 60);
-/// What a token is bound to is looked at again after this time at the latest: nobody tells of its deletion.
+/// Longest time until the object that a token is bound to is checked again: its deletion is not announced.
 const TOKEN_RECHECK: Duration = Duration::from_secs(60);
-/// A connection with a credential that is no longer valid may wait this long for the request that is refused.
+/// How long a connection whose credential has become invalid may wait for a last request, which is refused.
 const LAST_REQUEST: Duration = Duration::from_secs(10);
-/// Pause before the deny list is watched again, when its watch was ended.
+/// Pause before the deny list is watched again, after its watch has ended.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
 
-/// What the server knows of credentials.
+/// The server's state about credentials.
 #[derive(Debug)]
 pub(super) struct Credentials {
     hub: Arc<Hub>,
     /// The deny list as it was at a revision.
     denied: RwLock<(u64, Arc<DenyList>)>,
     changed: signal::Sender<()>,
-    /// The credentials that nodes came with, since the hub runs.
+    /// The latest valid credential of each node since the hub started.
     nodes: Mutex<HashMap<Box<str>, Arc<Seen>>>,
-    /// When the newest credential of each node was issued that came since, refused ones included.
+    /// The issue time of the newest credential that each node has shown since the hub started, including
+    /// refused ones.
     issued: Mutex<HashMap<Box<str>, i64>>,
 }
 
@@ -55,12 +59,12 @@ pub(super) struct Credentials {
 pub(super) struct Seen {
     /// Unix time.
     pub(super) not_after: Option<i64>,
-    /// Of its last request that was not refused; Unix time, 0 before the first.
+    /// Time of its last request that was accepted; Unix time, 0 before the first.
     contact: AtomicI64,
 }
 
 impl Seen {
-    /// When a request of the node was last answered, Unix time.
+    /// Time of the node's last accepted request, Unix time.
     pub(super) fn contact(&self) -> Option<i64> {
         Some(self.contact.load(Ordering::Relaxed)).filter(|time| *time > 0)
     }
@@ -77,7 +81,7 @@ impl Credentials {
         }
     }
 
-    /// The deny list of this moment.
+    /// The deny list at this moment.
     pub(super) fn denied(&self) -> Arc<DenyList> {
         let revision = self.hub.memory().deny_list();
         let known = self.denied.read().unwrap_or_else(PoisonError::into_inner);
@@ -95,12 +99,12 @@ impl Credentials {
         list
     }
 
-    /// This identity, unless its credential proves nothing now.
+    /// This identity, unless its credential is not valid now.
     pub(super) fn valid<'a>(&self, identity: Option<&'a Identity>) -> Option<&'a Identity> {
         identity.filter(|identity| self.fault(identity).is_none())
     }
 
-    /// Why this identity proves nothing now, if so.
+    /// The reason why this identity's credential is not valid now, if so.
     fn fault(&self, identity: &Identity) -> Option<String> {
         if identity.is_expired(OffsetDateTime::now_utc()) {
             return Some("the credential has expired".to_owned());
@@ -123,7 +127,8 @@ impl Credentials {
         Some(seen)
     }
 
-    /// Notes when a credential of a node was issued. The number of verified names is limited by the hub's signatures.
+    /// Notes when a credential of a node was issued. The number of verified names is limited by the hub's
+    /// signatures.
     fn note_issue(&self, identity: &Identity) {
         let (Some(node), Some(issued)) = (identity.node(), identity.issued) else { return };
         let mut newest = self.issued.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,17 +138,18 @@ impl Credentials {
         }
     }
 
-    /// When the newest credential of a node was issued that came since the hub runs, Unix time in microseconds.
+    /// Issue time of the newest credential that a node has shown since the hub started, Unix time in
+    /// microseconds.
     pub(super) fn newest_issue(&self, node: &str) -> Option<i64> {
         self.issued.lock().unwrap_or_else(PoisonError::into_inner).get(node).copied()
     }
 
-    /// The credential that a node last came with.
+    /// The credential that a node last connected with.
     pub(super) fn seen(&self, node: &str) -> Option<Arc<Seen>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
     }
 
-    /// Tells standing connections about each change of the deny list, for as long as the hub runs.
+    /// Notifies open connections of each change of the deny list, for as long as the hub runs.
     pub(super) async fn follow(&self) {
         let selected = format!("metadata.name={DENY_LIST_NAME}");
         let selection = Selection::parse(&CONFIG_MAP, DENY_LIST_NAMESPACE, "", &selected)
@@ -160,25 +166,26 @@ impl Credentials {
         }
     }
 
-    /// Resolves when this identity is no longer valid: never for an anonymous one.
+    /// Resolves when this identity has become invalid; never resolves for an anonymous one.
     pub(super) async fn ended(&self, identity: Option<&Identity>) {
         let Some(identity) = identity else { return std::future::pending().await };
         if self.fault(identity).is_some() {
-            // the client is to learn by an answer that it is refused
+            // so that the client learns from an answer that it is refused
             return tokio::time::sleep(LAST_REQUEST).await;
         }
         self.while_holds(identity.not_after, RECHECK, || self.fault(identity).is_none()).await;
     }
 
-    /// Resolves when `holds` does not. It is asked at each change of the deny list, at the expiry, and after `recheck` at the latest.
+    /// Resolves when `holds` returns false. `holds` is called at each change of the deny list, at the expiry,
+    /// and after `recheck` at the latest.
     async fn while_holds(&self, not_after: Option<i64>, recheck: Duration, holds: impl Fn() -> bool) {
-        // before the first look: no change is missed
+        // subscribed before the first check, so no change is missed
         let mut changed = self.changed.subscribe();
         while holds() {
             let left = not_after.map_or(i64::MAX, |end| end - OffsetDateTime::now_utc().unix_timestamp());
             let left = Duration::from_secs(u64::try_from(left).unwrap_or(0)).min(recheck);
             tokio::select! {
-                // within the second that is rounded off
+                // the expiry is rounded down to a second, so wait a little longer
                 () = tokio::time::sleep(left + Duration::from_millis(10)) => {}
                 told = changed.changed() => if told.is_err() { return std::future::pending().await },
             }
@@ -186,10 +193,10 @@ impl Credentials {
     }
 }
 
-/// Whether the certificate of a connection proves its identity now; if so, that is noted as a contact.
+/// Checks that the certificate of a connection proves its identity now; if so, notes a contact.
 ///
 /// # Errors
-/// Why it does not.
+/// The reason why it does not.
 pub(super) fn prove(server: &Server, caller: &Caller, identity: &Identity) -> Result<(), String> {
     if let Some(why) = server.credentials.fault(identity) {
         server.credentials.note_issue(identity);
@@ -201,11 +208,12 @@ pub(super) fn prove(server: &Server, caller: &Caller, identity: &Identity) -> Re
     Ok(())
 }
 
-/// What a request shows of its caller. Judged when its head is in, and again when its body is: that may be minutes later.
+/// The credentials that a request shows. They are checked when its head has been read, and again when its
+/// body has: that may be minutes later.
 pub(super) struct Presented {
     server: Arc<Server>,
     caller: Caller,
-    /// What a token claims, if one is shown that this hub signed.
+    /// The claims of a token, if the client shows one that this hub signed.
     token: Option<Option<Value>>,
 }
 
@@ -217,10 +225,10 @@ impl Presented {
         Presented { server, caller, token }
     }
 
-    /// The identity that this proves now; `None` for an anonymous caller.
+    /// The identity that the credentials prove now; `None` for an anonymous caller.
     ///
     /// # Errors
-    /// 401 for a credential that is not valid, or not any more; the reason is logged.
+    /// 401 for a credential that is not valid, or no longer valid; the reason is logged.
     pub(super) fn identity(&self) -> Result<Arc<Option<Identity>>, ApiError> {
         let (server, caller) = (&*self.server, &self.caller);
         if let Some(claims) = &self.token {
@@ -235,19 +243,20 @@ impl Presented {
         Ok(Arc::clone(&caller.identity))
     }
 
-    /// Resolves when the client has left while its call is under way.
+    /// Resolves when the client disconnects during its call.
     pub(super) async fn left(&self) {
         self.caller.patience.left_for(Duration::ZERO).await;
     }
 
-    /// How long a watch may stand that a token began; `None` without a token: a certificate ends its connection.
+    /// The validity of a watch that a token began; `None` without a token, because a certificate ends its
+    /// whole connection.
     pub(super) fn standing(&self) -> Option<Standing> {
         let claims = self.token.clone()??;
         Some(Standing::new(Arc::clone(&self.server), claims))
     }
 }
 
-/// The identity that a token proves now; if none, whom it names, and why.
+/// The identity that a token proves now; if it proves none, the identity that it names, and the reason.
 fn of_token(server: &Server, claims: Option<&Value>) -> Result<Identity, Box<(Identity, String)>> {
     let nobody = |why: String| Box::new((Identity::new("", &[]), why));
     let claims = claims.ok_or_else(|| nobody("the token is not of this hub".to_owned()))?;
@@ -258,7 +267,7 @@ fn of_token(server: &Server, claims: Option<&Value>) -> Result<Identity, Box<(Id
     }
 }
 
-/// A token behind something that stands: whether it still proves what it did.
+/// The token of a watch or session, for checks that it is still valid.
 pub(super) struct Standing {
     proves: Arc<dyn Fn() -> bool + Send + Sync>,
     over: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
@@ -276,12 +285,12 @@ impl Standing {
         Standing { proves, over }
     }
 
-    /// Whether it does now: nothing more is sent else.
+    /// True if the token is valid now; otherwise nothing more may be sent.
     pub(super) fn proves(&self) -> bool {
         (self.proves)()
     }
 
-    /// Ready when it has ended.
+    /// Ready when the token has become invalid.
     pub(super) fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.over.as_mut().poll(context)
     }

@@ -1,8 +1,9 @@
 //! One connection after its handshake: its requests, one after the other.
 //!
-//! Always holds: a request ends in exactly one answer; a panic in one answers 500 and affects no other; between requests the connection
-//! holds no buffers (`link`). Large requests run on threads of their own (`large`). Left to others: who may connect and how much
-//! (`limits`), what a request means (`handlers`), watches once they are answered (`detached_watch`).
+//! Always holds: a request ends in exactly one answer; a panic in one answers 500 and affects no other;
+//! between requests the connection holds no buffers (`link`). Large requests run on threads of their own
+//! (`large`). Left to others: the limits on connections (`limits`), the meaning of requests (`handlers`),
+//! watches after their head (`detached_watch`).
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -38,11 +39,13 @@ use super::{audited, authentication, calls, handlers, head, renewals};
 
 /// Most headers of one request.
 const MAX_HEADERS: usize = 64;
-/// Connections over their caller's limit that are told so. Further ones are just closed.
+/// Most connections over their caller's limit that get an answer with the reason. Further ones are closed
+/// without an answer.
 const MAX_TURNED_AWAY: usize = 256;
-/// Where the Leases of nodes are.
+/// The path below which the Leases of nodes are.
 pub(super) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/";
-/// Pause before a caller is told that it makes too many requests: so each of its connections is told once a second, which costs little.
+/// Pause before a caller is refused for making too many requests: so each of its connections gets one refusal
+/// a second, which costs little.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
@@ -50,22 +53,23 @@ pub(super) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 /// The client of a connection.
 #[derive(Debug, Clone)]
 pub(super) struct Caller {
-    /// Of the certificate that TLS verified; `None` without one. Whether it is still valid is judged for each request.
+    /// The identity in the certificate that TLS verified; `None` without one. Each request checks again that
+    /// it is still valid.
     pub(super) identity: Arc<Option<Identity>>,
     pub(super) from: IpAddr,
-    /// What the owner of the certificate holds, or the network of a caller without one.
+    /// The limits of the certificate's owner, or those of the network of a caller without one.
     pub(super) slot: Arc<Slot>,
-    /// What is noted of a node's credential.
+    /// The server's record of a node's credential.
     pub(super) seen: Option<Arc<Seen>>,
-    /// Of its socket.
+    /// The patience of its socket.
     pub(super) patience: Patience,
-    /// Whether it has shown a valid credential: its certificate, or a token with a request.
+    /// True once it has shown a valid credential: its certificate, or a token with a request.
     proven: Arc<AtomicBool>,
 }
 
 impl Caller {
     pub(super) fn new(server: &Server, identity: Option<Identity>, from: IpAddr) -> Caller {
-        // what proves nothing uses nothing of the identity that it names
+        // an invalid credential must not use up the limits of the identity that it names
         let valid = server.credentials.valid(identity.as_ref());
         let slot = server.limits.slot(valid, from, Instant::now());
         let seen = server.credentials.connected(valid);
@@ -73,7 +77,7 @@ impl Caller {
         Caller { identity: Arc::new(identity), from, slot, seen, patience: Patience::default(), proven }
     }
 
-    /// Notes whom a request's credential proves.
+    /// Notes the identity that a request's credential proves.
     pub(super) fn note(&self, identity: Option<&Identity>) {
         if identity.is_some() {
             self.proven.store(true, Ordering::Relaxed);
@@ -86,7 +90,7 @@ impl Caller {
     }
 }
 
-/// Counts down when dropped, also by a panic.
+/// Decrements the count when dropped, also by a panic.
 struct DecrementOnDrop<'a>(&'a AtomicUsize);
 
 impl Drop for DecrementOnDrop<'_> {
@@ -107,11 +111,12 @@ where
 {
     let _connected = match caller.slot.connect() {
         Ok(connected) => connected,
-        // boxed, as below: it is not kept with the connection
+        // boxed, as below, so that it takes no room in the connection
         Err(error) => return Box::pin(turn_away(link, server, &error)).await,
     };
     let identity = Arc::clone(&caller.identity);
-    // a credential that is no longer valid ends what stands; a request that is there already is answered 401
+    // a credential that becomes invalid ends the connection, but a request that has already arrived is
+    // answered with 401
     let mut ended = pin!(server.credentials.ended((*identity).as_ref()));
     loop {
         let next = tokio::select! {
@@ -140,7 +145,7 @@ where
             }
         }
         let _looking = calls::begins_like_one(link.early()).then(|| caller.patience.look(link.eye()));
-        // boxed: neither the library nor a request's state is kept while the connection is idle
+        // boxed: the state of the library and of the request is freed while the connection is idle
         link = match Box::pin(one_request(link, chunks, server, &caller, stopped.clone())).await? {
             Served::Ended => return Ok(()),
             Served::Answered(link) => link,
@@ -149,21 +154,22 @@ where
                 let relaying = Box::pin(async move { link.relay(kept).await });
                 return tokio::select! {
                     relayed = relaying => Ok(relayed?),
-                    // what it sent before may still be of use to the node; its session holds a place
+                    // earlier bytes may still reach the node for a moment; after that its session must free
+                    // its place
                     () = caller.patience.left_for(calls::LINGER) => Ok(()),
                     () = ended.as_mut() => Ok(()),
                     () = stop(stopped.clone()) => Ok(()),
                 };
             }
             Served::Watch(mut link, answer) => {
-                // boxed as well: a connection that renews has no watch
+                // boxed as well: a connection that only renews has no watch
                 let watching = Box::pin(async move {
                     let goes_on = link.write_watch(answer).await?;
                     Ok::<_, ConnectionError>(goes_on.then_some(link))
                 });
                 let left = tokio::select! {
                     left = watching => left?,
-                    // without the end of the answer: it is cut off
+                    // the mark of a complete answer is omitted, so the client sees that it was cut off
                     () = ended.as_mut() => None,
                 };
                 let Some(link) = left else { return Ok(()) };
@@ -175,7 +181,7 @@ where
 
 /// Resolves when the hub stops.
 async fn stop(mut stopped: signal::Receiver<bool>) {
-    // an error means that the sender is gone, which is a stop, too
+    // an error means that the sender is gone, which is a stop as well
     drop(stopped.wait_for(|stopped| *stopped).await);
 }
 
@@ -191,43 +197,43 @@ where
             link.next_request(STRANGER_IDLE).await?;
             link.refuse(error).await
         };
-        // a client that says nothing is closed
+        // a client that sends no request is closed
         drop(tokio::time::timeout(PAUSE * 10, refused).await);
     }
     Ok(())
 }
 
-/// How a request ends for its connection.
+/// The state of the connection after a request.
 enum Served<S> {
-    /// With it.
+    /// The connection has ended, too.
     Ended,
-    /// It may go on.
+    /// The connection can be used again.
     Answered(Link<S>),
-    /// It is a watch now.
+    /// The request is a watch, and takes over the connection.
     Watch(Link<S>, detached_watch::Answer),
-    /// It is a session now.
+    /// The request is a session, and takes over the connection.
     Relay(Link<S>, calls::Kept),
 }
 
-/// What the service of a connection reports about its request.
+/// Facts about a request that its service reports to the connection.
 #[derive(Default)]
 struct Exchange {
     watch: detached_watch::Waiting,
     relay: calls::Waiting,
-    /// The library closes the connection.
+    /// The library will close the connection.
     closes: AtomicBool,
     /// Some of the request may still arrive: the connection must not be closed before that.
     unread: AtomicBool,
-    /// What the answer holds of its caller's limits until it is sent.
+    /// The bytes that the answer takes from its caller's limits until it is sent.
     held: OnceLock<Held>,
 }
 
-/// What becomes of a request in the library.
+/// The result of passing a request to the library.
 enum Step {
     Ended(hyper::Result<()>),
-    /// The library has no more to do with the connection.
+    /// The library is done with the connection.
     Detached,
-    /// Nobody pays for what its client has not read.
+    /// Its client reads too slowly, and the caller's budget for waiting bytes is exhausted.
     TooSlow,
 }
 
@@ -250,7 +256,7 @@ where
         let closes = in_chunks || !keeps_alive(&request);
         let (mut response, sent) = guarded(server, caller, request).await;
         if let Some(held) = response.extensions_mut().remove() {
-            // it is the exchange's only answer
+            // set once, because the exchange has one answer
             let _ = exchange.held.set(held);
         }
         exchange.unread.store(sent == Sent::Unread, Ordering::Relaxed);
@@ -266,11 +272,11 @@ where
         Ok::<_, Infallible>(response.map(|body| Sending::new(body, progress.clone())))
     });
     let mut serving = http1::Builder::new()
-        // the head is here already, see `link`
+        // no timeout is needed, because `link` has received the whole head
         .header_read_timeout(None)
         .max_buf_size(head::MAX_HEAD_BYTES + 1)
         .max_headers(MAX_HEADERS)
-        // `answered` adds it where it is of use
+        // `answered` adds the date where it is useful
         .auto_date_header(false)
         .serve_connection(TokioIo::new(link), service);
     let mut stop = pin!(stop(stopped));
@@ -281,7 +287,7 @@ where
             Poll::Pending if exchange.watch.is_kept() || exchange.relay.is_kept() => {
                 Poll::Ready(Step::Detached)
             }
-            // the library flushes last, so nothing of the answer is left in its buffers
+            // the library flushes last, so its buffers hold no more of the answer
             Poll::Pending if progress.is_over() && !exchange.closes.load(Ordering::Relaxed) => {
                 Poll::Ready(Step::Detached)
             }
@@ -324,17 +330,18 @@ where
     Ok(Served::Ended)
 }
 
-/// Whether the client expects to go on after this request. Old ones that ask for it are closed all the same.
+/// True if the client wants to send further requests on the connection. HTTP/1.0 clients that ask for it are
+/// closed all the same.
 fn keeps_alive<B>(request: &Request<B>) -> bool {
     let connection = request.headers().get(header::CONNECTION);
     request.version() == http::Version::HTTP_11
         && connection.is_none_or(|value| value.as_bytes().eq_ignore_ascii_case(b"keep-alive"))
 }
 
-/// The state of a request's body.
+/// How much of a request's body was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// It was received completely.
+    /// All of it.
     Read,
     /// Some of it may still arrive: the connection cannot be reused, and must not be closed before that.
     Unread,
@@ -371,11 +378,11 @@ fn is_large(request: &Request<Incoming>) -> bool {
     request.body().size_hint().exact().is_none_or(|bytes| bytes > LARGE_BYTES as u64)
 }
 
-/// The output of a future, or that it panicked.
+/// The output of a future, or the message that it panicked.
 async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let mut future = pin!(future);
     std::future::poll_fn(|context| {
-        // what it shares with others is behind locks and atomics, which are valid after a panic
+        // state that it shares with others is behind locks and atomics, which are valid after a panic
         match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
             Ok(poll) => poll.map(Ok),
             Err(_) => Poll::Ready(Err("the request panicked".to_owned())),
@@ -384,8 +391,8 @@ async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
     .await
 }
 
-/// Answers a request, or refuses it by the limits. It drains the rest of a short body first: closing while the client is sending would
-/// reset the connection before the client reads the answer.
+/// Answers a request, or refuses it by the limits. It drains the rest of a short body first: closing while
+/// the client is sending would reset the connection before the client reads the answer.
 async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let (parts, incoming) = request.into_parts();
     let presented = Arc::new(authentication::Presented::new(Arc::clone(&server), caller.clone(), &parts));
@@ -393,7 +400,7 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
     let slot = match &identity {
         Ok(identity) if Arc::ptr_eq(identity, &caller.identity) => Arc::clone(&caller.slot),
         Ok(identity) => server.limits.slot((**identity).as_ref(), caller.from, Instant::now()),
-        // it may have been good when the connection began
+        // the credential may have become invalid since the connection began
         Err(_) => server.limits.slot(None, caller.from, Instant::now()),
     };
     caller.note(identity.as_deref().ok().and_then(Option::as_ref));
@@ -423,7 +430,8 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
             Err(error) => respond::error(&error),
         },
     };
-    // the hot path of renewals has none, nor has an answer to who wants little: every byte counts on a metered link
+    // answers to renewals and to clients that want short answers have no date: every byte counts on a metered
+    // link
     if !wants_minimal(&parts.headers) || response.status().is_client_error() {
         respond::date(&mut response);
     }
@@ -463,7 +471,7 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-    /// A pipe that holds an answer, and no body.
+    /// The size of a pipe that holds an answer without a body.
     const PIPE_BYTES: usize = 4096;
 
     /// A server without sockets.
@@ -524,7 +532,7 @@ mod tests {
         String::from_utf8(head).unwrap()
     }
 
-    /// The status of the next answer, and whether it is the connection's last.
+    /// The status of the next answer, and true if it is the connection's last.
     async fn answer(client: &mut DuplexStream) -> (u16, bool) {
         let head = answer_head(client).await;
         let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
@@ -627,7 +635,7 @@ mod tests {
         };
         let node = |name: &str| Some(Identity::new(&format!("system:node:{name}"), &["system:nodes"]));
         let mut client = stage.connect(node("n"));
-        // with another request between them, and one in two parts
+        // with another request between them, and one renewal in two parts
         let together = [renewal("n", &time(1)), head("GET", "/version", ""), renewal("n", &time(2))];
         client.write_all(&together.concat()).await.unwrap();
         for code in [204, 200, 204] {
@@ -640,7 +648,7 @@ mod tests {
         client.write_all(rest).await.unwrap();
         assert_eq!(answer(&mut client).await, (204, false));
         assert_eq!(renewed("n"), time(3));
-        // one without a Lease takes the general way, and is paid for once: there is one token
+        // a renewal without a Lease is handled in the general way, and counted once: there is one token
         let later = Instant::now() + Duration::from_secs(3600);
         let slot = stage.slot(node("unknown").as_ref());
         while slot.pace_renewal(later).is_ok_and(|paid| paid == Paid::Renewal) {}
@@ -648,7 +656,7 @@ mod tests {
         let mut other = stage.connect(node("unknown"));
         other.write_all(&renewal("unknown", &time(4))).await.unwrap();
         assert_eq!(answer(&mut other).await, (404, false));
-        // what is not plainly a renewal is judged as ever
+        // a request that is not exactly a renewal is handled as before
         for (request, code) in [
             (renewal("revoked", &time(4)), 403),
             (renewal("n", "now"), 422),
@@ -657,7 +665,7 @@ mod tests {
             client.write_all(&request).await.unwrap();
             assert_eq!(answer(&mut client).await, (code, false), "{}", String::from_utf8_lossy(&request));
         }
-        // a credential that was revoked, and one of too many requests
+        // a revoked credential, and one with too many requests
         let mut revoked = stage.connect(node("revoked"));
         revoked.write_all(&renewal("revoked", &time(5))).await.unwrap();
         assert_eq!(answer(&mut revoked).await, (204, false));
@@ -665,7 +673,8 @@ mod tests {
         hub.create(&CONFIG_MAP, denied).await.unwrap();
         revoked.write_all(&renewal("revoked", &time(6))).await.unwrap();
         assert_eq!(answer(&mut revoked).await, (401, true));
-        // a rate of their own, whatever else the node asked for: the short way and the general one
+        // renewals have a rate of their own, whatever else the node requested: in the short way and in the
+        // general one
         let later = Instant::now() + Duration::from_secs(3600);
         while stage.slot(node("n").as_ref()).pace(later).is_ok() {}
         client.write_all(&renewal("n", &time(7))).await.unwrap();
@@ -674,7 +683,7 @@ mod tests {
         let general = general.replace("prefer: return=minimal\r\n", "");
         client.write_all(general.as_bytes()).await.unwrap();
         assert_eq!(answer(&mut client).await, (200, false));
-        // one that may make work is a request like others
+        // a renewal that may be expensive is counted like other requests
         let costly = general.replace("merge-patch", "json-patch");
         client.write_all(costly.as_bytes()).await.unwrap();
         assert_eq!(answer(&mut client).await, (429, false));
@@ -690,17 +699,17 @@ mod tests {
         let length = |bytes: usize| format!("content-length: {bytes}\r\n");
         let (little, much) = (vec![b'x'; 100_000], vec![b'x'; 5_000_000]);
         let chunked = [b"4c4b40\r\n".as_slice(), &much, b"\r\n0\r\n\r\n"].concat();
-        // too large for anybody, announced in advance or only noticed
+        // too large for any caller, whether announced or noticed later
         check(&stage, admin(), &length(much.len()), &much, (413, true)).await;
         check(&stage, admin(), "transfer-encoding: chunked\r\n", &chunked, (413, true)).await;
         // forbidden
         check(&stage, None, &length(little.len()), &little, (401, false)).await;
         check(&stage, None, &length(much.len()), &much, (401, true)).await;
-        // at most so much is read to go on with the connection
+        // no more than this is read to keep the connection
         for (bytes, ends) in [(256 * 1024, false), (256 * 1024 + 1, true)] {
             check(&stage, None, &length(bytes), &much[..bytes], (401, ends)).await;
         }
-        // rate limited; in an hour, so that the bucket does not refill before the next request
+        // rate limited; an hour later, so that the bucket does not refill before the next request
         let hasty = Identity::new("hasty", &["others"]);
         let later = Instant::now() + Duration::from_secs(3600);
         while stage.slot(Some(&hasty)).pace(later).is_ok() {}
@@ -714,7 +723,7 @@ mod tests {
         assert_eq!(held.len(), 2048, "fifty administrators can take all");
         check(&stage, admin(), &length(little.len()), &little, (503, false)).await;
         check(&stage, admin(), "content-length: 9\r\n", b"{\"data\":1", (503, false)).await;
-        // without a body it counts from its beginning
+        // a request without a body counts from its beginning
         let mut client = stage.connect(admin());
         client.write_all(&head("GET", MAPS, "")).await.unwrap();
         assert_eq!(answer(&mut client).await, (503, false));
@@ -798,14 +807,14 @@ mod tests {
     #[tokio::test]
     async fn work_for_an_answer_is_paid_for_by_its_caller() {
         let stage = Stage::new("work");
-        // counted in an hour, so that no bucket refills meanwhile
+        // an hour later, so that no bucket refills meanwhile
         let later = Instant::now() + Duration::from_secs(3600);
         let notes = "x".repeat(60_000);
         for name in ["plain", "table", "indented", "patch"] {
             let node = serde_json::json!({"metadata": {"name": name, "annotations": {"a": notes}}});
             stage.server.hub.create(&kedge_hub_core::kinds::NODE, node).await.unwrap();
         }
-        // what is left of a burst of 1000 requests
+        // the remaining tokens of a burst of 1000 requests
         let check =
             async |name: &str, method: &str, fields: &str, body: &str, expect: std::ops::Range<usize>| {
                 let node = Identity::new(&format!("system:node:{name}"), &["system:nodes"]);
@@ -849,7 +858,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(stage.in_progress(), 0);
-        // its places for large bodies are taken; others', and small bodies, are not concerned
+        // the caller's places for large bodies are taken; other callers, and small bodies, are not affected
         let rows = [(0, 100_000, 429), (1, 100_000, 201), (0, 100, 201), (0, 4096, 201), (0, 4097, 429)];
         for (number, length, expect) in rows {
             let mut client = stage.connect(user(number));
@@ -959,7 +968,7 @@ mod tests {
         let stranger = caller(None);
         stranger.note(None);
         assert_eq!(stranger.idle(), STRANGER_IDLE);
-        // a token with a request; each request gets a clone
+        // a token with a request; each request gets a clone of the caller
         stranger.clone().note(admin().as_ref());
         assert_eq!(stranger.idle(), IDLE);
     }
@@ -1024,7 +1033,8 @@ mod tests {
         assert!(thief.seen.is_none());
         let seen = stage.server.credentials.seen("edge-1").and_then(|seen| seen.not_after);
         assert_eq!(seen, Some(now + 3600), "the owner's is still shown");
-        // one that goes bad while its connection stands; the bucket of the node is empty for an hour
+        // a credential that is revoked while its connection is open; the bucket of the node is empty for an
+        // hour
         let mut client = stage.connect(good.clone());
         client.write_all(&head("GET", "/version", "")).await.unwrap();
         assert_eq!(answer(&mut client).await.0, 200);

@@ -1,4 +1,4 @@
-//! One request as its handlers see it, and what they ask the authorizer about it.
+//! The context of one request for its handlers, and its questions to the authorizer.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,36 +23,38 @@ pub(super) struct RequestContext<'a> {
     pub(super) server: &'a Server,
     /// The identity of the request's credential.
     pub(super) caller: Arc<Option<Identity>>,
-    /// What shows that identity, to be judged again by each decision.
+    /// The credentials that prove that identity; each decision checks them again.
     pub(super) presented: Arc<Presented>,
-    /// What the caller holds of the hub's limits.
+    /// The caller's share of the hub's limits.
     pub(super) slot: &'a Arc<Slot>,
-    /// What its line in the audit log will need.
+    /// Facts for its line in the audit log.
     pub(super) trail: &'a Trail,
     /// The effective identity: the caller's own, or the one that an administrator impersonates.
     pub(super) identity: Option<Identity>,
     pub(super) parts: &'a Parts,
     pub(super) parameters: Parameters,
-    /// What it does, for the audit log.
+    /// The class of the request, for the audit log.
     pub(super) act: Act,
 }
 
 impl RequestContext<'_> {
-    /// The effective identity, for a decision of this moment.
+    /// The effective identity, for a decision at this moment.
     ///
     /// # Errors
-    /// 401 if the credential is not valid any more: a request may wait for its turn, for the disk, for other objects.
+    /// 401 if the credential is no longer valid: a request may have waited for its turn, for the disk, or for
+    /// other objects.
     pub(super) fn identity_now(&self) -> Result<&Identity, ApiError> {
         self.presented.identity()?;
         self.identity.as_ref().ok_or_else(ApiError::unauthorized)
     }
 
-    /// The node that makes the request. An administrator who acts as a node is somebody else: the node does not know what is done.
+    /// The node that makes the request. `None` for an administrator who impersonates a node, because the node
+    /// itself does not know of the request.
     pub(super) fn author(&self) -> Option<&str> {
         (*self.caller).as_ref().and_then(Identity::node)
     }
 
-    /// Refuses what the effective identity may not do.
+    /// Refuses a request that the effective identity is not allowed to make.
     pub(super) fn authorize(&self, attributes: &Attributes<'_>) -> Result<(), ApiError> {
         let charge = |work| self.charge(work);
         identity::authorize(
@@ -63,7 +65,7 @@ impl RequestContext<'_> {
         .map_err(denied)
     }
 
-    /// Refuses what the effective identity may not store, as of now.
+    /// Refuses a change that the effective identity is not allowed to store now.
     pub(super) fn admit(
         &self,
         attributes: &Attributes<'_>,

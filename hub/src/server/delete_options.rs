@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::context::RequestContext;
 use super::request::{self, header};
 
-/// Options come as a body, or as query parameters.
+/// Reads the options from the body or from query parameters.
 pub(super) fn delete_options(
     context: &RequestContext<'_>,
     body: &Bytes,
@@ -25,7 +25,7 @@ pub(super) fn delete_options(
     read_delete_options(context, value)
 }
 
-/// Options from a value (null is none), or from the query.
+/// Reads the options from a value, or from the query if the value is null.
 pub(super) fn read_delete_options(
     context: &RequestContext<'_>,
     mut value: Value,

@@ -1,11 +1,12 @@
-//! Detached watches: written without the HTTP library, so that an idle one does not hold its buffers, 16 KiB a connection. A fleet is
-//! thousands of idle watches.
+//! Detached watches: written without the HTTP library, so that an idle one does not hold its buffers, 16 KiB
+//! a connection. A fleet is thousands of idle watches.
 //!
-//! hyper's connection is detached before it has written anything and returned after the watch; bytes that the client sends meanwhile
-//! are kept for the next request. Always holds: the answer is one HTTP response, chunked if the client supports that, and the
-//! byte stream is identical to what hyper would have produced. A client that reads nothing holds a TLS record, whatever the watch shows:
-//! an object goes from its own text into records, and a text that is made for this watch is paid for by its caller. Left to others: the
-//! events and the end of the watch (`watch`).
+//! hyper's connection is detached before it has written anything, and given back after the watch; bytes that
+//! the client sends meanwhile are kept for the next request. Always holds: the answer is one HTTP response,
+//! chunked if the client supports that, and the byte stream is identical to what hyper would have produced. A
+//! client that reads nothing costs one TLS record, whatever the watch shows: a stored object is copied from
+//! its own text into records, and a text made only for this watch is charged to its caller. Left to others:
+//! the events and the end of the watch (`watch`).
 
 use std::future::poll_fn;
 use std::io::{self, Write as _};
@@ -23,21 +24,22 @@ use super::respond::Body;
 use super::watch::{Line, Stored, WatchStream};
 use crate::memory::Held;
 
-/// Most bytes kept that a client sends during a watch: a whole request fits. No more is read until the watch has ended.
+/// Most bytes kept of those that a client sends during a watch: a whole request fits. No more is read until
+/// the watch has ended.
 const EARLY_BYTES: usize = 1024;
 /// Bytes of events that are written together: a TLS record.
 const RECORD_BYTES: usize = 16 * 1024;
-/// Time for what is left to write when the watch's time is over. Then it is cut off: a client that reads a byte now and then would
-/// keep it for ever.
+/// Time for the remaining bytes when the watch's time is over. Then it is cut off: otherwise a client that
+/// reads a byte now and then could keep it open for ever.
 const LAST_WRITE: Duration = Duration::from_secs(60);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
-    /// Writes a watch until its end; returns whether the connection can be reused.
+    /// Writes a watch until its end; returns true if the connection can be reused.
     pub(super) async fn write_watch(&mut self, answer: Answer) -> io::Result<bool> {
         let reader = Arc::clone(answer.watch.reader());
         tokio::select! {
             biased;
-            // without the end of the answer: it is cut off
+            // the mark of a complete answer is omitted, so the client sees that it was cut off
             () = poll_fn(|context| reader.poll_over(context)) => Ok(false),
             written = self.write_lines(answer) => written,
         }
@@ -65,12 +67,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         Ok(!manner.closes)
     }
 
-    /// Writes the text, and the long line in which it ends. What is after that line is the beginning of the next text.
+    /// Writes the text, and then the long line at its end. Bytes after that line become the beginning of the
+    /// next text.
     async fn write_text(&mut self, end: Instant, text: &mut Text, manner: Manner) -> io::Result<()> {
         let Text { bytes, long } = std::mem::take(text);
         let writing = async {
             self.write_bytes(&bytes).await?;
-            // TLS has it: what waits for a slow client waits there
+            // freed, because TLS now has a copy: bytes for a slow client wait there
             drop(bytes);
             let Some(Long { line, written }) = long else { return self.flush().await };
             for part in line.bytes()[written..].chunks(RECORD_BYTES) {
@@ -115,7 +118,7 @@ enum Next {
     Write,
     /// The last bytes to write.
     Last,
-    /// The client is gone.
+    /// The client has left.
     Gone,
 }
 
@@ -132,27 +135,27 @@ fn head_of(head: &http::response::Parts, manner: Manner) -> Vec<u8> {
     text
 }
 
-/// What is written next.
+/// The bytes to write next.
 #[derive(Debug, Default)]
 struct Text {
     bytes: Vec<u8>,
-    /// The line in which the bytes end, if it does not fit among them.
+    /// The last line, if it is too long to be copied into `bytes`.
     long: Option<Long>,
 }
 
-/// A line of which so many bytes were written.
+/// A line that is partly written.
 #[derive(Debug)]
 struct Long {
     line: Content,
     written: usize,
 }
 
-/// What a line is about, without what is around it.
+/// The content of a line, without the JSON around it.
 #[derive(Debug)]
 enum Content {
     /// An object, from its own text.
     Stored(Loan),
-    /// A text that was made for this watch, and what its client holds for it.
+    /// A text made for this watch, and the bytes charged to its client.
     Made { text: Vec<u8>, _held: Option<Held> },
 }
 
@@ -166,7 +169,7 @@ impl Content {
 }
 
 impl Text {
-    /// Adds a line, or its beginning. `false`: the client may not hold it.
+    /// Adds a line, or its first part. `false`: the client's budget does not allow it.
     fn add(&mut self, line: Line, manner: Manner, watch: &WatchStream) -> bool {
         let length = line.len();
         let held = match &line {
@@ -198,7 +201,7 @@ impl Text {
         true
     }
 
-    /// What is after a line.
+    /// Appends the end of a line.
     fn end_line(&mut self, line: &Content, manner: Manner) {
         if matches!(line, Content::Stored(_)) {
             self.bytes.extend_from_slice(Stored::END);
@@ -214,7 +217,7 @@ impl Text {
 pub(super) struct Manner {
     /// In chunks; an HTTP/1.0 client reads until the connection's end.
     pub(super) chunks: bool,
-    /// The connection ends with it.
+    /// The connection is closed after it.
     pub(super) closes: bool,
 }
 
@@ -224,11 +227,11 @@ pub(super) struct Answer {
     head: http::response::Parts,
     watch: Box<WatchStream>,
     manner: Manner,
-    /// Nothing is written after this.
+    /// The time after which nothing more is written.
     cut: Instant,
 }
 
-/// The slot of a connection for a watch that waits to be detached.
+/// The place in a connection for a watch that will be detached.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Mutex<Option<Answer>>);
 
@@ -335,7 +338,7 @@ mod tests {
                 let (length, line) = chunk.split_once("\r\n").unwrap();
                 assert_eq!(usize::from_str_radix(length, 16).unwrap() + 2, line.len());
                 assert!(line.starts_with("{\"type\":\"ADDED\",\"object\":{"), "{line}");
-                // the next request comes early
+                // the next request arrives during the watch
                 client.write_all(b" /next").await.unwrap();
                 tokio::task::yield_now().await;
                 memory.close();
@@ -350,7 +353,7 @@ mod tests {
         });
     }
 
-    /// One that may hold nothing.
+    /// A budget that allows nothing.
     #[derive(Debug)]
     struct Empty;
 
@@ -383,7 +386,7 @@ mod tests {
             let reading = async {
                 put(&memory, 2, 100_000);
                 read_until(&mut client, "\r\n\r\n").await;
-                // while the first is on its way
+                // while the first is being sent
                 put(&memory, 3, 200_000);
                 memory.close();
                 for (kind, bytes) in [("ADDED", 100_000), ("MODIFIED", 200_000)] {

@@ -1,7 +1,8 @@
-//! Discovery: the served kinds, in the aggregated form (one request) and the legacy form (one per group version).
+//! Discovery: the served kinds, in the aggregated form (one request) and the legacy form (one per group
+//! version).
 //!
-//! Both come from the table of kinds. `/api` and `/apis` must answer in the same form, or clients fall back: both read the
-//! same Accept header.
+//! Both come from the table of kinds. `/api` and `/apis` must answer in the same form, or clients fall back:
+//! both read the same Accept header.
 
 use http::Response;
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ fn named_groups() -> Vec<(&'static str, &'static str)> {
     groups
 }
 
-/// Upstream's order of groups: the first one that has a resource of a name is the one that `kubectl get` asks.
+/// Upstream's order of groups: `kubectl get` uses the first group that has a resource of the given name.
 const ORDER: [&str; 8] = [
     "apps",
     "events.k8s.io",
@@ -44,11 +45,12 @@ const ORDER: [&str; 8] = [
     "certificates.k8s.io",
     "policy",
     "coordination.k8s.io",
-    // of a server behind the API server, so after all others
+    // served by another server behind the API server, so it comes after all others
     "metrics.k8s.io",
 ];
 
-/// What clients compare to notice that objects are stored under another type than before; upstream's computation.
+/// The hash that clients compare to notice a change of the type under which objects are stored; computed as
+/// upstream.
 fn storage_version_hash(kind: &'static Kind) -> String {
     let Kind { group, version, kind, .. } = kind.stored();
     let digest = ring::digest::digest(&ring::digest::SHA256, format!("{group}/{version}/{kind}").as_bytes());
@@ -95,8 +97,9 @@ fn group_value(group: &str, version: &str) -> Value {
     json!({"name": group, "versions": [version], "preferredVersion": version})
 }
 
-/// A group in the list of groups. One without resources has no version there: clients keep no empty list of resources, so they would
-/// ask for it at every command. Its preferred version stays: by that kubectl before 1.22 knows that it can evict.
+/// A group in the list of groups. A group without resources has no version there: clients do not cache an
+/// empty list of resources, so they would request it at every command. Its preferred version stays, because
+/// kubectl before 1.22 concludes from it that it can evict.
 fn listed_group(group: &str, version: &str) -> Value {
     let mut value = group_value(group, version);
     if aggregated_resources(group, version).is_empty() {
@@ -115,7 +118,8 @@ pub(super) fn group(group: &str) -> Response<Body> {
     respond::json(200, &value)
 }
 
-/// Reviews and bindings, which clients see as resources: plural, singular, kind, and whether it is posted to a namespace.
+/// Reviews and bindings, which clients see as resources: plural, singular, kind, and true if it is posted to
+/// a namespace.
 pub(super) fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &'static str, bool)] {
     match group {
         "" => &[("bindings", "binding", "Binding", true)],
@@ -133,7 +137,7 @@ pub(super) fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &
     }
 }
 
-/// What is read and never stored: plural, kind, and whether it has a namespace.
+/// Kinds that are read and never stored: plural, kind, and true if it has a namespace.
 fn measured(group: &str) -> &'static [(&'static str, &'static str, bool)] {
     match group == METRICS.0 {
         true => &[("nodes", "NodeMetrics", false), ("pods", "PodMetrics", true)],
@@ -268,7 +272,7 @@ mod tests {
     fn groups_and_storage_versions_are_upstreams() {
         let groups: Vec<&str> = named_groups().iter().map(|(group, _)| *group).collect();
         assert_eq!(groups, ORDER, "every served group has its place");
-        // as a Kubernetes 1.36 API server answers
+        // the hashes of a Kubernetes 1.36 API server
         for (kind, expect) in [
             (&kinds::POD, "xPOwRZ+Yhw8="),
             (&kinds::CONFIG_MAP, "qFsyl6wFWjQ="),

@@ -1,7 +1,8 @@
 //! One request from its head to its answer: identity, target, authorization, verb.
 //!
-//! Always holds: nothing is read or written before `identity::authorize` allowed it; no object is stored before `identity::admit`
-//! allowed it in its stored form. The meaning of the verbs is in `requests`, the forms of answers in `respond`.
+//! Always holds: nothing is read or written before `identity::authorize` has allowed it; no object is stored
+//! before `identity::admit` has allowed it in its stored form. The meaning of the verbs is in `requests`, the
+//! forms of answers in `respond`.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -39,10 +40,11 @@ use kedge_hub_core::requests::{Answer, Part, Place, WriteOptions, check_place};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Page, Query};
 
-/// Most objects of one page; a client that asks for more gets a continue token. Upstream has no such limit, but its clients handle it.
+/// Most objects of one page; a client that asks for more gets a continue token. Upstream has no such limit,
+/// but its clients handle it.
 const MAX_PAGE: u64 = 10_000;
 
-/// Answers a request. It may leave the body unread, in part or, after an early refusal, as a whole.
+/// Answers a request. It may leave the body unread, in part or, after an early refusal, completely.
 pub(super) async fn handle(
     server: &Arc<Server>,
     caller: Arc<Option<Identity>>,
@@ -192,7 +194,7 @@ async fn bindings(
     outcome
 }
 
-/// The target of a `POST` to `bindings` before its body was read.
+/// The target of a `POST` to `bindings` before its body has been read.
 fn unnamed_binding(namespace: &str) -> Target {
     Target {
         kind: &kinds::POD,
@@ -217,7 +219,7 @@ async fn bind(
     subresources::bind_named(context, target, &binding).await
 }
 
-/// The identity that the request is judged by: see [`identity::effective`].
+/// The identity by whose rights the request is judged: see [`identity::effective`].
 fn effective(parts: &Parts, caller: Option<&Identity>) -> Result<Option<Identity>, ApiError> {
     let headers = parts.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     identity::effective(caller, headers).map_err(denied)
@@ -240,12 +242,12 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
     })
 }
 
-/// What such a request is for.
+/// The target of such a request.
 fn proxied(kind: &'static Kind, namespace: String, name: String) -> Target {
     Target { kind, namespace, name, subresource: "proxy".to_owned() }
 }
 
-/// The verb of a request that is passed on.
+/// The verb of a request that is passed on to a node or pod.
 fn verb_of_proxy(method: &Method) -> &'static str {
     match *method {
         Method::GET | Method::HEAD => "get",
@@ -266,7 +268,7 @@ fn authorize_target(
     context.authorize(&attributes)
 }
 
-/// As a kubelet judges: by the right to all that a node serves, or to this part of it.
+/// Judges as a kubelet does: by the right to all that a node serves, or to this part of it.
 fn may_ask_node(
     context: &RequestContext<'_>,
     verb: &str,
@@ -366,7 +368,8 @@ async fn resource(
     let known = part == Part::Main || matches!(verb, "get" | "update" | "patch");
     let scoped = !kind.namespaced || !target.namespace.is_empty() || matches!(verb, "list" | "watch");
     if !kind.allows(verb) || !known || !scoped {
-        // whoever takes away what could not be made finds nothing: a client that undoes its work goes on by that
+        // deleting a missing object is answered 404 to any caller: a client that cleans up after a failed
+        // creation relies on that
         if verb == "delete" && part == Part::Main && !exists(context, target) {
             return Err(ApiError::not_found(kind, &target.name));
         }
@@ -421,7 +424,7 @@ fn check_not_in_future(context: &RequestContext<'_>, current: u64) -> Result<Opt
     }
 }
 
-/// What a request for a collection asks for; authorized and answered alike.
+/// The selectors of a request for a collection, by which it is both authorized and answered.
 fn selection(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<Selection, ApiError> {
     if !matches!(verb, "list" | "watch" | "deletecollection") {
         return Ok(Selection::default());
@@ -444,7 +447,8 @@ fn watch_collection(
     let started =
         watch::start(memory, target.kind, selection, &context.parameters, form, context.slot.clone());
     let mut stream = match started {
-        // as upstream: clients that resume a watch look for this in an event, and repeat a request that is refused with it for ever
+        // as upstream: clients that resume a watch look for this error in an event; if the request itself
+        // failed with it, they would repeat it for ever
         Err(error) if error.reason == "Expired" => {
             let event = json!({"type": "ERROR", "object": error.to_value()});
             return Ok(respond::bytes(200, "application/json", Bytes::from(format!("{event}\n"))));
@@ -454,7 +458,7 @@ fn watch_collection(
     if let Some(standing) = context.presented.standing() {
         stream = stream.while_standing(standing);
     }
-    // versions of Leases count apart, and no answer names one
+    // Leases have a version space of their own, and answers to renewals name no version of it
     if let Some(node) = context.author().filter(|_| !target.kind.stored().is_renewed()) {
         stream.follow(context.slot.own_watches(), || memory.desired(node));
         if target.kind.kind == kinds::NODE.kind {
@@ -484,7 +488,8 @@ fn list(
     Ok(writer.list(page, meta))
 }
 
-/// The state that a list asks for: the latest, an exact one, or a page of one; and when its first page was read.
+/// The state that a list asks for: the latest, an exact one, or a page of one; and the time at which its
+/// first page was read.
 fn page(
     context: &RequestContext<'_>,
     kind: &'static Kind,
@@ -495,7 +500,7 @@ fn page(
     let memory = context.server.hub.memory();
     let invalid = |error: FieldError| ApiError::invalid_options("list", &error);
     let forbidden = |field: &str, why: &str| invalid(FieldError::forbidden(field, why));
-    // as upstream: none is asked for by 0 and by any negative number
+    // as upstream: 0 and negative numbers mean no limit
     let limit =
         parameters.signed("limit")?.and_then(|limit| u64::try_from(limit).ok()).filter(|limit| *limit > 0);
     let limit = limit.map(|limit| usize::try_from(limit.min(MAX_PAGE)).unwrap_or(usize::MAX));
@@ -537,7 +542,7 @@ fn page(
         let token = ContinueToken::decode(parameters.text("continue"), now)?;
         let ContinueToken { revision, remaining, .. } = token;
         let query = Query { revision, after: Some(&token.after), limit, remaining };
-        // a list that goes on in the latest state is consistent from there
+        // a list that continues in the latest state is consistent from that page on
         let made = revision.map_or(now, |_| token.made);
         let page = memory.list(kind.stored(), selection, &query);
         return page.map(|page| (page, made)).map_err(|_| token.expired());
@@ -591,7 +596,8 @@ async fn write(
     }
 }
 
-/// The versions of configurations that a node reports: it may know what a hub knew whose data directory was lost.
+/// Notes the versions of configurations that a node reports: they may be from an earlier hub whose data
+/// directory was lost.
 fn meet_versions(context: &RequestContext<'_>, node: &Value) {
     for which in ["assigned", "active", "lastKnownGood"] {
         let version = kinds::text(node, &["status", "config", which, "configMap", "resourceVersion"]);
@@ -610,7 +616,8 @@ fn admitted(
     context.admit(attributes, old, new)
 }
 
-/// Judges the whole object that a request describes: see [`identity::admit_requested`], and the rules of the type that it is shown as.
+/// Judges the whole object that a request describes: see [`identity::admit_requested`], and the rules of the
+/// type that it is shown as.
 fn judge(
     context: &RequestContext<'_>,
     verb: &str,
@@ -651,8 +658,8 @@ fn manager(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<
     Ok(Manager { name, subresource: target.subresource.clone() })
 }
 
-/// Stamps a new certificate request with its requester, refuses a subject that no approval may grant (upstream's
-/// CertificateSubjectRestriction).
+/// Stamps a new certificate request with its requester, refuses a subject that no approval may grant
+/// (upstream's CertificateSubjectRestriction).
 fn stamp_requester(
     context: &RequestContext<'_>,
     target: &Target,
@@ -689,7 +696,7 @@ async fn apply_patch(
     let validation = FieldValidation::parse("patch", context.parameters.text("fieldValidation"))?;
     let place = (namespace.as_str(), name.as_str());
     let read = decode::applied(as_kind, place, body, validation)?;
-    // a missing name becomes the URL's if the object exists, and is refused later if it does not
+    // a missing name is taken from the URL if the object exists, and refused later if it does not
     let given = kinds::text(&read.value, &["metadata", "name"]);
     if !given.is_empty() {
         check_place("name", given, name)?;

@@ -1,14 +1,16 @@
-//! Connections that have not shown who they are: TLS handshakes that are not finished.
+//! Connections of unknown callers: unfinished TLS handshakes.
 //!
-//! Always holds: one network has as many of them as nodes last came from it, [`PER_NETWORK`] at least and a quarter of all at most;
-//! networks from which no node ever came have half of all at most.
-//! A new connection is not refused for others' sake: the oldest silent one of the fullest network makes room, or its oldest one, unless
-//! the newcomer's own network is as full; then its oldest one does once it has taken [`SLOW`]. A handshake that goes on takes
-//! milliseconds, so a client gets through any number of connections that say nothing, or too little.
-//! Key exchanges, which cost the processor a millisecond each, have a rate for each network ([`PER_PLACE`]); one beyond it takes what
-//! this machine has to spare ([`SPARE`]) and is refused only without that. A connection that ends before its hello is complete costs
-//! its network nothing. So behind one address with a host that completes hellos all the time a client may need several tries.
-//! Left to others: time limits (`accept`), connections after the handshake (`limits`).
+//! Always holds: one network may have as many unfinished handshakes as nodes last connected from it, at least
+//! [`PER_NETWORK`] and at most a quarter of all; networks from which no node ever connected share half of
+//! all. A new connection is not refused because of others: the oldest silent handshake of the fullest network
+//! makes room, or that network's oldest one, unless the newcomer's own network is as full; then its own
+//! oldest one does, once it has taken [`SLOW`]. A handshake that makes progress takes milliseconds, so a
+//! client succeeds despite any number of connections that send nothing, or too little. Key exchanges, which
+//! cost the processor a millisecond each, have a rate for each network ([`PER_PLACE`]); one beyond that rate
+//! uses the machine's spare capacity ([`SPARE`]), and is refused only if none is left. A connection that ends
+//! before its hello is complete costs its network nothing. A client that shares an address with a host that
+//! completes hellos all the time may therefore need several attempts. Left to others: time limits (`accept`),
+//! connections after the handshake (`limits`).
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -21,27 +23,31 @@ use tokio::sync::oneshot;
 
 use crate::bucket::{Bucket, Rate};
 
-/// Unfinished handshakes of one network that each network may have: an address, or a /64 of IPv6. Nodes behind one router may all come
-/// back at once, so a network with more nodes has a place for each.
+/// Unfinished handshakes that each network may have: an address, or a /64 of IPv6. Nodes behind one router
+/// may all come back at once, so a network with more nodes has a place for each.
 const PER_NETWORK: usize = 64;
-/// The part of all that one network may have, however many nodes it has, and that this machine has: its processes share a processor
-/// with the hub, so that many handshakes wait for it at a time; ending some of them would only make work.
+/// The fraction of all handshakes that one network may have, however many nodes it has. This machine itself
+/// may have as many: its processes share a processor with the hub, so many of their handshakes wait for it at
+/// a time, and ending some would only make work.
 const NETWORK_PART: usize = 4;
-/// A handshake makes room for a newcomer of its own network, however full that is, once it has taken this long. While hundreds of nodes
-/// wait for the processor of a busy hub some take seconds; ending those would only make work.
+/// A handshake makes room for a newcomer of its own network, however full that is, once it has taken this
+/// long. While hundreds of nodes wait for the processor of a busy hub, some handshakes take seconds; ending
+/// those would only make work.
 const SLOW: Duration = Duration::from_secs(3);
-/// Key exchanges of a network for each of its places: two a second. A stranger's take an eighth of a processor at most. At once: all nodes
-/// of a site that come back, several times.
+/// Rate of key exchanges of a network for each of its places: two a second. Strangers take an eighth of a
+/// processor at most. The burst allows all nodes of a site to come back at once, several times.
 const PER_PLACE: Rate = Rate { per_sec: 2.0, burst: 8.0 };
-/// Key exchanges of all networks beyond what each may have: less than half of a processor, which nobody misses while it lasts.
+/// Rate of key exchanges beyond the networks' own rates: less than half of a processor, which no other work
+/// misses for that time.
 const SPARE: Rate = Rate { per_sec: 400.0, burst: 400.0 };
-/// Rates of networks that are not known, 24 bytes each. Which of them a network has, nobody can foresee: an attacker with a thousand
-/// networks takes away that of one in sixteen others, however many there are.
+/// Number of buckets for unknown networks, 24 bytes each. The bucket of a network is found by a hash that an
+/// attacker cannot foresee: with a thousand networks it affects one in sixteen others, however many there
+/// are.
 const PACES: usize = 16_384;
-/// Nodes whose networks are remembered. Those of further ones are not preferred.
+/// Most nodes whose networks are remembered. The networks of further nodes are treated as unknown.
 const MAX_NODES: usize = 16_384;
 
-/// The owner of an address, as far as an address tells.
+/// The owner of a connection, as far as its address shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Network {
     /// This machine itself.
@@ -51,8 +57,8 @@ pub(super) enum Network {
 }
 
 impl Network {
-    /// Of a connection from `peer` to the address `own`. A program on this machine that chooses no other address comes from the one that
-    /// it connects to; the hub's probe of itself is one.
+    /// The network of a connection from `peer` to the address `own`. A program on this machine that binds to
+    /// no other address connects from the address that it connects to; the hub's probe of itself is one.
     pub(super) fn of(peer: IpAddr, own: Option<IpAddr>) -> Network {
         let peer = peer.to_canonical();
         let is_own = own.is_some_and(|own| own.to_canonical() == peer);
@@ -76,26 +82,26 @@ pub(super) struct Handshakes {
 #[derive(Debug, Default)]
 struct Table {
     of: HashMap<Network, Vec<Entry>>,
-    /// In all, and of networks that are not known.
+    /// Handshakes in all, and those of unknown networks.
     all: usize,
     strangers: usize,
-    /// From where each node last came: one node vouches for one network.
+    /// The network from which each node last connected: one node vouches for one network.
     nodes: HashMap<Box<str>, Network>,
-    /// Those networks.
+    /// The state of those networks.
     known: HashMap<Network, Known>,
-    /// What others may still begin, by their hash; empty before the first one.
+    /// The rates of unknown networks, by their hash; empty before the first key exchange.
     strangers_paces: Vec<Bucket>,
     hasher: RandomState,
-    /// What all may begin beyond that.
+    /// The spare rate of all networks beyond that.
     spare: Option<Bucket>,
     next: u64,
 }
 
-/// A network from which nodes last came.
+/// A network from which nodes last connected.
 #[derive(Debug)]
 struct Known {
     nodes: usize,
-    /// What it may still begin; `None`: it has begun nothing.
+    /// The rate of its key exchanges; `None` before the first.
     pace: Option<Bucket>,
 }
 
@@ -103,7 +109,7 @@ struct Known {
 struct Entry {
     id: u64,
     since: Instant,
-    /// Whether the client sent anything.
+    /// True if the client has sent anything.
     heard: bool,
     stranger: bool,
     /// Dropped to end the handshake.
@@ -116,7 +122,7 @@ impl Handshakes {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // nothing in it can panic half way
+        // a panic leaves the table consistent, because no change of it can panic half way
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,14 +131,15 @@ impl Handshakes {
         self.lock().all
     }
 
-    /// Counts a new connection until the handshake is dropped; `None` refuses it. It may end another one.
+    /// Counts a new connection until the handshake is dropped; `None` refuses it. To make room it may end
+    /// another handshake.
     pub(super) fn begin(self: &Arc<Self>, network: Network, now: Instant) -> Option<Handshake> {
         let mut table = self.lock();
         let stranger = !table.known.contains_key(&network);
         let own = table.of.get(&network).map_or(0, Vec::len);
         let has_place = own < table.places(network, self.most)
             || table.make_room(network)
-            // the hub's probe of itself comes from here, too
+            // the hub's probe of itself is among this machine's connections
             || (network == Network::Local && table.end_oldest(network))
             || table.end_slow(network, now);
         if !has_place {
@@ -160,7 +167,7 @@ impl Handshakes {
         Some(Handshake { handshakes: Arc::clone(self), network, id, ended })
     }
 
-    /// Remembers that a node came from here, and not from where it came before.
+    /// Remembers that a node connects from here, and no longer from its former network.
     pub(super) fn trust(&self, node: &str, network: Network) {
         let mut table = self.lock();
         let before = table.nodes.get(node).copied();
@@ -168,7 +175,8 @@ impl Handshakes {
             return;
         }
         table.nodes.insert(node.into(), network);
-        // it goes on with what it had left as a stranger, so that it gains nothing by nodes that come and go
+        // the network keeps the tokens that it had left as a stranger, so that it gains nothing by nodes that
+        // come and go
         let pace = table.stranger_pace(network).copied();
         table.known.entry(network).or_insert(Known { nodes: 0, pace }).nodes += 1;
         if let Some(before) = before {
@@ -178,7 +186,7 @@ impl Handshakes {
 }
 
 impl Table {
-    /// Handshakes that a network may have, of so many in all.
+    /// The handshakes that a network may have, of `most` in all.
     fn places(&self, network: Network, most: usize) -> usize {
         let wanted = if network == Network::Local {
             most
@@ -188,9 +196,11 @@ impl Table {
         wanted.min(most / NETWORK_PART).max(PER_NETWORK)
     }
 
-    /// Counts a key exchange of a network; `false` if there are too many, and the machine is short.
+    /// Counts a key exchange of a network; `false` if there are too many, and the machine has no spare
+    /// capacity.
     fn pace(&mut self, network: Network, most: usize, now: Instant) -> bool {
-        // programs that share the processor gain nothing by handshakes, and the hub's probe of itself is among them
+        // programs that share the processor gain nothing by handshakes, and the hub's probe of itself is
+        // among them
         if network == Network::Local {
             return true;
         }
@@ -207,7 +217,7 @@ impl Table {
         has_own || spare.take(1.0)
     }
 
-    /// What a network that is not known may still begin, once any has begun something.
+    /// The rate of an unknown network, once any has begun a key exchange.
     fn stranger_pace(&mut self, network: Network) -> Option<&mut Bucket> {
         let place = self.place(network);
         self.strangers_paces.get_mut(place)
@@ -217,7 +227,7 @@ impl Table {
         (self.hasher.hash_one(network) % PACES as u64) as usize
     }
 
-    /// A node of this network came from another one.
+    /// A node of this network now connects from another one.
     fn forget(&mut self, network: Network) {
         let Some(known) = self.known.get_mut(&network) else { return };
         known.nodes -= 1;
@@ -230,21 +240,23 @@ impl Table {
         }
     }
 
-    /// The network with the most handshakes, and of several the one with the oldest; among strangers only, if one of them needs room.
+    /// The network with the most handshakes, and among equals the one with the oldest; among strangers only,
+    /// if one of them needs room.
     fn fullest(&self, strangers: bool) -> Option<Network> {
         let of = self.of.iter().filter(|(network, _)| !strangers || !self.known.contains_key(network));
         let age = |entries: &[Entry]| Reverse(entries.first().map(|entry| entry.id));
         of.max_by_key(|(_, entries)| (entries.len(), age(entries))).map(|(network, _)| *network)
     }
 
-    /// Ends a handshake of the fullest network for one of another: a silent one, or else the oldest. `false`: the other is as full.
+    /// Ends a handshake of the fullest network for one of another: its oldest silent one, or else its oldest.
+    /// `false`: the newcomer's network is as full.
     fn give_way(&mut self, fullest: Network, newcomer: Network) -> bool {
         let count = |network| self.of.get(&network).map_or(0, Vec::len);
         let is_fuller = count(fullest) > count(newcomer);
         self.make_room(fullest) || (is_fuller && self.end_oldest(fullest))
     }
 
-    /// Ends the oldest silent handshake of a network. `false`: all have begun.
+    /// Ends the oldest silent handshake of a network. `false`: all have sent something.
     fn make_room(&mut self, network: Network) -> bool {
         let silent = |entries: &Vec<Entry>| entries.iter().find(|entry| !entry.heard).map(|entry| entry.id);
         match self.of.get(&network).and_then(silent) {
@@ -266,7 +278,7 @@ impl Table {
             && self.end_oldest(network)
     }
 
-    /// The handshake, unless it had to make room.
+    /// The handshake, unless it was ended to make room.
     fn entry(&mut self, network: Network, id: u64) -> Option<&mut Entry> {
         self.of.get_mut(&network)?.iter_mut().find(|entry| entry.id == id)
     }
@@ -284,19 +296,19 @@ impl Table {
     }
 }
 
-/// Of a network with so many places.
+/// The rate of a network with this many places.
 fn rate(places: usize) -> Rate {
     let places = places as f64;
     Rate { per_sec: PER_PLACE.per_sec * places, burst: PER_PLACE.burst * places }
 }
 
-/// Whether a handshake may go on to its key exchange.
+/// The decision whether a handshake may do its key exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Exchange {
     Paid,
-    /// It had to make room before, and pays nothing.
+    /// It was ended before to make room, and is charged nothing.
     Ended,
-    /// Its network begins too many.
+    /// Its network begins too many handshakes.
     Refused,
 }
 
@@ -314,7 +326,8 @@ impl Handshake {
         self.network
     }
 
-    /// Notes that the client has sent something, or has ended: it no longer makes room as a silent one. `false`: it had to before.
+    /// Notes that the client has sent something, or has closed: from now on it is not ended as a silent one.
+    /// `false`: it was ended before.
     #[must_use]
     pub(super) fn heard(&self) -> bool {
         let mut table = self.handshakes.lock();
@@ -322,7 +335,7 @@ impl Handshake {
         entry.map(|entry| entry.heard = true).is_some()
     }
 
-    /// Takes what the key exchange costs from what its network may begin.
+    /// Charges the cost of the key exchange to the rate of the network.
     #[must_use]
     pub(super) fn exchange(&self, now: Instant) -> Exchange {
         let mut table = self.handshakes.lock();
@@ -335,7 +348,7 @@ impl Handshake {
         }
     }
 
-    /// Resolves when the handshake had to make room.
+    /// Resolves when the handshake is ended to make room.
     pub(super) async fn ended(&mut self) {
         // the sender is only ever dropped
         let _ = (&mut self.ended).await;
@@ -361,7 +374,7 @@ mod tests {
     }
 
     fn begin(all: &Arc<Handshakes>, from: Network) -> Option<Handshake> {
-        // as if all began at once
+        // all handshakes begin at the same time
         static NOW: LazyLock<Instant> = LazyLock::new(Instant::now);
         all.begin(from, *NOW)
     }
@@ -376,7 +389,7 @@ mod tests {
         all.begin(from, now).is_some_and(|new| new.heard() && new.exchange(now) == Exchange::Paid)
     }
 
-    /// A handshake that has begun.
+    /// A handshake whose client has sent something.
     fn begun(all: &Arc<Handshakes>, number: u32) -> Option<Handshake> {
         let handshake = begin(all, address(number))?;
         hear(&handshake);
@@ -392,7 +405,7 @@ mod tests {
         let all = Arc::new(Handshakes::new(2048));
         let mut silent: Vec<_> = (0..20_000).map(|_| begin(&all, HERE).unwrap()).collect();
         assert_eq!(all.count(), PER_NETWORK);
-        // a client of the same network begins, and thousands of silent ones do not end it
+        // a client of the same network begins, and thousands of silent ones do not end its handshake
         let mut client = begin(&all, HERE).unwrap();
         hear(&client);
         silent.extend((0..20_000).map(|_| begin(&all, HERE).unwrap()));
@@ -419,14 +432,14 @@ mod tests {
     fn slow_handshakes_make_room_in_a_full_network() {
         let all = Arc::new(Handshakes::new(2048));
         let start = Instant::now();
-        // one byte each, all a moment after the other
+        // one byte each, shortly after each other
         let at = |number: u32| start + Duration::from_millis(u64::from(number));
         let begun = |now| all.begin(HERE, now).inspect(hear);
         let mut held: Vec<_> = (0..64).map(|number| begun(at(number)).unwrap()).collect();
         assert!(begun(start + SLOW).is_none());
         let mut node = begun(at(9) + SLOW).expect("a place of a slow one");
         assert!(is_ended(&mut held[0]) && !held[1..].iter_mut().any(is_ended));
-        // as many as are slow, and no younger one
+        // only as many as are slow are ended, and no younger one
         let more: Vec<_> = (0..100).map_while(|_| begun(at(9) + SLOW)).collect();
         assert_eq!(more.len(), 8);
         assert!(!held[9..].iter_mut().any(is_ended) && !is_ended(&mut node));
@@ -465,7 +478,7 @@ mod tests {
         for (peer, own) in [("127.0.0.1", ""), ("::1", ""), ("127.0.0.1", "192.0.2.1")] {
             check(peer, own, true);
         }
-        // the probe of a hub that listens there
+        // the probe of a hub that listens on that address
         check("192.0.2.1", "192.0.2.1", true);
         check("::ffff:192.0.2.1", "192.0.2.1", true);
         check("2001:db8::1", "2001:db8::1", true);
@@ -525,7 +538,7 @@ mod tests {
         assert_eq!(all.count(), 128);
         let mut nodes: Vec<_> = (0..PER_NETWORK).map_while(|_| begin(&all, HERE)).collect();
         assert_eq!((nodes.len(), all.count()), (PER_NETWORK, 128 + PER_NETWORK));
-        // strangers make room for each other only
+        // strangers make room for other strangers only
         assert!(begun(&all, 5000).is_some());
         assert!(!nodes.iter_mut().any(is_ended));
         drop(held);
@@ -589,7 +602,7 @@ mod tests {
         let all = Arc::new(Handshakes::new(2048));
         let (now, home) = (Instant::now(), address(99_999));
         all.trust("edge", home);
-        // from as many as it likes, each once; and from some all that they may
+        // from any number of networks, once each; and from some as many as their rate allows
         assert!((0..30_000).all(|number| exchanges(&all, address(number), now)));
         (0..DRAINED).for_each(|number| while exchanges(&all, address(number), now) {});
         assert_eq!(all.lock().strangers_paces.len(), PACES);
@@ -624,13 +637,13 @@ mod tests {
         let mut client = begun(&all, 100).expect("a network with none");
         assert!(is_ended(&mut held[0]), "the oldest");
         assert!(!held[1..].iter_mut().any(is_ended));
-        // the attackers come again and again, and end only each other
+        // the attackers repeat it, and end only each other's connections
         for _ in 0..20 {
             held.extend(numbers().filter_map(|number| begun(&all, number)));
         }
         assert!(!is_ended(&mut client));
         assert_eq!(all.count(), 1024);
-        // the network with most is not let in at the cost of another one
+        // a network with the most handshakes gets no room from others
         let own = (0..16).find(|number| all.lock().of[&address(*number)].len() == PER_NETWORK);
         assert!(own.is_some_and(|number| begun(&all, number).is_none()));
     }

@@ -1,8 +1,10 @@
-//! The head of a request, before the HTTP library sees it: where it ends, how long its body is, and what no proper client sends.
+//! The head of a request, before the HTTP library reads it: its end, the length of the body, and signs of an
+//! improper client.
 //!
-//! Always holds: what a proxy before the hub may read as two requests, or as a request for another host, is refused: bare line feeds,
-//! folded lines, no `Host` or two, two lengths. The library is given exactly one request at a time. Pure. Left to others: the request
-//! line, the names and values of headers (the library).
+//! Always holds: a request that a proxy in front of the hub might read as two requests, or as one for another
+//! host, is refused: bare line feeds, folded lines, no `Host` or two, two lengths. The library is given
+//! exactly one request at a time. Pure. Left to others: the request line, the names and values of headers
+//! (the library).
 
 use kedge_hub_core::api_error::ApiError;
 
@@ -20,10 +22,10 @@ pub(super) enum Framing {
     Chunks,
 }
 
-/// Finds the end of the first request's head in what was received; `None` if more must be received. `from`: where to go on, the bytes
-/// before it were looked at.
+/// Looks for the end of the first request's head in the received bytes; `None` if more must be received.
+/// `from`: the index of the first byte that was not yet examined.
 pub(super) fn framing(received: &[u8], from: usize) -> Result<Option<Framing>, ApiError> {
-    // the same of a head that came at once and of one that came byte by byte
+    // the same result for a head that arrives at once and one that arrives byte by byte
     for at in from..received.len().min(MAX_HEAD_BYTES) {
         if received[at] != b'\n' {
             continue;
@@ -97,7 +99,7 @@ fn number(digits: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The same whatever the pieces in which it is received.
+    /// The result must not depend on the pieces in which the head arrives.
     fn check(request: &str, expect: Result<Option<Framing>, u16>) {
         let whole = framing(request.as_bytes(), 0).map_err(|error| error.code);
         assert_eq!(whole, expect, "{request:?}");
@@ -118,7 +120,7 @@ mod tests {
         check(&format!("{get}GET / HTTP/1.1\r\n"), Ok(Some(Framing::Bytes(get.len()))));
         let post = "POST / HTTP/1.1\r\nHOST:x\r\nContent-Length: 12\r\n\r\n";
         check(post, Ok(Some(Framing::Bytes(post.len() + 12))));
-        // the largest number of 32 bits ends no request early there
+        // a length that overflows 32 bits must not end the request early
         let huge = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4294967295\r\n\r\n";
         check(huge, Ok(Some(Framing::Bytes(huge.len().saturating_add(u32::MAX as usize)))));
         check("POST / HTTP/1.1\r\nhost: x\r\nTransfer-Encoding: chunked\r\n\r\n", Ok(Some(Framing::Chunks)));

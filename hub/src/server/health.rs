@@ -29,16 +29,16 @@ pub(super) fn version() -> Response<Body> {
     respond::json(200, &version)
 }
 
-/// One line of a health answer: its name, and why it fails.
+/// One line of a health answer: its name, and the reason if it fails.
 type Check = (&'static str, Option<String>);
 
-/// Whether a restart would not help: so `/livez` and `/healthz` do not ask whether the disk takes writes.
+/// The checks that a restart could mend: so `/livez` and `/healthz` do not depend on the disk.
 fn living(server: &Server) -> Vec<Check> {
     let ended = (!server.hub.writer().is_alive()).then(|| "its thread has ended".to_owned());
     vec![("ping", None), ("store", ended)]
 }
 
-/// Whether every request can be served. The reasons name no paths, because anybody may ask.
+/// The checks that every request can be served. The reasons contain no paths, because anybody may read them.
 fn serving(server: &Server) -> Vec<Check> {
     let health = server.hub.writer().health();
     let writable = health.failing().map(|(failing, since)| {

@@ -1,7 +1,8 @@
 //! Threads for large requests: bodies and answers whose handling takes milliseconds to seconds.
 //!
-//! Always holds: nothing here runs on the threads that answer ordinary requests, so a large body delays no renewal. Each caller has one
-//! large body worked on at a time (`limits`), so the threads serve callers in turns.
+//! Always holds: nothing here runs on the threads that answer ordinary requests, so a large body delays no
+//! renewal. The hub works on one large body of a caller at a time (`limits`), so callers share the threads in
+//! turns.
 
 use std::future::Future;
 use std::sync::OnceLock;
@@ -11,7 +12,8 @@ use tokio::task::JoinHandle;
 
 /// Bodies above this are large: reading and judging 64 KiB takes about a millisecond on a small board.
 pub(super) const LARGE_BYTES: usize = 64 * 1024;
-/// Stack of a thread that handles requests. Objects are at most 128 levels deep, each a few frames of a debug build.
+/// Stack of a thread that handles requests. Objects are at most 128 levels deep, each a few frames of a debug
+/// build.
 pub const STACK_BYTES: usize = 8 * 1024 * 1024;
 
 /// The threads; started by the first large request.
@@ -50,7 +52,7 @@ impl Large {
 
 impl Drop for Large {
     fn drop(&mut self) {
-        // not in place: the last owner may be a task, which must not block
+        // not dropped in place: the last owner may be a task, which must not block
         if let Some(Some(runtime)) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -1,9 +1,10 @@
-//! Who holds which Lease, as far as the hub has seen: a leader renews its Lease every two seconds, and a line for each would bury the acts
-//! of people.
+//! The holder of each Lease, as far as the hub has seen: a leader renews its Lease every two seconds, and an
+//! audit line for each renewal would bury the acts of people.
 //!
-//! Always holds: a write that makes somebody the holder is no renewal, nor is a write in the name of another's holder, nor anybody's write
-//! of a node's Lease. Memory is bounded: of Leases beyond the limit every write is a change. Nothing is stored: after a start of the hub
-//! the first renewal of each holder counts as a change. Left to others: the lines (`audited`).
+//! Always holds: a write does not count as a renewal if it changes the holder, if another identity made the
+//! named holder, or if it is of a node's Lease. Memory is bounded: beyond the limit every write of a Lease
+//! counts as a change. Nothing is stored: after a start of the hub the first renewal of each holder counts as
+//! a change. Left to others: the lines (`audited`).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,17 +13,17 @@ use kedge_api::NODE_LEASE_NAMESPACE;
 use kedge_hub_core::value::text;
 use serde_json::{Map, Value};
 
-/// Leases whose holders are known, some 300 bytes each.
+/// Most Leases whose holders are remembered, some 300 bytes each.
 const LEASES: usize = 1024;
 
-/// What a write makes of a Lease.
+/// The effect of a write on a Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Holding {
-    /// Of the Lease: that of a new one is not in its path.
+    /// The Lease's name: the path of a creation does not contain it.
     name: String,
-    /// By the Lease; empty: nobody.
+    /// The holder that the Lease names; empty: none.
     holder: String,
-    /// Nothing but the time of the last renewal is another.
+    /// True if the write changes only the time of the last renewal.
     is_renewal: bool,
 }
 
@@ -35,7 +36,7 @@ impl Holding {
     }
 }
 
-/// All that a renewal does not change: managers have times, too.
+/// All parts that a renewal does not change; managed fields contain times, too.
 fn without_times(lease: &Value) -> (Map<String, Value>, Map<String, Value>) {
     let part = |name: &str| lease[name].as_object().cloned().unwrap_or_default();
     let (mut meta, mut spec) = (part("metadata"), part("spec"));
@@ -46,15 +47,15 @@ fn without_times(lease: &Value) -> (Map<String, Value>, Map<String, Value>) {
     (meta, spec)
 }
 
-/// By namespace and name: the holder, and whose write made it that.
+/// By namespace and name: the holder, and the identity that made it the holder.
 type Known = HashMap<(Box<str>, Box<str>), (Box<str>, Box<str>)>;
 
-/// Whoever holds the Leases that are known.
+/// The holders of the remembered Leases.
 #[derive(Debug, Default)]
 pub(super) struct Holders(Mutex<Known>);
 
 impl Holders {
-    /// Whether a write that was made only renews a Lease that `who` holds. Notes who holds it from now on.
+    /// True if a write that was made only renews a Lease that `who` holds. Notes the holder from now on.
     pub(super) fn renews(&self, namespace: &str, holding: Holding, who: &str) -> bool {
         if namespace == NODE_LEASE_NAMESPACE {
             return false;
@@ -112,13 +113,13 @@ mod tests {
             let holding = Holding::of(Some(&lease("h", 0, 1)), &lease(holder, transitions, 2));
             holders.renews("kube-system", holding, who)
         };
-        // nobody knows who made it the holder
+        // the hub has not seen which identity made it the holder
         assert!(!write("h", 0, "a"));
         assert!(write("h", 0, "a"));
-        // in the name of a's holder
+        // b writes, and a's holder stays
         assert!(!write("h", 0, "b"));
         assert!(write("h", 0, "a"));
-        // b takes it, and a goes on in b's name
+        // b takes the Lease, and a then writes with b's holder
         assert!(!write("other", 1, "b"));
         assert!(!write("h", 0, "a"));
         assert!(write("h", 0, "a"));

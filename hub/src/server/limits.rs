@@ -1,15 +1,17 @@
 //! Limits per caller, and fair shares of what all callers use together.
 //!
-//! A caller is an identity, or the network of an anonymous one. From each pool a caller gets at most a quarter of what is free (an
-//! administrator, half of all) while half of the pool is free; then a 256th of the pool, and from its last quarter a 2048th or
-//! [`Resource::least`]. Always holds: a few callers hold half of a pool at most, and to take the rest from a caller that holds
-//! nothing needs more than 64 others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
-//! together can do it. An eighth, of long answers half, is left to administrators whatever all others do. Anonymous callers, whose
-//! addresses cost nothing, and identities that are no nodes share parts of the connections. A node's renewals take from no pool at
-//! all and have a rate of their own: only their own node can delay them, by its renewals alone.
+//! A caller is an identity, or the network of an anonymous one. From each pool a caller gets at most a
+//! quarter of what is free (an administrator, half of all) while half of the pool is free; then a 256th of
+//! the pool, and from its last quarter a 2048th or [`Resource::least`]. Always holds: a few callers cannot
+//! get more than half of a pool, and to take the rest from a caller that holds nothing needs more than 64
+//! others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
+//! together can do it. An eighth of each pool, of long answers half, is reserved for administrators.
+//! Anonymous callers, whose addresses cost nothing, share a part of the connections; so do identities that
+//! are neither nodes nor administrators. A node's renewals take from no pool at all and have a rate of their
+//! own: only their own node can delay them, by its renewals alone.
 //!
-//! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large the pools are
-//! (`capacity`), and connections before they have an identity (`handshakes`).
+//! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large
+//! the pools are (`capacity`), and connections before they have an identity (`handshakes`).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -29,46 +31,55 @@ use crate::capacity::Capacity;
 use crate::memory::Budget;
 use crate::pki::PROBE_USER;
 
-/// The part of a pool's free rest that a caller may hold. A part of the rest alone would leave less to each further caller.
+/// The fraction of a pool's free rest that a caller may hold. Without the lower bounds below, each further
+/// caller would get less.
 const SHARE: usize = 4;
-/// The part of a pool that a caller may hold once half of it is taken: more than a caller with its usual work needs.
+/// The fraction of a pool that a caller may hold once half of it is taken: more than a caller with its usual
+/// work needs.
 const CROWDED_PART: usize = 256;
 /// The same once three quarters are taken.
 const SCARCE_PART: usize = 2048;
-/// The part of each pool that only administrators get, who must be able to see and end what the others do.
+/// The fraction of each pool that is reserved for administrators, because they must be able to see and end
+/// the work of others.
 const RESERVED_PART: usize = 8;
-/// The part of all connections that anonymous callers may hold together.
+/// The fraction of all connections that anonymous callers may hold together.
 const ANONYMOUS_PART: usize = 8;
-/// The part of all connections that identities which are neither nodes nor administrators may hold together.
+/// The fraction of all connections that identities which are neither nodes nor administrators may hold
+/// together.
 const OTHER_PART: usize = 4;
-/// Callers with an entry of their own; further anonymous callers share one. Single IPv6 addresses are free to an attacker, but this
-/// many networks are not. They take about 12 MiB.
+/// Most callers with an entry of their own; further anonymous callers share one. Single IPv6 addresses cost
+/// an attacker nothing, but this many networks do. The entries take about 12 MiB.
 const MAX_CALLERS: usize = 32_768;
-/// Requests of a caller without the admin group. An agent makes less than one a second; a node that starts many pods makes many at once.
+/// Rate of requests of a caller without the admin group. An agent makes less than one a second; a node that
+/// starts many pods makes many at once.
 const REQUESTS: Rate = Rate { per_sec: 50.0, burst: 1000.0 };
-/// Renewals of a node that count for nothing else: it is heard whatever else it asked for. An agent renews every ten seconds.
+/// Rate of a node's renewals, apart from its other requests: it can renew whatever else it requested. An
+/// agent renews every ten seconds.
 const RENEWALS: Rate = Rate { per_sec: 1.0, burst: 10.0 };
-/// Bytes that take as long as a request: as JSON that is parsed, rendered or compressed, and as text that is copied and encrypted.
+/// Bytes that take as long as a request: of JSON that is parsed, rendered or compressed, and of text that is
+/// copied and encrypted.
 const PARSED_PER_TOKEN: f64 = 4096.0;
 const COPIED_PER_TOKEN: f64 = 64.0 * 1024.0;
-/// The most that a node owes: 20 s after whatever it asked for, it gets answers again. Nobody waits for those of other callers.
+/// The largest debt of a node: 20 s after any request it gets answers again. The debts of other callers have
+/// no limit, because nothing depends on their answers.
 const MOST_DEBT: f64 = REQUESTS.burst;
-/// Requests that a second of processor time costs: one caller that makes the hub work takes a fortieth of a processor in the long run.
+/// Requests that a second of processor time is worth: a caller that keeps the hub busy gets a fortieth of a
+/// processor in the long run.
 const TOKENS_PER_SEC: f64 = 2000.0;
 /// How often callers without a connection and with a full bucket are removed.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// What callers can hold.
+/// The resources that callers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Resource {
     Connections,
-    /// Bodies that are being received, but small ones.
+    /// Bodies that are being received, except small ones.
     Bodies,
     /// Bytes of bodies that are being received or worked on.
     BodyBytes,
     /// Requests whose answers are being made. A request counts once its body is in.
     Requests,
-    /// A node's own renewals among them, which count for nothing else.
+    /// A node's own renewals being answered, which count for no other resource.
     Renewals,
     Watches,
     /// Bytes of changes that wait for a slow watcher.
@@ -78,14 +89,14 @@ pub(crate) enum Resource {
 }
 
 impl Resource {
-    /// What a caller may hold while anything is free: the connections and watches of an agent, or of a program; an object of usual
-    /// size; one of what is not held for long.
+    /// The amount that a caller may hold while anything is free: the connections and watches of an agent, or
+    /// of a program; one object of usual size; one of each resource that is only held briefly.
     fn least(self, class: CallerClass) -> usize {
         match self {
             Resource::Connections | Resource::Watches if class == CallerClass::Node => 8,
             Resource::Connections | Resource::Watches => 2,
             Resource::BodyBytes | Resource::BacklogBytes => 64 * 1024,
-            // the tables of a dashboard and of a person
+            // two tables of a dashboard, and two of a person
             Resource::LongAnswers if class == CallerClass::Admin => 4,
             Resource::Bodies | Resource::Requests | Resource::Renewals | Resource::LongAnswers => 1,
         }
@@ -93,7 +104,8 @@ impl Resource {
 }
 
 impl Resource {
-    /// The part that only administrators get. A client may read a long answer for minutes, and others can do without.
+    /// The fraction that is reserved for administrators. For long answers it is larger: a client may read one
+    /// for minutes, and others can do without.
     fn reserved(self) -> usize {
         if self == Resource::LongAnswers { 2 } else { RESERVED_PART }
     }
@@ -101,7 +113,8 @@ impl Resource {
 
 const RESOURCES: usize = 8;
 
-/// Work for a caller that grows with the bytes it sends, asks for, or lets the hub look at.
+/// Work for a caller whose cost depends on the request: on bytes that are parsed, copied or searched, or on
+/// time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Work {
     /// JSON that is parsed, rendered or compressed.
@@ -116,7 +129,7 @@ impl Work {
     /// As much as an ordinary request.
     pub(crate) const REQUEST: Work = Work::Parsed(PARSED_PER_TOKEN as usize);
 
-    /// In requests.
+    /// The cost in requests.
     fn tokens(self) -> f64 {
         match self {
             Work::Parsed(bytes) => bytes as f64 / PARSED_PER_TOKEN,
@@ -126,10 +139,10 @@ impl Work {
     }
 }
 
-/// The limits of a caller.
+/// The classes of callers, by their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum CallerClass {
-    /// The hub's probe of itself, which none of the limits must keep from being answered.
+    /// The hub's probe of itself, which no limit may refuse.
     Hub,
     Admin,
     Node,
@@ -148,9 +161,10 @@ impl CallerClass {
         }
     }
 
-    /// Most that one caller may hold, whatever is free. Administrators share one credential among scripts and dashboards; an agent has
-    /// a handful of connections, and a reboot may leave some half-open; behind an anonymous address may be a load balancer that asks
-    /// for health, or a site's nodes behind one router.
+    /// The most that one caller may hold, however much is free. Administrators share one credential among
+    /// scripts and dashboards; an agent has a handful of connections, and a reboot may leave some half-open;
+    /// an anonymous address may be a load balancer that checks health, or a router with a site's nodes behind
+    /// it.
     fn most(self, resource: Resource) -> usize {
         const MIB: usize = 1024 * 1024;
         let [admin, node, other, anonymous] = match resource {
@@ -185,7 +199,8 @@ impl Pool {
         Pool { size, held: AtomicUsize::new(0) }
     }
 
-    /// What callers of a class may take together, if such a part is reserved for administrators.
+    /// The amount that all callers of a class may hold together, if a part of 1/`reserved` is for
+    /// administrators.
     fn room(&self, class: CallerClass, reserved: usize) -> usize {
         match class {
             CallerClass::Hub | CallerClass::Admin => self.size,
@@ -193,7 +208,7 @@ impl Pool {
         }
     }
 
-    /// What one caller of a class may hold now, if they may take `room` together.
+    /// The amount that one caller of a class may hold now, if the class may hold `room` together.
     fn share(&self, class: CallerClass, room: usize, least: usize) -> usize {
         let free = room.saturating_sub(self.held.load(Ordering::Relaxed));
         let (half, quarter) = (room / 2, room / 4);
@@ -208,7 +223,7 @@ impl Pool {
         share.max(least)
     }
 
-    /// Takes unless all callers would hold more than `room`.
+    /// Takes an amount unless all callers would then hold more than `room`.
     fn take(&self, amount: usize, room: usize) -> bool {
         add(&self.held, amount, room)
     }
@@ -227,7 +242,7 @@ fn add(count: &AtomicUsize, amount: usize, most: usize) -> bool {
 #[derive(Debug)]
 struct Pools {
     of: [Pool; RESOURCES],
-    /// The parts of the connections for classes that must not have all of them.
+    /// The parts of the connections for classes that may not use all of them.
     anonymous: Pool,
     other: Pool,
 }
@@ -267,23 +282,23 @@ struct Callers {
     swept: Option<Instant>,
 }
 
-/// What one caller holds. Found once for each connection.
+/// The amounts that one caller holds. Looked up once for each connection.
 #[derive(Debug)]
 pub(crate) struct Slot {
     class: CallerClass,
     pools: Arc<Pools>,
     held: [AtomicUsize; RESOURCES],
     requests: Mutex<Bucket>,
-    /// Of a node.
+    /// Only used for nodes.
     renewals: Mutex<Bucket>,
-    /// One large body of a caller is worked on at a time.
+    /// Allows one large body of the caller to be worked on at a time.
     turn: Arc<Semaphore>,
     steps: Steps,
-    /// Of a node.
+    /// Only used for nodes.
     own_watches: OwnWatches,
 }
 
-/// The rate that a request was counted against.
+/// The rate against which a request was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Paid {
     Request,
@@ -299,7 +314,8 @@ impl Paid {
     }
 }
 
-/// The name of a caller: its user name; for anonymous ones the IPv4 address, or the /64 network of an IPv6 address.
+/// The name of a caller: its user name; for anonymous ones the IPv4 address, or the /64 network of an IPv6
+/// address.
 fn name(identity: Option<&Identity>, from: IpAddr) -> Cow<'_, str> {
     match (identity, from.to_canonical()) {
         (Some(identity), _) => Cow::Borrowed(&identity.user),
@@ -316,11 +332,11 @@ impl Limits {
         Limits { pools: Arc::new(Pools::new(capacity)), callers: Mutex::default() }
     }
 
-    /// The slot of a caller. An identity of the same name in another class is another caller.
+    /// The slot of a caller. Identities of the same name in different classes are different callers.
     pub(crate) fn slot(&self, identity: Option<&Identity>, from: IpAddr, now: Instant) -> Arc<Slot> {
         let class = CallerClass::of(identity);
         let name = name(identity, from);
-        // the entries are valid even after a panic of another thread
+        // a panic of another thread leaves the entries valid
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
         callers.sweep(now);
         // the number of verified names is limited by the hub's signatures; addresses are not limited
@@ -332,7 +348,7 @@ impl Limits {
         Arc::clone(callers.slots.entry(key).or_insert_with(|| Arc::new(Slot::new(class, &self.pools, now))))
     }
 
-    /// What all callers hold of a pool, and its size.
+    /// The amount of a pool that all callers hold, and its size.
     pub(crate) fn level(&self, resource: Resource) -> (usize, usize) {
         let pool = &self.pools.of[resource as usize];
         (pool.held.load(Ordering::Relaxed), pool.size)
@@ -363,14 +379,14 @@ impl Slot {
         }
     }
 
-    /// Whether the caller has not made a request for so long that its buckets are full.
+    /// True if the caller has made no request for so long that its buckets are full.
     fn is_full(&self, now: Instant) -> bool {
         [Paid::Request, Paid::Renewal]
             .into_iter()
             .all(|paid| self.with(paid, now, |bucket| bucket.left() >= paid.rate().burst))
     }
 
-    /// Looks at a bucket as it is now.
+    /// Passes the bucket, refilled up to now, to `look`.
     fn with<T>(&self, paid: Paid, now: Instant, look: impl FnOnce(&mut Bucket) -> T) -> T {
         let bucket = match paid {
             Paid::Request => &self.requests,
@@ -379,8 +395,8 @@ impl Slot {
         look(bucket.lock().unwrap_or_else(PoisonError::into_inner).at(paid.rate(), now))
     }
 
-    /// Counts work against the caller's rate. How much a request makes is known only after it was allowed, so this may leave a debt that
-    /// the next requests wait for.
+    /// Counts work against the caller's rate. The cost of a request is known only after it was allowed, so
+    /// this may leave a debt that delays the next requests.
     pub(crate) fn charge(&self, work: Work, now: Instant) {
         if self.is_paced() {
             let least = if self.class == CallerClass::Node { -MOST_DEBT } else { f64::NEG_INFINITY };
@@ -388,7 +404,7 @@ impl Slot {
         }
     }
 
-    /// The turns of its requests, if it has a rate.
+    /// The turns of its requests; `None` if it has no rate limit.
     pub(super) fn steps(&self) -> Option<&Steps> {
         self.is_paced().then_some(&self.steps)
     }
@@ -410,7 +426,8 @@ impl Slot {
         Err(ApiError::too_many_requests("too many requests of this identity, please try again later"))
     }
 
-    /// Counts a node's renewal against the rate of its renewals. Those beyond it are requests as others are.
+    /// Counts a node's renewal against the rate of its renewals. Renewals beyond it count as ordinary
+    /// requests.
     pub(crate) fn pace_renewal(&self, now: Instant) -> Result<Paid, ApiError> {
         if self.class == CallerClass::Node && self.with(Paid::Renewal, now, |bucket| bucket.take(1.0)) {
             return Ok(Paid::Renewal);
@@ -418,7 +435,7 @@ impl Slot {
         self.pace(now).map(|()| Paid::Request)
     }
 
-    /// Takes back the count of a renewal that is made in another way, which counts it.
+    /// Takes back the count of a renewal that is handled in another way, which counts it again.
     pub(crate) fn unpace(&self, paid: Paid, now: Instant) {
         if self.is_paced() {
             self.with(paid, now, |bucket| bucket.give_back(1.0, paid.rate().burst));
@@ -434,7 +451,7 @@ impl Slot {
         };
         let held = self.held[Resource::Connections as usize].load(Ordering::Relaxed);
         let least = Resource::Connections.least(self.class);
-        // a part has no room for administrators
+        // the part of a class has nothing reserved for administrators
         let refuses =
             |part: &Pool| held >= part.share(self.class, part.size, least) || !part.take(1, part.size);
         if part.is_some_and(refuses) {
@@ -501,7 +518,7 @@ impl Slot {
 
     /// Waits until no other large body of this caller is worked on.
     pub(crate) async fn turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
-        // it is never closed
+        // the semaphore is never closed
         Arc::clone(&self.turn).acquire_owned().await.ok()
     }
 }
@@ -530,7 +547,7 @@ impl Taken {
         self.slot.charge(work, Instant::now());
     }
 
-    /// Takes more of the same.
+    /// Takes more of the same resource.
     pub(crate) fn more(&mut self, amount: usize) -> Result<(), ApiError> {
         if !self.slot.reserve(self.resource, amount) {
             return Err(self.slot.refusal(self.resource));
@@ -582,7 +599,7 @@ mod tests {
         Identity::new("admin", &["system:masters"])
     }
 
-    /// A board with 1 GiB.
+    /// The limits of a board with 1 GiB.
     fn limits() -> Limits {
         limits_with(1024)
     }
@@ -592,7 +609,7 @@ mod tests {
         Limits::new(&Capacity::of(&machine))
     }
 
-    /// Everything that callers get when each takes as much as it can, in turns.
+    /// Each takes as much as it can, in turns; returns all that they got.
     fn greed(slots: &[Arc<Slot>], resource: Resource, amount: usize) -> Vec<Taken> {
         let mut all = Vec::new();
         loop {
@@ -604,7 +621,7 @@ mod tests {
         }
     }
 
-    /// Each takes all it can get before the next one comes.
+    /// Each takes all that it can get before the next one begins.
     fn greed_in_sequence(slots: &[Arc<Slot>], resource: Resource, amount: usize) -> Vec<Taken> {
         slots.iter().flat_map(|slot| greed(std::slice::from_ref(slot), resource, amount)).collect()
     }
@@ -661,10 +678,10 @@ mod tests {
             });
             let served = served.count();
             assert!(served > 200, "{resource:?}: {served}");
-            // but for the last one, the pool having ended
+            // but for the last one, for which the pool was not enough
             let last = slots[served - 2].held[resource as usize].load(Ordering::Relaxed);
             assert!(last + amount > resource.least(CallerClass::Node), "{resource:?}: {last} after {served}");
-            // an administrator still has its eighth
+            // an administrator still gets its eighth
             let (taken, size) = limits.level(resource);
             assert!(size - taken >= size / RESERVED_PART, "{resource:?}: {taken} of {size}");
             let admin = limits.slot(Some(&admin()), HERE, now);
@@ -789,7 +806,8 @@ mod tests {
             assert_eq!(heard(1), vec![Paid::Renewal; expect / 10], "{identity:?}");
             slot.unpace(Paid::Renewal, start);
         }
-        // beyond it they are requests, and its own rate is whole again when nothing was asked for
+        // beyond that rate they count as requests, and its rate of requests is full if it requested nothing
+        // else
         let slot = limits.slot(Some(&node("calm")), HERE, start);
         let all: Vec<_> = std::iter::from_fn(|| slot.pace_renewal(start).ok()).collect();
         assert_eq!((all.len(), all[9], all[10]), (1010, Paid::Renewal, Paid::Request));
@@ -856,7 +874,7 @@ mod tests {
         assert_eq!(known("debtor", REMEMBERED), ["connected", "debtor", "gone"], "too soon");
         let later = REMEMBERED + Duration::from_millis(1);
         assert_eq!(known("new", later), ["connected", "new"], "debts of a minute are paid");
-        // one that has a connection goes, one that owes stays
+        // a caller with a connection but no debt is forgotten, one with a debt is kept
         limits.slot(Some(&node("new")), HERE, now + later).charge(Work::REQUEST, now + later * 2);
         drop(slot);
         assert_eq!(known("last", later * 2), ["last", "new"]);
@@ -907,7 +925,7 @@ mod tests {
             });
             assert_eq!(got, expect, "{resource:?}");
         };
-        // so few are free that a 2048th of all, or a quarter of the rest, is less
+        // so little is free that a 2048th of all, or a quarter of the rest, is less than the least
         check(256, Resource::Connections, 2300, 1, [86, 8, 2, 2]);
         check(256, Resource::Watches, 2300, 1, [86, 8, 2, 0]);
         check(256, Resource::BodyBytes, 13 << 20, 1024, [614, 64, 64, 64]);
@@ -920,7 +938,7 @@ mod tests {
     #[test]
     fn caller_holds_so_much_of_an_empty_pool() {
         const KIB_64: usize = 64 * 1024;
-        // of a machine with so much memory a quarter of each pool is more
+        // the machine has so much memory that a quarter of each pool is more
         let check = |resource, amount, expect: [usize; 4]| {
             let got = classes().map(|identity| {
                 let slot = limits_with(64 * 1024).slot(identity.as_ref(), HERE, Instant::now());
@@ -992,7 +1010,7 @@ mod tests {
             slot.charge(work, now);
             assert_eq!(std::iter::from_fn(|| slot.pace(now).ok()).take(2000).count(), 990, "{name}");
         }
-        // only what an ordinary caller has asked for is paid for
+        // only ordinary callers are charged, not administrators
         let slot = limits.slot(Some(&admin()), HERE, now);
         slot.charge(Work::Ran(Duration::from_secs(10)), now);
         assert!(slot.pace(now).is_ok());
@@ -1005,7 +1023,7 @@ mod tests {
         let renewals = || std::iter::from_fn(|| slot.pace_renewal(now).ok());
         let own = renewals().take_while(|paid| *paid == Paid::Renewal).count();
         assert_eq!(own, 10);
-        // the eleventh was a request
+        // the eleventh was counted as a request
         for paid in [Paid::Renewal, Paid::Request] {
             slot.unpace(paid, now);
             assert_eq!(renewals().next(), Some(paid));

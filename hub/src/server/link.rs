@@ -1,8 +1,9 @@
-//! A connection's bytes, of which the HTTP library is given one request at a time.
+//! The bytes of a connection; the HTTP library may read one request of them at a time.
 //!
-//! Between requests a connection is only this: no buffers of the library, and what was received of the next head. Always holds: the
-//! library reads no byte beyond the request that [`Link::next_request`] found, so each head is checked by `head` before, and bytes that
-//! come early wait here. While an answer is made nothing is read, so a request whose client leaves is still carried out and audited.
+//! Between requests a connection consists of only this: no buffers of the library, and the bytes received of
+//! the next head. Always holds: the library reads no byte beyond the request that [`Link::next_request`]
+//! found, so `head` checks each head first, and early bytes wait here. Nothing is read while an answer is
+//! made, so a request whose client leaves is still carried out and audited.
 
 use std::io;
 use std::pin::Pin;
@@ -20,27 +21,30 @@ use super::head::{self, Framing};
 use super::respond::{self, Body};
 use super::stream::{self, Eye};
 
-/// How long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
+/// How long an unused connection is kept. Agents renew about every ten seconds, and a status may be sent only
+/// every five minutes.
 pub(super) const IDLE: Duration = Duration::from_secs(400);
-/// The same of a caller that has shown no credential: connections of strangers are few, and a client that has business has it at once.
+/// The same for a caller that has shown no credential: strangers may have few connections, and an honest
+/// client sends its request at once.
 pub(super) const STRANGER_IDLE: Duration = Duration::from_secs(15);
-/// A head must be complete in this time, from its first byte on.
+/// Time in which a head must be complete, from its first byte on.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bytes that TLS keeps of what is written to a client that does not read: a record and its frame. All else waits where it is counted.
+/// Bytes that TLS buffers for a client that does not read: a record and its frame. All others wait where they
+/// are counted.
 pub(super) const TLS_BYTES: usize = 20 * 1024;
-/// Bytes that the kernel takes of what it cannot send yet. Beyond that and what is on the wire it would keep megabytes for each connection, in
-/// memory of the hub's control group.
+/// Bytes that the kernel accepts beyond those that it can send. Without this limit it would keep megabytes
+/// for each connection, in memory of the hub's control group.
 pub(super) const UNSENT_BYTES: u32 = 16 * 1024;
-/// Bytes that are read at a time between requests: a head with a small body, as of a renewal.
+/// Bytes per read between requests: a head with a small body, as of a renewal.
 const READ_BYTES: usize = 2 * 1024;
 
 /// A connection that is passed between requests, the HTTP library, and watches.
 pub(super) struct Link<S> {
     stream: S,
     eye: fn(&S) -> Option<Eye>,
-    /// Bytes that were received and not yet given to the library.
+    /// Bytes that were received and not yet passed to the library.
     early: Vec<u8>,
-    /// What the library may still read.
+    /// The bytes that the library may still read.
     readable: Readable,
     progress: Progress,
 }
@@ -51,38 +55,38 @@ enum Readable {
     Everything,
 }
 
-/// How far the answer to a request has come.
+/// The state of the answer to a request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Progress(Arc<Flags>);
 
 #[derive(Debug, Default)]
 struct Flags {
-    /// Something was written that is not flushed. hyper flushes after each answer it encodes, so a flushed link means that its write
-    /// buffer is empty.
+    /// Bytes were written that are not flushed yet. hyper flushes after each answer that it encodes, so a
+    /// flushed link means that its write buffer is empty.
     unflushed: AtomicBool,
-    /// The library has the whole body of the answer.
+    /// The library has received the whole body of the answer.
     sent: AtomicBool,
 }
 
 impl Progress {
-    /// Notes that the library has the whole body of the answer.
+    /// Notes that the library has received the whole body of the answer.
     pub(super) fn sent(&self) {
         self.0.sent.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the answer is sent, as a whole.
+    /// True if the whole answer is sent.
     pub(super) fn is_over(&self) -> bool {
         self.0.sent.load(Ordering::Relaxed) && !self.0.unflushed.load(Ordering::Relaxed)
     }
 }
 
-/// What comes next on a connection.
+/// The next event on a connection.
 pub(super) enum Next {
-    /// A request; whether its body is in chunks.
+    /// A request; `chunks`: its body is in chunks.
     Request { chunks: bool },
-    /// No proper request.
+    /// An improper request.
     Refused(ApiError),
-    /// The client has left, or nothing came for too long.
+    /// The client has left, or sent nothing for too long.
     Gone,
 }
 
@@ -91,12 +95,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         Link::seen_by(stream, |_| None)
     }
 
-    /// The same of a stream whose peer can be looked at.
+    /// The same for a stream whose peer can be observed.
     pub(super) fn seen_by(stream: S, eye: fn(&S) -> Option<Eye>) -> Link<S> {
         Link { stream, eye, early: Vec::new(), readable: Readable::Bytes(0), progress: Progress::default() }
     }
 
-    /// What sees whether the peer is there.
+    /// A second descriptor, to observe whether the peer is still there.
     pub(super) fn eye(&self) -> Option<Eye> {
         (self.eye)(&self.stream)
     }
@@ -111,13 +115,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         &self.stream
     }
 
-    /// The connection itself, after the bytes that came early.
+    /// The connection itself, and the bytes that arrived early.
     #[cfg(test)]
     pub(super) fn into_parts(self) -> (Vec<u8>, S) {
         (self.early, self.stream)
     }
 
-    /// Waits for the head of the next request, which must begin in time, and lets the library read that request.
+    /// Waits for the head of the next request, which must begin in time, and lets the library read that
+    /// request.
     pub(super) async fn next_request(&mut self, idle: Duration) -> io::Result<Next> {
         if self.early.is_empty() {
             match timeout(idle, self.receive()).await {
@@ -159,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         }
     }
 
-    /// The request that was found, if all of it is here.
+    /// The request that was found, if it has been received completely.
     pub(super) fn whole_request(&self) -> Option<&[u8]> {
         match self.readable {
             Readable::Bytes(bytes) => self.early.get(..bytes),
@@ -167,14 +172,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         }
     }
 
-    /// The request that was found is answered without the library.
+    /// Skips the request that was found, because it is answered without the library.
     pub(super) fn skip_request(&mut self) {
         if let Readable::Bytes(bytes) = std::mem::replace(&mut self.readable, Readable::Bytes(0)) {
             drop_front(&mut self.early, bytes);
         }
     }
 
-    /// From here on its reader gets whatever comes.
+    /// From here on the reader gets all bytes.
     pub(super) fn read_everything(&mut self) {
         self.readable = Readable::Everything;
     }
@@ -184,7 +189,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         &self.early
     }
 
-    /// Receives the rest of a request that fits in `most` bytes. One that does not come in time is left as it is.
+    /// Receives the rest of a request of at most `most` bytes. If the rest does not arrive in time, the
+    /// received part is kept.
     pub(super) async fn receive_rest(&mut self, most: usize, time: Duration) -> io::Result<()> {
         let Readable::Bytes(bytes) = self.readable else { return Ok(()) };
         let rest = async {
@@ -211,7 +217,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         Poll::Ready(Ok(read.filled().len()))
     }
 
-    /// Resolves when the client leaves. What it sends is kept for the next request, up to a limit; dropped if there is none.
+    /// Resolves when the client leaves. Bytes that it sends are kept for the next request, up to `keep`;
+    /// dropped if that is `None`.
     pub(super) fn poll_gone(
         &mut self,
         keep: Option<usize>,
@@ -240,7 +247,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         self.stream.write_all(bytes).await
     }
 
-    /// Resolves when all that was written is sent.
+    /// Resolves when all written bytes are sent.
     pub(super) async fn flush(&mut self) -> io::Result<()> {
         self.stream.flush().await
     }
@@ -268,13 +275,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         stream::linger(&mut self.stream).await;
     }
 
-    /// Closes TLS in order, so that the client knows that the answer is complete.
+    /// Closes TLS properly, so that the client knows that the answer is complete.
     pub(super) async fn shut_down(&mut self) -> io::Result<()> {
         self.stream.shutdown().await
     }
 }
 
-/// Drops the first bytes, and with the last ones their space: an idle connection holds none.
+/// Drops the first bytes, and frees the buffer with the last ones: an idle connection must hold none.
 fn drop_front(early: &mut Vec<u8>, bytes: usize) {
     early.drain(..bytes);
     if early.is_empty() {
@@ -299,7 +306,7 @@ pub(super) fn head_text(version: &str, head: &http::response::Parts) -> Vec<u8> 
     text
 }
 
-/// What the library reads: the request that was found, and nothing after it.
+/// The library's view: the request that was found, and no byte after it.
 impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -308,7 +315,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let most = match this.readable {
-            // not woken: the request is complete, and what its client does next matters after the answer
+            // not woken: the request is complete, and the client's next bytes matter only after the answer
             Readable::Bytes(0) => return Poll::Pending,
             Readable::Bytes(bytes) => bytes.min(buffer.remaining()),
             Readable::Everything => buffer.remaining(),

@@ -1,27 +1,28 @@
-//! Where a program's `Location` leads the client that asked for it by way of the hub.
+//! Rewrites a program's `Location` for a client that reaches the program through the hub.
 //!
-//! Always holds: the answer is a path below the program's own place in the hub, or another host's URL, or nothing, and it is written so that
-//! a browser (WHATWG URL), Go and RFC 3986 read the same in it: without dot segments, backslashes, tabs, users and hosts in odd spellings.
-//! What a program writes is judged as the browser would resolve it, which takes the most. Left to others: which answers may have a
-//! `Location` at all (`pod_proxy`).
+//! Always holds: the result is a path below the program's own place in the hub, or another host's URL, or
+//! nothing, and a browser (WHATWG URL), Go and RFC 3986 all read it in the same way: it has no dot segments,
+//! backslashes, tabs, users or hosts in odd spellings. A program's text is judged as a browser would resolve
+//! it, because browsers accept the most. Left to others: the choice of answers that may have a `Location`
+//! (`pod_proxy`).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
-/// How a program is reached from outside, and by which names its links may mean it.
+/// The address of a program as seen from outside, and the names by which its links may refer to it.
 pub(super) struct Way<'a> {
-    /// The path of the proxy, up to where that of the program begins.
+    /// The path of the proxy, up to the program's own path.
     pub(super) prefix: &'a str,
-    /// The path that the program was asked for, and its query.
+    /// The path of the request to the program, and its query.
     pub(super) asked: (&'a str, Option<&'a str>),
-    /// As the client calls the hub: the value of `Host`.
+    /// The hub's name as the client knows it: the value of `Host`.
     pub(super) host: &'a str,
     /// The names and addresses of the hub's certificate.
     pub(super) names: &'a [String],
-    /// As the hub calls the program.
+    /// The program's address as the hub knows it.
     pub(super) program: SocketAddr,
 }
 
-/// A host, whatever way it is spelled.
+/// A host, independent of its spelling.
 #[derive(Debug, PartialEq, Eq)]
 enum Host {
     Ip(IpAddr),
@@ -37,21 +38,22 @@ struct Origin<'a> {
 }
 
 impl Way<'_> {
-    /// The `Location` that a client is shown; `None`: none, because it leads nowhere that a client of the hub should go.
+    /// The `Location` for the client; `None` if it leads nowhere that a client of the hub should go.
     pub(super) fn led(&self, location: &str) -> Option<String> {
-        // as browsers do before they read anything
+        // browsers do this before they parse
         let text = location.trim_matches(|c: char| c <= ' ').replace(['\t', '\n', '\r'], "");
         let (scheme, rest) = match scheme_of(&text) {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => ("https", rest),
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => ("http", rest),
-            // no page of a hub goes on in another scheme
+            // a page of the hub must not lead to another scheme
             Some(_) => return None,
             None => ("", text.as_str()),
         };
         let end = rest.find(['?', '#']).unwrap_or(rest.len());
         let (path, tail) = (rest[..end].replace('\\', "/"), &rest[end..]);
         let after = path.trim_start_matches('/');
-        // a scheme without two slashes is the page's own scheme to a browser, and what follows is relative; any number from two on is two
+        // to a browser, a scheme without two slashes is the page's own scheme, and the rest is relative; more
+        // than two slashes are the same as two
         let has_host = path.len() - after.len() >= 2 || scheme == "http";
         if !has_host {
             return self.below(&path, tail);
@@ -78,7 +80,7 @@ impl Way<'_> {
             path => format!("{}/{path}", &asked[..asked.rfind('/').unwrap_or(0)]),
         };
         let whole = without_dots(&escaped(&whole));
-        // an absolute path may be one that the program knows from `X-Forwarded-Uri`
+        // an absolute path may begin with the prefix that the program learned from `X-Forwarded-Uri`
         let own = whole.strip_prefix(self.prefix).filter(|own| own.is_empty() || own.starts_with('/'));
         let own = own.filter(|_| path.starts_with('/')).unwrap_or(&whole);
         if climbs(own) {
@@ -97,7 +99,7 @@ impl Way<'_> {
             && origin.port.map_or(self.program.port() == usual, |port| port == self.program.port())
     }
 
-    /// Whether a host is the hub, by any port: the way to it may be forwarded.
+    /// True if a host is the hub, with any port: the way to it may be forwarded.
     fn is_hub(&self, host: &Host) -> bool {
         let named = |name: &str| Host::parse(name).is_some_and(|known| known == *host);
         let called = split_port(self.host).map_or(self.host, |(called, _)| called);
@@ -109,13 +111,13 @@ impl Way<'_> {
     }
 }
 
-/// Whether an address is this machine's: only such a one can be bound.
+/// True if an address is this machine's: only such an address can be bound.
 fn is_of_this_machine(ip: IpAddr) -> bool {
     ip.is_unspecified() || ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
 }
 
 impl<'a> Origin<'a> {
-    /// `None`: no host, one that clients read differently, or a user.
+    /// `None` if there is no host, one that clients read differently, or a user.
     fn parse(scheme: &'a str, authority: &str) -> Option<Origin<'a>> {
         let (host, port) = split_port(authority)?;
         let port = match port {
@@ -135,7 +137,7 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// Host and port (empty: none).
+/// Host and port; the port is empty if there is none.
 fn split_port(authority: &str) -> Option<(&str, &str)> {
     if let Some(end) = authority.find(']') {
         let port = &authority[end + 1..];
@@ -145,7 +147,7 @@ fn split_port(authority: &str) -> Option<(&str, &str)> {
         };
     }
     match authority.matches(':').count() {
-        // an IPv6 address as a certificate names it
+        // an IPv6 address in the form that certificates use
         2.. => Some((authority, "")),
         _ => Some(authority.split_once(':').unwrap_or((authority, ""))),
     }
@@ -169,14 +171,14 @@ impl Host {
     }
 }
 
-/// Whether browsers take a host for an IPv4 address.
+/// True if browsers take a host for an IPv4 address.
 fn ends_in_a_number(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or_default();
     last.bytes().all(|byte| byte.is_ascii_digit()) || part_of_number(last).is_some()
 }
 
-/// An IPv4 address in any form that browsers and resolvers take: one to four parts, decimal, octal or hexadecimal, of which the last one
-/// has the rest of the bytes.
+/// An IPv4 address in any form that browsers and resolvers accept: one to four parts, decimal, octal or
+/// hexadecimal, the last of which holds the remaining bytes.
 fn number_of(name: &str) -> Option<u32> {
     let parts = name.split('.').map(part_of_number).collect::<Option<Vec<u64>>>()?;
     let (last, first) = parts.split_last().filter(|(_, first)| first.len() < 4)?;
@@ -228,7 +230,8 @@ fn without_dots(path: &str) -> String {
     format!("/{}", kept.join("/"))
 }
 
-/// Whether a path leads above its beginning for somebody who decodes it before it is split: a server between client and hub might.
+/// True if a path leads above its beginning when it is decoded before it is split, as a server between client
+/// and hub might do.
 fn climbs(path: &str) -> bool {
     let plain = path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
     let mut depth = 0_usize;
@@ -243,7 +246,7 @@ fn climbs(path: &str) -> bool {
     false
 }
 
-/// A path in which all reads the same to all: what URLs do not have is percent-encoded.
+/// A path that all readers parse alike: bytes that are not allowed in URLs are percent-encoded.
 fn escaped(path: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/%-._~!$&'()*+,;=:@".contains(&byte);
     let encode = |byte: u8| match is_plain(byte) {
@@ -296,7 +299,7 @@ mod tests {
         check("#a", "/item/1?q=r#a");
         check("", "/item/1?q=r");
         check("/a b\\\"c?d e", "/a%20b/%22c?d%20e");
-        // out of it
+        // leads out of the proxy
         let out = "../../../../../../../../api/v1/secrets";
         check(out, "/api/v1/secrets");
         check(&format!("{PREFIX}/../../../../secrets"), "/api/v1/namespaces/secrets");
@@ -378,12 +381,12 @@ mod tests {
             "%2e%2e%2fx",
         ] {
             let found = led("/", location);
-            // one that a browser reads as the path behind a known host is that
+            // a location that a browser reads as a path on a known host counts as that path
             assert!(found.is_none() || location.contains('\\'), "{location:?} {found:?}");
         }
     }
 
-    /// Host (in its plain form) and path that a client asks next.
+    /// Host (in its plain form) and path of the client's next request.
     type Next = (String, String);
 
     /// A scheme in lower case, and what follows it.
@@ -394,13 +397,13 @@ mod tests {
         is_scheme.then(|| (scheme.to_ascii_lowercase(), rest))
     }
 
-    /// What a browser makes of a `Location`, by the steps of the URL standard.
+    /// The request that a browser makes of a `Location`, by the steps of the URL standard.
     fn as_browser(base: &Next, location: &str) -> Option<Next> {
         let slash = |c: char| c == '/' || c == '\\';
         let text: String = location.trim_matches(|c| c <= ' ').chars().filter(|c| *c != '\t').collect();
         let rest = match split_scheme(&text) {
             Some((scheme, rest)) if scheme == "https" => rest.to_owned(),
-            // another scheme than the page's: there is a host, whatever the slashes
+            // another scheme than the page's: a host follows, however many slashes there are
             Some((scheme, rest)) if scheme == "http" => format!("//{}", rest.trim_start_matches(slash)),
             Some(_) => return None,
             None => text,
@@ -437,7 +440,7 @@ mod tests {
         Some((host, format!("/{}", kept.join("/"))))
     }
 
-    /// What Go's `net/url` makes of it; `None`: it follows no such thing.
+    /// The request that Go's `net/url` makes of it; `None` if it refuses.
     fn as_go(base: &Next, location: &str) -> Option<Next> {
         if location.contains(|c: char| c.is_ascii_control()) {
             return None;
@@ -474,7 +477,7 @@ mod tests {
         Some((host, format!("/{}", kept.join("/"))))
     }
 
-    /// The host without user and port; names of the hub are one.
+    /// The host without user and port; all names of the hub are the same host.
     fn plain_host(authority: &str) -> Option<String> {
         let host = authority.rsplit('@').next().unwrap();
         let host = match host.rfind(':') {
@@ -502,7 +505,7 @@ mod tests {
         }
     }
 
-    /// A `Location` of pieces that URL readers disagree about.
+    /// A `Location` of pieces that URL parsers read differently.
     fn odd_location(random: &mut Random) -> String {
         const PIECES: [&str; 40] = [
             "/",
@@ -588,7 +591,7 @@ mod tests {
 
     #[test]
     fn control_of_the_property_meets_what_passed_before() {
-        // what a rule about texts let pass
+        // locations that an earlier rule about texts let pass
         let base = ("HUB".to_owned(), format!("{PREFIX}/item/1"));
         let is_out = |next: Option<Next>| {
             next.is_some_and(|(host, path)| host == "HUB" && !path.starts_with(&format!("{PREFIX}/")))

@@ -1,8 +1,10 @@
-//! HTTP over TLS: connections, their limits, and the path of a request through route, authorization and handler.
+//! HTTP over TLS: connections, their limits, and the path of a request through route, authorization and
+//! handler.
 //!
-//! HTTP/1.1 only: every client falls back to it, and an idle connection stays small (`link`). Always holds: no connection is served
-//! without TLS; a request ends in exactly one answer, and every refusal is a `Status` object; a panic in one request answers 500 and
-//! affects no other request. Everything that a client can make grow has a limit with a name, and a share for each caller (`limits`).
+//! HTTP/1.1 only: every client falls back to it, and an idle connection stays small (`link`). Always holds:
+//! no connection is served without TLS; a request ends in exactly one answer, and every refusal is a `Status`
+//! object; a panic in one request answers 500 and affects no other request. Everything that clients can make
+//! grow has a named limit, and a share for each caller (`limits`).
 
 mod accept;
 mod acts;
@@ -70,15 +72,17 @@ use shared::Server;
 
 /// Time for requests in flight after a stop was requested.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Time for the last bytes of watches after that. Both together, and the last writes, fit in what systemd allows a stop.
+/// Time after that for the last bytes of watches. Both together, and the last writes, fit in the time that
+/// systemd allows for a stop.
 const LAST_BYTES: Duration = Duration::from_secs(5);
-/// Between two looks at what is still connected.
+/// Time between two checks for remaining connections.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Why serving ended without a stop request.
+/// The reason why serving ended without a stop request.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The store's thread ended: nothing can be written any more, and only a restart helps. Why, if it ended on purpose.
+    /// The store's thread has ended: nothing can be written any more, and only a restart helps. The reason,
+    /// if it ended on purpose.
     StoreEnded(Option<String>),
 }
 
@@ -97,9 +101,10 @@ impl fmt::Display for ServeError {
 
 impl std::error::Error for ServeError {}
 
-/// Serves until `shutdown` resolves, then stops accepting, lets requests in flight finish, writes what is only in memory, closes the
-/// store, and ends all watches. In this order: a watch ends with a bookmark of the last revision, where the next start begins, so
-/// that its client goes on there and lists nothing. Starts no controllers: see [`crate::controllers::start`].
+/// Serves until `shutdown` resolves, then stops accepting, lets requests in flight finish, writes all state
+/// that is only in memory, closes the store, and ends all watches. In this order, so that a watch ends with a
+/// bookmark of the last revision: the next start continues there, and the client need not list again. Does
+/// not start controllers: see [`crate::controllers::start`].
 ///
 /// # Errors
 /// Only when the store's thread has ended by itself.
@@ -120,12 +125,12 @@ pub async fn serve(
         () = hub.writer().ended() => Err(ServeError::StoreEnded(hub.writer().health().end())),
     };
     log::info!("stopping: {} connections", server.counters.connections.load(Ordering::Relaxed));
-    // the listener is gone with the accepting future
+    // the listener is closed together with the accepting future
     let _ = stop.send(true);
     drain(&server, DRAIN, || server.limits.level(Resource::Watches).0).await;
     let of_closing = Arc::clone(&hub);
     let mut closing = tokio::task::spawn_blocking(move || of_closing.writer().close());
-    // a disk that stalls keeps no watch open
+    // a stalled disk must not keep watches open
     let closed = timeout(DRAIN, &mut closing).await;
     hub.memory().close();
     drain(&server, LAST_BYTES, || 0).await;
@@ -142,7 +147,7 @@ pub async fn serve(
     outcome
 }
 
-/// Waits until no more connections than this are left, for so long.
+/// Waits for a limited time until no more than this many connections are left.
 async fn drain(server: &Server, time: Duration, left: impl Fn() -> usize) {
     let connections = || server.counters.connections.load(Ordering::Acquire);
     let drained = async {
@@ -155,8 +160,8 @@ async fn drain(server: &Server, time: Duration, left: impl Fn() -> usize) {
     }
 }
 
-/// Serves one caller over any stream of this process, as a connection is served after TLS, without sockets and certificates. Ends
-/// when the caller leaves. For fuzzing.
+/// Serves one caller over any stream of this process, as a connection is served after TLS, but without
+/// sockets and certificates. Ends when the caller leaves. For fuzzing.
 ///
 /// # Errors
 /// The stream broke, or did not carry HTTP.

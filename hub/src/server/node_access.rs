@@ -1,8 +1,9 @@
-//! Which nodes may connect: the list of nodes with their credentials, revoking one, and taking that back.
+//! The nodes that may connect: the list of nodes with their credentials, revoking one, and readmitting it.
 //!
-//! Owns: `GET /kedge/nodes` and `POST /kedge/nodes/NAME/revoke|readmit`, for administrators: the other side of `kedge-hub node`. Always
-//! holds: the entry in the deny list is durable before anything else happens and before the answer; the Node object stays, with an
-//! annotation and an event that explain it. Left to others: what an entry means (`kedge_hub_core::identity::denied`).
+//! Owns: `GET /kedge/nodes` and `POST /kedge/nodes/NAME/revoke|readmit`, for administrators: the other side
+//! of `kedge-hub node`. Always holds: the entry in the deny list is durable before anything else happens and
+//! before the answer; the Node object stays, with an annotation and an event that explain it. Left to others:
+//! the meaning of an entry (`kedge_hub_core::identity::denied`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -54,10 +55,10 @@ pub(super) fn list(context: &RequestContext<'_>) -> Response<Body> {
             json!({
                 "name": name,
                 "state": state,
-                // both since the hub runs
+                // both are known only since the hub's start
                 "certificateExpires": expiry,
                 "lastContact": contact,
-                // by the node's own clock
+                // the node's own clock
                 "leaseRenewed": renewed.map(|lease| text(&lease, &["spec", "renewTime"]).to_owned()),
                 "access": explanation(&entries, name),
             })
@@ -98,8 +99,8 @@ pub(super) async fn change(
         body => decode::json(body)?.0,
     };
     let same = body["sameCredentials"] == true;
-    // the command asks for this: a slip of the pen would leave the stolen node in. A program that revokes by the API has its names from
-    // elsewhere, and may know more of them than this hub
+    // the command sends `force: false`, so that a mistyped name does not leave the stolen node in. A program
+    // that uses the API has its names from elsewhere, and may know of nodes that this hub does not
     if verb == AccessVerb::Revoke && body["force"] == false && !is_known(context, node).await {
         return Err(ApiError {
             message: format!(
@@ -158,7 +159,7 @@ pub(super) async fn change(
     Ok(respond::json(200, &json!({"name": node, "message": message})))
 }
 
-/// Whether this hub has had to do with a node of this name.
+/// True if this hub has ever had a node of this name.
 async fn is_known(context: &RequestContext<'_>, node: &str) -> bool {
     let (hub, denied) = (&context.server.hub, context.server.credentials.denied());
     let is_here = hub.get(&NODE, "", node).is_some()
@@ -171,20 +172,20 @@ async fn is_known(context: &RequestContext<'_>, node: &str) -> bool {
     }
     let (hub, node) = (Arc::clone(hub), node.to_owned());
     let looked = move || hub.audit().is_none_or(|audit| audit.has_issued(&node));
-    // one that has credentials and was never here; what cannot be looked up keeps nobody from a revocation
+    // a node with credentials may never have connected; a failed lookup must not prevent a revocation
     tokio::task::spawn_blocking(looked).await.unwrap_or(true)
 }
 
 /// A node's entry before a change.
 #[derive(Default)]
 struct Before {
-    /// Null without one.
+    /// Null if there is none.
     entry: Value,
-    /// Its time, if the hub's clock is behind it: nothing was changed.
+    /// The entry's time, if the hub's clock is behind it: then nothing was changed.
     ahead: Option<OffsetDateTime>,
 }
 
-/// Changes the deny list, which is made if it is missing; returns what `edit` does.
+/// Changes the deny list, creating it if missing; returns the result of `edit`.
 async fn enter<T: Send + Default>(
     context: &RequestContext<'_>,
     edit: impl Fn(&mut Value) -> T + Send + Sync,
@@ -198,7 +199,7 @@ async fn enter<T: Send + Default>(
         }
     }
     let found = Mutex::new(T::default());
-    // an administrator revoked meanwhile changes nothing
+    // an administrator who was revoked meanwhile changes nothing
     let admit = |_: Option<&Value>, _: &Value| context.identity_now().map(drop);
     let options = WriteOptions { admit: &admit, ..WriteOptions::internal() };
     let place = Place { kind: &CONFIG_MAP, namespace: DENY_LIST_NAMESPACE, name: DENY_LIST_NAME };
@@ -210,7 +211,8 @@ async fn enter<T: Send + Default>(
     Ok(found.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Explains the change on the Node, if there is one. What fails here is logged: the change itself is made.
+/// Explains the change on the Node, if it exists. A failure here is only logged, because the change itself
+/// was made.
 async fn explain(context: &RequestContext<'_>, node: &str, verb: AccessVerb, message: &str, time: &str) {
     let hub = &context.server.hub;
     let Some(found) = hub.get(&NODE, "", node) else { return };

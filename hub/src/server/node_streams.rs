@@ -1,8 +1,9 @@
-//! Requests that only a node can serve: its pods' logs, streams into their containers, and what its own API tells.
+//! Requests that only a node can serve: its pods' logs, streams into their containers, and its own API.
 //!
-//! Owns how such a request is put in the kubelet's words. Always holds: the node sees the names of objects that the hub has checked, and
-//! of the query only parameters with a meaning there. Left to others: reaching the node and passing its answer on (`calls`), which
-//! requests a pod's state refuses (`kedge_hub_core::requests`).
+//! Owns the translation of such a request into the kubelet's terms. Always holds: the node sees names of
+//! objects only after the hub has checked them, and of the query only parameters that mean something there.
+//! Left to others: reaching the node and passing its answer on (`calls`), refusals because of a pod's state
+//! (`kedge_hub_core::requests`).
 
 use http::{Method, Response};
 use kedge_api::percent_encoded;
@@ -18,10 +19,11 @@ use super::request::Parameters;
 use super::respond::{self, Body};
 use super::route::Target;
 
-/// Parameters of a log that go to the node as they are.
+/// Parameters of a log that are passed to the node unchanged.
 const OF_LOGS: [&str; 8] =
     ["follow", "limitBytes", "previous", "sinceSeconds", "sinceTime", "stream", "tailLines", "timestamps"];
-/// What may be asked of a node's own API, and the subresource whose right suffices for it. Logs have paths of their own below.
+/// The served paths of a node's own API, and the subresource whose right suffices for each. `logs` has
+/// further paths below it.
 const OF_NODES: [(&[&str], &str); 7] = [
     (&["configz"], "configz"),
     (&["healthz"], "healthz"),
@@ -31,7 +33,7 @@ const OF_NODES: [(&[&str], &str); 7] = [
     (&["pods"], "pods"),
     (&["stats", "summary"], "stats"),
 ];
-/// Parameters of a node's own API that go to it as they are.
+/// Parameters of a node's own API that are passed on unchanged.
 const OF_NODE_LOGS: [&str; 6] = ["boot", "pattern", "query", "sinceTime", "tailLines", "untilTime"];
 const OF_STATS: [&str; 1] = ["only_cpu_and_memory"];
 
@@ -64,7 +66,7 @@ pub(super) async fn answer(
             Asked::stream(with_query(path, names, parameters), context.parts)
         }
         _ => {
-            // the kubelet has other words for them
+            // the kubelet has other names for these parameters
             let names =
                 [("command", "command"), ("stdin", "input"), ("stdout", "output"), ("stderr", "error")];
             let names = names.into_iter().chain([("tty", "tty")]);
@@ -78,7 +80,8 @@ pub(super) async fn answer(
     calls::open(context, node, asked, messages, &Begins { verb, target }).await
 }
 
-/// The subresource of nodes whose right suffices for this path of a node's API, as a kubelet has it; None: nothing is served there.
+/// The subresource of nodes whose right suffices for this path of a node's API, as in a kubelet; `None` if
+/// nothing is served there.
 pub(super) fn part(segments: &[String]) -> Option<&'static str> {
     let is_name = |name: &String| !matches!(name.as_str(), "." | "..");
     let known = match segments {
@@ -117,7 +120,7 @@ fn path(segments: &[&str]) -> String {
     segments.iter().flat_map(|segment| ["/".to_owned(), percent_encoded(segment)]).collect()
 }
 
-/// With the parameters of these names, under the kubelet's names for them.
+/// Adds the parameters of these names, under the kubelet's names for them.
 fn with_query(
     mut path: String,
     names: impl Iterator<Item = (&'static str, &'static str)>,
@@ -133,7 +136,7 @@ fn with_query(
     path
 }
 
-/// Refuses, as upstream, what no log could answer.
+/// Refuses, as upstream, parameters that no log can satisfy.
 fn check_log(target: &Target, parameters: &Parameters) -> Result<(), ApiError> {
     let mut errors = Vec::new();
     for flag in ["follow", "previous", "timestamps"] {

@@ -1,8 +1,9 @@
-//! OpenAPI, from the table of kinds and the schema table: version 3 for current clients, and for old ones the part of
-//! version 2 that they need before they send anything.
+//! OpenAPI, from the table of kinds and the schema table: version 3 for current clients, and for old ones the
+//! part of version 2 that they need before they send anything.
 //!
-//! With `fieldValidation` named in a document, current clients leave validation to the server. Old ones validate by the
-//! definitions of version 2, explain from them, and look in its paths for dry run: it contains only that.
+//! Because `fieldValidation` is named in a document, current clients leave validation to the server. Old ones
+//! validate by the definitions of version 2, use them for `explain`, and look in its paths for dry run: the
+//! document contains only that.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -187,7 +188,7 @@ fn field_value(field: &Field) -> Value {
 type NamedScalar = (&'static str, fn() -> Value);
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
-/// Values of two types have a name of their own, by which `kubectl explain` shows them.
+/// Values of two types have a type name of their own, which `kubectl explain` shows.
 const NAMED_SCALARS: [NamedScalar; 2] = [
     (QUANTITY, || {
         json!({"description": "Quantity is a number with a unit, such as 100m or 1Gi.",
@@ -215,7 +216,7 @@ fn shape_value(shape: &Shape) -> Value {
         Shape::Bytes => json!({"type": "string", "format": "byte"}),
         Shape::Time | Shape::MicroTime => json!({"type": "string", "format": "date-time"}),
         Shape::Raw => json!({"type": "object"}),
-        // allOf, as upstream: a $ref may have no siblings, and descriptions stand beside it
+        // allOf, as upstream: a $ref may have no siblings, and there is a description beside it
         Shape::Message(name) => {
             json!({"allOf": [reference(&public_name(name))], "default": {}})
         }
@@ -236,7 +237,7 @@ fn collection_path(group: &str, version: &str, plural: &str, namespaced: bool) -
     format!("{root}{space}/{plural}")
 }
 
-/// `(path, has a name)` of a kind.
+/// The paths of a kind, and true for those that contain a name.
 fn kind_paths(kind: &Kind) -> Vec<(String, bool)> {
     let collection = collection_path(kind.group, kind.version, kind.plural, kind.namespaced);
     let named = format!("{collection}/{{name}}");
@@ -286,10 +287,11 @@ fn add_paths(paths: &mut Map<String, Value>, kind: &'static Kind) {
     }
 }
 
-/// `/openapi/v2`: as protobuf for the clients that ask for it so, else as JSON.
+/// `/openapi/v2`: as protobuf for clients that ask for it, else as JSON.
 pub(super) fn version_2(accept: &str) -> Response<Body> {
     if accept.contains("proto-openapi") {
-        // the type asked for has an @, which Go (and so kubectl) cannot parse in an answer: upstream answers with a dot, too
+        // the type that clients ask for contains an @, which Go (and so kubectl) cannot parse in an answer:
+        // upstream answers with a dot, too
         return respond::bytes(200, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf", gnostic());
     }
     let paths: Map<String, Value> = patch_paths()
@@ -351,7 +353,7 @@ fn named_schema(into: &mut Encoder, number: u64, name: &str, fill: impl FnOnce(&
     });
 }
 
-/// What clients name by group, version and kind.
+/// A type that clients refer to by group, version and kind.
 struct Root {
     group: &'static str,
     version: &'static str,
@@ -434,7 +436,7 @@ fn gnostic_shape(into: &mut Encoder, shape: &Shape, description: &str) {
     }
 }
 
-/// The extension by which clients find a kind; definitions carry a list of it (`- `), operations one.
+/// The extension by which clients find a kind; definitions have a list of it (`- `), operations a single one.
 fn gnostic_gvk(extension: &mut Encoder, root: &Root, mark: &str) {
     extension.text(1, "x-kubernetes-group-version-kind");
     let pad = " ".repeat(mark.len());

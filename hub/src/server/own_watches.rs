@@ -1,26 +1,28 @@
-//! The watches that a node has open, and the latest change that its renewals have named.
+//! A node's open watches, and the latest change that its renewals were told of.
 //!
-//! A node that is named a change (`kedge_hub_core::state::Desired`) waits for each of its watches to come to it, and lists anew what one
-//! does not show. Always holds: each watch comes to it, by the change or by a bookmark, so that a change of what no watch shows, as of
-//! a pod, leads to no list. A bookmark is sent once a renewal has named a change, not at each change: ten changes between two
-//! renewals are one. It also tells of calls: at once on the watch of the own Node, and in each answer to a renewal while a call waits.
-//! Left to others: which changes concern a node, how a watch tells how far it has come (`watch`), what a call is (`calls`).
+//! The answer to a renewal may name a change (`kedge_hub_core::state::Desired`); the node then waits for each
+//! of its watches to reach it, and lists anew those that do not. Always holds: each watch reaches it, by the
+//! change or by a bookmark, so a change that a watch does not show, such as that of a pod, leads to no list.
+//! The bookmark is sent once a renewal has named a change, not at each change: ten changes between two
+//! renewals need only one. This table also announces calls: at once on the watch of the node's own Node, and
+//! in each answer to a renewal while a call waits. Left to others: the changes that concern a node, how a
+//! watch reports its position (`watch`), calls themselves (`calls`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::memory::Reminder;
 
-/// See the module. Each node has one.
+/// The open watches of one node; see the module. Each node has one such table.
 #[derive(Debug, Default)]
 pub(super) struct OwnWatches {
     named: AtomicU64,
     open: Mutex<Vec<Reminder>>,
-    /// Of the own Node.
+    /// The watches of the node's own Node.
     of_node: Mutex<Vec<Reminder>>,
     /// The calls that wait for the node.
     calls: Mutex<Vec<Arc<str>>>,
-    /// There are some.
+    /// True if some wait.
     is_called: AtomicBool,
 }
 
@@ -29,35 +31,35 @@ impl OwnWatches {
         locked(&self.open)
     }
 
-    /// Adds a watch that begins. What was named before it is added is for it to look up after this.
+    /// Adds a new watch. The caller must then look up revisions that were named earlier.
     pub(super) fn add(&self, reminder: Reminder) {
         let mut open = self.open();
         open.retain(Reminder::is_open);
         open.push(reminder);
     }
 
-    /// Adds a watch of the own Node that begins, which tells of calls; returns those that wait already.
+    /// Adds a new watch of the node's own Node, which announces calls; returns the calls that wait already.
     pub(super) fn add_of_node(&self, reminder: Reminder) -> Vec<Arc<str>> {
         let mut open = locked(&self.of_node);
         open.retain(Reminder::is_open);
         open.push(reminder);
-        // after it was added: what comes later reminds it
+        // read after the watch was added: later calls remind the watch
         locked(&self.calls).clone()
     }
 
-    /// Whether the node would hear of a call at once.
+    /// True if the node would learn of a call at once.
     pub(super) fn is_watching(&self) -> bool {
         locked(&self.of_node).iter().any(Reminder::is_open)
     }
 
-    /// A call waits for the node.
+    /// Announces a call that waits for the node.
     pub(super) fn call(&self, id: &Arc<str>) {
         locked(&self.calls).push(Arc::clone(id));
         self.is_called.store(true, Ordering::Release);
         locked(&self.of_node).retain(|reminder| reminder.call(id));
     }
 
-    /// It does not wait any more.
+    /// The call no longer waits.
     pub(super) fn forget(&self, id: &Arc<str>) {
         let mut calls = locked(&self.calls);
         calls.retain(|known| known != id);
@@ -69,14 +71,14 @@ impl OwnWatches {
         self.is_called.load(Ordering::Acquire)
     }
 
-    /// The ids of the calls that wait, by commas.
+    /// The ids of the waiting calls, separated by commas.
     pub(super) fn calls(&self) -> String {
         locked(&self.calls).join(",")
     }
 
-    /// An answer names this revision.
+    /// An answer to a renewal names this revision.
     pub(super) fn name(&self, revision: u64) {
-        // hardly ever is it another than in the answer before
+        // the revision is hardly ever a new one
         if self.named.load(Ordering::Relaxed) < revision
             && self.named.fetch_max(revision, Ordering::AcqRel) < revision
         {
@@ -86,6 +88,6 @@ impl OwnWatches {
 }
 
 fn locked<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
-    // nothing in it can panic half way
+    // a panic leaves the list consistent, because no change of it can panic half way
     list.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,11 @@
-//! Long answers, made in pieces: lists that are written as they are sent, tables that are rendered on threads of their own, and answers
-//! that are compressed for clients that ask for it.
+//! Long answers, made in pieces: lists that are written as they are sent, tables that are rendered on threads
+//! of their own, and answers that are compressed for clients that ask for it.
 //!
-//! Always holds: no thread that answers requests renders or compresses a long answer, or writes one without giving others their turn.
-//! A client that reads slowly holds a few pieces and the compressor, and the objects, which cost nothing while they are the latest versions
-//! (`kedge_hub_core::loans`); what is made for it alone it pays for until that is sent. An answer that cannot be completed ends its
-//! connection, so that no client takes a part for the whole.
+//! Always holds: a thread that answers requests does not render or compress long answers, and yields to
+//! others while it writes one. For a client that reads slowly the hub keeps a few pieces, the compressor, and
+//! the objects, which cost nothing while they are the latest versions (`kedge_hub_core::loans`); bytes that
+//! are made only for this client are charged to it until they are sent. An answer that cannot be completed
+//! ends its connection, so that no client takes a part for the whole.
 
 use std::collections::VecDeque;
 use std::io::{self, Write as _};
@@ -31,22 +32,23 @@ use crate::memory::Reader;
 
 /// Size of a piece: a TLS record.
 const PIECE_BYTES: usize = 16 * 1024;
-/// Pieces after which others have their turn: at most a few milliseconds of copying and encrypting.
+/// Pieces after which a task yields: at most a few milliseconds of copying and encrypting.
 const PIECES_AT_A_TIME: usize = 16;
-/// Pieces that wait for a slow client.
+/// Most pieces that wait for a slow client.
 const PIECES_AHEAD: usize = 2;
 /// Answers from this size on are compressed; upstream's threshold and level.
 const COMPRESSED_FROM: usize = 128 * 1024;
 const LEVEL: u32 = 1;
 
-/// Answers up to this size cost their caller no bytes: no more than its connection is reckoned to take.
+/// Answers up to this size charge their caller nothing: that much is already reckoned for its connection.
 pub(super) const FREE_BYTES: usize = 16 * 1024;
-/// Bytes of a longer answer that are in memory at a time on its way: up to three pieces in the HTTP library, one in TLS.
+/// Bytes of a longer answer that are in memory at a time while it is sent: up to three pieces in the HTTP
+/// library, one in TLS.
 const HELD_BYTES: usize = 4 * PIECE_BYTES;
 /// Bytes of each further object that waits in a long answer, without its text.
 const LOAN_BYTES: usize = 48;
 
-/// Appends an object, in the form of the answer.
+/// Appends an object in the form of the answer.
 pub(super) type Render = Box<dyn FnMut(&Object, &mut Vec<u8>) + Send>;
 
 /// An object or a list as JSON, piece by piece.
@@ -54,17 +56,17 @@ pub(super) struct Items {
     head: Vec<u8>,
     objects: std::vec::IntoIter<Loan>,
     tail: &'static [u8],
-    /// `None`: the stored text.
+    /// `None`: as it is stored.
     render: Option<Render>,
-    /// The object that is being sent, and how much of it was.
+    /// The object that is being sent, and the number of its bytes already sent.
     current: Option<(Text, usize)>,
     begun: bool,
     done: bool,
     /// Bytes of the stored texts: exact for the list itself, an estimate for other forms.
     bytes: usize,
-    /// Of the largest object.
+    /// Bytes of the largest object.
     largest: usize,
-    /// Since others had their turn.
+    /// Pieces since the task last yielded.
     pieces: usize,
 }
 
@@ -125,8 +127,8 @@ impl Items {
         self.render.is_none().then_some(self.bytes as u64)
     }
 
-    /// The bytes that wait for a slow client and are made for it alone, at most: the text of an object in another form is no longer than
-    /// two of its stored text.
+    /// The most bytes that wait for a slow client and are made only for it; the text of an object in another
+    /// form is at most twice as long as its stored text.
     fn held(&self) -> usize {
         let text = match self.render {
             None => self.bytes.min(HELD_BYTES),
@@ -135,12 +137,12 @@ impl Items {
         text + if self.is_lent() { LOAN_BYTES * (self.objects.len() - 1) } else { 0 }
     }
 
-    /// Whether it has more objects than what it holds anyway.
+    /// True if it holds further objects beside the one that is being sent.
     fn is_lent(&self) -> bool {
         self.bytes > HELD_BYTES
     }
 
-    /// From here on this reader has the objects.
+    /// From now on the objects are charged to this reader.
     fn lend(&mut self, reader: &Arc<Reader>) {
         self.objects
             .as_mut_slice()
@@ -172,7 +174,7 @@ impl Items {
         }
     }
 
-    /// Appends what fits of the object that is being sent; `false`: there is none.
+    /// Appends as much of the current object as fits; `false` without one.
     fn go_on(&mut self, piece: &mut Vec<u8>) -> bool {
         let Some((text, sent)) = &mut self.current else { return false };
         let rest = &text.bytes()[*sent..];
@@ -212,7 +214,7 @@ impl Iterator for Items {
     }
 }
 
-/// An answer that another thread makes.
+/// An answer that is made by another thread.
 pub(super) struct Made {
     pieces: mpsc::Receiver<Piece>,
     /// Set by the last piece.
@@ -240,12 +242,12 @@ impl Made {
     }
 }
 
-/// What of a request and its answer decides how the answer is sent.
+/// The facts of a request and its answer that decide how the answer is sent.
 #[derive(Debug, Clone, Copy)]
 struct Sending {
-    /// The client takes gzip.
+    /// The client accepts gzip.
     asked: bool,
-    /// It changed nothing, so a client may well repeat it.
+    /// The request changed nothing, so its client may repeat it.
     only_reads: bool,
     bytes: usize,
     renders: bool,
@@ -256,39 +258,40 @@ impl Sending {
         self.asked && self.bytes >= COMPRESSED_FROM
     }
 
-    /// Whether threads for what is large make the answer.
+    /// True if threads for large requests make the answer.
     fn elsewhere(self) -> bool {
         self.compresses() || (self.renders && self.bytes >= LARGE_BYTES)
     }
 
-    /// What its caller pays for it.
+    /// The work that is charged to its caller.
     fn work(self) -> Work {
         if self.compresses() || self.renders { Work::Parsed(self.bytes) } else { Work::Copied(self.bytes) }
     }
 }
 
-/// What an answer holds of its caller's limits until it is sent.
+/// The share of its caller's limits that an answer holds until it is sent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Held {
     _taken: Option<Arc<Taken>>,
-    /// Has its objects.
+    /// The reader to which its objects are lent.
     reader: Option<Arc<Reader>>,
 }
 
 impl Held {
-    /// Bytes that were taken for a text while it was made.
+    /// Holds the bytes that were taken for a text while it was made.
     pub(super) fn of(taken: Taken) -> Held {
         Held { _taken: Some(Arc::new(taken)), reader: None }
     }
 
-    /// Ready when nobody pays for its objects.
+    /// Ready when the caller's budget for its objects is exceeded.
     pub(super) fn poll_over(&self, context: &Context<'_>) -> Poll<()> {
         self.reader.as_ref().map_or(Poll::Pending, |reader| reader.poll_over(context))
     }
 }
 
-/// Gives an answer the form in which it is sent: compressed if the client asked for it and it is long, rendered elsewhere if that takes
-/// long. Only the answer to a request that reads may be refused for want of bytes or places: a client that is refused repeats its change.
+/// Prepares an answer for sending: compressed if the client asked for it and it is long, rendered on another
+/// thread if that takes long. Only an answer to a request that reads may be refused for lack of bytes or
+/// places: a refused client repeats its request, and so would repeat a change.
 pub(super) fn finish(
     server: &Server,
     slot: &Arc<Slot>,
@@ -305,7 +308,7 @@ pub(super) fn finish(
             let bytes = parts.iter().map(Bytes::len).sum();
             (bytes, false, bytes)
         }
-        // the text is everybody's
+        // the text is in memory anyway
         Body::Shared(text) => (text.len(), false, text.len().min(HELD_BYTES)),
         Body::Made(_) | Body::Watch(_) | Body::Relay(_) => (0, false, 0),
     };
@@ -315,7 +318,7 @@ pub(super) fn finish(
             Ok(taken) => held = Held::of(taken),
             Err(refused) if only_reads => return super::respond::error(&refused),
             Err(_) if matches!(&body, Body::Items(items) if items.render.is_none()) => {}
-            // its change was made, and it may not hold the text of it
+            // its change was made, but its caller's budget does not allow its text
             Err(_) => return super::respond::done(head.status.as_u16()),
         }
     }
@@ -333,7 +336,7 @@ pub(super) fn finish(
     response
 }
 
-/// As a long answer, if it is one.
+/// Turns the answer into a long one, if it is long.
 fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: Sending) -> Response<Body> {
     let (mut head, body) = response.into_parts();
     let (renders, compresses) = (sending.renders, sending.compresses());
@@ -343,7 +346,7 @@ fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: 
     }
     let taken = match slot.take(Resource::LongAnswers, 1) {
         Ok(taken) => Some(taken),
-        // without compression it costs nothing more
+        // an uncompressed answer needs no place
         Err(_) if !renders => return Response::from_parts(head, body),
         Err(refused) if sending.only_reads => return super::respond::error(&refused),
         Err(_) => None,
@@ -362,7 +365,7 @@ fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: 
     Response::from_parts(head, Body::Made(Made { pieces, complete: false }))
 }
 
-/// A short answer, whose length is known before it is sent.
+/// Makes a short answer, so that its length is known before it is sent.
 fn whole(head: http::response::Parts, body: Body) -> Response<Body> {
     let body = match body {
         Body::Items(items) => Body::Parts(items.collect()),
@@ -378,7 +381,7 @@ fn cut(parts: VecDeque<Bytes>) -> impl Iterator<Item = Bytes> {
     })
 }
 
-/// Makes an answer piece by piece; in between, others have their turn. Ends when the client has left.
+/// Makes an answer piece by piece, and yields in between. Ends when the client has left.
 async fn make(
     pieces: impl Iterator<Item = Bytes>,
     compresses: bool,
@@ -416,8 +419,8 @@ fn accepts_gzip(accepted: &str) -> bool {
     accepted.split(',').any(|encoding| encoding.trim() == "gzip")
 }
 
-/// The same answer, indented unless it is too long; on threads for large requests if it is large. A caller that has too many long
-/// answers in the making gets it as it is.
+/// Indents the answer unless it is too long; on threads for large requests if it is large. A caller with too
+/// many long answers in progress gets it unindented.
 pub(super) async fn pretty(server: &Server, slot: &Arc<Slot>, response: Response<Body>) -> Response<Body> {
     let bytes = match response.body() {
         Body::Items(items) => items.bytes,

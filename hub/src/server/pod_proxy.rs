@@ -1,8 +1,9 @@
-//! `pods/NAME/proxy`: a request to a program in a pod, and its answer, as upstream passes them on.
+//! `pods/NAME/proxy`: passes a request to a program in a pod, and its answer back, as upstream does.
 //!
-//! Owns which headers pass. Always holds: a program never sees what a caller proves itself by, and no browser takes an answer for the
-//! hub's own: it runs no script in it, and no header of it says anything about the hub. Left to others: whom a name means
-//! (`kedge_hub_core::requests`), the way to the program (`calls`).
+//! Owns the choice of headers that are passed on. Always holds: a program never sees a caller's credentials,
+//! and no browser takes an answer for the hub's own: it runs no script in it, and no header of it says
+//! anything about the hub. Left to others: resolving a name to an address (`kedge_hub_core::requests`), the
+//! way to the program (`calls`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +22,7 @@ use super::request::{RequestBody, header as header_of};
 use super::respond::{self, Body};
 use super::route::Target;
 
-/// What ends at each connection, beside what `Connection` names.
+/// Headers that apply to one connection only, beside those that `Connection` lists.
 const OF_CONNECTIONS: [&str; 9] = [
     "connection",
     "keep-alive",
@@ -33,12 +34,15 @@ const OF_CONNECTIONS: [&str; 9] = [
     "transfer-encoding",
     "upgrade",
 ];
-/// What of a request is for the hub alone. Cookies: those that one program sets would be shown to all others. The library sets the length.
+/// Headers of a request that are for the hub alone. Cookies are among them, because those that one program
+/// sets would be shown to all others. The length is among them, because the library sets it.
 const OF_THE_HUB: [&str; 4] = ["authorization", "content-length", "cookie", "expect"];
-/// What of an answer is passed on, beside names that begin with `x-`: what is about this body, its place in a cache, and the program.
-/// Others speak to a browser about the hub, whose origin it takes the answer for (cookies, `Clear-Site-Data`,
-/// `Strict-Transport-Security`, `Alt-Svc`), ask for the caller's password in its name (`WWW-Authenticate`), lead on without a status
-/// (`Refresh`, `Link`, `Content-Location`), or are the hub's own words to kubectl (`Warning`, `Audit-Id`).
+/// Headers of an answer that are passed on, beside names that begin with `x-`: those about this body, its
+/// caching, and the program. Other headers would tell a browser something about the hub, because the browser
+/// takes the answer to come from the hub's origin (cookies, `Clear-Site-Data`, `Strict-Transport-Security`,
+/// `Alt-Svc`), ask for the caller's password in the hub's name (`WWW-Authenticate`), redirect without a
+/// status (`Refresh`, `Link`, `Content-Location`), or look like the hub's own messages to kubectl (`Warning`,
+/// `Audit-Id`).
 const SHOWN: [HeaderName; 17] = [
     header::ACCEPT_RANGES,
     header::AGE,
@@ -58,9 +62,9 @@ const SHOWN: [HeaderName; 17] = [
     header::SERVER,
     header::VARY,
 ];
-/// Beginnings of names with `x-` that are not about the answer: orders to a server in front of the hub, which would send a file of its own
-/// or another request's answer in place of this one, or end its trust in the hub; what such a server says about a caller; the API
-/// server's own; and orders to browsers.
+/// Prefixes of `x-` names that are not about the answer: orders to a server in front of the hub, which would
+/// send a file of its own or another request's answer instead, or stop trusting the hub; statements of such a
+/// server about a caller; the API server's own headers; and orders to browsers.
 const ORDERS: [&str; 13] = [
     "x-accel-",
     "x-dns-prefetch-",
@@ -76,10 +80,10 @@ const ORDERS: [&str; 13] = [
     "x-send-file",
     "x-sendfile",
 ];
-/// What a browser makes of it: nothing runs, nothing is sent, and it has an origin of its own.
+/// Tells a browser to run nothing, send nothing, and give the page an origin of its own.
 const SANDBOX: &str = "sandbox";
 
-/// `below`: what of the path comes after `proxy`, as it was sent; `None`: nothing.
+/// `below`: the path after `proxy`, as the client sent it; `None` if there is none.
 pub(super) async fn answer(
     context: &RequestContext<'_>,
     verb: &str,
@@ -106,7 +110,7 @@ pub(super) async fn answer(
     let program = wanted.find(&pod)?;
     let query = parts.uri.query().map_or_else(String::new, |query| format!("?{query}"));
     if below.is_none() && is_read {
-        // as upstream: relative links in the answer are to lead below it
+        // as upstream: relative links in the answer must lead below this path
         return Ok(moved(&format!("{}/{query}", parts.uri.path())));
     }
     let path: Uri = format!("{}{query}", below.unwrap_or("/"))
@@ -148,7 +152,7 @@ fn authority(program: &ProgramAddress<'_>) -> String {
     SocketAddr::from((program.address, program.port)).to_string()
 }
 
-/// The headers that a program sees.
+/// The headers that the program receives.
 fn passed_on(given: &HeaderMap, path: &str, from: IpAddr, program: &ProgramAddress<'_>) -> HeaderMap {
     let named = of_this_connection(given);
     let is_passed = |name: &str| {
@@ -178,13 +182,13 @@ fn passed_on(given: &HeaderMap, path: &str, from: IpAddr, program: &ProgramAddre
     headers
 }
 
-/// The names that `Connection` says are for this connection alone.
+/// The headers that `Connection` lists as valid for this connection alone.
 fn of_this_connection(headers: &HeaderMap) -> Vec<String> {
     let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect()
 }
 
-/// The headers that a client sees.
+/// The headers that the client receives.
 fn shown<B>(answer: &Response<B>, method: &Method, way: &Way<'_>) -> HeaderMap {
     let given = answer.headers();
     let named = of_this_connection(given);
@@ -199,7 +203,8 @@ fn shown<B>(answer: &Response<B>, method: &Method, way: &Way<'_>) -> HeaderMap {
     if let Some(length) = given.get(header::CONTENT_LENGTH).filter(|_| *method == Method::HEAD) {
         headers.insert(header::CONTENT_LENGTH, length.clone());
     }
-    // a client that repeats a change elsewhere does so with the caller's credentials: nobody goes on with anything but a read
+    // a client that follows a redirect repeats its request with the caller's credentials, so only reads may
+    // be redirected
     let goes_on = matches!(*method, Method::GET | Method::HEAD) || !answer.status().is_redirection();
     let location = given.get(header::LOCATION).filter(|_| goes_on);
     let led = location.and_then(|location| way.led(location.to_str().ok()?));
@@ -348,7 +353,7 @@ mod tests {
                 check(&method, status, None);
             }
         }
-        // names what was made; no client goes there by itself
+        // names the created object; no client follows it by itself
         check(&Method::POST, 201, Some("/api/proxy/a"));
     }
 }

@@ -1,9 +1,11 @@
-//! The short way of a node's renewal: from its bytes to the renewed Lease and the bytes of its answer, without the HTTP library,
-//! decoding, a schema or managers. Ten thousand nodes renew a thousand times a second.
+//! The fast path of a node's renewal: from its bytes to the renewed Lease and the bytes of the answer,
+//! without the HTTP library, decoding, a schema or managers. Ten thousand nodes renew a thousand times a
+//! second.
 //!
-//! Always holds: it decides nothing. A request that is not plainly a node's renewal of its own Lease, asks for anything special, or would
-//! be refused takes the general way (`handlers`), with the same result. It waits for its bytes and for nothing else. Left to others:
-//! where a request ends (`head`), the limits of its caller (`limits`).
+//! Always holds: it makes no decision of its own. A request that is not exactly a node's renewal of its own
+//! Lease, asks for anything special, or would be refused is handled in the general way (`handlers`), with the
+//! same result. It waits only for its own bytes. Left to others: the end of a request (`head`), the limits of
+//! its caller (`limits`).
 
 use std::io::{Cursor, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,26 +26,28 @@ use super::request::prefers_minimal;
 use super::respond::Body;
 use super::shared::Server;
 
-/// Largest request that is taken this way; an agent's has 300 bytes.
+/// Largest request that is handled this way; an agent's has 300 bytes.
 pub(super) const MOST_BYTES: usize = 2048;
-/// The rest of a renewal whose head is here must come in this time; then the general way waits for it.
+/// Time in which the rest of a renewal must arrive after its head; then the general way waits for it.
 pub(super) const REST: Duration = Duration::from_secs(5);
 /// Most headers of such a request.
 const HEADERS: usize = 8;
-/// Headers that change nothing about a renewal that asks for no object in its answer. One with any other takes the general way.
+/// Headers that have no effect on a renewal whose answer contains no object. A request with any other header
+/// is handled in the general way.
 const WITHOUT_EFFECT: [&str; 5] = ["host", "content-length", "accept", "accept-encoding", "user-agent"];
-/// Room for the answer: the status, the header with a number, and the offer.
+/// Room for the answer: the status, the header with a number, and the offer of the short form.
 const ANSWER_BYTES: usize = 144;
 
 /// The bytes of an answer.
 pub(super) struct Answer(Cursor<[u8; ANSWER_BYTES]>);
 
 impl Answer {
-    /// `offers`: the renewal could have been shorter, and the answer says so. A node that made its Lease with a POST knows it from nowhere
-    /// else.
+    /// `offers`: the renewal could have been shorter, and the answer says so. A node that created its Lease
+    /// with a POST has no other way to learn that.
     fn new(desired: u64, offers: bool) -> Option<Answer> {
         let mut text = Cursor::new([0; ANSWER_BYTES]);
-        // the reason may be empty (RFC 9112 section 4): 10 bytes of each of a node's 8,500 a day
+        // the reason may be empty (RFC 9112 section 4), which saves 10 of the 8,500 bytes that a node
+        // transfers a day
         write!(text, "HTTP/1.1 204 \r\n{DESIRED_HEADER}: {desired}\r\n").ok()?;
         if offers {
             write!(text, "accept-patch: {RENEWAL_MEDIA}\r\n").ok()?;
@@ -58,14 +62,15 @@ impl Answer {
     }
 }
 
-/// Whether a request may be a renewal, by its first bytes.
+/// True if the first bytes of a request look like a renewal.
 pub(super) fn begins_like_one(received: &[u8]) -> bool {
     received.strip_prefix(b"PATCH ").is_some_and(|path| path.starts_with(LEASES.as_bytes()))
 }
 
-/// Makes the renewal that a whole request asks for; `None`: it has to take the general way, which starts anew.
+/// Makes the renewal that a complete request asks for; `None`: the general way must handle it from the start.
 pub(super) fn answer(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
-    // after a panic the general way tells of it; what is shared is behind locks and atomics, which are valid then
+    // after a panic the general way reports the error; shared state is behind locks and atomics, which stay
+    // valid
     catch_unwind(AssertUnwindSafe(|| renew(server, caller, request))).ok().flatten()
 }
 
@@ -73,7 +78,7 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
     let identity = (*caller.identity).as_ref()?;
     let node = identity.node()?;
     if caller.slot.own_watches().is_called() {
-        // the general way tells of it
+        // the general way answers with the error
         return None;
     }
     let Plain { renewal, body_bytes, is_alone } = plain(request, node)?;
@@ -83,7 +88,7 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
     let paid = caller.slot.pace_renewal(now).ok()?;
     let renewed = server.hub.writer().renew_plainly(NODE_LEASE_NAMESPACE, node, &renewal);
     if renewed.is_none_or(|renewed| renewed.is_err()) {
-        // the general way counts it
+        // the general way counts it again
         caller.slot.unpace(paid, now);
         return None;
     }
@@ -96,12 +101,12 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
 struct Plain {
     renewal: Renewal,
     body_bytes: usize,
-    /// It is its time alone.
+    /// The body is only the time.
     is_alone: bool,
 }
 
-/// Reads a renewal in its plain form: of this node's Lease, with no parameters, for itself, on a connection that goes on, and asking for
-/// no object in the answer.
+/// Reads a renewal in its plain form: of this node's Lease, without parameters or impersonation, on a
+/// connection that stays open, and without an object in the answer.
 fn plain(request: &[u8], node: &str) -> Option<Plain> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut head = httparse::Request::new(&mut headers);
@@ -129,8 +134,9 @@ fn plain(request: &[u8], node: &str) -> Option<Plain> {
     Some(Plain { renewal: Renewal::read(media, body)?, body_bytes, is_alone: media == RENEWAL_MEDIA })
 }
 
-/// Whether a renewal of the general way costs little whatever is in it: the rate of renewals is no way to make the hub work. A PUT or merge
-/// patch of the own Lease has that rate also if it changes other fields and so is written durably: that is one small write a second.
+/// True if a renewal in the general way is cheap whatever it contains: otherwise a node could make the hub
+/// work at the rate of renewals. A PUT or merge patch of the node's own Lease counts against that rate even
+/// if it changes other fields and so is written durably: that is one small write a second.
 pub(super) fn costs_little(request: &Parts, body_bytes: Option<u64>) -> bool {
     let content_type = request.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     body_bytes.is_some_and(|bytes| bytes <= MOST_BYTES as u64)
@@ -146,19 +152,19 @@ fn may_renew(server: &Server, identity: &Identity, node: &str) -> bool {
         name: node,
         ..Attributes::default()
     };
-    // an administrator's writes have a manager
+    // an administrator's writes record a manager
     !identity.is_admin() && identity::authorize(Some(identity), &attributes, &*server.hub).is_ok()
 }
 
-/// The latest change that concerns a node, for an answer that names it.
+/// The latest change that concerns a node, for an answer that will name it.
 fn named(server: &Server, node: &str, slot: &Slot) -> u64 {
     let desired = server.hub.memory().desired(node);
     slot.own_watches().name(desired);
     desired
 }
 
-/// Adds the latest change that concerns the node to an answer of the general way, so that the node need not ask and needs no watch; and
-/// the calls that wait for it, and the offer of the shortest renewal.
+/// Adds to an answer of the general way the latest change that concerns the node, so that the node need not
+/// poll and needs no watch; also the calls that wait for it, and the offer of the shortest renewal.
 pub(super) fn add_desired(
     server: &Server,
     caller: Option<&Identity>,

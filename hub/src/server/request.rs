@@ -1,6 +1,7 @@
 //! Reading a request: query parameters, the requested form of the answer, the body within its limits.
 //!
-//! Always holds: whoever reads a body has a caller whose credential was valid when all of it was in.
+//! Always holds: a handler gets a body only if its caller's credential was still valid when the last byte
+//! arrived.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,22 +23,27 @@ use kedge_hub_core::field_error::FieldError;
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
-/// A body must come at this pace: links of 32 kbit/s. One of 3 MiB may take 13 minutes.
+/// Slowest pace at which a body may arrive: that of links of 32 kbit/s. At this pace a body of 3 MiB takes 13
+/// minutes.
 const BODY_BYTES_PER_SEC: u64 = 4096;
-/// How far behind that pace a body may ever be. Bytes that came sooner give no right to a longer pause: the hub holds them meanwhile.
+/// The longest delay behind that pace. Bytes that arrived early allow no longer pause, because the hub holds
+/// them meanwhile.
 const BODY_GRACE: Duration = Duration::from_secs(10);
-/// Pieces that a body may come in: chunks, or parts of TLS records. Each costs the processor as much as kilobytes that come at once, so
-/// chunks of a byte would cost seconds. Links of the smallest packets (576 bytes) need 6,000 for the largest body.
+/// Most pieces of a body: chunks, or parts of TLS records. A piece costs the processor as much as kilobytes
+/// in one piece, so chunks of one byte would cost seconds. Links of the smallest packets (576 bytes) need
+/// 6,000 for the largest body.
 const MAX_PIECES: usize = 16 * 1024;
-/// Pieces that take as long as a request.
+/// Pieces that cost as much as a request.
 const PIECES_PER_TOKEN: usize = 128;
-/// Bodies up to this cost their caller nothing while they are received: a renewal, a review. The connection holds no more for a head.
+/// Bodies up to this size are not charged to their caller while they are received: a renewal, a review. A
+/// connection may hold as much for a head.
 const SMALL_BYTES: usize = 4096;
-/// Most bytes of a refused body that are drained to reuse its connection: a whole Node or ConfigMap of usual size.
+/// Most bytes of a refused body that are drained to keep its connection: a whole Node or ConfigMap of usual
+/// size.
 const DRAIN_BYTES: usize = 256 * 1024;
-/// Longest time of draining.
+/// Longest time for draining.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Parameters of one query.
+/// Most parameters of one query.
 const MAX_PARAMETERS: usize = 64;
 
 /// Query parameters, decoded.
@@ -123,7 +129,7 @@ pub(super) enum Form {
     Table(&'static str),
     /// Metadata only.
     Metadata(&'static str),
-    /// Only the HTTP status: our own agents ask for it on writes.
+    /// Only the HTTP status: our own agents ask for this on writes.
     Nothing,
 }
 
@@ -153,7 +159,7 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
 }
 
-/// Whether to indent the answer: on `pretty`, or for one of the programs for which upstream does.
+/// True if the answer must be indented: on `pretty`, or for one of the programs for which upstream does so.
 pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
     let query = parts.uri.query().unwrap_or("");
     if query.contains("pretty") {
@@ -166,8 +172,8 @@ pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
     ["curl", "Wget", "Mozilla/5.0"].iter().any(|program| agent.starts_with(program))
 }
 
-/// Whether the client wants no more than the status of a write: it prefers that (RFC 7240), or its patch is of a type that has no other
-/// answer.
+/// True if the client wants only the status of a write: it prefers that (RFC 7240), or its patch has a type
+/// that allows no other answer.
 pub(super) fn wants_minimal(headers: &HeaderMap) -> bool {
     header(headers, "content-type") == RENEWAL_MEDIA || prefers_minimal(header(headers, "prefer"))
 }
@@ -204,10 +210,11 @@ pub(super) fn wanted_form(headers: &HeaderMap, is_write: bool) -> Result<Form, A
     Err(ApiError::not_acceptable())
 }
 
-/// A request's body, and what the request holds of its caller's limits, which are given back when this is dropped.
+/// A request's body, and the request's share of its caller's limits, which is returned when this is dropped.
 ///
-/// Always holds: a request counts as being answered only once its body is in; a body that is being received costs its caller one of a
-/// few places and its bytes, and a small one nothing but its connection.
+/// Always holds: a request counts as being answered only once its whole body was received; a body that is
+/// being received takes one of its caller's few places and its bytes, and a small one takes nothing beside
+/// its connection.
 pub(super) struct RequestBody {
     incoming: Incoming,
     slot: Arc<Slot>,
@@ -231,17 +238,17 @@ impl RequestBody {
         RequestBody { incoming, slot, renews, bytes, counted, turn, presented, pieces: Pieces::default() }
     }
 
-    /// What its sender shows of itself.
+    /// The credentials of its sender.
     pub(super) fn presented(&self) -> Arc<Presented> {
         Arc::clone(&self.presented)
     }
 
-    /// Whether it is of a node's renewal.
+    /// True for the body of a node's renewal.
     pub(super) fn renews(&self) -> bool {
         self.renews
     }
 
-    /// Counts a request without a body as being answered; any other is counted once its body is in.
+    /// Counts a request without a body as being answered; any other is counted when its body is complete.
     pub(super) fn begin(&mut self) -> Result<(), ApiError> {
         if self.incoming.is_end_stream() { self.count() } else { Ok(()) }
     }
@@ -254,7 +261,8 @@ impl RequestBody {
         Ok(())
     }
 
-    /// The whole body; 401 if its sender's credential is not valid any more. After an error some of it may be unread.
+    /// The whole body; 401 if its sender's credential is no longer valid. After an error some of it may be
+    /// unread.
     pub(super) async fn read(&mut self) -> Result<Bytes, ApiError> {
         let size = self.incoming.size_hint();
         if size.lower() > MAX_BODY_BYTES as u64 {
@@ -276,7 +284,8 @@ impl RequestBody {
             self.turn = self.slot.turn().await;
         }
         self.count()?;
-        // revoked meanwhile, or expired: the request is judged as if it came now
+        // the credential may have been revoked meanwhile, or expired: the request is judged as if it arrived
+        // now
         self.presented.identity()?;
         Ok(body)
     }
@@ -316,8 +325,9 @@ impl RequestBody {
         }
     }
 
-    /// Drains the rest of a body; returns whether that was all. Bounded: for a client that sends more, or slowly, the connection ends. A
-    /// client that waits for `100 Continue` is not told to send.
+    /// Drains the rest of a body; returns true if all of it was received. The amount and time are limited:
+    /// the connection of a client that sends more, or slowly, is closed. A client that waits for `100
+    /// Continue` gets none, so it does not send the body.
     pub(super) async fn drain(&mut self, headers: &HeaderMap) -> bool {
         if self.incoming.is_end_stream() {
             return true;
@@ -341,12 +351,12 @@ impl RequestBody {
     }
 }
 
-/// The pieces in which a body came.
+/// The number of pieces of a body so far.
 #[derive(Debug, Default)]
 struct Pieces(usize);
 
 impl Pieces {
-    /// Counts a piece, for which its sender pays; `false`: there are too many.
+    /// Counts a piece and charges it to the sender; `false`: there are too many.
     fn one_more(&mut self, sender: &Slot) -> bool {
         self.0 += 1;
         if self.0.is_multiple_of(PIECES_PER_TOKEN) {
@@ -356,7 +366,7 @@ impl Pieces {
     }
 }
 
-/// Until when the next bytes of a body must come.
+/// The time by which the next bytes of a body must arrive.
 #[derive(Debug)]
 struct BodyPace {
     deadline: Instant,
@@ -367,7 +377,7 @@ impl BodyPace {
         BodyPace { deadline: now + BODY_GRACE }
     }
 
-    /// Bytes came.
+    /// Notes that bytes arrived.
     fn received(&mut self, bytes: usize, now: Instant) {
         let worth = Duration::from_micros(bytes as u64 * 1_000_000 / BODY_BYTES_PER_SEC);
         self.deadline = (self.deadline + worth).min(now + BODY_GRACE);
@@ -440,7 +450,7 @@ mod tests {
     fn pieces_of_a_body_are_counted_and_paid_for() {
         let machine = Machine { memory_bytes: 1 << 30, descriptors: 4096, processors: 2 };
         let limits = Limits::new(&Capacity::of(&machine));
-        // counted in an hour, so that no bucket refills meanwhile
+        // an hour later, so that no bucket refills meanwhile
         let later = std::time::Instant::now() + Duration::from_secs(3600);
         let sender = limits.slot(None, [127, 0, 0, 1].into(), later);
         let mut pieces = Pieces::default();
@@ -453,7 +463,7 @@ mod tests {
     fn body_that_stops_or_drips_ends_soon() {
         let begun = Instant::now();
         let secs = Duration::from_secs;
-        // steadily at the least pace: never late, for 13 minutes
+        // steadily at the slowest pace: never late, for 13 minutes
         let (mut pace, mut now) = (BodyPace::begin(begun), begun);
         for _ in 0..MAX_BODY_BYTES as u64 / BODY_BYTES_PER_SEC {
             now += secs(1);

@@ -1,4 +1,4 @@
-//! Answers: bodies, tables, lists, metadata, errors. As few headers as clients need.
+//! Answers: bodies, tables, lists, metadata, errors. They have as few headers as clients need.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -30,7 +30,7 @@ const MAX_WARNING_BYTES: usize = 256;
 
 /// Longest answer that is indented; indenting costs several times its size.
 pub(super) const MAX_PRETTY_BYTES: usize = 1024 * 1024;
-/// Most bytes of the lines: objects have up to twice as many as their text.
+/// Most bytes of the indented lines: objects have up to twice as many as their compact text.
 const MOST_LINES_BYTES: usize = 4 * MAX_PRETTY_BYTES;
 
 /// A complete body, or a watch.
@@ -87,7 +87,7 @@ impl hyper::body::Body for Body {
     }
 }
 
-/// A body on its way to the client, which tells when the HTTP library has all of it.
+/// A body that is being sent; it reports when the HTTP library has received all of it.
 pub(super) struct Sending {
     body: Body,
     progress: Progress,
@@ -157,7 +157,7 @@ pub(super) fn json(code: u16, value: &Value) -> Response<Body> {
     bytes(code, "application/json", text_of(value))
 }
 
-/// Its text, in no more memory than that takes: it may wait for a slow reader.
+/// The text of a value, in a buffer of exactly its size, because it may wait for a slow reader.
 pub(super) fn text_of(value: &Value) -> Bytes {
     let mut text = value.to_string();
     text.shrink_to_fit();
@@ -170,7 +170,7 @@ pub(super) fn hang_up(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// The answer to a change whose client may not hold more.
+/// The answer to a change whose client's budget does not allow more.
 pub(super) fn done(code: u16) -> Response<Body> {
     json(code, &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}))
 }
@@ -201,8 +201,8 @@ pub(super) fn pretty(response: Response<Body>) -> Response<Body> {
     Response::from_parts(head, Body::Parts(body))
 }
 
-/// JSON text in lines, as serde_json writes them; `None`: they have more than `most` bytes, as deep lists do. It needs no tree of values,
-/// which may take a hundred times as much as the text.
+/// JSON text in lines, as serde_json writes them; `None`: they have more than `most` bytes, as deep lists do.
+/// It builds no tree of values, which may take a hundred times as much memory as the text.
 fn indented(text: impl Iterator<Item = u8>, most: usize) -> Option<Vec<u8>> {
     let (mut lines, mut depth) = (Vec::new(), 0_usize);
     let (mut in_text, mut escaped, mut opened) = (false, false, false);
@@ -225,7 +225,7 @@ fn indented(text: impl Iterator<Item = u8>, most: usize) -> Option<Vec<u8>> {
         }
         let closes = matches!(byte, b']' | b'}');
         depth = depth.saturating_sub(usize::from(closes));
-        // nothing is between the two of an empty list
+        // an empty list or object is written without a line break
         if opened != closes {
             new_line(&mut lines, depth);
         }
@@ -254,11 +254,11 @@ pub(super) fn error(error: &ApiError) -> Response<Body> {
     response
 }
 
-/// Adds what time it is, if the answer does not have it from a program: nodes without a clock of their own, and people who look for a wrong
-/// one, compare it.
+/// Adds the date, unless the answer has one from a program: nodes without a clock of their own use it, and so
+/// do people who look for a wrong clock.
 pub(super) fn date(response: &mut Response<Body>) {
     thread_local! {
-        /// The latest second that was asked for, and its text.
+        /// The last second for which a text was made, and that text.
         static LATEST: RefCell<(i64, Option<HeaderValue>)> = const { RefCell::new((i64::MIN, None)) };
     }
     let now = OffsetDateTime::now_utc();
@@ -273,7 +273,7 @@ pub(super) fn date(response: &mut Response<Body>) {
     }
 }
 
-/// As RFC 9110 section 5.6.7 has dates.
+/// The format of dates in RFC 9110 section 5.6.7.
 fn imf_fixdate(time: OffsetDateTime) -> String {
     let weekday = time.weekday().to_string();
     let month = time.month().to_string();
@@ -426,7 +426,7 @@ impl Writer {
                     format!("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v={version}");
                 (list, media, Some(Box::new(render)))
             }
-            // the texts one after the other; those of a kind that is no view are never parsed
+            // the texts one after the other; unless the kind is a view they are never parsed
             Form::Whole | Form::Nothing => {
                 let list = json!({
                     "kind": self.kind.list_kind(), "apiVersion": self.kind.api_version(), "metadata": meta,

@@ -1,5 +1,5 @@
-//! Reviews of access: one request of the caller (`kubectl auth can-i`) or of another user, all permissions (`--list`), the caller's
-//! identity (`kubectl auth whoami`), and a token. Nothing is stored.
+//! Reviews of access: one request of the caller (`kubectl auth can-i`) or of another user, all permissions
+//! (`--list`), the caller's identity (`kubectl auth whoami`), and a token. Nothing is stored.
 
 use http::Response;
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ pub(super) fn answer(
     route: &Route,
     body: &[u8],
 ) -> Result<Response<Body>, ApiError> {
-    // a review has no table, and is answered as a whole only
+    // a review has no table, and is only answered as a whole
     if request::wanted_form(&context.parts.headers, false)? != Form::Whole {
         return Err(ApiError::not_acceptable());
     }

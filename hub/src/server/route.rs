@@ -1,4 +1,4 @@
-//! Parses request paths. Pure, so that every path a client may send is one line of a test.
+//! Parses request paths. Pure, so that a test needs one line for any path that a client may send.
 
 use kedge_hub_core::kinds::{self, Kind};
 
@@ -56,23 +56,24 @@ pub(super) enum Route {
     Nodes,
     /// `/kedge/nodes/NAME/revoke` and `readmit`.
     NodeAccess { node: String, verb: AccessVerb },
-    /// `/api/v1/nodes/NAME/proxy/...`: what is asked of the node.
+    /// `/api/v1/nodes/NAME/proxy/...`: a request to the node's own API.
     NodeProxy { node: String, path: Vec<String> },
-    /// `/api/v1/namespaces/NAMESPACE/pods/NAME/proxy/...`: what is asked of a program in a pod. `below` is as it was sent.
+    /// `/api/v1/namespaces/NAMESPACE/pods/NAME/proxy/...`: a request to a program in a pod. `below` is not
+    /// decoded.
     PodProxy { namespace: String, name: String, below: Option<String> },
-    /// `/apis/metrics.k8s.io/v1beta1/...`: what nodes and pods use.
+    /// `/apis/metrics.k8s.io/v1beta1/...`: the resource usage of nodes and pods.
     Usage(Asked),
     /// `/apis/kedge.dev/v1/nodes/NAME/calls/ID`: a node takes a call.
     Call { node: String, id: String },
-    /// `/kedge/rollouts/NAMESPACE/NAME`: how the update of a DaemonSet goes.
+    /// `/kedge/rollouts/NAMESPACE/NAME`: the progress of a DaemonSet's update.
     Rollout { namespace: String, name: String },
-    /// What Kubernetes has there is not served, and why.
+    /// A path of Kubernetes that the hub does not serve, with the reason.
     Unserved(String),
-    /// Nothing is served there.
+    /// No path of the hub or of Kubernetes.
     Unknown,
 }
 
-/// What an administrator does to a node's credentials.
+/// The change that an administrator makes to a node's access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AccessVerb {
     Revoke,
@@ -122,7 +123,7 @@ pub(super) fn parse(path: &str) -> Route {
     let Some(segments) = trimmed.split('/').map(percent_decode).collect::<Option<Vec<String>>>() else {
         return Route::Unknown;
     };
-    // a segment with a decoded slash, or an empty one, is not a name
+    // a segment with a decoded slash, or an empty one, cannot be a name
     if segments.iter().any(|segment| segment.is_empty() || segment.contains('/') || segment.contains('\0')) {
         return Route::Unknown;
     }
@@ -165,7 +166,7 @@ pub(super) fn parse(path: &str) -> Route {
     }
 }
 
-/// What comes after `proxy` is the program's matter: empty segments, and encoded slashes.
+/// The path after `proxy` is for the program to interpret, including empty segments and encoded slashes.
 fn pod_proxy(path: &str) -> Option<Route> {
     let mut segments = path.strip_prefix("/api/v1/namespaces/")?.splitn(5, '/');
     let (namespace, plural, name) = (segments.next()?, segments.next()?, segments.next()?);
@@ -183,12 +184,12 @@ fn pod_proxy(path: &str) -> Option<Route> {
     })
 }
 
-/// Groups without stored objects: two of reviews, and that of evictions. kubectl before 1.22 evicts only if it finds a
-/// group `policy`; without it `drain` deletes.
+/// Groups without stored objects: two of reviews, and that of evictions. kubectl before 1.22 evicts only if
+/// it finds a group `policy`; without it `drain` deletes pods.
 pub(super) const VIRTUAL_GROUPS: [(&str, &str); 3] =
     [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1"), ("policy", "v1")];
 
-/// What nodes and pods use, which nodes are asked about.
+/// The group of resource usage, which the hub requests from nodes.
 pub(super) const METRICS: (&str, &str) = ("metrics.k8s.io", "v1beta1");
 
 fn is_served(group: &str, version: &str) -> bool {

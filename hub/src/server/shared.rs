@@ -1,4 +1,4 @@
-//! What all connections and requests share: the hub, the limits, and the counters of `/metrics`.
+//! State that all connections and requests share: the hub, the limits, and the counters of `/metrics`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,8 @@ use super::usage::NodeUsages;
 use crate::capacity::Capacity;
 use crate::hub::Hub;
 
-/// Time between two log lines that clients can provoke: often enough to be found, too rarely to fill a journal.
+/// Least time between two log lines that clients can provoke: often enough to be found, too rarely to fill a
+/// journal.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// The context that all requests share.
@@ -53,14 +54,15 @@ pub(crate) struct Counters {
     pub(crate) refused_handshakes: AtomicU64,
     pub(super) handshake_lines: Mutex<LogThrottle>,
     pub(super) refused_credential_lines: Mutex<LogThrottle>,
-    /// Connections that are told that there are too many.
+    /// Connections that are being refused because there are too many.
     pub(super) turned_away: AtomicUsize,
     /// Connections that were closed before their handshake, because there were too many.
     pub(super) dropped_handshakes: AtomicU64,
-    /// Handshakes that were ended before the key exchange, because their network begins too many and the machine is short.
+    /// Handshakes that were ended before the key exchange, because their network begins too many and the
+    /// machine has no spare capacity.
     pub(super) paced_handshakes: AtomicU64,
     pub(super) paced_handshake_lines: Mutex<LogThrottle>,
-    /// Answers by hundreds of their status.
+    /// Number of answers by the first digit of their status.
     pub(crate) answers: [AtomicU64; 6],
     pub(crate) panics: AtomicU64,
 }
@@ -73,7 +75,8 @@ pub(super) struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// Counts an occurrence. `Some` if its line may be written now, with the number of occurrences suppressed before it.
+    /// Counts an occurrence. Returns `Some` if its line may be written now, with the number of occurrences
+    /// suppressed before it.
     pub(super) fn one_more(&mut self, now: Instant) -> Option<u64> {
         if self.written.is_some_and(|written| now.duration_since(written) < LOG_PERIOD) {
             self.unwritten += 1;

@@ -1,9 +1,10 @@
-//! The requests of one caller take turns on the threads, and pay for the processor time that they take.
+//! The requests of one caller take turns on the threads, and are charged for their processor time.
 //!
-//! Always holds: of a caller without the admin group one request at a time is worked on, however many it has in progress, so another
-//! caller's request waits for at most one step of each; a step that takes long is charged to the caller's rate, whatever made it
-//! long. What waits, for a body or the disk, is not worked on. Left to others: limits of each way of making the hub work (`limits`), and
-//! renewals, which are short and never wait.
+//! Always holds: for a caller without the admin group the hub works on one request at a time, however many
+//! are in progress, so another caller's request waits for at most one step of each; a long step is charged to
+//! the caller's rate, whatever made it long. A request that waits for a body or the disk does not take its
+//! caller's turn. Left to others: limits on each kind of work (`limits`), and renewals, which are short and
+//! never wait.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -13,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use super::limits::{Slot, Work};
 
-/// Processor time that a request has for nothing, several times that of an ordinary one. A debug build is many times slower.
+/// Processor time that is free for each request, several times that of an ordinary one. A debug build is many
+/// times slower.
 const FREE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 1 });
 
-/// Whether a request of a caller is worked on, and the others that are ready to be.
+/// The request of a caller that is being worked on, and the others that are ready.
 #[derive(Debug, Default)]
 pub(super) struct Steps(Mutex<State>);
 
@@ -28,11 +30,11 @@ struct State {
 
 impl Steps {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        // nothing in it can panic half way
+        // a panic leaves the state consistent, because no change of it can panic half way
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The turn of a task; `None`: it is woken when there is one.
+    /// Gives the turn to a task; `None`: it is not free, and the task will be woken.
     fn begin(&self, task: &Waker) -> Option<Step<'_>> {
         let mut state = self.state();
         if !state.busy {
@@ -52,7 +54,7 @@ impl Drop for Step<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.busy = false;
-        // all: one that is gone would not pass its turn on
+        // wakes all of them, because one whose request was dropped would not pass the turn on
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
@@ -77,7 +79,7 @@ pub(super) async fn in_turn<T>(slot: &Slot, request: impl Future<Output = T>) ->
     .await
 }
 
-/// The time for which this thread was running.
+/// The time for which the current thread has used the processor.
 fn processor_time() -> Duration {
     kedge_platform::linux::thread_time().unwrap_or_default()
 }
@@ -99,7 +101,7 @@ mod tests {
         limits.slot(Some(&Identity::new("system:node:n", &[group])), [127, 0, 0, 1].into(), Instant::now())
     }
 
-    /// Runs requests that are each worked on in three steps; the most of them that were worked on at once.
+    /// Runs requests of three steps each; returns the largest number that were worked on at once.
     fn most_at_once(group: &str) -> usize {
         let slot = slot(group);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
@@ -112,7 +114,7 @@ mod tests {
                     in_turn(&slot, async {
                         for _ in 0..3 {
                             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                            // until another thread runs, too, if it may
+                            // give another thread the chance to run as well
                             for _ in 0..200 {
                                 std::thread::yield_now();
                             }
@@ -148,7 +150,7 @@ mod tests {
         };
         runtime.block_on(in_turn(&slot, work(FREE / 2)));
         runtime.block_on(in_turn(&slot, work(FREE + Duration::from_millis(20))));
-        // two for each millisecond, and a little more for what is around it
+        // two tokens for each millisecond, and a few more for the code around it
         let left = std::iter::from_fn(|| slot.pace(now).ok()).count();
         assert!((900..=960).contains(&left), "{left}");
     }

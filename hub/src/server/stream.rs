@@ -1,8 +1,9 @@
-//! A socket with a deadline for a peer that stops reading, and the lingering close of one that still sends.
+//! A socket with a deadline for a peer that stops reading, and a lingering close for a peer that still sends.
 //!
-//! Reads may wait for ever (an idle watch reads nothing); a write that makes no progress for [`STALL`] fails, so a client that
-//! vanished or never reads holds its buffers for a minute, not until the kernel's timeout of a quarter of an hour. A session has patience:
-//! a person reads its end in a pager, or a program its other one.
+//! Reads may wait for ever (an idle watch reads nothing); a write that makes no progress for [`STALL`] fails,
+//! so a client that vanished or never reads holds its buffers for a minute, not until the kernel's timeout of
+//! a quarter of an hour. A session has a longer deadline: a person may read its output in a pager, or a
+//! program may wait for other work.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -18,29 +19,30 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-/// A write must make progress in this time. Well above the pauses of a bad radio link.
+/// Time in which a write must make progress. It is well above the pauses of a bad radio link.
 const STALL: Duration = Duration::from_secs(60);
-/// The same in a session. A peer that vanished ends it sooner: probes of a session's connection stay unanswered.
+/// The same for a session. If the peer vanished, unanswered probes end a session sooner.
 const SESSION_STALL: Duration = Duration::from_secs(4 * 60 * 60);
 
 /// Most bytes that a refused caller may still send before it is cut off: five times the largest body.
 const LINGER_BYTES: usize = 16 * 1024 * 1024;
-/// A session without a byte for so long has its peer probed, so often, until so many probes have no answer: a peer that lost its power
-/// ends it after two and a half minutes.
+/// After so long without a byte a session's peer is probed, at intervals, until several probes are
+/// unanswered: a peer that lost its power ends the session after two and a half minutes.
 const PROBE_AFTER: Duration = Duration::from_secs(75);
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 const PROBES: u32 = 5;
-/// How often a peer that is neither read nor written to is looked at: who waits for its place waits no longer. A test has no
-/// such patience.
+/// Time between two checks of a peer that is neither read nor written to, so that its place is freed soon
+/// after it left. Short in tests, so that they need not wait.
 const LOOK: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(1) };
-/// Longest time and longest pause of that; nginx's `lingering_time` and `lingering_timeout`.
+/// Longest time and longest pause of a lingering close; nginx's `lingering_time` and `lingering_timeout`.
 const LINGER_TIME: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
-/// Size of the buffer for dropped bytes.
+/// Size of the buffer for discarded bytes.
 const LINGER_BUFFER: usize = 8 * 1024;
 
-/// Drops the bytes that the peer sends after our last answer, until it is done or a limit is reached. Closing a socket with unread bytes
-/// resets the connection, and a reset discards the answer that the peer has not read yet.
+/// Discards the bytes that the peer sends after our last answer, until it has closed or a limit is reached.
+/// Closing a socket with unread bytes resets the connection, and a reset discards the answer that the peer
+/// has not read yet.
 pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
     let mut space = vec![0; LINGER_BUFFER];
     let reading = async {
@@ -52,16 +54,17 @@ pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
             }
         }
     };
-    // the deadline is over
+    // not an error: the time limit has passed
     let _ = tokio::time::timeout(LINGER_TIME, reading).await;
 }
 
-/// A second descriptor of a connection, which shows whether its peer has left while nobody reads what the peer sent before.
+/// A second descriptor of a connection, which shows that its peer has left even while earlier bytes are
+/// unread.
 #[derive(Debug)]
 pub(super) struct Eye(OwnedFd);
 
 impl Eye {
-    /// `None`: the machine gives no descriptor.
+    /// `None`: the system has no free descriptor.
     pub(super) fn of(stream: &Stalling) -> Option<Eye> {
         stream.socket.as_fd().try_clone_to_owned().ok().map(Eye)
     }
@@ -70,13 +73,13 @@ impl Eye {
         is_ready(Awaited::end(&self.0))
     }
 
-    /// A reset, after which nothing arrives anywhere.
+    /// A reset, after which no more bytes arrive.
     fn sees_break(&self) -> bool {
         is_ready(Awaited::broken(&self.0))
     }
 }
 
-/// How long a peer may read nothing, and whether it is still there; a clone is the same one.
+/// How long a peer may read nothing, and whether it is still there; clones share the state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Patience(Arc<Peer>);
 
@@ -87,7 +90,7 @@ struct Peer {
 }
 
 impl Patience {
-    /// From here on it is that of a session.
+    /// From now on the deadlines of a session apply.
     pub(super) fn of_session(&self) {
         self.0.is_of_session.store(true, Ordering::Relaxed);
     }
@@ -101,13 +104,14 @@ impl Patience {
         self.0.eye.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peer is looked at until the value is dropped, which gives the descriptor back.
+    /// Observes the peer until the returned value is dropped, which closes the descriptor.
     pub(super) fn look(&self, eye: Option<Eye>) -> Looking {
         *self.eye() = eye.map(Arc::new);
         Looking(self.clone())
     }
 
-    /// Resolves when the peer has left this long ago, at most a second later, or has reset the connection; never while nobody looks.
+    /// Resolves when the peer has left this long ago, at most a second later, or has reset the connection;
+    /// never while the peer is not observed.
     pub(super) async fn left_for(&self, time: Duration) {
         let mut since = None;
         loop {
@@ -126,7 +130,7 @@ impl Patience {
     }
 }
 
-/// See [`Patience::look`].
+/// Observes a peer until it is dropped; see [`Patience::look`].
 pub(super) struct Looking(Patience);
 
 impl Drop for Looking {
@@ -138,9 +142,10 @@ impl Drop for Looking {
 pub(super) struct Stalling {
     socket: TcpStream,
     patience: Patience,
-    /// The kernel asks whether the peer is there; only in a session: elsewhere each probe would cost an idle node bytes.
+    /// The kernel probes the peer; only in a session, because elsewhere each probe would cost an idle node
+    /// bytes.
     is_probed: bool,
-    /// Set while a write waits.
+    /// The deadline while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -187,7 +192,7 @@ impl AsyncRead for Stalling {
     ) -> Poll<io::Result<()>> {
         if !self.is_probed && self.patience.is_of_session() {
             self.is_probed = true;
-            // a kernel without them leaves the time limits
+            // without probes the time limits remain
             let _ = probe_idle_peer(&self.socket, PROBE_AFTER, PROBE_INTERVAL, PROBES);
         }
         Pin::new(&mut self.socket).poll_read(context, buffer)

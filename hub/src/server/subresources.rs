@@ -88,7 +88,7 @@ async fn bind_pod(context: &RequestContext<'_>, target: &Target, binding: &Value
     Ok(())
 }
 
-/// There are no disruption budgets, so an eviction is a graceful deletion with a permission of its own.
+/// Disruption budgets do not exist, so an eviction is a graceful deletion with a permission of its own.
 async fn evict(context: &RequestContext<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
     let (wanted, dry_run) = read_delete_options(context, eviction["deleteOptions"].take())?;
     let attributes = attributes("create", target, None);

@@ -1,7 +1,8 @@
-//! Tokens of service accounts over HTTP: issuing them, believing them, and the documents of their issuer.
+//! Tokens of service accounts over HTTP: issuing them, verifying them, and the documents of their issuer.
 //!
-//! Always holds: the signature of a token is verified once for a request, and what it claims is judged by each decision. Left to others:
-//! what a token claims and when that holds (`kedge_hub_core::identity::token`), the end of its watches (`authentication`), the key (`pki`).
+//! Always holds: the signature of a token is verified once per request, and its claims are checked again by
+//! each decision. Left to others: the claims of a token and their validity
+//! (`kedge_hub_core::identity::token`), the end of its watches (`authentication`), the key (`pki`).
 
 use http::{Response, header};
 use serde_json::{Value, json};
@@ -32,7 +33,7 @@ pub(super) fn identify(hub: &Hub, claims: &Value) -> Result<Identity, String> {
     Ok(identity)
 }
 
-/// What a token claims, if this hub signed it.
+/// The claims of a token, if this hub signed it.
 pub(super) fn claims(hub: &Hub, token: &str) -> Option<Value> {
     hub.tokens()?.verifier.claims(token)
 }
@@ -95,12 +96,12 @@ pub(super) fn issue(
     Ok(response)
 }
 
-/// The audience without a name is the API's own, as in a pod's volume.
+/// An empty audience means the API itself, as in a pod's volume.
 fn named(audience: &str) -> String {
     if audience.is_empty() { ISSUER } else { audience }.to_owned()
 }
 
-/// What a token is bound to: the object asked for, and the node of a pod.
+/// The objects that a token is bound to: the requested object, and the node of a pod.
 fn bound(hub: &Hub, target: &Target, spec: &Value) -> Result<Vec<(&'static str, String, String)>, ApiError> {
     let Some(asked) = at(spec, &["boundObjectRef"]).filter(|asked| !asked.is_null()) else {
         return Ok(Vec::new());
@@ -196,7 +197,8 @@ mod tests {
     use crate::capacity::{Capacity, Machine};
     use crate::pki::Pki;
 
-    /// Between the body of a request and its token it waits for its turn; a credential that is revoked meanwhile gets none.
+    /// The request waits between its body and its token; a credential that is revoked meanwhile must get no
+    /// token.
     #[tokio::test]
     async fn token_is_issued_by_the_credential_of_the_moment() {
         const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -1,8 +1,10 @@
-//! `metrics.k8s.io`: what nodes and their pods use, for `kubectl top`. Nodes are asked when somebody asks; nothing is collected before.
+//! `metrics.k8s.io`: the resource usage of nodes and their pods, for `kubectl top`. The hub queries nodes
+//! only when a client asks; it collects nothing in advance.
 //!
-//! Always holds: a request makes the hub ask so many nodes at most and waits a bounded time, so a slow node holds up nobody; nodes without
-//! figures are named in warnings with the reason; what a node says counts for the pods that are bound to it, and for nothing else; what
-//! is kept is small and soon dropped. Left to others: reaching a node (`calls`), who may ask (`handlers`).
+//! Always holds: a request makes the hub query a limited number of nodes and waits a limited time, so a slow
+//! node delays no other; warnings name the nodes without figures, with the reason; a node's figures count
+//! only for pods that are bound to it; the cache is small and short-lived. Left to others: reaching a node
+//! (`calls`), permissions (`handlers`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,31 +36,34 @@ use super::route::METRICS;
 use super::shared::Server;
 use crate::fresh::now_text;
 
-/// What a node is asked.
+/// The request that is sent to a node.
 const ASKED: &str = "/stats/summary?only_cpu_and_memory=true";
-/// Nodes that one request has asked, and that are asked at the same time for all requests: a tenth of all sessions.
+/// Most nodes that one request may query, and most that are queried at once for all requests: a tenth of all
+/// sessions.
 const MOST_NODES: usize = 50;
 /// Most bytes of a node's answer: 250 pods of three containers.
 const ANSWER_BYTES: usize = 512 * 1024;
-/// Bytes of a pod, and of a container, of which figures are kept, without their names.
+/// Bytes of a cached pod, and of a cached container, without their names.
 const POD_BYTES: usize = 160;
 const CONTAINER_BYTES: usize = 64;
-/// Bytes by which the text of an answer grows.
+/// Step by which the buffer of an answer grows.
 const GROWTH_BYTES: usize = 16 * 1024;
 /// How long a request waits for its nodes: dialling over a slow link, and the time in which they measure.
 const PATIENCE: Duration = Duration::from_secs(12);
-/// How long a node may take. What comes after those who asked have left is there for the next request.
+/// Longest time for a node's answer. An answer that arrives after its clients have left is cached for the
+/// next request.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long figures are kept, and that there are none.
+/// How long figures are cached, and how long a failure is.
 const KEPT: Duration = Duration::from_secs(30);
 const KEPT_FAILURE: Duration = Duration::from_secs(10);
-/// Nodes that one warning names, and characters of a reason of their own: a warning has 256.
+/// Most nodes that one warning lists, and most characters of a reason that came from a node: a warning has
+/// 256.
 const NAMED: usize = 8;
 const REASON_CHARS: usize = 160;
-/// Warnings about nodes whose reason is their own.
+/// Most warnings with a reason that came from a node.
 const MOST_REASONS: usize = 8;
 
-/// What is known of nodes, and which are being asked.
+/// The cached usage of nodes, and the queries in progress.
 #[derive(Debug)]
 pub(super) struct NodeUsages {
     nodes: Mutex<HashMap<Box<str>, Known>>,
@@ -73,14 +78,14 @@ impl Default for NodeUsages {
 
 type Known = watch::Receiver<Option<Answered>>;
 
-/// How a node answered, and when.
+/// A node's answer and its time.
 #[derive(Debug, Clone)]
 struct Answered {
     at: Instant,
-    /// As timestamps are written.
+    /// In the format of timestamps.
     time: Arc<str>,
     usage: Result<Arc<NodeUsage>, Missing>,
-    /// Of the node's bodies, for as long as it is kept.
+    /// Taken from the node's limit of body bytes while the answer is cached.
     _held: Option<Arc<Taken>>,
 }
 
@@ -91,10 +96,10 @@ impl Answered {
     }
 }
 
-/// Why there are no figures of a node.
+/// The reason why a node has no figures.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Missing {
-    /// More nodes were wanted than are asked at once.
+    /// The request asks for more nodes than may be queried at once.
     TooMany,
     /// It cannot be called.
     Unready(Unready),
@@ -118,7 +123,7 @@ impl Missing {
     }
 }
 
-/// As upstream's metrics server writes it.
+/// In the format of upstream's metrics server.
 fn usage_value(usage: Usage) -> Value {
     json!({"cpu": format!("{}n", usage.nano_cores), "memory": format!("{}Ki", usage.bytes / 1024)})
 }
@@ -130,13 +135,13 @@ fn sum(one: Usage, other: Usage) -> Usage {
     }
 }
 
-/// What each container of a pod uses, by its name.
+/// The usage of each container of a pod, by its name.
 type Containers = Vec<(Box<str>, Usage)>;
 
-/// The nodes of which nothing can be said, by the reason.
+/// The nodes without figures, by the reason.
 type Left = BTreeMap<Missing, Vec<String>>;
 
-/// What a node says of itself and its pods.
+/// The usage that a node reports for itself and its pods.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct NodeUsage {
     node: Usage,
@@ -145,7 +150,7 @@ struct NodeUsage {
 }
 
 impl NodeUsage {
-    /// Reads a node's answer, of which `is_its` says which pods are the node's.
+    /// Reads a node's answer; `is_its` tells which pods are bound to the node.
     fn read(answer: &[u8], is_its: impl Fn(&str, &str) -> bool) -> Result<NodeUsage, String> {
         let mut pods = HashMap::new();
         let mut tell = |namespace: String, name: String, containers: Vec<(String, Usage)>| {
@@ -160,7 +165,7 @@ impl NodeUsage {
         Ok(NodeUsage { node, pods })
     }
 
-    /// The bytes that it takes in memory, about.
+    /// Its approximate size in memory.
     fn size(&self) -> usize {
         let pods = self.pods.iter().map(|((namespace, name), containers)| {
             let containers = containers.iter().map(|(name, _)| CONTAINER_BYTES + name.len());
@@ -171,7 +176,8 @@ impl NodeUsage {
 }
 
 impl NodeUsages {
-    /// What is known of these nodes or will be, and why others are not asked. `ask` asks one, or says why it cannot be asked now.
+    /// The cached or pending usage of these nodes, and the reasons why others are not queried. `ask` starts
+    /// the query of one node, or returns why it cannot.
     fn wanted(
         &self,
         nodes: &BTreeSet<String>,
@@ -181,7 +187,7 @@ impl NodeUsages {
         let mut known = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, known| match &*known.borrow() {
             Some(answered) => answered.is_current(now),
-            // whoever asks it has not been ended by a panic
+            // the sender exists, so the querying task has not been ended by a panic
             None => known.has_changed().is_ok(),
         });
         let (mut wanted, mut missing, mut asked) = (Vec::new(), BTreeMap::<_, Vec<String>>::new(), 0);
@@ -205,9 +211,9 @@ impl NodeUsages {
     }
 }
 
-/// Asks a node, and notes the answer.
+/// Queries a node, and publishes the answer.
 async fn ask(server: Arc<Server>, node: String, noted: watch::Sender<Option<Answered>>) {
-    // a node pays for what it says, while that is read and while it is kept
+    // the answer is charged to the node, while it is read and while it is cached
     let slot = calls::slot_of(&server, &node);
     let asking = async {
         let _turn = server.usages.turns.acquire().await;
@@ -218,7 +224,7 @@ async fn ask(server: Arc<Server>, node: String, noted: watch::Sender<Option<Answ
     let mut held = None;
     let usage = match timeout(NODE_PATIENCE, asking).await {
         Err(_) => Err(Missing::Late),
-        // it did not dial
+        // the node did not dial
         Ok(Err(error)) if error.code == 504 => Err(Missing::Late),
         Ok(Err(error)) => Err(Missing::Failed(error.message)),
         Ok(Ok((answer, taken))) => {
@@ -239,7 +245,7 @@ async fn ask(server: Arc<Server>, node: String, noted: watch::Sender<Option<Answ
     noted.send_replace(Some(Answered { at: Instant::now(), time, usage, _held: held }));
 }
 
-/// What is known of nodes, and of which ones nothing is.
+/// The usage of nodes, and the nodes without figures.
 #[derive(Default)]
 struct Found {
     nodes: HashMap<String, (Arc<NodeUsage>, Arc<str>)>,
@@ -272,7 +278,7 @@ impl Found {
         found
     }
 
-    /// One for each reason.
+    /// One warning for each reason.
     fn warnings(&self) -> Vec<String> {
         let is_own = |why: &&Missing| matches!(why, Missing::Failed(_));
         let own = self.missing.keys().filter(is_own).count();
@@ -297,19 +303,19 @@ impl Found {
         warnings
     }
 
-    /// Why there is nothing of this node.
+    /// The reason why this node has no figures.
     fn why(&self, node: &str) -> Option<String> {
         let mut missing = self.missing.iter();
         missing.find_map(|(why, nodes)| nodes.iter().any(|known| known == node).then(|| why.text()))
     }
 }
 
-/// What is asked for: `nodes` or `pods`, all or one.
+/// The requested objects: `nodes` or `pods`, all or one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) resource: &'static str,
     pub(super) namespace: String,
-    /// Empty: a list.
+    /// Empty for a list.
     pub(super) name: String,
 }
 
@@ -344,10 +350,10 @@ pub(super) async fn answer(
     let nodes: BTreeSet<String> = objects.iter().filter_map(|object| node_of(object, is_of_nodes)).collect();
     let found = tokio::select! {
         found = Found::of(server, &nodes) => found,
-        // its place is for others
+        // frees the request's place for others
         () = context.presented.left() => return Err(ApiError::caller_left(METRICS.0)),
     };
-    // revoked meanwhile, or expired
+    // the credential may have been revoked meanwhile, or expired
     context.identity_now()?;
     let shown = |object: &Arc<Object>| {
         context.charge(Work::Parsed(object.json.len()));
@@ -374,7 +380,8 @@ fn absent(asked: &Asked, why: Option<String>) -> ApiError {
     }
 }
 
-/// A list, whose caller pays for its text as it grows: a node may say a lot, and as a tree all of it would take many times more.
+/// A list whose text is charged to its caller as it grows: a node may report a lot, and a tree of all values
+/// would take many times more memory.
 fn listed(
     slot: &Arc<Slot>,
     form: Form,
@@ -411,7 +418,7 @@ fn head_of(form: Form, is_of_nodes: bool) -> Vec<u8> {
     respond::head_of_list(list(form, is_of_nodes), items)
 }
 
-/// The nodes or pods that are asked for, in the order of their names.
+/// The requested nodes or pods, in the order of their names.
 fn selected(
     context: &RequestContext<'_>,
     asked: &Asked,
@@ -428,7 +435,7 @@ fn selected(
         .map_err(|_| ApiError::internal("the latest state of the hub cannot be read"))
 }
 
-/// The node that is asked about it; None: none has anything to say.
+/// The node that must be queried about an object; `None` if no node has figures for it.
 fn node_of(object: &Object, is_node: bool) -> Option<String> {
     let node = match is_node {
         true => &*object.name,
@@ -460,7 +467,7 @@ fn of_pod(object: &Object, found: &Found) -> Option<Value> {
     )
 }
 
-/// As Go writes it.
+/// In Go's format.
 fn window() -> String {
     format!("{}s", USAGE_WINDOW.as_secs_f64())
 }
@@ -539,7 +546,7 @@ fn parsed(usage: &Value) -> Usage {
 mod tests {
     use super::*;
 
-    /// In the shape that a kubelet's answer has, cut to one pod.
+    /// In the form of a kubelet's answer, cut to one pod.
     const RECORDED: &str = r#"{"node": {"nodeName": "n", "startTime": "2026-11-23T18:36:14Z",
         "systemContainers": [{"name": "pods", "startTime": "2026-11-23T18:36:17Z",
             "cpu": {"time": "2026-11-24T01:00:00Z", "usageNanoCores": 5, "usageCoreNanoSeconds": 7}}],
@@ -588,7 +595,7 @@ mod tests {
         let asked = Mutex::new(Vec::new());
         let unready = || Missing::Unready(Unready::WithoutWatch);
         let ask = |node: &str, noted| {
-            // those that cannot be asked take nobody's place
+            // nodes that cannot be queried take up no place
             if node < "n005" {
                 return Err(unready());
             }
@@ -601,15 +608,15 @@ mod tests {
             assert_eq!((found, asked.lock().unwrap().len()), expect);
         };
         check(usages.wanted(&names(60), ask), ((MOST_NODES, 5, 5), 50));
-        // while they are asked nobody asks them again
+        // while a query is pending no second one starts
         check(usages.wanted(&names(60), ask), ((55, 5, 0), 55));
         for (number, (_, noted)) in asked.lock().unwrap().iter().enumerate() {
             let usage = if number == 0 { Err(Missing::Late) } else { Ok(Arc::default()) };
             noted.send_replace(Some(answered(usage)));
         }
-        // failures are kept, too
+        // failures are cached, too
         check(usages.wanted(&names(60), ask), ((55, 5, 0), 55));
-        // one whose task has ended without an answer
+        // a query whose task ended without an answer
         asked.lock().unwrap().clear();
         let usages = NodeUsages::default();
         let one = BTreeSet::from(["n100".to_owned()]);

@@ -1,9 +1,10 @@
-//! The objects as the authorizers see them.
+//! The hub's objects for the authorizers.
 //!
-//! Always holds: an object is read anew for each question, at the cost of the caller who asks ([`View`]): what a node stores about
-//! itself makes its own requests dearer, and nobody else's. Whether a node may read an object is looked up in the table by which
-//! the node learns of its changes (`state::Desired`): it may read what it follows, and no pod is parsed for that. Left to others:
-//! the decisions (`kedge_hub_core::identity`).
+//! Always holds: each question reads the object anew and is charged to the caller ([`View`]): large objects
+//! that a node stores about itself make only its own requests more expensive. A node's right to read an
+//! object is looked up in the table by which the node learns of changes (`state::Desired`): it may read the
+//! objects that it follows, and no pod is parsed for that. Left to others: the decisions
+//! (`kedge_hub_core::identity`).
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use serde_json::Value;
 use super::limits::Work;
 use crate::Hub;
 
-/// See the module.
+/// The objects for one caller; see the module.
 pub(super) struct View<'a> {
     pub(super) hub: &'a Hub,
-    /// Called with the work of each look.
+    /// Called with the work of each lookup.
     pub(super) charge: &'a (dyn Fn(Work) + Sync),
 }
 
@@ -34,7 +35,7 @@ impl ClusterView for View<'_> {
     }
 }
 
-/// At nobody's cost: for what a caller cannot make large, or often.
+/// Without a charge: for questions that a caller cannot make expensive or frequent.
 impl ClusterView for Hub {
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         View { hub: self, charge: &|_| () }.object(resource, namespace, name)

@@ -1,14 +1,17 @@
 //! Watches: a body that sends every change once and in order, until its time is over.
 //!
-//! Events wait in the watch's own bounded queue and are written when the connection takes them; a watcher that is too slow is
-//! dropped and its stream ends, so that the client resumes from the last version it saw. An object is sent from its own text, whole or
-//! not: what only this watch keeps in memory is paid for by its caller until it is sent (`kedge_hub_core::loans`). A bookmark never names a
-//! version before every change up to it was sent. There is one each minute, at the end, and on a node's own watch when the node has heard
-//! of a later change than the watch has shown (`own_watches`), or is called: then it carries the ids of the calls.
+//! Events wait in the watch's own bounded queue and are written when the connection accepts them; a watcher
+//! that is too slow is dropped and its stream ends, so that the client resumes from the last version it saw.
+//! An object is sent from its own text: bytes that only this watch keeps in memory are charged to its caller
+//! until they are sent (`kedge_hub_core::loans`). A bookmark never names a version before every change up to
+//! it was sent. A bookmark is sent each minute, at the end, and on a node's own watch when the node was told
+//! of a later change than the watch has shown (`own_watches`), or has a waiting call: then it carries the ids
+//! of the calls.
 //!
-//! One parameter is our own: `omitHeartbeats=true` leaves out changes of nothing but conditions' `lastHeartbeatTime`. A node that
-//! reports every five minutes asks for it on the watch of its own Node: its own reports need not come back over its link. Other API
-//! servers ignore the parameter, and other clients see every change.
+//! One parameter is our own: `omitHeartbeats=true` leaves out changes that affect only the conditions'
+//! `lastHeartbeatTime`. A node that reports every five minutes uses it for the watch of its own Node: its own
+//! reports need not come back over its link. Other API servers ignore the parameter, and other clients see
+//! every change.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -41,11 +44,12 @@ const DEFAULT_WATCH: Duration = Duration::from_secs(30 * 60);
 /// Time between bookmarks, give or take a quarter.
 const BOOKMARK: Duration = Duration::from_secs(60);
 
-/// Capacity that an idle watch's queue keeps.
+/// Capacity that the queue of an idle watch keeps.
 const IDLE_QUEUE: usize = 4;
-/// Present objects of so many bytes together cost nothing: no more than the connection is reckoned to take.
+/// Initial objects of up to this many bytes are not charged: that much is already reckoned for the
+/// connection.
 const FREE_BYTES: usize = 16 * 1024;
-/// Bytes of each further object that waits to be sent as one of the present, without its text.
+/// Bytes of each further initial object that waits to be sent, without its text.
 const PRESENT_BYTES: usize = 48;
 
 #[derive(Debug)]
@@ -53,21 +57,21 @@ pub(super) struct WatchStream {
     watch: Watch,
     reader: Arc<Reader>,
     writer: Writer,
-    /// The objects that it begins with; before what is queued.
+    /// The initial objects, which are sent before the queue.
     present: Present,
     queue: VecDeque<Queued>,
     bookmarks: bool,
-    /// The version that the client knows it has come to.
+    /// The version up to which the client knows that it has all changes.
     shown: u64,
     titles_sent: bool,
-    /// Calls that the next bookmark tells of.
+    /// Calls that the next bookmark announces.
     calls: Vec<Arc<str>>,
     next_bookmark: Pin<Box<Sleep>>,
     deadline: Pin<Box<Sleep>>,
     ended: bool,
     /// Its place among its caller's watches.
     counted: Option<Taken>,
-    /// Of a token that began it; asked before each line.
+    /// The token that began the watch; checked before each line.
     standing: Option<Standing>,
 }
 
@@ -78,7 +82,7 @@ struct Present {
 }
 
 impl Present {
-    /// At the cost of this reader, if they are many bytes; `None`: it may not hold that.
+    /// They are charged to this reader, unless they are small; `None` if its budget does not allow them.
     fn of(objects: Vec<Arc<Object>>, reader: &Arc<Reader>) -> Option<Present> {
         let bytes: usize = objects.iter().map(|object| object.json.len()).sum();
         if bytes <= FREE_BYTES {
@@ -95,16 +99,16 @@ impl Present {
     }
 }
 
-/// What is written next.
+/// The next bytes to write.
 #[derive(Debug)]
 pub(super) enum Line {
-    /// All of it.
+    /// A complete line.
     Text(Vec<u8>),
-    /// An object, sent as it is stored.
+    /// An object in its stored form.
     Stored(Stored),
 }
 
-/// A line about an object, around the text of that object.
+/// A line with the text of a stored object.
 #[derive(Debug)]
 pub(super) struct Stored {
     of: &'static str,
@@ -112,10 +116,10 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// What is after the object.
+    /// The bytes after the object.
     pub(super) const END: &[u8] = b"}\n";
 
-    /// What is before the object.
+    /// The bytes before the object.
     pub(super) fn head(&self) -> impl Iterator<Item = &'static [u8]> + use<> {
         [b"{\"type\":\"".as_slice(), self.of.as_bytes(), b"\",\"object\":"].into_iter()
     }
@@ -150,7 +154,7 @@ enum Queued {
     /// The end of the initial events.
     Initial(u64),
     Bookmark(u64),
-    /// The client has heard of a change of this version.
+    /// The client was told of a change of this version.
     Named(u64),
     /// A call waits for the client, a node.
     Called(Arc<str>),
@@ -165,7 +169,7 @@ impl Queued {
             News::Named(revision) => Queued::Named(revision),
             News::Called(id) => Queued::Called(id),
             News::Last(revision) => Queued::Last(revision),
-            // no watch of a client gets it; one that did would go on after it
+            // watches of clients do not receive it; if one did, its next bookmark would cover it
             News::Event(event) => Queued::Named(event.revision),
         }
     }
@@ -184,7 +188,7 @@ pub(super) fn start(
     let bookmarks = parameters.flag("allowWatchBookmarks")?;
     let omit_heartbeats = parameters.flag("omitHeartbeats")?;
     let from = from(parameters)?;
-    // as upstream: 0 is not given
+    // as upstream: 0 counts as not given
     let timeout = parameters.number("timeoutSeconds")?.filter(|secs| *secs > 0);
     let reader = Arc::new(Reader::new(budget));
     let client = Client { reader: Arc::clone(&reader), compares: omit_heartbeats };
@@ -243,16 +247,16 @@ fn refused(refused: WatchRefused, asked: Option<u64>) -> ApiError {
     }
 }
 
-/// The start of a watch.
+/// The point at which a watch starts.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct From {
-    /// After this version; `None`: with the present objects.
+    /// After this version; `None`: with the objects that exist.
     after: Option<u64>,
-    /// The present state must be at least of this version.
+    /// The state must have at least this version.
     at_least: Option<u64>,
-    /// Present objects are not sent.
+    /// Existing objects are not sent.
     skip_present: bool,
-    /// A bookmark marks where the present objects end.
+    /// A bookmark marks the end of the existing objects.
     initial_events: bool,
 }
 
@@ -290,31 +294,33 @@ impl WatchStream {
         self
     }
 
-    /// Ends the watch with the token that began it.
+    /// Ends the watch when the token that began it is no longer valid.
     pub(super) fn while_standing(mut self, standing: Standing) -> WatchStream {
         self.standing = Some(standing);
         self
     }
 
-    /// It is one of a node's own watches, which come to each change that the node's renewals name. `desired`: the latest.
+    /// Makes this one of a node's own watches, which reach each change that the node's renewals name.
+    /// `desired` returns the latest such change.
     pub(super) fn follow(&mut self, own: &OwnWatches, desired: impl FnOnce() -> u64) {
         own.add(self.watch.reminder());
-        // looked up when it is added: what is named later reminds it. The changes that it begins with may bring it there.
+        // looked up after the watch was added, because later revisions remind the watch. Changes at the
+        // beginning of the watch may already reach it
         self.queue.push_back(Queued::Named(desired()));
     }
 
-    /// It is the watch of a node's own Node, which tells of calls.
+    /// Makes this the watch of a node's own Node, which announces calls.
     pub(super) fn tell_of_calls(&mut self, own: &OwnWatches) {
         let waiting = own.add_of_node(self.watch.reminder());
         self.queue.extend(waiting.into_iter().map(Queued::Called));
     }
 
-    /// When its time is over.
+    /// The time at which the watch ends.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline.deadline()
     }
 
-    /// Who reads it, and pays.
+    /// The reader to which its bytes are charged.
     pub(super) fn reader(&self) -> &Arc<Reader> {
         &self.reader
     }
@@ -339,7 +345,7 @@ impl WatchStream {
                     None => continue,
                 }
             }
-            // release what held the initial events: later ones come one at a time
+            // release the buffer of the initial events: later ones come one at a time
             if self.queue.capacity() > IDLE_QUEUE {
                 self.queue = VecDeque::new();
             }
@@ -347,7 +353,7 @@ impl WatchStream {
             if self.ended {
                 return Poll::Ready(None);
             }
-            // checked here as well: while changes keep coming the timer below is never polled
+            // checked here as well, because the timer below is never polled while changes keep coming
             if self.deadline.is_elapsed() {
                 self.queue_bookmark();
                 self.ended = true;
@@ -377,13 +383,13 @@ impl WatchStream {
         if !self.bookmarks {
             return;
         }
-        // read first: everything up to this version is in the receiver already
+        // read first: all changes up to this version are in the receiver already
         let mut upto = self.watch.progress().max(self.shown);
         let mut named = 0;
         while let Ok(news) = self.watch.receiver.try_recv() {
             match &news {
                 News::Change(waiting) => upto = upto.max(waiting.revision),
-                // what was named until now, the bookmark comes to
+                // this bookmark reaches all revisions named so far
                 News::Named(revision) => {
                     named = named.max(*revision);
                     continue;
@@ -448,7 +454,7 @@ impl WatchStream {
             Seen::Modified => self.line("MODIFIED", object),
             Seen::Deleted => self.line("DELETED", object),
             Seen::Left => {
-                // upstream: the object as it last matched, at the version of the change
+                // as upstream: the object as it last matched, with the version of the change
                 let mut value = object.value();
                 value["metadata"]["resourceVersion"] = revision.to_string().into();
                 self.line_of("DELETED", value)
@@ -461,7 +467,7 @@ impl WatchStream {
         is_heartbeat(old, new)
     }
 
-    /// Charges work to the caller's rate: each change costs it as often as it watches.
+    /// Charges work to the caller's rate: a change costs it once for each of its watches.
     fn charge(&self, work: Work) {
         if let Some(counted) = &self.counted {
             counted.charge(work);
@@ -487,7 +493,7 @@ impl WatchStream {
             _ => self.writer.value(value),
         };
         let mut text = format!("{{\"type\":\"{of}\",\"object\":{object}}}\n");
-        // it may wait for a slow reader
+        // the text may wait for a slow reader
         text.shrink_to_fit();
         Line::Text(text.into_bytes())
     }
@@ -510,7 +516,7 @@ impl WatchStream {
     }
 }
 
-/// Whether only the version and the conditions' `lastHeartbeatTime` differ.
+/// True if only the version and the conditions' `lastHeartbeatTime` differ.
 fn is_heartbeat(old: &Object, new: &Object) -> bool {
     let without = |object: &Object| {
         let mut value = object.value();
@@ -544,7 +550,7 @@ mod tests {
         fn give_back(&self, _: usize) {}
     }
 
-    /// For timers: no task of it runs, so nothing that is polled has to yield.
+    /// A runtime for timers: no task of it runs, so polled futures need not yield.
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
     }
@@ -563,7 +569,7 @@ mod tests {
             Stage { memory, own, stream }
         }
 
-        /// The latest change that concerns the node is `desired`.
+        /// `desired`: the latest change that concerns the node.
         fn open(memory: &Arc<Memory>, own: &OwnWatches, after: u64, desired: u64) -> WatchStream {
             let selection = Selection::parse(&CONFIG_MAP, "n", "", "metadata.name=mine").unwrap();
             let query = format!("allowWatchBookmarks=true&resourceVersion={after}");
@@ -584,7 +590,8 @@ mod tests {
             revision
         }
 
-        /// What is written now: the types of events, with the versions of bookmarks. `END` if it has ended.
+        /// The events that can be written now: their types, with the versions of bookmarks. `END` if the
+        /// watch has ended.
         fn written(&mut self) -> Vec<String> {
             let mut written = Vec::new();
             loop {
@@ -616,11 +623,11 @@ mod tests {
         stage.own.name(other);
         stage.own.name(other);
         assert_eq!(stage.written(), [format!("BOOKMARK{other}")]);
-        // by the change itself
+        // reached by the change itself
         let mine = stage.put("mine");
         stage.own.name(mine);
         assert_eq!(stage.written(), ["ADDED"]);
-        // several before it is written
+        // several changes before the first is written
         let first = stage.put("other");
         stage.own.name(first);
         stage.put("mine");
@@ -660,7 +667,8 @@ mod tests {
             stage.put("mine");
             stage.written();
         }
-        // one more than wait: the slow one is dropped, and a bookmark would skip what it has not got
+        // one change more than may wait: the slow watcher is dropped, and a bookmark would skip the changes
+        // that it has not received
         stage.put("mine");
         stage.written();
         let last = stage.put("other");

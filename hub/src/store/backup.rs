@@ -1,11 +1,13 @@
-//! A copy of everything in one file, made while the hub runs, and the way back.
+//! Backups: a copy of all data in one file, made while the hub runs, and its restoration.
 //!
-//! A backup is a store of the same form, of one moment, with the hub's certificate authority beside the objects: whoever holds
-//! it holds the fleet's keys, so it is readable by its owner only. A backup is a whole file or none, and ends with the SHA-256 of what is
-//! before. Restoring needs the hub to be stopped (the directory's lock says so), reads every object and key before any change, keeps the
-//! old store as `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched the old state
-//! must list again, and no version is ever used twice. What the directory denied before stays denied. Renewals of the last seconds may be
-//! missing, as after a crash. Left to others: the file's form (`sqlite`), the checksum (`trailer`).
+//! A backup is a store in the same format, of one moment, and also contains the hub's certificate authority:
+//! its owner can control the whole fleet, so it is readable by its owner only. A backup file is complete or
+//! absent, and ends with the SHA-256 of the bytes before it. Restoring needs the hub to be stopped (the
+//! directory's lock ensures that), reads every object and key before any change, keeps the old store as
+//! `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched
+//! the old state must list again, and no version is ever used twice. Nodes that the directory denied before
+//! stay denied. Renewals of the last seconds may be missing, as after a crash. Left to others: the file
+//! format (`sqlite`), the checksum (`trailer`).
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -36,13 +38,13 @@ use super::{Change, OpenError, SCHEMA_VERSION, Sort, Spaces, Store, StoreError};
 
 /// The files of a hub's identity, below the data directory.
 const KEYS: [&str; 2] = ["pki/ca.pem", "ca.crt"];
-/// Another process may be folding the log back.
+/// Longest wait for another process that is folding the log back.
 const BUSY: Duration = Duration::from_secs(10);
-/// Raise of the revision if it is unknown which were handed out.
+/// Raise of the revision if it is unknown which ones were handed out.
 const UNKNOWN_RAISE: i64 = RAISE_UNKNOWN.cast_signed();
 /// Raise of the revision if that is known.
 const RAISE: i64 = 1;
-/// Where a restore keeps the store that it replaces.
+/// The file in which a restore keeps the store that it replaces.
 const KEPT: &str = "state.db.before-restore";
 
 /// Names and contents of key files.
@@ -52,7 +54,7 @@ type Keys = Vec<(String, Vec<u8>)>;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Content {
     pub objects: u64,
-    /// No revision above these had been handed out.
+    /// The highest revisions that may have been handed out.
     pub reserved: Spaces<i64>,
 }
 
@@ -64,17 +66,17 @@ pub struct Made {
     pub digest: String,
 }
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
     pub objects: u64,
-    /// No revision above these was handed out.
+    /// The highest revisions that may have been handed out.
     pub reserved: Spaces<i64>,
-    /// The SHA-256 that the backup had; `None`: an older hub made it, or it is a copy of a store.
+    /// The SHA-256 in the backup; `None` if an older hub made it, or it is a plain copy of a store.
     pub digest: Option<String>,
-    /// What the directory denied and the backup did not.
+    /// Denials of the directory that the backup did not have.
     pub kept: Vec<Denial>,
-    /// Where the store that was there is now.
+    /// The path of the replaced store.
     pub before: Option<PathBuf>,
 }
 
@@ -94,10 +96,11 @@ fn open(path: &Path, flags: OpenFlags) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// Copies the store of a data directory, whose hub may run, and its keys into a new file.
+/// Copies the store of a data directory, even of a running hub, and its keys into a new file.
 ///
 /// # Errors
-/// The file exists, one of the two places cannot be used, or the store is damaged. No file of that name is left then.
+/// The file exists, one of the two paths cannot be used, or the store is damaged. Then no file of that name
+/// is left.
 pub fn backup(data_dir: &Path, to: &Path) -> Result<Made, OpenError> {
     if to.symlink_metadata().is_ok() {
         return Err(wrong(to, "it exists already; give a new name"));
@@ -116,7 +119,7 @@ pub fn backup(data_dir: &Path, to: &Path) -> Result<Made, OpenError> {
         Ok(Made { content, digest })
     });
     if outcome.is_err() {
-        // remove the incomplete file; the first error is the one to return
+        // remove the incomplete file; the caller gets the first error
         let _ = fs::remove_file(&part);
     }
     if let Ok(made) = &outcome {
@@ -165,7 +168,8 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
     Ok(judged.content)
 }
 
-/// The store to copy. On a read-only disk no hub writes, so that it can be read without what is usually beside it.
+/// Opens the store to copy. No hub can write on a read-only disk, so the store can be read there without the
+/// files that are usually beside it.
 pub(super) fn source(path: &Path) -> Result<Connection, OpenError> {
     let store = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     match store.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())) {
@@ -175,16 +179,16 @@ pub(super) fn source(path: &Path) -> Result<Connection, OpenError> {
     }
 }
 
-/// Why a file is no store, or no good one.
+/// The reason why a file is not a valid store.
 #[derive(Debug)]
 enum Fault {
-    /// Not written by a hub.
+    /// No hub wrote it.
     Foreign(String),
     Damaged(String),
     TooNew(i64),
 }
 
-/// What is in a store.
+/// The content of a valid store.
 #[derive(Debug)]
 struct Judged {
     content: Content,
@@ -193,7 +197,8 @@ struct Judged {
     list: Value,
 }
 
-/// Whether this is a complete store of a known version of which every object can be read as a start reads it.
+/// Checks that this is a complete store of a known version, in which every object can be read as a start
+/// reads it.
 fn judge(store: &Connection, path: &Path) -> Result<Judged, Fault> {
     let unreadable = |error: rusqlite::Error| match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::NotADatabase) => Fault::Foreign(error.to_string()),
@@ -229,7 +234,7 @@ fn judge(store: &Connection, path: &Path) -> Result<Judged, Fault> {
             format!("{} {}/{}", record.resource, record.namespace, record.name),
             super::sqlite::may_be_lost(&record.resource),
         );
-        // objects of kinds that are not served are kept as they are
+        // objects of kinds that are not served are kept unchanged
         let is_read = kind.is_none_or(|kind| Object::from_json(kind, record.json, record.revision).is_some());
         if !is_read && !losable {
             bad.get_or_insert(format!("{name} is no JSON object with a name"));
@@ -243,7 +248,7 @@ fn judge(store: &Connection, path: &Path) -> Result<Judged, Fault> {
     Ok(Judged { content: Content { objects, reserved }, version, list })
 }
 
-/// The reserved marks. A store from before Leases had their own has one for both.
+/// The reserved marks. A store from before Leases had a mark of their own has one for both.
 fn reserved(store: &Connection) -> rusqlite::Result<Option<Spaces<i64>>> {
     let Some(common) = mark(store, MARKS.common[0])? else { return Ok(None) };
     Ok(Some(Spaces { common, leases: mark(store, MARKS.leases[0])?.unwrap_or(common) }))
@@ -253,14 +258,14 @@ fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
     store.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0)).optional()
 }
 
-/// A backup that was read from its first byte to its last.
+/// A backup that was read completely.
 struct Source {
     judged: Judged,
     keys: Keys,
     sealed: Option<Sealed>,
 }
 
-/// Reads a backup; nothing is changed by that.
+/// Reads a backup without changing anything.
 fn inspect(from: &Path) -> Result<Source, OpenError> {
     let no_backup = |what: String| OpenError::NoBackup(from.to_owned(), what);
     let unreadable = |error: std::io::Error| no_backup(error.to_string());
@@ -298,7 +303,8 @@ fn inspect(from: &Path) -> Result<Source, OpenError> {
 /// Replaces the store of a data directory by a backup. The hub must be stopped.
 ///
 /// # Errors
-/// The hub runs, the file is not a valid backup, or it is of a hub with another certificate authority. Nothing was changed then.
+/// The hub runs, the file is not a valid backup, or it is of a hub with another certificate authority.
+/// Nothing was changed then.
 pub fn restore(data_dir: &Path, from: &Path) -> Result<Restored, OpenError> {
     let Source { judged, keys, sealed } = inspect(from)?;
     let lock = Arc::new(lock(data_dir)?);
@@ -323,14 +329,14 @@ pub fn restore(data_dir: &Path, from: &Path) -> Result<Restored, OpenError> {
     Ok(Restored { objects, reserved, digest, kept, before: moved })
 }
 
-/// Replaces the store of a data directory by an empty one, which keeps who is denied. The hub must be stopped.
+/// Replaces the store of a data directory by an empty one, which keeps the denials. The hub must be stopped.
 ///
 /// # Errors
 /// The hub runs, or the directory cannot be used. Nothing was changed then.
 pub fn begin_anew(data_dir: &Path) -> Result<Restored, OpenError> {
     let lock = Arc::new(lock(data_dir)?);
     let before = Before::of(data_dir)?;
-    // the marker of a disk that failed may be behind
+    // the marker may lag behind if its disk failed
     let raised = |present: i64| present.saturating_add(UNKNOWN_RAISE);
     let present = before.handed_out.unwrap_or_default();
     let reserved = Spaces { common: raised(present.common), leases: raised(present.leases) };
@@ -346,13 +352,13 @@ pub fn begin_anew(data_dir: &Path) -> Result<Restored, OpenError> {
     Ok(Restored { objects: 0, reserved, digest: None, kept, before: moved })
 }
 
-/// What a directory knows before its store is replaced.
+/// The facts about a directory before its store is replaced.
 struct Before {
     marker: Marker,
     id: Option<i64>,
-    /// The highest revisions that may have been handed out here; `None` if they are unknown.
+    /// The highest revisions that may have been handed out here; `None` if unknown.
     handed_out: Option<Spaces<i64>>,
-    /// Who is denied, by the store or by the marker.
+    /// The denials in the store or the marker.
     denied: Value,
 }
 
@@ -380,11 +386,13 @@ impl Before {
         Ok(Before { marker, id, handed_out, denied })
     }
 
-    /// Revisions above all that were handed out, here or by the hub that a backup with these marks is of.
+    /// Revisions above all that were handed out, by this directory's hub or by the one that made a backup
+    /// with these marks.
     fn raised(&self, restored: Spaces<i64>) -> Spaces<i64> {
         let raised = |present: Option<i64>, restored: i64| match present {
             Some(present) if present >= restored => present.saturating_add(RAISE),
-            // the hub that made the backup may have handed out more since: this store does not go on from it
+            // the hub that made the backup may have handed out more since, and this store is not its
+            // continuation
             _ => restored.saturating_add(UNKNOWN_RAISE),
         };
         Spaces {
@@ -394,7 +402,8 @@ impl Before {
     }
 }
 
-/// A backup holds the fleet's keys, and a restore takes back what others did: the audit log shows both.
+/// Records the command in the audit log: a backup contains the fleet's keys, and a restore undoes the acts of
+/// others.
 fn note(data_dir: &Path, verb: &str, file: &Path, objects: u64) {
     let file = file.display().to_string();
     let object = ObjectRef { resource: "backups", name: &file, ..ObjectRef::default() };
@@ -432,8 +441,9 @@ fn check_keys(data_dir: &Path, keys: &[(String, Vec<u8>)]) -> Result<(), OpenErr
     Ok(())
 }
 
-/// The highest revisions that the present store may have handed out, its id, and its deny list; `None` if they are unknown. A store that is
-/// not there tells as little as a damaged one: the hub whose backup it is went on after it, wherever that was.
+/// The highest revisions that the present store may have handed out, its id, and its deny list; `None` if
+/// unknown. A missing store proves as little as a damaged one: the hub of the backup may have continued
+/// elsewhere.
 fn present(state: &Path) -> Option<(Spaces<i64>, Option<i64>, Value)> {
     if !fs::metadata(state).is_ok_and(|file| file.is_file() && file.len() > 0) {
         return None;
@@ -445,12 +455,12 @@ fn present(state: &Path) -> Option<(Spaces<i64>, Option<i64>, Value)> {
     let place = [CONFIG_MAP.plural, DENY_LIST_NAMESPACE, DENY_LIST_NAME];
     let list: Option<Vec<u8>> = store.query_row(sql, place, |row| row.get(0)).optional().ok()?;
     let list = list.and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
-    // copies the log into the file, so that it is not read into the new one
+    // copies the log into the file, so that it is not replayed into the new one
     store.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).ok()?;
     Some((reserved, id, list))
 }
 
-/// Removes what an interrupted restore left.
+/// Removes the leftovers of an interrupted restore.
 fn clear(part: &Path) {
     for suffix in ["", "-wal", "-shm", "-journal"] {
         let _ = fs::remove_file(format!("{}{suffix}", part.display()));
@@ -469,8 +479,9 @@ fn prepare(from: &Path, part: &Path, length: Option<u64>) -> Result<(), OpenErro
     store.execute_batch("DROP TABLE IF EXISTS keys").map_err(engine("write", part))
 }
 
-/// Makes a new store of a file, or an empty one if there is none: of the present form, with these marks, and with this deny list if one is
-/// given. Durable; returns what the directory is to remember of it.
+/// Makes a new store of a file, or an empty one if it does not exist: in the present format, with these
+/// marks, and with this deny list if one is given. It is durable on return; returns the facts for the
+/// directory's marker.
 fn finish(
     lock: Arc<File>,
     data_dir: &Path,
@@ -506,7 +517,7 @@ fn finish(
     Ok(known)
 }
 
-/// The deny list as it is stored.
+/// The deny list as a stored object.
 fn list_object(mut list: Value, revision: u64) -> Result<Object, OpenError> {
     let unmade = |what: String| OpenError::Engine(StoreError::certain(Sort::Other, what));
     if !list["metadata"].is_object() {
@@ -537,18 +548,20 @@ fn write_key(data_dir: &Path, name: &str, content: &[u8]) -> Result<(), OpenErro
     sync_directory(parent)
 }
 
-/// The last step: until the rename the old store is in place, after it the new one. Returns where the old one is kept.
+/// The last step: before the rename the old store is in place, after it the new one. Returns the path at
+/// which the old one is kept.
 fn replace(data_dir: &Path, part: &Path) -> Result<Option<PathBuf>, OpenError> {
     let (state, kept) = (data_dir.join("state.db"), data_dir.join(KEPT));
     for suffix in ["", "-wal"] {
         let (from, to) = (format!("{}{suffix}", state.display()), format!("{}{suffix}", kept.display()));
-        // only the latest is kept
+        // an earlier one is removed, because only the latest is kept
         let _ = fs::remove_file(&to);
         if Path::new(&from).exists() {
             fs::hard_link(&from, &to).map_err(|error| wrong(&kept, error))?;
         }
     }
-    // a log that could not be copied back belongs to the old file; read into the new one it would damage it
+    // a log that could not be copied back belongs to the old file; replayed into the new one it would damage
+    // it
     for suffix in ["-wal", "-shm"] {
         match fs::remove_file(format!("{}{suffix}", state.display())) {
             Ok(()) => {}
@@ -626,7 +639,7 @@ mod tests {
         let mut store = Sqlite::open(&data).unwrap();
         store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
         backup(&data, &file).unwrap();
-        // it goes on, and is lost with its disk
+        // the hub continues after the backup, and its disk is lost
         store.commit(&[put("b", 90_000)], Some(Spaces::both(100_000))).unwrap();
         drop(store);
         let check = |directory: &Path| {
@@ -673,7 +686,7 @@ mod tests {
         let (names, marks) = found(&data);
         assert_eq!((names.len(), marks.common.clean), (60, None));
         assert!(marks.common.reserved > 900 && marks.leases.reserved > 900);
-        // over a store that has gone on since
+        // over a store that has changed since
         assert_eq!(found(&old).0.len(), 60);
         restore(&old, &file).unwrap();
         assert_eq!(found(&old).0.len(), 60);
@@ -686,7 +699,7 @@ mod tests {
         assert_eq!(found(&data).0.len(), 60);
     }
 
-    /// Each bit of a file that a store or a backup consists of, some of them: one flip at a time.
+    /// Flips some bits of a store's or a backup's file, one at a time.
     fn flips(file: &Path, check: impl Fn(usize)) {
         let good = fs::read(file).unwrap();
         for at in (0..good.len()).step_by(211) {
@@ -713,7 +726,7 @@ mod tests {
         });
         assert!(!other.exists(), "nothing was made");
         assert_eq!(restore(&other, &file).unwrap().digest, Some(made.digest));
-        // without its last line it does not pass for one of an older hub
+        // without its last line it is not accepted as the backup of an older hub
         let whole = fs::read(&file).unwrap();
         fs::write(&file, &whole[..whole.len() - 90]).unwrap();
         assert!(restore(&other, &file).unwrap_err().to_string().contains("cut short"));
@@ -781,7 +794,7 @@ mod tests {
         Change::Put { resource: CONFIG_MAP.plural, namespace, name, revision, json }
     }
 
-    /// Who is denied in a directory, and the version of its list.
+    /// The denials in a directory, and the version of its list.
     fn denied_in(data_dir: &Path) -> (Vec<String>, u64) {
         let (mut found, mut revision) = (Vec::new(), 0);
         let mut store = super::super::disk::DiskStore::open(data_dir).unwrap();
@@ -801,7 +814,7 @@ mod tests {
         (found, revision)
     }
 
-    /// Runs a hub's store for a moment.
+    /// Opens a store, makes these changes, and closes it.
     fn run(data_dir: &Path, changes: &[Change<'_>], reserved: u64) {
         let mut store = super::super::disk::DiskStore::open(data_dir).unwrap();
         store.load(&mut |_| {}).unwrap();
@@ -820,14 +833,14 @@ mod tests {
         assert_eq!(done.before, Some(data.join(KEPT)));
         let both = vec!["node \"edge-1\"".to_owned(), "node \"edge-2\"".to_owned()];
         assert_eq!(denied_in(&data), (both.clone(), 201), "with a version of its own");
-        // the store is lost, and what it denied is known all the same
+        // the store is lost, and its denials are known all the same
         run(&data, &[put_list(&denying(&["edge-1", "edge-2", "edge-3"]), 300)], 400);
         fs::write(data.join("state.db"), "").unwrap();
         let done = restore(&data, &file).unwrap();
         assert_eq!(done.kept.len(), 2);
         assert_eq!(done.reserved, Spaces::both(401), "the marker tells what was handed out");
         assert_eq!(denied_in(&data).0.len(), 3);
-        // the same again takes nothing away
+        // a second restore removes no denial
         assert_eq!(restore(&data, &file).unwrap().kept.len(), 2);
     }
 

@@ -1,10 +1,12 @@
-//! The store of a data directory, also on a disk that takes no writes: full, read-only, or failing.
+//! The store of a data directory, also on a disk that cannot be written: full, read-only, or failing.
 //!
-//! Always holds: a hub whose store can be read starts and serves it; on such a disk nothing is written, and nothing beside the store is
-//! needed. The store is opened for writing by [`Store::probe`] as soon as the disk lets it, without a restart, if it is still what was
-//! read. A connection that has met an I/O error gives no verdict: it is closed, and only what several fresh ones see in turn is damage. A
-//! store that is missing, empty, or older than this directory's marker is never a first start. Left to others: when to probe (`writer`),
-//! the file itself (`sqlite`), what the marker holds (`marker`).
+//! Always holds: a hub starts and serves any store that it can read; on such a disk it writes nothing, and
+//! needs no other file beside the store. [`Store::probe`] opens the store for writing as soon as the disk
+//! permits, without a restart, if it is still the one that was read. The verdict of a connection that met an
+//! I/O error is not trusted: it is closed, and the store counts as damaged only when several fresh
+//! connections in turn say so. A missing or empty store, or one older than this directory's marker, never
+//! counts as a first start. Left to others: the times of probes (`writer`), the file itself (`sqlite`), the
+//! content of the marker (`marker`).
 
 use std::fs::File;
 use std::io;
@@ -21,7 +23,7 @@ use super::reserve::Reserve;
 use super::sqlite::{self, Sqlite};
 use super::{Change, Marks, OpenError, Record, Sort, Spaces, Store, StoreError};
 
-/// See the module.
+/// The store of a data directory; see the module.
 #[derive(Debug)]
 pub struct DiskStore {
     directory: PathBuf,
@@ -35,31 +37,32 @@ pub struct DiskStore {
 enum State {
     Open {
         store: Box<Sqlite>,
-        /// The reserve had to be given up to open it.
+        /// The error because of which the reserve had to be given up to open it.
         short: Option<StoreError>,
     },
-    /// The disk takes no writes.
+    /// The disk cannot be written.
     Waiting {
         why: StoreError,
-        /// Until everything was read once.
+        /// `None` after everything was read once.
         reader: Option<Connection>,
         read: Content,
     },
-    /// Its connection has met an error and was closed.
+    /// Its connection met an error and was closed.
     Forsaken {
         why: StoreError,
-        /// Fresh connections in turn that called it damaged.
+        /// Number of fresh connections in a row that found it damaged.
         damaged: u32,
-        /// What the store has at least.
+        /// The marks that the store must have when it is opened again.
         id: Option<i64>,
         reserved: Spaces<u64>,
     },
 }
-/// So many fresh connections in turn must find damage, over the pauses between probes about a minute: reads that fail now and then look
-/// like damage to SQLite, on a disk that is sound again a little later.
+/// Number of fresh connections in a row that must find damage, which takes about a minute with the pauses
+/// between probes: on a disk that recovers a little later, reads that fail now and then look like damage to
+/// SQLite.
 const LOOKS: u32 = 6;
 
-/// What tells two states of a store apart: objects, the sum of their revisions, marks.
+/// Facts by which two states of a store are compared: number of objects, sum of their revisions, marks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Content {
     objects: u64,
@@ -75,10 +78,11 @@ impl Content {
 }
 
 impl DiskStore {
-    /// Takes the directory's lock and opens the store in it; for reading, if the disk takes no writes.
+    /// Takes the directory's lock and opens the store in it; only for reading, if the disk cannot be written.
     ///
     /// # Errors
-    /// Another process has the directory, the store is damaged or cannot be read, or there is none and the disk takes no writes.
+    /// Another process uses the directory, the store is damaged or cannot be read, or it does not exist and
+    /// the disk cannot be written.
     pub fn open(directory: &Path) -> Result<DiskStore, OpenError> {
         let lock = Arc::new(sqlite::lock(directory)?);
         DiskStore::open_locked(lock, directory, sqlite::limit_pages())
@@ -111,7 +115,7 @@ impl DiskStore {
         Ok(DiskStore { directory: directory.to_owned(), lock, pages, state, marker })
     }
 
-    /// The store, if it takes writes.
+    /// The store, if it is open for writing.
     fn writable(&mut self) -> Result<&mut Sqlite, StoreError> {
         match &mut self.state {
             State::Open { store, .. } => Ok(store),
@@ -119,7 +123,7 @@ impl DiskStore {
         }
     }
 
-    /// What this directory remembers of its store.
+    /// The directory's marker of its store.
     pub fn marker(&self) -> Arc<Marker> {
         Arc::clone(&self.marker)
     }
@@ -128,11 +132,11 @@ impl DiskStore {
         self.directory.join("state.db")
     }
 
-    /// Opens it for writing, if it is what was read.
+    /// Opens the store for writing, if it is still the one that was read.
     fn open_again(&mut self, expect: Content) -> Result<(), StoreError> {
         let path = self.path();
         if !is_there(&path) {
-            // opening would make a new one in its place
+            // opening would create a new store in its place
             return Err(not_there(&path));
         }
         let opened = Sqlite::open_locked(self.lock.clone(), &self.directory, self.pages);
@@ -151,7 +155,7 @@ impl DiskStore {
     }
 }
 
-/// Refuses to take for a first start what is none.
+/// Fails if the store is missing although the directory had one: that must not be taken for a first start.
 fn check_not_lost(directory: &Path, marker: &Marker) -> Result<(), OpenError> {
     let path = directory.join("state.db");
     let what = match std::fs::metadata(&path) {
@@ -161,7 +165,7 @@ fn check_not_lost(directory: &Path, marker: &Marker) -> Result<(), OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             "is missing, and a hub has kept objects in it"
         }
-        // opening it tells more
+        // opening it will report the error
         Err(_) => return Ok(()),
     };
     if !Marker::had_a_store(directory) {
@@ -171,7 +175,7 @@ fn check_not_lost(directory: &Path, marker: &Marker) -> Result<(), OpenError> {
     Err(OpenError::Lost { path, what: what.to_owned(), denied })
 }
 
-/// What is found of a store while it is loaded.
+/// The facts about a store that are collected while it is loaded.
 #[derive(Debug, Default)]
 struct Found {
     id: Option<i64>,
@@ -188,7 +192,7 @@ impl Found {
         }
     }
 
-    /// Why it is not the store that the marker tells of.
+    /// The reason why it is not the store that the marker describes.
     fn fault(&self, known: &Known) -> Option<String> {
         let older = |what: &str, found: u64, known: u64| {
             (found < known).then(|| {
@@ -218,7 +222,7 @@ impl Found {
     }
 }
 
-/// The state of a store that could only be read.
+/// The state for a store that can only be read.
 fn wait(directory: &Path, error: OpenError) -> Result<State, OpenError> {
     let Some(why) = error.disk_fault().map(while_waiting) else { return Err(error) };
     let path = directory.join("state.db");
@@ -231,7 +235,7 @@ fn wait(directory: &Path, error: OpenError) -> Result<State, OpenError> {
     Ok(State::Waiting { why, reader: Some(reader), read: Content::default() })
 }
 
-/// Whether there is a store to read; the file of one that was never made is missing or empty.
+/// True if there is a store to read; if none was ever made, its file is missing or empty.
 fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
 }
@@ -240,8 +244,9 @@ fn not_there(path: &Path) -> StoreError {
     StoreError::certain(Sort::Io, format!("the store is not there: {} is missing or empty", path.display()))
 }
 
-/// Why a store could not be opened again. Only what the file itself shows is damage, which does not pass: a file that is locked, or
-/// cannot be opened for want of memory or file descriptors, is tried again.
+/// The error for a store that could not be opened again. Only faults in the file itself count as damage,
+/// which is permanent: a file that is locked, or cannot be opened for lack of memory or file descriptors, is
+/// tried again.
 fn not_opened(error: OpenError) -> StoreError {
     match error {
         OpenError::Engine(error) => error,
@@ -256,7 +261,8 @@ fn not_opened(error: OpenError) -> StoreError {
     }
 }
 
-/// What a fault means while the store is not open for writing: nothing of this process depends on a flush, and nothing can be deleted.
+/// Adapts a fault for a store that is not open for writing: nothing in this process depends on a flush, and
+/// nothing can be deleted.
 fn while_waiting(mut error: StoreError) -> StoreError {
     error.sort = match error.sort {
         Sort::Flush => Sort::Io,
@@ -268,7 +274,8 @@ fn while_waiting(mut error: StoreError) -> StoreError {
 }
 
 impl DiskStore {
-    /// No connection that has met an I/O error goes on, and none but a fresh one says that the store is damaged.
+    /// Closes a connection that met an I/O error; only a fresh connection may report that the store is
+    /// damaged.
     fn judge(&mut self, outcome: Result<(), StoreError>) -> Result<(), StoreError> {
         let Err(error) = outcome else { return Ok(()) };
         let State::Open { store, .. } = &self.state else { return Err(error) };
@@ -285,14 +292,14 @@ impl DiskStore {
         Err(why)
     }
 
-    /// Opens a store anew whose connection was closed.
+    /// Opens a store again whose connection was closed.
     fn look_again(&mut self) -> Result<(), StoreError> {
         let path = self.path();
         if !is_there(&path) {
-            // opening would make a new one in its place
+            // opening would create a new store in its place
             return Err(not_there(&path));
         }
-        // a first look that writes nothing: a log that belongs to the file must not be lost by one at something else
+        // a first look that writes nothing: if this is another file, its log must not be lost by opening it
         let opened = sqlite::open_reading(&path)
             .and_then(|_| Sqlite::open_locked(self.lock.clone(), &self.directory, self.pages));
         let State::Forsaken { damaged, id, reserved, .. } = &mut self.state else { return Ok(()) };
@@ -325,7 +332,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// What a durable commit means for the marker.
+    /// Updates the marker after a durable commit.
     fn mark(&self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) {
         let list = changes.iter().rev().find_map(|change| match *change {
             Change::Put { resource, namespace, name, revision, json }
@@ -344,7 +351,7 @@ impl DiskStore {
         if let (None, State::Open { store, .. }) = (self.marker.known(), &self.state)
             && let Some(id) = store.id()
         {
-            // it was of an older form when it was read, and its disk took no writes
+            // the store had an older format when it was read, and its disk could not be written
             self.marker.adopt(Known { id, ..Known::default() });
         }
         self.marker.change(|known| {
@@ -357,7 +364,7 @@ impl DiskStore {
         });
     }
 
-    /// Whether what was loaded is what the marker tells of, which then knows it.
+    /// Checks that the loaded store is the one that the marker describes, and updates the marker.
     fn compare(&self, found: Found) -> Result<(), StoreError> {
         let known = self.marker.known();
         if let Some(known) = &known
@@ -366,7 +373,7 @@ impl DiskStore {
             let lost = OpenError::Lost { path: self.path(), what, denied: known.denials() };
             return Err(StoreError::certain(Sort::Damaged, lost.to_string()));
         }
-        // a store of an older form that can only be read has none yet
+        // a store of an older format that can only be read has no id yet
         let Some(id) = found.id else { return Ok(()) };
         let mut known = known.unwrap_or_else(|| Known { id, ..Known::default() });
         known.reserved = Spaces { common: found.marks.common.reserved, leases: found.marks.leases.reserved };
@@ -454,7 +461,7 @@ impl Store for DiskStore {
     fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
         match &mut self.state {
             State::Open { store, .. } => store.close(revisions),
-            // nothing was handed out that it does not know
+            // nothing was handed out that the store does not know
             State::Waiting { .. } => Ok(()),
             State::Forsaken { why, .. } => Err(why.clone()),
         }
@@ -478,7 +485,7 @@ mod tests {
     const PUT: Change<'_> =
         Change::Put { resource: "nodes", namespace: "", name: "a", revision: 7, json: b"{}" };
 
-    /// A store that was read while its disk took no writes.
+    /// A store that was opened while its disk could not be written.
     fn waiting(folder: &Scratch) -> DiskStore {
         let mut store = Sqlite::open(folder.path()).unwrap();
         store.commit(&[PUT], Some(Spaces::both(100))).unwrap();
@@ -532,7 +539,7 @@ mod tests {
     fn passing_fault_at_a_probe_is_no_damage() {
         let folder = Scratch::new("hub-disk-passing").unwrap();
         let mut store = waiting(&folder);
-        // SQLite cannot open a folder
+        // SQLite cannot open a directory
         let [path, aside] = ["state.db", "aside"].map(|name| folder.path().join(name));
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir_all(path.join("x")).unwrap();
@@ -570,7 +577,7 @@ mod tests {
         StoreError::certain(sort, "injected")
     }
 
-    /// What a disk that comes back makes of each sort of error: the store goes on, with what it had.
+    /// For each sort of error, the store continues with its content when the disk recovers.
     #[test]
     fn store_goes_on_when_its_disk_comes_back() {
         for sort in Sort::ALL {
@@ -741,7 +748,7 @@ mod tests {
         let folder = Scratch::new("hub-disk-first").unwrap();
         let why = StoreError::certain(Sort::Full, "no room");
         assert!(wait(folder.path(), OpenError::Engine(why)).is_err());
-        // a fault that is not the disk's stays one
+        // a fault that is not the disk's is still an error
         drop(waiting(&folder));
         let damaged = OpenError::Damaged(folder.path().to_owned(), "so".to_owned());
         assert!(matches!(wait(folder.path(), damaged), Err(OpenError::Damaged(..))));

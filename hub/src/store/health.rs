@@ -1,8 +1,9 @@
-//! Whether changes can be made durable now, as requests, /readyz, /metrics and controllers see it while the store's thread is busy
-//! or blocked.
+//! Whether changes can be made durable now, for requests, /readyz, /metrics and controllers, which must know
+//! it even while the store's thread is busy or blocked.
 //!
-//! Owns: the condition of the store behind a lock, the clock for it, when the present commit began, and counters. Always holds:
-//! asking never waits for the disk. Left to others: the rules (`kedge_hub_core::state::Condition`), the thread (`writer`).
+//! Owns: the condition of the store behind a lock, the clock for it, the start of the commit in progress, and
+//! counters. Always holds: a query never waits for the disk. Left to others: the rules
+//! (`kedge_hub_core::state::Condition`), the thread (`writer`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,22 +15,23 @@ use kedge_platform::Progress;
 use super::StoreError;
 use crate::memory;
 
-/// A commit that takes longer than this is a stall: new changes are refused at once instead of waiting behind it. Memory cards pause for
-/// a second or two when they erase.
+/// A commit that takes longer than this is a stall: new changes are refused at once instead of waiting behind
+/// it. Memory cards pause for a second or two when they erase.
 pub const STALL: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// The store's condition; see the module.
 #[derive(Debug)]
 pub struct Health {
     base: Instant,
     condition: Mutex<Condition>,
-    /// Why the thread ended by itself.
+    /// The reason why the thread ended by itself.
     ended: Mutex<Option<String>>,
-    /// When the present operation of the store began, in milliseconds since `base`, plus one; 0 without one.
+    /// The start of the store's operation in progress, in milliseconds since `base`, plus one; 0 if there is
+    /// none.
     busy_since: AtomicU64,
     failures: [AtomicU64; Sort::ALL.len()],
     refused: AtomicU64,
-    /// Where the thread reports its progress between operations of the store.
+    /// The handle by which the thread reports its progress between operations of the store.
     turns: OnceLock<Progress>,
 }
 
@@ -47,7 +49,7 @@ impl Default for Health {
     }
 }
 
-/// Marks an operation of the store as begun until it is dropped.
+/// Marks an operation of the store as in progress until it is dropped.
 pub(super) struct Busy<'a>(&'a Health);
 
 impl Drop for Busy<'_> {
@@ -62,9 +64,9 @@ impl Health {
         self.base.elapsed()
     }
 
-    /// Sets where the thread reports its progress.
+    /// Sets the handle by which the thread reports its progress.
     pub fn report_turns(&self, progress: Progress) {
-        // a second one would be another hub's
+        // ignored if already set: a second one would be another hub's
         drop(self.turns.set(progress));
     }
 
@@ -79,7 +81,7 @@ impl Health {
         self.condition.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long the oldest commit that is not finished has been under way; zero without one.
+    /// The age of the oldest unfinished commit; zero without one.
     pub fn oldest_unfinished_commit(&self) -> Duration {
         match self.busy_since.load(Ordering::Acquire) {
             0 => Duration::ZERO,
@@ -87,7 +89,7 @@ impl Health {
         }
     }
 
-    /// Why some changes are refused, and for how long they have been.
+    /// The reason why changes are refused, and for how long they have been.
     pub fn failing(&self) -> Option<(Failing, Duration)> {
         let now = self.now();
         let failing = self.condition().shown(now).cloned()?;
@@ -95,7 +97,7 @@ impl Health {
         Some((failing, since))
     }
 
-    /// Whether what room there is belongs to deletions.
+    /// True if the remaining room is reserved for deletions.
     pub fn is_full(&self) -> bool {
         self.condition()
             .failing()
@@ -107,17 +109,18 @@ impl Health {
         Sort::ALL.map(|sort| (sort, self.failures[sort as usize].load(Ordering::Relaxed)))
     }
 
-    /// Changes that were refused without being tried.
+    /// Number of changes that were refused without an attempt.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Why the store's thread ended by itself.
+    /// The reason why the store's thread ended by itself.
     pub fn end(&self) -> Option<String> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether no change of this sort may be tried now: the first look, on the thread of a request.
+    /// The refusal of a change, if none of its sort may be attempted now: the first check, on the thread of a
+    /// request.
     pub(super) fn refusal(&self, frees_room: bool) -> Option<WriteError> {
         let stalled = self.oldest_unfinished_commit();
         let refusal = if stalled >= STALL {
@@ -132,7 +135,7 @@ impl Health {
         })
     }
 
-    /// Whether this change may be tried now: the thread's own look, just before it does.
+    /// Decides whether this change may be attempted now: the thread's own check, just before the attempt.
     pub(super) fn admit(&self, effect: &mut Effect) -> Result<(), WriteError> {
         let admitted = self.condition().admit(effect, self.now());
         admitted.map_err(|refusal| {
@@ -141,17 +144,17 @@ impl Health {
         })
     }
 
-    /// A change that was admitted was not made.
+    /// Notes that an admitted change was not made.
     pub(super) fn not_made(&self, effect: &Effect) {
         self.condition().not_made(effect);
     }
 
-    /// A change that was admitted is durable.
+    /// Notes that an admitted change is durable.
     pub(super) fn made(&self, effect: &Effect) {
         self.condition().made(effect);
     }
 
-    /// Whether changes are judged by their effect ([`Health::admit`]).
+    /// True if changes are judged by their effect ([`Health::admit`]).
     pub(super) fn minds_effects(&self) -> bool {
         self.condition().minds_effects()
     }
@@ -160,34 +163,34 @@ impl Health {
         self.condition().failing().is_some()
     }
 
-    /// When the store is to be tried again.
+    /// The time at which the store must be tried again.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.condition().retry_at().map(|at| self.base + at)
     }
 
-    /// An operation of the store begins, which may take as long as the disk likes.
+    /// Notes that an operation of the store begins; it may take any time.
     pub(super) fn busy(&self) -> Busy<'_> {
         memory::assert_unlocked();
         let millis = u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX - 1);
         self.busy_since.store(millis + 1, Ordering::Release);
-        // the disk takes as long as it takes
+        // a disk may take any time, so the guard must not count it as a stall
         self.turn(Progress::idle);
         Busy(self)
     }
 
-    /// Counts a failure of which only changes to objects of so many bytes are to blame.
+    /// Counts a failure caused by changes to objects of at least this size.
     pub(super) fn too_large(&self, error: &StoreError, bytes: usize) {
         self.failures[error.sort as usize].fetch_add(1, Ordering::Relaxed);
         self.condition().too_large(bytes, error.message.clone(), self.now());
     }
 
-    /// Counts a failure that is the fault of one change. Whether to log it.
+    /// Counts a failure caused by a single change. Returns true if it should be logged.
     pub(super) fn odd(&self, error: &StoreError) -> bool {
         self.failures[error.sort as usize].fetch_add(1, Ordering::Relaxed);
         self.condition().odd(self.now())
     }
 
-    /// Counts a failure and begins its pause; `freeing`: of a commit that would only have freed room.
+    /// Counts a failure and begins its pause; `freeing`: the commit contained only changes that free room.
     pub(super) fn failed(&self, error: &StoreError, freeing: bool) {
         self.failures[error.sort as usize].fetch_add(1, Ordering::Relaxed);
         let (now, message) = (self.now(), error.message.clone());
@@ -198,7 +201,7 @@ impl Health {
         }
     }
 
-    /// The store takes changes again.
+    /// Notes that the store accepts changes again.
     pub(super) fn works(&self) {
         if let Some(failing) = self.condition().works() {
             let secs = self.now().saturating_sub(failing.since).as_secs();

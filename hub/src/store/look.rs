@@ -1,4 +1,4 @@
-//! One object of a store, for a command beside the hub or without it.
+//! Reads one object of a store, for a command that works with or without a running hub.
 //!
 //! Always holds: nothing is changed, and a store that cannot be read is an error, never an absent object.
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::OpenError;
 use super::backup::{engine, source, wrong};
 
-/// The object as the store of a data directory has it; `None`: there is none, or no store yet.
+/// The object in the store of a data directory; `None` if it does not exist, or there is no store yet.
 ///
 /// # Errors
 /// The store cannot be read.

@@ -1,10 +1,11 @@
-//! What a data directory remembers of its store, beside its keys: the store's id, up to where resourceVersions were reserved, and who is
-//! denied.
+//! The marker, which a data directory keeps beside its keys about its store: the store's id, the highest
+//! reserved resourceVersions, and the denied nodes and certificates.
 //!
-//! A store that is missing, empty, or an old copy looks like a good one; by this file the hub knows better. Always holds: it is written
-//! after the store has what it tells, so a store that is older than it is not the one that was here; denials stay in it until their end
-//! was explained (`denials`), so that neither a crash nor a lost store takes one away in silence. A disk that does not take it keeps
-//! nobody from anything; it is written with the next change then. Left to others: who starts on what (`disk`), getting another store
+//! A missing, empty or old store cannot be recognized as such by itself; the hub recognizes it by this file.
+//! Always holds: the marker is written after the store, so a store that is older than the marker is not the
+//! one that was here; denials stay in it until their end was explained (`denials`), so that neither a crash
+//! nor a lost store removes one silently. A failed write of the marker stops nothing; it is repeated with the
+//! next change. Left to others: the decision whether a hub may start on a store (`disk`), replacing the store
 //! (`backup`).
 
 use std::io;
@@ -18,25 +19,25 @@ use serde_json::{Value, json};
 use super::Spaces;
 use crate::files::{self, Flush};
 
-/// Below the data directory.
+/// Path below the data directory.
 pub(super) const NAME: &str = "pki/store-marker";
-/// The first word of the file, with the version of its form.
+/// The first word of the file, with the version of its format.
 const HEAD: &str = "kedge-store-marker-1";
-/// Longest file: a deny list of the most that a ConfigMap may have, in another spelling.
+/// Longest file: the largest deny list that fits in a ConfigMap, in another notation.
 const MOST_BYTES: u64 = 8 * 1024 * 1024;
 
-/// See the module.
+/// The content of a marker; see the module.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Known {
-    /// Of the store.
+    /// The store's id.
     pub id: i64,
-    /// No version above these was handed out.
+    /// The highest versions that may have been handed out.
     pub reserved: Spaces<u64>,
     /// The version of the deny list; 0 without one.
     pub list_revision: u64,
     /// The maps of the deny list.
     pub list: Value,
-    /// Its entries that are gone, and whose end was not explained yet.
+    /// Entries that were removed, but whose end was not explained yet.
     pub ended: Value,
 }
 
@@ -53,14 +54,14 @@ impl Known {
         denied::forget(&mut self.ended, &present);
     }
 
-    /// Who is denied, or was until a moment ago.
+    /// The denials in force, and those that ended a moment ago.
     pub fn denied(&self) -> Value {
         let mut all = self.list.clone();
         denied::unite_gone(&mut all, &self.ended);
         all
     }
 
-    /// How many that are.
+    /// The number of denials.
     pub fn denials(&self) -> usize {
         denied::lifted(&self.denied(), &Value::Null).len()
     }
@@ -109,15 +110,15 @@ pub struct Marker {
 #[derive(Debug)]
 struct State {
     known: Option<Known>,
-    /// The file has it.
+    /// True if the file has the present content.
     is_saved: bool,
 }
 
 impl Marker {
-    /// Reads the file of a data directory; one that is missing or damaged tells nothing.
+    /// Reads the marker of a data directory; a missing or damaged file counts as no marker.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// The file exists and cannot be read.
     pub fn open(data_dir: &Path) -> io::Result<Marker> {
         let path = data_dir.join(NAME);
         let known = match files::read_regular(&path, MOST_BYTES) {
@@ -136,7 +137,7 @@ impl Marker {
         Ok(Marker { path, state: Mutex::new(State { is_saved: known.is_some(), known }) })
     }
 
-    /// Whether a hub of this or an older version kept a store here.
+    /// True if a hub of this or an older version kept a store here.
     pub fn had_a_store(data_dir: &Path) -> bool {
         // the keys are made after the store
         [NAME, "pki/ca.pem", "ca.crt"].iter().any(|name| data_dir.join(name).symlink_metadata().is_ok())
@@ -146,24 +147,24 @@ impl Marker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it tells.
+    /// The content, if the marker has any.
     pub fn known(&self) -> Option<Known> {
         self.state().known.clone()
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes over what an open store tells, in memory.
+    /// Takes over the facts of an open store, in memory only.
     pub fn adopt(&self, known: Known) {
         let mut state = self.state();
         state.is_saved &= state.known.as_ref() == Some(&known);
         state.known = Some(known);
     }
 
-    /// Changes what it tells, durably if the disk lets it.
+    /// Changes the content, durably if the disk permits.
     pub fn change(&self, change: impl FnOnce(&mut Known)) {
         let mut state = self.state();
         let Some(known) = &mut state.known else { return };
@@ -190,15 +191,15 @@ impl Marker {
         files::write(&self.path, text.as_bytes(), files::SECRET, Flush::Now)
     }
 
-    /// The end of these denials was explained.
+    /// Removes these denials, because their end was explained.
     pub fn settle(&self, explained: &[Denial]) {
         self.change(|known| denied::forget(&mut known.ended, explained));
     }
 
-    /// Replaces what it tells, durably.
+    /// Replaces the content, durably.
     ///
     /// # Errors
-    /// The disk does not take it.
+    /// The file cannot be written.
     pub fn replace(&self, known: Known) -> io::Result<()> {
         self.write(&known.text())?;
         *self.state() = State { known: Some(known), is_saved: true };

@@ -1,9 +1,10 @@
-//! The durable copy of all objects. Memory answers every read; this is what survives.
+//! The durable copy of all objects. Memory answers every read; only this copy survives a restart.
 //!
-//! [`Store`] is small on purpose: load everything once, then commit batches, each all or nothing. There is one caller, the
-//! writer thread ([`writer`]), so an implementation needs no locks. Another engine (etcd) fits behind the same trait.
-//! Revisions are the writer's business: the store only keeps two marks for each space, the *reserved* one (no revision above it was
-//! ever handed out) and, after a clean close, the exact one.
+//! [`Store`] is small on purpose: load everything once, then commit batches, each all or nothing. There is
+//! one caller, the writer thread ([`writer`]), so an implementation needs no locks. Another engine (etcd)
+//! fits behind the same trait. Revisions are assigned by the writer: the store only keeps two marks for each
+//! space, the *reserved* one (no revision above it was ever handed out) and, after a clean close, the exact
+//! one.
 
 pub mod backup;
 pub mod disk;
@@ -29,12 +30,13 @@ pub const SCHEMA_VERSION: i64 = 4;
 pub trait Store: Send {
     /// The marks and every object, once after open.
     fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Spaces<Marks>, StoreError>;
-    /// Makes the changes, and the new reserved marks if there are any, durable: all of them or none. New marks forget the clean ones.
+    /// Makes the changes, and the new reserved marks if there are any, durable: all of them or none. New
+    /// marks replace the clean ones.
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError>;
     /// Records a clean close at these revisions.
     fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError>;
 
-    /// A commit of nothing but changes that free room: it may use what is kept for them.
+    /// Commits changes that only free room: it may use the reserve.
     fn commit_from_reserve(
         &mut self,
         changes: &[Change<'_>],
@@ -42,20 +44,20 @@ pub trait Store: Send {
     ) -> Result<(), StoreError> {
         self.commit(changes, reserved)
     }
-    /// Work that no acknowledgement waits for, after each commit.
+    /// Work after each commit, for which no acknowledgement waits.
     fn tidy(&mut self) -> Result<(), StoreError> {
         Ok(())
     }
-    /// After a failure: whether changes can be made durable again. Proves it by a flush; takes back what
-    /// [`Store::commit_from_reserve`] used.
+    /// Called after a failure: checks that changes can be made durable again. Proves it by a flush; restores
+    /// the reserve that [`Store::commit_from_reserve`] used.
     fn probe(&mut self) -> Result<(), StoreError> {
         Ok(())
     }
-    /// After a commit that failed: whether small changes can be made durable now.
+    /// Called after a failed commit: checks that small changes can be made durable now.
     fn trial(&mut self) -> Result<(), StoreError> {
         self.probe()
     }
-    /// Why it takes no changes from the start.
+    /// The reason why the store has accepted no changes from the start.
     fn unwritable(&self) -> Option<&StoreError> {
         None
     }
@@ -65,19 +67,19 @@ pub trait Store: Send {
 #[derive(Debug, Clone)]
 pub struct StoreError {
     pub sort: Sort,
-    /// Whether the batch may be found durable all the same. Without this nothing of it is.
+    /// True if the batch may be durable all the same. Otherwise no part of it is.
     pub uncertain: bool,
     /// The operation, its file, and the engine's error.
     pub message: String,
 }
 
 impl StoreError {
-    /// After which nothing of a batch is durable.
+    /// An error after which no part of a batch is durable.
     pub fn certain(sort: Sort, message: impl Into<String>) -> StoreError {
         StoreError { sort, uncertain: false, message: message.into() }
     }
 
-    /// A file beside the store; `None` if the disk is not at fault.
+    /// The error of a file beside the store; `None` if the disk is not at fault.
     pub(crate) fn of_file(tried: &str, path: &Path, error: &io::Error) -> Option<StoreError> {
         let message = format!("cannot {tried} {}: {error}", path.display());
         sort_of(error).map(|sort| StoreError::certain(sort, message))
@@ -87,7 +89,7 @@ impl StoreError {
 /// `EIO`, for which the standard library has no kind.
 const EIO: i32 = 5;
 
-/// Which fault of a disk the operating system reports; `None`: another one, permissions for example.
+/// The disk fault that the operating system reports; `None` for other errors, such as permissions.
 pub(crate) fn sort_of(error: &io::Error) -> Option<Sort> {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(Sort::Full),
@@ -105,20 +107,21 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// Why a data directory could not be opened. Each text says what to do.
+/// The reason why a data directory could not be opened. Each text tells the operator what to do.
 #[derive(Debug)]
 pub enum OpenError {
-    /// The directory or its lock file cannot be made.
+    /// The directory or its lock file cannot be created.
     Directory(PathBuf, std::io::Error),
-    /// A file in it cannot be used, or something else is in its place.
+    /// A file in it cannot be used, or something else has its path.
     File(PathBuf, std::io::Error),
-    /// A store was here, and what is here now is not it. Says what is, what the marker tells, and how many are denied.
+    /// The directory had a store, and the present one is a different one. `what` describes the present one
+    /// and the marker; `denied` is the number of denials.
     Lost { path: PathBuf, what: String, denied: usize },
     /// The file cannot be restored.
     NoBackup(PathBuf, String),
-    /// Another process has it.
+    /// Another process holds the directory's lock.
     Locked(PathBuf),
-    /// The file is damaged or not a store of ours.
+    /// The file is damaged or was not written by a hub.
     Damaged(PathBuf, String),
     /// Written by a newer hub.
     TooNew(PathBuf, i64),
@@ -127,7 +130,8 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether the disk takes no writes, which is no reason not to start: the rest may be fine. `None`: it is one.
+    /// The fault if the disk cannot be written: the hub starts all the same, because everything else may
+    /// work. `None` if it is another error.
     pub(crate) fn disk_fault(&self) -> Option<StoreError> {
         match self {
             OpenError::Engine(error) => match error.sort {

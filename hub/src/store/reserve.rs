@@ -1,6 +1,8 @@
-//! Room on the disk that is kept for deletions: a file of its own, given up when the disk is full, made again when there is room.
+//! Room on the disk that is kept for deletions: a file of its own, removed when the disk is full, and made
+//! again when there is room.
 //!
-//! Always holds: a reserve is whole or takes no room. Left to others: when to give it up and take it back (`sqlite`).
+//! Always holds: a reserve has its full size or takes no room. Left to others: when to remove it and make it
+//! again (`sqlite`).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,7 +13,8 @@ use kedge_platform::linux::allocate;
 
 use crate::files::open_regular;
 
-/// Enough to fold a full log back into the file (4 MiB and one batch), after which deletions are written over the old log.
+/// Enough to fold a full log back into the file (4 MiB and one batch), after which deletions are written over
+/// the old log.
 pub(super) const RESERVE_BYTES: u64 = 8 * 1024 * 1024;
 
 #[derive(Debug)]
@@ -32,7 +35,7 @@ impl Reserve {
         fs::metadata(&self.path).is_ok_and(|file| file.len() == RESERVE_BYTES)
     }
 
-    /// Takes the room; nothing is written if that was done.
+    /// Makes the reserve; writes nothing if it exists.
     pub(super) fn make(&self) -> io::Result<()> {
         if self.is_made() {
             return Ok(());
@@ -41,13 +44,13 @@ impl Reserve {
             open_regular(File::options().create(true).truncate(true).write(true).mode(0o600), &self.path)
                 .and_then(|file| take(&file));
         if taken.is_err() {
-            // half a reserve would keep room from everybody
+            // an incomplete reserve would only take room away
             drop(self.give_up());
         }
         taken
     }
 
-    /// Gives the room back to the file system; whether there was any.
+    /// Gives the room back to the file system; returns true if there was any.
     pub(super) fn give_up(&self) -> io::Result<bool> {
         match fs::remove_file(&self.path) {
             Ok(()) => Ok(true),
@@ -57,7 +60,8 @@ impl Reserve {
     }
 }
 
-/// Allocated where the file system can, which writes nothing; written where it cannot. Not flushed: after a power cut it is made anew.
+/// Allocates the room if the file system supports that, which writes nothing; otherwise writes it. It is not
+/// flushed: after a power cut it is made anew.
 fn take(mut file: &File) -> io::Result<()> {
     match allocate(file, RESERVE_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
@@ -82,7 +86,7 @@ mod tests {
         assert!(made.blocks() * 512 >= RESERVE_BYTES, "{} blocks hold no room", made.blocks());
         reserve.make().unwrap();
         assert!(reserve.give_up().unwrap() && !reserve.path().exists());
-        // left half by a power cut
+        // left incomplete by a power cut
         fs::write(reserve.path(), [0; 100]).unwrap();
         assert!(!reserve.is_made());
         reserve.make().unwrap();

@@ -1,24 +1,25 @@
 //! The row number of each object in the store's file: an index that the file itself does not have.
 //!
-//! Numbers keep the rows of one resource together, in the order of creation: objects that are written together (all
-//! Leases of a fleet every 30 seconds) share pages, and a new object goes next to the last one. An index in the file would
-//! cost a second page for each created or deleted object.
-//! Always holds: numbers are unique, and a number in the file is not given out again. Costs about 100 bytes of memory an object.
+//! Numbers keep the rows of one resource together, in the order of creation: objects that are written
+//! together (all Leases of a fleet every 30 seconds) share pages, and a new object goes next to the last one.
+//! An index in the file would cost a second page for each created or deleted object. Always holds: numbers
+//! are unique, and a number in use is not given to a second object. Costs about 100 bytes of memory an
+//! object.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use kedge_hub_core::object::key;
 
-/// The numbers of one resource: 2^44 of them, more than ten thousand new objects a second make in fifty years. 2^19 resources
-/// have room beside each other, and a hub serves a few dozen.
+/// The numbers of one resource: 2^44 of them, more than ten thousand new objects a second use up in fifty
+/// years. There is room for 2^19 resources, and a hub serves a few dozen.
 const KIND_BITS: u32 = 44;
 
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     /// By resource, then by namespace and name.
     numbers: HashMap<Box<str>, HashMap<Box<str>, i64>>,
-    /// The last number in the range that new objects of a resource come from.
+    /// The last used number in the range of new objects of a resource.
     last: HashMap<Box<str>, i64>,
     /// The first unused range.
     free: i64,
@@ -28,10 +29,10 @@ pub(super) struct Rows {
     changed: Vec<(Box<str>, Box<str>, Option<i64>)>,
 }
 
-/// Why a row was not written by a hub.
+/// The reason why a row cannot be from a hub.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RowError {
-    /// A negative number, which is never given out.
+    /// A negative number, which no hub assigns.
     Negative,
     /// Two rows of one object.
     Twice,
@@ -47,7 +48,7 @@ impl fmt::Display for RowError {
 }
 
 impl Rows {
-    /// Loads a row of the file. Call it in the order of numbers.
+    /// Loads a row of the file. Must be called in ascending order of numbers.
     pub(super) fn read(
         &mut self,
         number: i64,
@@ -105,19 +106,20 @@ impl Rows {
         Some(first)
     }
 
-    /// Forgets an object; its number, if it had one.
+    /// Removes an object; returns its number, if it had one.
     pub(super) fn remove(&mut self, resource: &str, namespace: &str, name: &str) -> Option<i64> {
         let (place, number) = self.numbers.get_mut(resource)?.remove_entry(key(namespace, name).as_str())?;
         self.changed.push((resource.into(), place, Some(number)));
         Some(number)
     }
 
-    /// The file has the additions and removals.
+    /// Notes that the file now has the additions and removals.
     pub(super) fn commit(&mut self) {
         self.changed.clear();
     }
 
-    /// Goes back to the last `commit`. Numbers given out since are skipped, like those of removed objects.
+    /// Restores the state of the last `commit`. Numbers given out since are skipped, like those of removed
+    /// objects.
     pub(super) fn roll_back(&mut self) {
         while let Some((resource, place, before)) = self.changed.pop() {
             let numbers = self.of(&resource);
@@ -170,7 +172,7 @@ mod tests {
         check(&[(4, "nodes")], "nodes", Some(5));
         check(&[(4, "nodes")], "leases", Some(RANGE));
         check(&[(RANGE + 9, "nodes")], "leases", Some(2 * RANGE));
-        // foreign numbers: the range belongs to the first resource, and no number in use is given out
+        // foreign numbers: the range belongs to the first resource, and no number in use is assigned again
         let mixed = [(1, "nodes"), (2, "leases"), (3, "nodes"), (4, "leases")];
         check(&mixed, "nodes", Some(5));
         check(&mixed, "leases", Some(RANGE));

@@ -1,15 +1,18 @@
 //! The store on one machine: SQLite in WAL mode, every commit flushed to the disk (`synchronous=FULL`).
 //!
-//! `state.db` in the data directory holds current objects only, no history. `lock` beside it is held with an advisory lock
-//! for the life of the process, so that two hubs never write one directory; the operating system drops it when we die.
-//! At open the whole file is checked (`quick_check`): a damaged store is an error with advice, never a start with fewer objects.
-//! An update costs the disk what it changes: objects are rows of a table by number ([`Rows`]), where one that fits a page of 4 KiB is one
-//! page, and of a larger one only the pages that differ are written. Pages are not smaller than a file system's blocks on
-//! purpose: a power cut that damages the block being written must not damage another page than the one in the log.
-//! Another process may read it meanwhile: that is how a backup is made while the hub runs (`backup`).
-//! Before anything is served the log is folded back into the file: what a process that died had written but not flushed is then
-//! either durable or an error. Each row has a checksum, verified when it is loaded: one that does not match is read once more by a fresh
-//! connection, and then refused by name; rows of kinds that a fleet makes anew (Events, Leases) are kept and not shown. Left to others: which failures end what (`writer`), starting on a disk that takes no writes (`disk`).
+//! `state.db` in the data directory holds current objects only, no history. `lock` beside it is held with an
+//! advisory lock for the life of the process, so that two hubs never write one directory; the operating
+//! system drops it when we die. Opening checks the whole file (`quick_check`): a damaged store is an error
+//! with advice, never a start with fewer objects. An update costs the disk only the changed pages: objects
+//! are rows of a table by number ([`Rows`]); one that fits in a page of 4 KiB takes one page, and of a larger
+//! one only the differing pages are written. Pages are deliberately not smaller than a file system's blocks:
+//! a power cut that damages the block being written must not damage another page than the one in the log.
+//! Another process may read the file meanwhile: that is how a backup is made while the hub runs (`backup`).
+//! The log is folded back into the file before anything is served: so data that an earlier process had
+//! written but not flushed is then either durable or an error. Each row has a checksum, verified when it is
+//! loaded: a row whose checksum differs is read once more by a fresh connection, and then refused by name;
+//! rows of kinds that a fleet makes anew (Events, Leases) are kept but not shown. Left to others: the
+//! consequences of failures (`writer`), starting on a disk that cannot be written (`disk`).
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -30,67 +33,74 @@ use super::rows::Rows;
 use super::{Change, Marks, OpenError, Record, SCHEMA_VERSION, Sort, Spaces, Store, StoreError, sort_of};
 use crate::files::{self, open_regular};
 
-/// The upgrade of each older version to the next: the first is from 1 to 2. All upgrades of a file run in one transaction, so a
-/// crash leaves the old version or the new one.
+/// The upgrade of each older version to the next: the first is from 1 to 2. All upgrades of a file run in one
+/// transaction, so a crash leaves the old version or the new one.
 const UPGRADES: &[Upgrade] = &[number_rows, split_marks, add_sums];
 const PAGE_BYTES: u64 = 4096;
-/// Pages that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
+/// Most pages of the file: 2 GiB. Beyond that, changes that need more are refused, while reads and deletes
+/// continue.
 const MAX_PAGES: i64 = 512 * 1024;
-/// Of memory, the share that the file may have: a hub holds all objects in memory, with an index, and needs as much again while it
-/// answers. A store that grew larger than its machine could not be started there again.
+/// The file may have this fraction of the memory: a hub holds all objects in memory, with an index, and needs
+/// as much again while it answers. A store that grew larger than its machine could not be started there
+/// again.
 const MEMORY_SHARE: u64 = 2;
-/// The file may have this much on the smallest machine.
+/// Size of the file that is allowed even on the smallest machine.
 const LEAST_BYTES: u64 = 16 * 1024 * 1024;
-/// Of the limit, the pages that only changes which free room may use.
+/// Pages of the limit that are reserved for changes which free room.
 const RESERVE_PAGES: i64 = 1024;
-/// After it was full, the store takes other changes again when so many pages are unused, or below the limit. Changes that fit into
-/// unused pages need no reserve: the file does not grow, so the log can always be folded back and written over.
+/// After the store was full, it accepts other changes again when this many pages are unused or below the
+/// limit. Changes that fit into unused pages need no reserve: the file does not grow, so the log can always
+/// be folded back and overwritten.
 const ROOM_PAGES: i64 = 64;
-/// Between two tries to make the reserve again while the disk has no room for it.
+/// Time between two attempts to make the reserve again while the disk has no room for it.
 const RESERVE_RETRY: Duration = Duration::from_secs(60);
-/// The write-ahead log is cut back to this when it was folded back after a long backup.
+/// The write-ahead log is truncated to this size when it is folded back after a long backup.
 const LOG_BYTES: i64 = 16 * 1024 * 1024;
-/// Unused pages from which a start gives them back to the file system, when they are also more than a third of the file. An upgrade
-/// leaves about half of it.
+/// If a start finds at least this many unused pages, and more than a third of the file, it returns them to
+/// the file system. An upgrade leaves about half of the file unused.
 const COMPACT_PAGES: i64 = 4096;
 const COMPACT_SHARE: i64 = 3;
-/// From this size on systemd is asked for time at each start: smaller files are read in the 90 seconds that the unit gives it.
+/// For files from this size on, each start asks systemd for more time: smaller files are read within the 90
+/// seconds of the unit's timeout.
 const LARGE_BYTES: u64 = 64 * 1024 * 1024;
-/// The time asked for, plus some for each byte of the file.
+/// The time that is requested, plus some for each byte of the file.
 const PATIENCE_LEAST: Duration = Duration::from_secs(120);
-/// To read it three times (checked, numbered, loaded) from a card that gives 6 MB a second.
+/// Enough to read it three times (to check, number and load it) from a card with 6 MB a second.
 const READ_BYTES_PER_SEC: u64 = 2 * 1024 * 1024;
-/// To write it to the log, to the file and once more to give unused pages back, by a card that takes 5 MB a second.
+/// Enough to write it to the log, to the file and once more to return unused pages, on a card with 5 MB a
+/// second.
 const REWRITE_BYTES_PER_SEC: u64 = 1024 * 1024;
 /// Marks a file as ours in its header (`kedg`), so that a foreign database is not taken for a store.
 pub(super) const APPLICATION_ID: i64 = 0x6b65_6467;
-/// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file, the work at open, and how long writes stand
-/// still meanwhile on a slow card. 16 MiB would save a status of one of 500 nodes a quarter of its bytes, of one of 5,000 a tenth.
+/// Pages of the write-ahead log after which it is folded back: 4 MiB, which limits the file, the work at
+/// open, and the time for which writes pause on a slow card. 16 MiB would save a quarter of the bytes of a
+/// status among 500 nodes, and a tenth among 5,000.
 const CHECKPOINT_PAGES: i64 = 1000;
-/// Page cache. Small, because reads are answered from memory.
+/// Size of the page cache. It is small, because reads are answered from memory.
 const CACHE_KIB: i64 = 1024;
 
-/// The names of the marks in `meta`, reserved and clean. Up to version 2 Leases had none of their own.
+/// The names of the marks in `meta`, reserved and clean. Up to version 2 Leases had no marks of their own.
 pub(super) const MARKS: Spaces<[&str; 2]> =
     Spaces { common: ["reserved", "clean"], leases: ["lease-reserved", "lease-clean"] };
 
 const META: &str = "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID";
-/// Version 1 had no `id` and `PRIMARY KEY (resource, namespace, name)) WITHOUT ROWID`: there a row of more than a kilobyte
-/// takes an overflow page, so that a Node was two pages, and three when its size changed.
+/// Version 1 had no `id` and `PRIMARY KEY (resource, namespace, name)) WITHOUT ROWID`: there a row of more
+/// than a kilobyte takes an overflow page, so that a Node was two pages, and three when its size changed.
 const OBJECTS: &str = "
     CREATE TABLE objects (
         id INTEGER PRIMARY KEY,
         resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
         revision INTEGER NOT NULL, sum BLOB NOT NULL, json BLOB NOT NULL
     )";
-/// In versions 2 and 3.
+/// The table in versions 2 and 3.
 const OBJECTS_2: &str = "
     CREATE TABLE objects (
         id INTEGER PRIMARY KEY,
         resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
         revision INTEGER NOT NULL, json BLOB NOT NULL
     )";
-/// Tells a store from all others. One that is restored into a directory takes over the id of that before it.
+/// The name of the mark with the id, which distinguishes a store from all others. A store that is restored
+/// into a directory takes over the id of the one before it.
 pub(super) const ID: &str = "id";
 const MAKE_ID: &str = "INSERT OR IGNORE INTO meta VALUES ('id', abs(random() >> 1))";
 
@@ -104,21 +114,22 @@ type Upgrade = fn(&Connection) -> rusqlite::Result<()>;
 pub struct Sqlite {
     connection: Connection,
     path: PathBuf,
-    /// `None` after a commit that failed for another reason than a full disk: they are read again, from what the file has then.
+    /// `None` after a commit that failed for another reason than a full disk: then the rows are read again
+    /// from the file.
     rows: Option<Rows>,
     /// The limit for changes that do not free room.
     pages: i64,
-    /// Whether the file has grown beyond that limit, for deletions. SQLite then has no limit below its size.
+    /// True if deletions have made the file grow beyond that limit. SQLite then has no limit below its size.
     is_over: bool,
     reserve: Reserve,
-    /// When to make the reserve again; `None` while it is there.
+    /// When to make the reserve again; `None` while it exists.
     reserve_due: Option<Instant>,
-    // held, never read: closing it releases the lock
+    // held, but never read: closing it releases the lock
     _lock: Arc<File>,
 }
 
 impl Sqlite {
-    /// Takes the directory's lock, then opens or makes the file in it and checks it.
+    /// Takes the directory's lock, then opens or creates the file in it and checks it.
     pub fn open(directory: &Path) -> Result<Sqlite, OpenError> {
         Sqlite::open_locked(Arc::new(lock(directory)?), directory, limit_pages())
     }
@@ -130,7 +141,7 @@ impl Sqlite {
         let bytes = match std::fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
-            // the file may exist: none is created in its place
+            // the file may exist, so none is created in its place
             Err(error) => return Err(OpenError::Directory(directory.to_owned(), error)),
         };
         if bytes == 0 {
@@ -169,8 +180,8 @@ impl Sqlite {
         })
     }
 
-    /// Brings a file of any version, which may be missing, to the present form, to take the place of a directory's store: with the id that
-    /// this had, and no mark of a clean end. The caller holds the directory's lock.
+    /// Converts a file of any version, which may be missing, to the present format, to replace a directory's
+    /// store: with that store's id, and no mark of a clean end. The caller must hold the directory's lock.
     pub(super) fn rework(
         path: &Path,
         directory: &Path,
@@ -202,19 +213,20 @@ impl Sqlite {
         Ok(store)
     }
 
-    /// Leaves one file, with nothing beside it.
+    /// Leaves a single file, with nothing beside it.
     pub(super) fn finish(self) -> Result<(), OpenError> {
         self.connection
             .pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(()))
             .map_err(|error| self.open_failed("finish", &error))
     }
 
-    /// What tells it from all others.
+    /// The id that distinguishes it from all other stores.
     pub(super) fn id(&self) -> Option<i64> {
         self.mark(ID).ok().flatten()
     }
 
-    /// Closes it and leaves its log alone: its connection has met an error, and what it remembers is not to be written.
+    /// Closes it without touching its log: its connection met an error, so the state that it holds must not
+    /// be written.
     pub(super) fn forsake(self) {
         let set = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
         if let Err(error) = set {
@@ -222,7 +234,7 @@ impl Sqlite {
         }
     }
 
-    /// Whether room is kept for deletions.
+    /// True if room is reserved for deletions.
     pub(super) fn has_reserve(&self) -> bool {
         self.reserve_due.is_none()
     }
@@ -235,7 +247,7 @@ impl Sqlite {
         let pragmas: [(&str, &dyn rusqlite::ToSql); 5] = [
             ("journal_mode", &"WAL"),
             ("synchronous", &"FULL"),
-            // done by `tidy`, where an error is seen
+            // done by `tidy`, so that errors are noticed
             ("wal_autocheckpoint", &0),
             ("cache_size", &-CACHE_KIB),
             ("journal_size_limit", &LOG_BYTES),
@@ -258,8 +270,8 @@ impl Sqlite {
             .map_err(|error| self.open_failed("read", &error))
     }
 
-    /// Called after an upgrade, which has room for two of each object, and after the second is given back. No limit is below the present
-    /// size.
+    /// Called after an upgrade, which needs room for two copies of each object, and again when the second is
+    /// freed. The limit is never below the present size.
     fn limit_to(&self, pages: i64) -> Result<(), StoreError> {
         self.connection
             .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
@@ -270,12 +282,12 @@ impl Sqlite {
         self.connection.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get(0))
     }
 
-    /// In place: a start of an older hub may have ended between making the file and the tables.
+    /// Created in place: an older hub may have been stopped between creating the file and the tables.
     fn make(&self) -> Result<(), OpenError> {
         self.connection.execute_batch(&schema()).map_err(|error| self.open_failed("make", &error))
     }
 
-    /// Brings an older file to the present version; `steps[0]` makes version 2 of version 1.
+    /// Upgrades an older file to the present version; `steps[0]` makes version 2 of version 1.
     fn upgrade(&self, steps: &[Upgrade]) -> Result<(), OpenError> {
         let failed = |error| self.open_failed("upgrade", &error);
         let version = self.mark("schema").map_err(failed)?.unwrap_or(1);
@@ -296,7 +308,8 @@ impl Sqlite {
         all_or_nothing().map_err(failed)
     }
 
-    /// Returns unused pages to the file system, if there are many. Needs as much free disk as the store has content.
+    /// Returns unused pages to the file system, if there are many. It needs as much free disk as the store
+    /// has content.
     fn compact(&self) -> Result<(), OpenError> {
         let number = |pragma| self.number(pragma).map_err(|error| self.open_failed("read", &error));
         let (unused, all) = (number("freelist_count")?, number("page_count")?);
@@ -312,8 +325,8 @@ impl Sqlite {
         Ok(())
     }
 
-    /// A large store on a slow card takes longer than systemd's start timeout; killed then, the hub would start over for ever. A later
-    /// request never shortens an earlier one.
+    /// A large store on a slow card takes longer than systemd's start timeout; killed then, the hub would
+    /// restart for ever. A later request never shortens an earlier one.
     fn ask_for_time(&self, to: &str, bytes_per_sec: u64) {
         let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
         let time = PATIENCE_LEAST + Duration::from_secs(bytes / bytes_per_sec);
@@ -382,7 +395,8 @@ impl Sqlite {
         let mut committing = false;
         match self.commit_all(&mut rows, changes, reserved, &mut committing) {
             Ok(()) => rows.commit(),
-            // while the disk is full every change fails here, and reading all rows again each time would keep the disk busy
+            // while the disk is full every change fails here, and reading all rows again each time would keep
+            // the disk busy
             Err(error) if is_about_room(&error) && (!committing || is_before_the_log(&error)) => {
                 rows.roll_back();
                 self.rows = Some(rows);
@@ -398,7 +412,8 @@ impl Sqlite {
         Ok(())
     }
 
-    /// Copies the log into the file and flushes it; `mode` as SQLite's pragma has it. Another process that reads may keep a part of it.
+    /// Copies the log into the file and flushes it; `mode` is that of SQLite's pragma. A part of the log may
+    /// remain while another process reads.
     fn fold(&self, mode: &str) -> Result<(), StoreError> {
         let pragma = format!("PRAGMA wal_checkpoint({mode})");
         self.connection
@@ -406,13 +421,13 @@ impl Sqlite {
             .map_err(|error| self.broken(failed("fold the log into", &self.path, &error)))
     }
 
-    /// Pages of the log that are not in the file yet.
+    /// Pages of the log that are not copied into the file yet.
     fn log_pages(&self) -> rusqlite::Result<i64> {
         let mut statement = self.connection.prepare_cached("PRAGMA wal_checkpoint(NOOP)")?;
         statement.query_row([], |row| Ok(row.get::<_, i64>(1)? - row.get::<_, i64>(2)?))
     }
 
-    /// Keeps room for deletions, if there is any; else tries again later.
+    /// Reserves room for deletions, if there is enough; else retries later.
     fn make_reserve(&mut self) {
         let made = self.reserve.make();
         if let Err(error) = &made {
@@ -424,7 +439,7 @@ impl Sqlite {
         self.reserve_due = made.is_err().then(|| Instant::now() + RESERVE_RETRY);
     }
 
-    /// Frees room for deletions. Whether it helps shows in the next commit.
+    /// Releases the reserve to make room for deletions. The next commit shows whether that helps.
     fn give_up_reserve(&mut self) -> Result<(), StoreError> {
         match self.reserve.give_up() {
             Ok(true) => {
@@ -435,7 +450,7 @@ impl Sqlite {
         }
         self.reserve_due = Some(Instant::now() + RESERVE_RETRY);
         self.limit_to(self.pages + RESERVE_PAGES)?;
-        // first: the file may need room for what the log holds, and the log is then written over
+        // first: the file may need room for the pages in the log, and then the log is overwritten
         match self.fold("PASSIVE") {
             Err(error) if error.sort == Sort::Full => log::debug!("{error}"),
             outcome => outcome?,
@@ -443,7 +458,7 @@ impl Sqlite {
         Ok(())
     }
 
-    /// Whether so many pages are free below the limit. Returns the unused ones of the file.
+    /// Checks that this many pages are free below the limit. Returns the number of unused ones in the file.
     fn keeps_free(&self, pages: i64) -> Result<i64, StoreError> {
         let number = |pragma| self.number(pragma).map_err(|error| failed("read", &self.path, &error));
         let unused = number("freelist_count")?;
@@ -455,8 +470,8 @@ impl Sqlite {
         Err(StoreError::certain(Sort::Full, message))
     }
 
-    /// Whether there is room for other changes than deletions: unused pages or pages below the limit, and on the disk the reserve or
-    /// pages of the file.
+    /// Checks that there is room for other changes than deletions: unused pages or pages below the limit, and
+    /// on the disk the reserve or pages of the file.
     fn has_room(&mut self) -> Result<(), StoreError> {
         let unused = self.keeps_free(ROOM_PAGES)?;
         match self.reserve.make() {
@@ -470,7 +485,7 @@ impl Sqlite {
         Ok(())
     }
 
-    /// As it is, and flushed.
+    /// Writes a page with its present content, and flushes it.
     fn write_one_page(&self) -> Result<(), StoreError> {
         self.connection
             .execute("UPDATE meta SET value = value WHERE key = 'schema'", [])
@@ -478,8 +493,8 @@ impl Sqlite {
             .map_err(|error| self.broken(failed("write", &self.path, &error)))
     }
 
-    /// After a flush that failed, what SQLite and the system hold of the files is not read again by this process: not even to fold the
-    /// log when the store is closed.
+    /// After a failed flush this process never again trusts the cached content of the files, be it SQLite's
+    /// or the system's: not even to fold the log when the store is closed.
     fn broken(&self, error: StoreError) -> StoreError {
         if error.sort == Sort::Flush {
             let set = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
@@ -514,7 +529,7 @@ impl Store for Sqlite {
         }
         let outcome = self.give_up_reserve().and_then(|()| self.write(changes, reserved));
         let limited = self.limit_to(self.pages);
-        // the commit's outcome counts: without the limit only the reserve is smaller
+        // not an error of the commit: without the limit only the reserve is smaller
         if let Err(error) = limited {
             log::warn!("{error}");
         }
@@ -535,7 +550,7 @@ impl Store for Sqlite {
 
     fn probe(&mut self) -> Result<(), StoreError> {
         match self.fold("PASSIVE") {
-            // deletions that fitted into the log left the reserve alone, and now the log needs it to be folded
+            // deletions that fitted into the log left the reserve alone, and now folding the log needs it
             Err(error)
                 if error.sort == Sort::Full
                     && self.number("freelist_count").is_ok_and(|unused| unused >= ROOM_PAGES) =>
@@ -550,7 +565,8 @@ impl Store for Sqlite {
         self.write_one_page()
     }
 
-    /// Without folding the log, for which there may be no room: a commit that failed leaves its part of it to the next ones.
+    /// Does not fold the log, because there may be no room for it: the part of the log that a failed commit
+    /// used is reused by the next ones.
     fn trial(&mut self) -> Result<(), StoreError> {
         self.keeps_free(ROOM_PAGES)?;
         self.write_one_page()
@@ -569,7 +585,7 @@ impl Store for Sqlite {
     }
 }
 
-/// At most so many pages does it take to hold these changes.
+/// The largest number of pages that these changes may need.
 fn pages_of(changes: &[Change<'_>]) -> u64 {
     let bytes = |change: &Change<'_>| match change {
         Change::Put { json, .. } => json.len() as u64,
@@ -578,13 +594,14 @@ fn pages_of(changes: &[Change<'_>]) -> u64 {
     changes.iter().map(|change| bytes(change) / PAGE_BYTES + 2).sum()
 }
 
-/// Whether SQLite refuses with this what it could not place, and not what contradicts the rows.
+/// True if SQLite's error is about lack of room, and not about a conflict with the rows.
 fn is_about_room(error: &rusqlite::Error) -> bool {
     use ErrorCode::{DiskFull, OutOfMemory, TooBig};
     matches!(error.sqlite_error_code(), Some(DiskFull | TooBig | OutOfMemory))
 }
 
-/// Whether SQLite refuses with this before the last page of a transaction is in the log: then no start can find it there.
+/// True if this error occurs before the last page of a transaction is in the log: then no start can find the
+/// transaction there.
 fn is_before_the_log(error: &rusqlite::Error) -> bool {
     use ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull, ReadOnly};
     matches!(error.sqlite_error_code(), Some(DiskFull | ReadOnly | DatabaseBusy | DatabaseLocked))
@@ -596,11 +613,11 @@ pub(super) fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64
     rows.next()?.map(|row| row.get(0)).transpose()
 }
 
-/// Why objects could not be read.
+/// The reason why objects could not be read.
 #[derive(Debug)]
 pub(super) enum Unreadable {
     Engine(rusqlite::Error),
-    /// A row is not what was written. Says which, and the way out.
+    /// A row's content is not what was written. The text names the row, and the way out.
     Row(String),
 }
 
@@ -627,7 +644,7 @@ pub(super) fn may_be_lost(resource: &str) -> bool {
     [&EVENT, &LEASE].iter().any(|kind| kind.resource_name() == resource)
 }
 
-/// Reads a store of any version. Damaged rows of kinds that may be lost are left out.
+/// Reads all objects of a store of any version. Damaged rows of kinds that may be lost are left out.
 pub(super) fn load_all(
     store: &Connection,
     path: &Path,
@@ -645,7 +662,7 @@ pub(super) fn load_all(
         }
     }
     let common = marks(store, MARKS.common)?.unwrap_or_default();
-    // before the upgrade Leases counted with the others
+    // before the upgrade Leases shared the revisions of the others
     Ok(Spaces { common, leases: marks(store, MARKS.leases)?.unwrap_or(common) })
 }
 
@@ -659,14 +676,14 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Record> {
     })
 }
 
-/// Whether the row has the checksum of what is in it.
+/// True if the row's checksum matches its content.
 fn is_sound(row: &Row<'_>, record: &Record) -> bool {
     let place = [&*record.resource, &*record.namespace, &*record.name];
     let told: Option<[u8; 4]> = row.get(5).ok();
     told == Some(checksum(place, record.revision.cast_signed(), &record.json))
 }
 
-/// The object of a row, `None` if it is damaged and may be lost.
+/// The object of a row; `None` if it is damaged and may be lost.
 fn verified(row: &Row<'_>, path: &Path) -> Result<Option<Record>, Unreadable> {
     let found = record(row);
     if let Ok(record) = found
@@ -696,7 +713,7 @@ fn verified(row: &Row<'_>, path: &Path) -> Result<Option<Record>, Unreadable> {
     )))
 }
 
-/// How to go on without an object.
+/// Advice for giving up one damaged object.
 fn way_out(path: &Path, id: i64) -> String {
     format!(
         "keep a copy of the directory, then restore a backup with `kedge-hub restore FILE`, or give up this object with \
@@ -705,7 +722,7 @@ fn way_out(path: &Path, id: i64) -> String {
     )
 }
 
-/// One look more, by a connection that remembers nothing of the first.
+/// Reads the row once more, by a connection that has cached nothing of it.
 fn read_again(id: i64, path: &Path) -> Option<Record> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let store = Connection::open_with_flags(path, flags).ok()?;
@@ -723,7 +740,7 @@ fn marks(store: &Connection, [reserved, clean]: [&str; 2]) -> rusqlite::Result<O
     Ok(Some(Marks { reserved: unsigned(reserved)?, clean }))
 }
 
-/// Whether the file is a whole store of a version that this hub knows.
+/// Checks that the file is a complete store of a version that this hub knows.
 pub(super) fn check(store: &Connection, path: &Path) -> Result<(), OpenError> {
     let damaged = |what: String| OpenError::Damaged(path.to_owned(), what);
     let unreadable = |error| open_failed("read", path, &error);
@@ -746,7 +763,8 @@ pub(super) fn check(store: &Connection, path: &Path) -> Result<(), OpenError> {
     if verdict == "ok" { Ok(()) } else { Err(damaged(verdict)) }
 }
 
-/// Whether the store and what is beside it are files: SQLite would wait for a named pipe, or read a device, for ever.
+/// Checks that the store and the files beside it are regular files: with a named pipe or a device SQLite
+/// would wait or read for ever.
 fn check_files(path: &Path) -> Result<(), OpenError> {
     for ending in ["", "-wal", "-shm"] {
         let path = PathBuf::from(format!("{}{ending}", path.display()));
@@ -755,7 +773,8 @@ fn check_files(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Opens a store without writing anything beside it, for one read of all. The caller holds the directory's lock.
+/// Opens a store without writing anything beside it, to read it once. The caller must hold the directory's
+/// lock.
 ///
 /// # Errors
 /// It cannot be read, or is damaged.
@@ -778,7 +797,8 @@ pub(super) fn open_reading(path: &Path) -> Result<Connection, OpenError> {
     Ok(store)
 }
 
-/// The pages that the file may have with the memory of this machine, without those kept for deletions.
+/// The largest size of the file, in pages, for the memory of this machine, without those reserved for
+/// deletions.
 pub(super) fn limit_pages() -> i64 {
     let memory = memory_limit(&Roots::default());
     let pages = pages_for(memory);
@@ -793,7 +813,7 @@ fn pages_for(memory_bytes: u64) -> i64 {
     i64::try_from(bytes / PAGE_BYTES).unwrap_or(MAX_PAGES).min(MAX_PAGES)
 }
 
-/// One change, in a transaction.
+/// Makes one change in a transaction.
 fn make(transaction: &Connection, rows: &mut Rows, change: &Change<'_>) -> rusqlite::Result<()> {
     let one =
         |changed| if changed == 1 { Ok(()) } else { Err(rusqlite::Error::StatementChangedRows(changed)) };
@@ -824,14 +844,15 @@ fn no_number() -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(full, Some("no row number is left".to_owned()))
 }
 
-/// From version 1 to 2. Copies row by row, so that memory does not hold them all.
+/// From version 1 to 2. Copies row by row, so that memory need not hold them all.
 fn number_rows(store: &Connection) -> rusqlite::Result<()> {
     store.execute_batch(&format!("ALTER TABLE objects RENAME TO objects_1; {OBJECTS_2}"))?;
     copy_rows(store)?;
     store.execute_batch("DROP TABLE objects_1")
 }
 
-/// From version 2 to 3: Leases count from where all kinds counted together. A restored backup may have their marks already.
+/// From version 2 to 3: the revisions of Leases continue from the common ones. A restored backup may already
+/// have their marks.
 fn split_marks(store: &Connection) -> rusqlite::Result<()> {
     for (from, to) in MARKS.common.into_iter().zip(MARKS.leases) {
         let sql = "INSERT OR IGNORE INTO meta SELECT ?2, value FROM meta WHERE key = ?1";
@@ -840,8 +861,8 @@ fn split_marks(store: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// From version 3 to 4: an id, and a checksum for each row, before its text so that a large object costs no page more. What was damaged
-/// before is not noticed by it.
+/// From version 3 to 4: an id, and a checksum for each row, stored before its text so that a large object
+/// takes no extra page. The checksum cannot show damage from before the upgrade.
 fn add_sums(store: &Connection) -> rusqlite::Result<()> {
     store.execute_batch(&format!("ALTER TABLE objects RENAME TO objects_3; {OBJECTS}; {MAKE_ID}"))?;
     let sql = "SELECT id, resource, namespace, name, revision, json FROM objects_3 ORDER BY id";
@@ -858,8 +879,8 @@ fn add_sums(store: &Connection) -> rusqlite::Result<()> {
     store.execute_batch("DROP TABLE objects_3")
 }
 
-/// The checksum of a row: CRC-32, which notices each flip of a few bits, and all but one in four billion other changes. Of a
-/// fixed size, so that a row keeps its own.
+/// The checksum of a row: CRC-32, which detects any flip of a few bits, and all but one in four billion other
+/// changes. It has a fixed size, so that a row keeps its own.
 pub fn checksum(place: [&str; 3], revision: i64, json: &[u8]) -> [u8; 4] {
     let mut sum = Crc::new();
     for part in place {
@@ -885,12 +906,13 @@ fn copy_rows(store: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Creates an empty store in a temporary file and renames it, with one flush. Created in place, SQLite would flush each step, nine
-/// times in all, and a memory card takes 10 to 50 ms for one. The caller makes the directory durable.
+/// Creates an empty store in a temporary file and renames it, with one flush. Created in place, SQLite would
+/// flush each step, nine times in all, and a memory card takes 10 to 50 ms for one. The caller makes the
+/// directory durable.
 fn create(directory: &Path, path: &Path) -> Result<(), OpenError> {
     let cannot = |error| OpenError::Directory(directory.to_owned(), error);
     let beside = |ending: &str| directory.join(format!("state.db{ending}"));
-    // an unfinished one, and logs of a deleted store, which would be read into the new one
+    // removes an unfinished one, and the logs of a deleted store, which would be replayed into the new one
     for ending in [".new", ".new-wal", ".new-shm", "-wal", "-shm"] {
         match std::fs::remove_file(beside(ending)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(cannot(error)),
@@ -921,12 +943,12 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
     Connection::open_with_flags(path, flags).map_err(|error| OpenError::Engine(failed("open", path, &error)))
 }
 
-/// A revision as it is stored; no hub writes a negative one.
+/// Converts a stored revision; no hub writes a negative one.
 fn unsigned(number: i64) -> rusqlite::Result<u64> {
     u64::try_from(number).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(0, number))
 }
 
-/// Creates the tables of an empty file.
+/// The statements that create the tables of an empty file.
 fn schema() -> String {
     format!(
         "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {META}; {OBJECTS}; \
@@ -943,15 +965,15 @@ fn open_failed(tried: &str, path: &Path, error: &rusqlite::Error) -> OpenError {
     use rusqlite::Error::{FromSqlConversionFailure, InvalidColumnType, Utf8Error};
     let strange = matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..) | Utf8Error(..));
     let failure = failed(tried, path, error);
-    // a value of another type than its column's was not written by a hub
+    // a value whose type is not its column's cannot be from a hub
     if strange || failure.sort == Sort::Damaged {
         return OpenError::Damaged(path.to_owned(), error.to_string());
     }
     OpenError::Engine(failure)
 }
 
-/// What SQLite's error says about the disk. Of a full or read-only one it often reports no more than a failed call: then a file beside
-/// the store finds out.
+/// The disk fault behind an error of SQLite. For a full or read-only disk SQLite often reports only a failed
+/// call: then writing a small file beside the store finds out.
 fn sort(error: &rusqlite::Error, path: &Path) -> Sort {
     let Some(engine) = error.sqlite_error() else { return Sort::Other };
     match engine.code {
@@ -967,7 +989,7 @@ fn sort(error: &rusqlite::Error, path: &Path) -> Sort {
     }
 }
 
-/// The fault that a small file beside the store meets, if any.
+/// The fault of writing a small file beside the store, if any.
 fn try_disk(path: &Path) -> Option<Sort> {
     let trial = path.with_extension("db.trial");
     drop(std::fs::remove_file(&trial));
@@ -977,12 +999,13 @@ fn try_disk(path: &Path) -> Option<Sort> {
         .mode(0o600)
         .open(&trial)
         .and_then(|mut file| io::Write::write_all(&mut file, &[0; 64 * 1024]));
-    // nothing depends on it
+    // a leftover does no harm
     drop(std::fs::remove_file(&trial));
     tried.err().and_then(|error| sort_of(&error))
 }
 
-/// Takes the directory for this process. On a disk that takes no writes the lock is the file as it is, or else the directory.
+/// Takes the directory's lock for this process. On a disk that cannot be written the lock is the existing
+/// file, or else the directory.
 pub(super) fn lock(directory: &Path) -> Result<File, OpenError> {
     let cannot = |error| OpenError::Directory(directory.to_owned(), error);
     std::fs::create_dir_all(directory).map_err(cannot)?;
@@ -995,7 +1018,7 @@ pub(super) fn lock(directory: &Path) -> Result<File, OpenError> {
         }
         Err(error) => return Err(OpenError::File(path, error)),
     };
-    // older hubs left it readable, and whoever can open it can hold it
+    // older hubs left it readable, and any process that can open it can hold its lock
     if file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o077 != 0)
         && let Err(error) = file.set_permissions(Permissions::from_mode(0o600))
     {
@@ -1008,7 +1031,7 @@ pub(super) fn lock(directory: &Path) -> Result<File, OpenError> {
     }
 }
 
-/// The names of new files are durable only when their directory is.
+/// Makes the names of new files durable.
 pub(super) fn sync_directory(directory: &Path) -> Result<(), OpenError> {
     File::open(directory)
         .and_then(|directory| directory.sync_all())
@@ -1031,7 +1054,8 @@ pub(super) mod version_1 {
         INSERT INTO meta VALUES ('schema', 1), ('reserved', 0);
         COMMIT;";
 
-    /// Holds some objects of all sizes, revisions up to 60, and these marks. While it is open its log is not folded back.
+    /// It contains objects of various sizes, revisions up to 60, and these marks. Its log is not folded back
+    /// while it is open.
     pub(crate) fn make(directory: &Path, reserved: i64, clean: Option<i64>) -> Connection {
         std::fs::create_dir_all(directory).unwrap();
         let store = Connection::open(directory.join("state.db")).unwrap();
@@ -1052,14 +1076,14 @@ pub(super) mod version_1 {
     /// Resource, namespace, name, revision and text.
     pub(crate) type Row = (String, String, String, i64, Vec<u8>);
 
-    /// In the order of keys.
+    /// Sorted by keys.
     pub(crate) fn objects() -> Vec<Row> {
         let mut objects = Vec::new();
         let kinds =
             [("configmaps", "default"), ("leases.coordination.k8s.io", "kube-node-lease"), ("nodes", "")];
         for (place, (resource, namespace)) in kinds.into_iter().enumerate() {
             for number in 0..20 {
-                // one row of a page, several of one, and those that take more than one
+                // several rows in a page, one row in a page, and rows that need several pages
                 let bytes = [0, 300, 700, 2900, 6000][number % 5] + if number == 9 { 60_000 } else { number };
                 let name = format!("n{number:02}");
                 let value = serde_json::json!({"metadata": {"name": name, "namespace": namespace}, "data": "x".repeat(bytes)});
@@ -1178,7 +1202,7 @@ mod tests {
         assert!(matches!(Sqlite::open(&folder), Err(OpenError::TooNew(_, 6))));
     }
 
-    /// Everything in it, as `version_1::objects` has it.
+    /// All its content, in the form of `version_1::objects`.
     fn content(store: &mut Sqlite) -> (Vec<version_1::Row>, Spaces<Marks>) {
         let mut found = Vec::new();
         let marks = store
@@ -1212,7 +1236,7 @@ mod tests {
             assert_eq!(version(&store), Some(SCHEMA_VERSION), "{how}");
             let expect = (version_1::objects(), Spaces::both(Marks { reserved: 900, clean }));
             assert!(content(&mut store) == expect, "{how}: objects or marks differ");
-            // and behaves like any other
+            // and behaves like any other store
             store.commit(&[put("n03", 901), put("new", 902)], Some(Spaces::both(2000))).unwrap();
             let remove = Change::Delete { resource: "nodes", namespace: "", name: "n04" };
             store.commit(&[remove], None).unwrap();
@@ -1263,7 +1287,8 @@ mod tests {
             let expect = (version_1::objects(), Spaces::both(Marks { reserved: 900, clean: Some(60) }));
             assert!(content(&mut store) == expect, "{what} {at}: objects or marks differ");
         };
-        // while the transaction was written, between two pages and within one: before its last page it is none
+        // killed while the transaction was being written, between two pages and within one: without its last
+        // page it does not count
         let frame = 24 + 4096;
         let frames = (log.len() - 32) / frame;
         assert!(frames > 20, "{frames} frames prove little");
@@ -1272,7 +1297,7 @@ mod tests {
             check("cut after frame", at, &before, &log[..end]);
             check("torn in frame", at, &before, &log[..(end + 2000).min(log.len())]);
         }
-        // while it was folded back
+        // killed while it was being folded back
         for at in (0..=after.len() / 4096).step_by(8) {
             let mut state = after[..at * 4096].to_vec();
             state.extend_from_slice(before.get(at * 4096..).unwrap_or_default());
@@ -1300,7 +1325,7 @@ mod tests {
             names(&mut store),
             (vec!["a@1".to_owned(), "b@1".to_owned()], Spaces::both(Marks { reserved: 10, clean: None }))
         );
-        // now create and change the objects of the failed commit
+        // creates and changes the objects of the failed commit
         store.commit(&[put("new", 4), put("b", 5)], None).unwrap();
         limit(&store, MAX_PAGES);
         store.commit(&[put("more", 6)], None).unwrap();
@@ -1333,7 +1358,7 @@ mod tests {
         assert_eq!(store.commit(&[put("small", 2)], None).map_err(|error| error.sort), Ok(()), "a gap");
         let unfit = store.probe().unwrap_err();
         assert!(unfit.message.ends_with("has reached its limit of 3 MiB"), "{unfit}");
-        // deletions, and what leads to them, may go beyond the limit
+        // deletions, and changes that lead to them, may exceed the limit
         let large = vec![b'x'; 400_000];
         let ending = Change::Put { resource: "x", namespace: "", name: "n0", revision: 3, json: &large };
         assert_eq!(store.commit(&[ending], None).unwrap_err().sort, Sort::Full);
@@ -1368,7 +1393,7 @@ mod tests {
         };
         let expect =
             (vec!["a".to_owned(), "b".to_owned()], Spaces::both(Marks { reserved: 100, clean: None }));
-        // as a kill leaves it: everything is in the log
+        // as after a kill: everything is in the log
         let log = std::fs::read(folder.join("state.db-wal")).unwrap();
         let state = std::fs::read(folder.join("state.db")).unwrap();
         drop(store);
@@ -1403,7 +1428,7 @@ mod tests {
         assert_eq!(store.log_pages().unwrap(), 0);
     }
 
-    /// Folding it then could copy pages into the file that the disk does not have.
+    /// Folding could then copy pages into the file that the disk does not have.
     #[test]
     fn log_is_not_folded_at_the_end_after_a_failed_flush() {
         for (sort, folds) in [(Sort::Io, true), (Sort::Flush, false)] {
@@ -1513,7 +1538,7 @@ mod tests {
         frames(&[("node", 3000, 1)]);
         assert_eq!(frames(&[("node", 3000, 2)]), 1);
         assert_eq!(frames(&[("node", 3100, 3)]), 1);
-        // what does not fit a page: what differs of it
+        // an object larger than a page: only the differing pages
         frames(&[("large", 40_000, 1)]);
         assert!(frames(&[("large", 40_000, 1)]) <= 2, "only its revision is another one");
         assert!(frames(&[("large", 40_000, 2)]) >= 10);
@@ -1552,7 +1577,7 @@ mod tests {
         let path = folder.join("state.db");
         let store = Sqlite::new(&folder, path, MAX_PAGES, Arc::new(lock(&folder).unwrap())).unwrap();
         store.set_pragmas().unwrap();
-        // not a page more than the old form has
+        // with no more pages than the old format has
         store.limit_to(1).unwrap();
         let refused = store.upgrade(UPGRADES).unwrap_err().to_string();
         assert!(refused.contains("cannot upgrade store") && refused.contains("full"), "{refused}");
@@ -1571,7 +1596,7 @@ mod tests {
         let old = version_1::make(&folder, 900, None);
         old.execute_batch("BEGIN").unwrap();
         let mut insert = old.prepare("INSERT INTO objects VALUES ('x', '', ?1, 1, ?2)").unwrap();
-        // rows that take as much room in both versions
+        // rows of equal size in both versions
         let json = [b' '; 900];
         for number in 0..20_000 {
             insert.execute(params![format!("n{number:05}"), json]).unwrap();

@@ -1,7 +1,8 @@
 //! The end of a backup: a line with the SHA-256 of all bytes before it.
 //!
-//! Always holds: a backup is sealed and flushed before it has its name, so one with the line is whole. SQLite reads no further than its
-//! header tells, so an older hub and other tools open the file as before.
+//! Always holds: a backup is sealed and flushed before it gets its name, so a named one is complete. SQLite
+//! ignores bytes after the size that its header gives, so an older hub and other tools open the file as
+//! before.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -9,19 +10,19 @@ use std::path::Path;
 
 use ring::digest::{Context, SHA256};
 
-/// The version of stores since which every backup has one.
+/// The version of stores from which on every backup has one.
 pub(super) const SINCE: i64 = 4;
 const HEAD: &str = "\nkedge-hub backup sha256 ";
 const DIGEST_CHARS: usize = 64;
-/// With the line's end.
+/// Including the line's end.
 const BYTES: usize = HEAD.len() + DIGEST_CHARS + 1;
 
-/// What a sealed file tells and holds.
+/// The digest that a sealed file states, and that of its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sealed {
     pub(super) told: String,
     pub(super) found: String,
-    /// Without the line.
+    /// Without the last line.
     pub(super) content_bytes: u64,
 }
 
@@ -34,7 +35,7 @@ pub(super) fn seal(path: &Path) -> io::Result<String> {
     Ok(digest)
 }
 
-/// Reads a file; `None`: it has no such line.
+/// Reads a file; `None` if it has no such line.
 pub(super) fn read(mut file: &File) -> io::Result<Option<Sealed>> {
     let length = file.metadata()?.len();
     let Some(content_bytes) = length.checked_sub(BYTES as u64) else { return Ok(None) };

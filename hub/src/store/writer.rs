@@ -1,11 +1,12 @@
-//! The writer's thread: it takes durable changes in groups, lets `kedge_hub_core::state` order them, makes them durable, publishes them,
-//! and flushes renewals.
+//! The writer's thread: it collects durable changes into groups, lets `kedge_hub_core::state` order them,
+//! makes them durable, publishes them, and flushes renewals.
 //!
-//! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed; a renewal is made on the thread
-//! that asks for it and waits for none of that; every change that was submitted is answered. A commit that failed is not tried again:
-//! its changes are answered, "not made" when that is certain, and those that come meanwhile are refused at once until a probe has
-//! succeeded ([`Health`]). A flush that failed ends the thread, and with it the process: only another one can know what the disk has.
-//! Left to others: which revision a change gets, what a commit holds, how long to pause (`state`), a commit that fails because of one
+//! Always holds: a durable change is visible and acknowledged only after its commit was flushed; a renewal is
+//! made on the thread that requests it and waits for none of that; every submitted change is answered. A
+//! failed commit is not repeated: its changes are answered, "not made" when that is certain, and new changes
+//! are refused at once until a probe has succeeded ([`Health`]). A failed flush ends the thread, and with it
+//! the process: only a new process can find out what is on the disk. Left to others: the revision of a
+//! change, the content of a commit and the length of pauses (`state`), a commit that fails because of one
 //! change (`at_fault`), the file (`sqlite`).
 
 mod at_fault;
@@ -32,20 +33,22 @@ use super::{Store, StoreError};
 use crate::fresh::fresh;
 use crate::memory::{Memory, Sender};
 
-/// Changes in one commit.
+/// Most changes in one commit.
 const BATCH: usize = 2048;
-/// Bytes of objects in one commit, and one object more: bounds the log, the reserve that must be able to hold it, and how long one
-/// caller's large objects hold up the others' commit.
+/// Most bytes of objects in one commit, apart from a last object: this bounds the log, the reserve that must
+/// be able to hold it, and the time for which one caller's large objects delay the others' commit.
 const BATCH_BYTES: usize = 2 * 1024 * 1024;
-/// Changes that wait for the writer; more are refused with 429, so memory stays bounded when the disk stalls.
+/// Most changes that wait for the writer; more are refused with 429, so memory stays bounded when the disk
+/// stalls.
 const QUEUE: usize = 4096;
-/// Renewals in one commit: a flush of a large fleet goes in pieces, and the changes that wait go with each.
+/// Most renewals in one commit: a flush of a large fleet is split, and waiting changes are committed with
+/// each piece.
 const FLUSH_PIECE: usize = 2000;
-/// Wait after a failed flush of renewals, so that a full disk is not hammered.
+/// Wait after a failed flush of renewals, so that a full disk is not flooded with attempts.
 const FLUSH_RETRY: Duration = Duration::from_secs(5);
 
-/// The longest time that renewals of one Lease wait for a change of it ([`Leases::stage`]): a disk that stalls must not keep a node from
-/// renewing.
+/// Longest time that renewals of a Lease wait for a durable change of it ([`Leases::stage`]): a stalled disk
+/// must not keep a node from renewing.
 const HOLD: Duration = Duration::from_secs(1);
 
 /// The result of a change.
@@ -56,23 +59,23 @@ pub type Reply = Box<dyn FnOnce(Outcome) + Send>;
 
 enum Command {
     Write(Write, Reply, Ticket),
-    /// A client knows this revision, which was never handed out here.
+    /// A client knows this revision, which this hub never handed out.
     Raise(u64),
     Close,
 }
 
-/// A submitted change, as long as it waits for its turn.
+/// A submitted change that waits for its turn.
 #[derive(Debug, Clone, Default)]
 pub struct Ticket(Arc<AtomicBool>);
 
 impl Ticket {
-    /// Takes the change back: it will not be made, and its reply is not called. False: it is too late, the change is being made or has
-    /// been answered.
+    /// Takes the change back: it will not be made, and its reply is not called. `false`: it is too late,
+    /// because the change is being made or was answered.
     pub fn take_back(&self) -> bool {
         self.take()
     }
 
-    /// For the first who takes it.
+    /// True for the first caller only.
     fn take(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
@@ -100,7 +103,7 @@ pub struct Writer {
     health: Arc<Health>,
     alive: Arc<AtomicBool>,
     ended: Arc<tokio::sync::Notify>,
-    /// Revisions are raised once: what clients claim must not use them up.
+    /// Revisions are raised only once, so that false claims of clients cannot use them up.
     raised: AtomicBool,
     thread: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -118,7 +121,7 @@ impl Writer {
         }
         let health = Arc::new(Health::default());
         if let Err(error) = store.commit_from_reserve(&[], Some(reserve)) {
-            // the next start finds a log that it cannot fold, and only reads
+            // otherwise the next start finds a log that it cannot fold, and can only read
             if error.sort == Sort::Flush {
                 return Err(error);
             }
@@ -171,7 +174,7 @@ impl Writer {
         Ok(renewed)
     }
 
-    /// The same in the plain form; `None`: it has to be made the general way.
+    /// The same for a plain renewal; `None`: it must be made in the general way.
     pub fn renew_plainly(&self, namespace: &str, name: &str, renewal: &Renewal) -> Option<Outcome> {
         if !self.is_alive() {
             return None;
@@ -191,10 +194,11 @@ impl Writer {
         leases
     }
 
-    /// Hands a durable change to the thread. `reply` is called in every case, unless the change is taken back.
+    /// Passes a durable change to the thread. `reply` is always called, unless the change is taken back.
     pub fn submit(&self, write: Write, reply: Reply) -> Ticket {
         let ticket = Ticket::default();
-        // the thread looks closer: an object that is being deleted may be changed in many ways
+        // only a first check: the thread decides about an object that is being deleted, which may be changed
+        // in many ways
         if let Some(refused) = self.health.refusal(may_free_room(&write)) {
             reply(Err(refused));
             return ticket;
@@ -210,7 +214,8 @@ impl Writer {
         ticket
     }
 
-    /// A client knows a revision that this store does not: an older copy of it was put back. Revisions go on from far above, once.
+    /// A client knows a revision that this store does not: an older copy of the data directory was restored.
+    /// Revisions then continue from far above; this happens only once.
     pub fn raise_above(&self, revision: u64) {
         if !self.raised.swap(true, Ordering::AcqRel) && self.queue.try_send(Command::Raise(revision)).is_err()
         {
@@ -218,12 +223,12 @@ impl Writer {
         }
     }
 
-    /// Whether changes can be made durable, and since when a commit is under way.
+    /// The condition of the store, and the age of its commit in progress.
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// Whether the thread still runs.
+    /// True if the thread still runs.
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
     }
@@ -238,7 +243,7 @@ impl Writer {
 
     /// Writes all queued changes, marks the store clean and ends the thread. Blocks.
     pub fn close(&self) {
-        // a full queue drains; a thread that ended is closed already
+        // a full queue is drained; a thread that ended needs no message
         let _ = self.queue.send(Command::Close);
         let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         if let Some(thread) = thread
@@ -261,27 +266,27 @@ impl Drop for EndGuard {
     }
 }
 
-/// A staged change that waits for its commit, and what it takes to stage it again.
+/// A staged change that waits for its commit, with the facts needed to stage it again.
 struct Waiting {
     reply: Reply,
-    /// As the change leaves it.
+    /// The object after the change.
     object: Arc<Object>,
     kind: &'static Kind,
     expect: Expect,
     requires: Vec<Require>,
     deletes: bool,
     author: Option<Box<str>>,
-    /// While the store is full: how the change bears on its room.
+    /// Set while the store is full: the effect of the change on its room.
     effect: Option<Effect>,
 }
 
 impl Waiting {
-    /// Of the object that it stores.
+    /// Size of the object that it stores.
     fn bytes(&self) -> usize {
         if self.deletes { 0 } else { self.object.json.len() }
     }
 
-    /// The change as it was asked for. Its object has a resourceVersion, which staging sets anyway.
+    /// The change as it was requested. Its object has a resourceVersion, which staging replaces anyway.
     fn again(self) -> (Write, Reply) {
         let Waiting { reply, object, kind, expect, requires, deletes, author, .. } = self;
         let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
@@ -298,7 +303,7 @@ struct Worker {
     order: Order,
     /// Resource names of [`KINDS`].
     names: Vec<String>,
-    /// When renewals are flushed next.
+    /// The time of the next flush of renewals.
     flush_at: Instant,
 }
 
@@ -337,7 +342,7 @@ impl Worker {
         }
     }
 
-    /// What is handed out from now on is above all that the copy's successor may have handed out.
+    /// Raises all later revisions above those that the lost, newer store may have handed out.
     fn raise(&mut self, known: u64) {
         let before = self.order.revision();
         self.order.raise();
@@ -365,7 +370,7 @@ impl Worker {
         if self.health.is_failing() {
             self.probe();
         }
-        // the mark is exact: nothing is renewed from here on
+        // the mark is exact, because no Lease is renewed from here on
         let leases = self.memory.leases_mut().end();
         self.memory.leases_mut().flush();
         while self.memory.leases().is_flushing() && self.commit(Batch::default(), Vec::new(), FLUSH_PIECE) {}
@@ -392,7 +397,7 @@ impl Worker {
         }
     }
 
-    /// After a piece the next one follows at once, with the changes that came meanwhile; after a failure, later.
+    /// After a piece the next one follows at once, together with new changes; after a failure, later.
     fn schedule_flush(&mut self, made: bool) {
         let now = Instant::now();
         if self.flush_at > now {
@@ -405,13 +410,13 @@ impl Worker {
         }
     }
 
-    /// The content of one commit. Answers the changes that cannot be made.
+    /// Collects the content of one commit. Answers changes that cannot be made.
     fn stage(&mut self, writes: &mut impl Iterator<Item = (Write, Reply)>) -> (Batch, Vec<Waiting>) {
         let (mut batch, mut waiting, mut bytes) = (Batch::default(), Vec::new(), 0);
         while bytes < BATCH_BYTES
             && let Some((write, reply)) = writes.next()
         {
-            // staged first: the index is not locked while an answer is given
+            // staged first, so that the index is not locked while an answer is given
             match self.stage_one(&mut batch, write, reply) {
                 Ok(staged) => {
                     bytes += staged.object.json.len();
@@ -444,7 +449,8 @@ impl Worker {
         batch: &mut Batch,
         write: Write,
     ) -> Result<(Arc<Object>, Option<Effect>), WriteError> {
-        // judged here, because Leases have another lock, and as late as that: the change may have waited for a disk that hung
+        // checked here, because Leases have another lock; and so late, because the change may have waited for
+        // a disk that hung
         if !self.memory.are_unchanged(&write.requires) {
             return Err(WriteError::Mismatch);
         }
@@ -465,20 +471,21 @@ impl Worker {
         Ok((staged?, effect))
     }
 
-    /// A change whose effect was admitted was not made.
+    /// Notes that a change whose effect was admitted was not made.
     fn not_made(&self, effect: Option<&Effect>) {
         if let Some(effect) = effect {
             self.health.not_made(effect);
         }
     }
 
-    /// Makes a batch durable and publishes it, with at most so many of the renewals that are due; then answers. Returns whether
-    /// everything was made.
+    /// Makes a batch durable and publishes it, with at most so many of the renewals that are due; then
+    /// answers. Returns true if everything was made.
     fn commit(&mut self, batch: Batch, waiting: Vec<Waiting>, renewals: usize) -> bool {
         self.flush(batch, waiting, renewals).is_some()
     }
 
-    /// The same. Returns how many of the renewals that were due are durable; `None`: the commit failed.
+    /// As [`commit`](Self::commit), for a flush. Returns the number of due renewals that are durable now;
+    /// `None` if the commit failed.
     fn flush(&mut self, batch: Batch, waiting: Vec<Waiting>, renewals: usize) -> Option<usize> {
         if batch.is_empty() && self.health.is_failing() {
             // renewals stay in memory until a probe has succeeded
@@ -493,9 +500,10 @@ impl Worker {
         }
     }
 
-    /// One commit; the changes of one that failed are not answered. Returns how many of the renewals that were due are durable.
+    /// Makes one commit; if it fails, its changes are not answered yet. Returns the number of due renewals
+    /// that are durable now.
     fn attempt(&mut self, batch: Batch, waiting: Vec<Waiting>, renewals: usize) -> Result<usize, Failed> {
-        // on a full disk nothing is staged but what frees room: it alone may use what is kept for it
+        // on a full disk only changes that free room are staged, and they alone may use the reserve
         let freeing = self.health.is_failing();
         let renewals = if freeing { 0 } else { renewals };
         let commit = self.order.commit(&self.memory.leases(), batch, renewals);
@@ -503,7 +511,7 @@ impl Worker {
         let flushed = commit.flushed();
         if let Err(error) = self.make_durable(&commit, freeing) {
             self.memory.leases_mut().release();
-            // those that are tried again are judged again
+            // changes that are attempted again are judged again
             waiting.iter().for_each(|change| self.not_made(change.effect.as_ref()));
             return Err(Failed { error, waiting, freeing, alone: flushed == 0 });
         }
@@ -541,8 +549,9 @@ impl Worker {
         }
     }
 
-    /// Replaces the rows of changes of Leases that were renewed while the changes were written: they are the first that are due. Only then
-    /// their writers hear that nothing changed: before, a crash would show the changes.
+    /// Replaces the rows of Lease changes that a renewal overtook while they were written: those Leases are
+    /// flushed first. Only then do their clients learn that nothing changed: after a crash before that, the
+    /// changes would be visible.
     fn replace(&mut self, overtaken: Vec<Reply>) {
         let mut replaced = 0;
         while replaced < overtaken.len()
@@ -575,7 +584,7 @@ impl Worker {
         outcome
     }
 
-    /// What has failed, for those who come next, and for the log.
+    /// Notes a failure, for later changes and for the log.
     fn note(&self, error: &StoreError, freeing: bool, changes: usize) {
         self.health.failed(error, freeing);
         let made = match (changes, error.uncertain) {
@@ -589,7 +598,7 @@ impl Worker {
         }
     }
 
-    /// What no acknowledgement waits for. A failure stops further changes, and takes nothing back.
+    /// Work for which no acknowledgement waits. A failure stops further changes, but undoes none.
     fn tidy(&mut self) {
         let busy = self.health.busy();
         let outcome = self.store.tidy();
@@ -599,7 +608,7 @@ impl Worker {
         }
     }
 
-    /// After the pause that follows a failure: whether the store takes changes again.
+    /// Called after the pause that follows a failure: checks that the store accepts changes again.
     fn probe(&mut self) {
         let health = self.health.clone();
         let busy = health.busy();
@@ -613,7 +622,7 @@ impl Worker {
 
     fn try_again(&mut self) -> Result<(), StoreError> {
         self.store.probe()?;
-        // a start on a disk that took no writes could reserve nothing
+        // reserve now, because a start on a disk that could not be written reserved nothing
         let commit = self.order.commit(&self.memory.leases(), Batch::default(), 0);
         if let Some(commit) = commit {
             self.store.commit(&[], commit.reserve)?;
@@ -662,7 +671,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
 
-    /// A store in memory that can be made to fail; shared, so that it can be opened again.
+    /// A store in memory that can be made to fail; clones share it, so that it can be opened again.
     #[derive(Clone, Default)]
     struct Fake(Arc<(Mutex<Disk>, Condvar)>);
 
@@ -673,19 +682,19 @@ mod tests {
         commits: usize,
         /// The sizes of the commits.
         changes: Vec<usize>,
-        /// Commits and probes, also those that failed.
+        /// Commits and probes, including failed ones.
         tries: usize,
         fails: Option<StoreError>,
-        /// Bytes of objects for which a commit has room.
+        /// Bytes of objects that a commit may have.
         room: Option<usize>,
-        /// The name of an object that it does not take.
+        /// The name of an object that it refuses.
         odd: Option<&'static str>,
-        /// How often it tidied up after a commit, and why it cannot.
+        /// Number of times it tidied up after a commit, and its error if it cannot.
         tidied: usize,
         untidy: Option<StoreError>,
-        /// Room for changes that free some.
+        /// True if changes that free room have room.
         reserve: bool,
-        /// The store's operations wait while this is set.
+        /// Operations wait while this is set.
         blocked: bool,
         waiting: bool,
     }
@@ -715,7 +724,7 @@ mod tests {
             self.disk().fails = fails;
         }
 
-        /// Stops at the next operation.
+        /// Blocks the next operation.
         fn block(&self) {
             self.disk().blocked = true;
         }
@@ -857,7 +866,7 @@ mod tests {
         Some(json!({"metadata": {"name": name}}))
     }
 
-    /// The object `n`, which is being deleted and has grown by so many bytes.
+    /// The object `n`, which is being deleted and has grown by this many bytes.
     fn ending(bytes: usize) -> Option<Value> {
         let meta = json!({"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z",
             "annotations": {"x": "x".repeat(bytes)}});
@@ -954,7 +963,7 @@ mod tests {
         Some(StoreError::certain(sort, "at fault"))
     }
 
-    /// Asks for a change until the store takes it; how often it was refused without a try.
+    /// Submits a change until the store accepts it; returns how often it was refused without an attempt.
     fn write_when_possible(writer: &Writer, name: &str) -> usize {
         let mut refused = 0;
         loop {
@@ -984,7 +993,7 @@ mod tests {
             lease = renew(&writer, "l", lease.revision).unwrap();
         }
         let tried = disk.disk().tries - tries;
-        // one a second, however many ask; the machine may have been slow
+        // one attempt a second, however many changes arrive; the machine may have been slow
         assert!(tried <= 10, "{tried} tries for 1001 changes and 1000 renewals");
         assert!(writer.health().failing().is_some_and(|(failing, _)| failing.sort == Sort::Full));
         disk.fail(None);
@@ -1021,7 +1030,7 @@ mod tests {
         };
         submit("first", Expect::Absent, object("first"));
         disk.wait_until_it_waits();
-        // these two are one batch after it
+        // these two form one batch after it
         submit("a", Expect::Revision(a), None);
         submit("second", Expect::Absent, object("second"));
         disk.go_on();
@@ -1036,7 +1045,7 @@ mod tests {
         let refused = write(&writer, &NODE, "c", Expect::Revision(c), Some(grown));
         assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
         assert_eq!(memory.count(&NODE), 2);
-        // without a reserve deletions pause, too
+        // without a reserve deletions fail, too
         disk.disk().reserve = false;
         let refused = write(&writer, &NODE, "c", Expect::Revision(c), None);
         assert!(matches!(&refused, Err(WriteError::Failed(_))), "{refused:?}");
@@ -1045,7 +1054,7 @@ mod tests {
         assert!(memory.get(&NODE, "", "c").is_some());
     }
 
-    /// The thread's work, done by the test.
+    /// The worker of the thread, driven by the test.
     fn worker(disk: &Fake) -> Worker {
         let mut records = Vec::new();
         let marks = disk.clone().load(&mut |record| records.push(record)).unwrap();
@@ -1061,7 +1070,7 @@ mod tests {
         }
     }
 
-    /// A change for it, and its answer.
+    /// A change for it, and the receiver of its answer.
     fn asked(
         kind: &'static Kind,
         name: &str,
@@ -1075,7 +1084,7 @@ mod tests {
     }
 
     impl Worker {
-        /// Does the changes together.
+        /// Makes the changes in one batch.
         fn make_all(&mut self, changes: Vec<(&'static Kind, &str, Expect, Option<Value>)>) -> Vec<Outcome> {
             let asked = changes.into_iter().map(|(kind, name, expect, new)| asked(kind, name, expect, new));
             let (writes, answers): (Vec<_>, Vec<_>) = asked.unzip();
@@ -1186,16 +1195,16 @@ mod tests {
         assert!(made.iter().flatten().all(|made| worker.memory.get(&NODE, "", &made.name).is_some()));
         assert!(!worker.health.is_failing());
         assert!(worker.health.failing().is_some(), "it is shown");
-        // no more tries while it is so, and all others are made
+        // no further attempts while this lasts, and all others are made
         let tries = disk.disk().tries;
         for number in 0..100 {
             worker.make(&NODE, "f", Expect::Absent, padded("f", 900_000)).unwrap_err();
             let name = format!("n{number}");
             worker.make(&NODE, &name, Expect::Absent, object(&name)).unwrap();
         }
-        // a commit and a probe more whenever the pause ended: on a slow machine
+        // one commit and one probe more whenever a pause ended, which happens on a slow machine
         assert!(disk.disk().tries - tries < 100 + 20, "{} tries", disk.disk().tries - tries);
-        // no room for small ones: it is full
+        // without room even for small ones, the store counts as full
         disk.disk().room = Some(0);
         let refused = worker.make(&NODE, "g", Expect::Absent, object("g"));
         assert!(matches!(refused, Err(WriteError::Failed(_))), "{refused:?}");
@@ -1229,7 +1238,7 @@ mod tests {
             assert!(worker.health.failing().is_none());
             assert!(disk.disk().tries - tries < 20, "{} tries", disk.disk().tries - tries);
         }
-        // a store that takes none is at fault itself
+        // a store that accepts no change is itself at fault
         disk.fail(fault(Sort::Other));
         let refused = worker.make(&NODE, "x", Expect::Absent, object("x"));
         assert!(matches!(refused, Err(WriteError::Failed(_))), "{refused:?}");
@@ -1367,7 +1376,7 @@ mod tests {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
         let kept = write(&writer, &NODE, "kept", Expect::Absent, object("kept")).unwrap();
-        // its end is not noted either: the next one begins above all that was reserved
+        // the mark of its end is not written either: the next start begins above all reserved revisions
         disk.fail(fault(Sort::ReadOnly));
         writer.close();
         let before = disk.disk().marks;
@@ -1418,7 +1427,7 @@ mod tests {
             let renewed = renew(&writer, "l", revision).unwrap();
             disk.go_on();
             assert!(matches!(answered.recv().unwrap(), Err(WriteError::Mismatch)));
-            // what the commit wrote is replaced before the answer
+            // the row that the commit wrote is replaced before the answer
             let (revision, stored) = disk.stored("l").unwrap();
             assert_eq!((revision, &stored["spec"]), (renewed.revision, &Value::Null));
             assert_eq!(memory.get(&LEASE, "", "l").unwrap().revision, renewed.revision);
@@ -1441,7 +1450,8 @@ mod tests {
         assert_eq!(disk.stored("l").unwrap().0, changed.revision);
     }
 
-    /// A node that renews without a pause can neither keep its Lease from being changed, nor be kept from renewing by a disk that stalls.
+    /// A node that renews without a pause can neither prevent changes of its Lease, nor be kept from renewing
+    /// by a stalled disk.
     #[test]
     fn change_of_a_lease_wins_against_a_flood_of_renewals() {
         let disk = Fake::default();
@@ -1479,7 +1489,7 @@ mod tests {
         assert!(matches!(renew(&writer, "l", revision("l")), Err(WriteError::Held)));
         disk.go_on();
         answered.recv().unwrap().unwrap();
-        // nothing stays held, and the count begins anew
+        // no renewal is held any more, and counting starts anew
         write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
         renew(&writer, "l", revision("l")).unwrap();
         disk.block();
@@ -1517,7 +1527,8 @@ mod tests {
         worker.make(&NODE, "n", Expect::Revision(revision), ending(4000)).unwrap();
     }
 
-    /// Otherwise one could be acknowledged after the last flush, with a revision above the mark of a clean close.
+    /// Otherwise one could be acknowledged after the last flush, with a revision above the mark of a clean
+    /// close.
     #[test]
     fn nothing_is_renewed_once_the_end_is_counted() {
         let mut worker = worker(&Fake::default());
@@ -1569,7 +1580,7 @@ mod tests {
             .collect();
         for (number, answered) in answers.into_iter().enumerate() {
             let made = answered.recv().unwrap();
-            // more than wait at once are refused
+            // changes beyond the queue's limit are refused
             if let Ok(made) = made {
                 renew(&writer, &name(number), made.revision).unwrap();
             }
@@ -1605,7 +1616,7 @@ mod tests {
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
         let again = renew(&writer, "l", memory.get(&LEASE, "", "l").unwrap().revision).unwrap();
         assert!(again.revision > used && again.revision < UNRESERVED, "{}", again.revision);
-        // what happened after a version of the starts between is not known
+        // the history after a revision between the two starts is unknown
         let watch = |from| memory.watch(&LEASE, Selection::all(""), Some(from), None).map(|_| ());
         assert!(matches!(watch(highest), Err(WatchRefused::TooOld(_))));
         assert!(matches!(watch(again.revision + 1), Err(WatchRefused::TooLarge(_))));

@@ -1,7 +1,9 @@
-//! The hub as a client of a node: one request on a connection that the node dialled, and the head of its answer.
+//! The hub as a client of a node: one request on a connection that the node dialled, and the head of the
+//! node's answer.
 //!
-//! Always holds: what a node sends is bounded and checked before anything of it reaches who asked; its errors become `Status` objects,
-//! as upstream's API server makes of a kubelet's. Left to others: the body of a good answer (`relay`).
+//! Always holds: the node's bytes are bounded and checked before any of them reach the client; its errors
+//! become `Status` objects, as upstream's API server makes of a kubelet's. Left to others: the body of a good
+//! answer (`relay`).
 
 use std::io;
 use std::time::Duration;
@@ -14,15 +16,16 @@ use tokio::time::timeout;
 
 use super::relay::{Framing, Incoming, Relay};
 
-/// Time for the head of the answer. A container is looked for, or a program started in it.
+/// Longest wait for the head of the answer. The node looks for a container meanwhile, or starts a program in
+/// it.
 const HEAD: Duration = Duration::from_secs(30);
 /// Most bytes of the head.
 const HEAD_BYTES: usize = 16 * 1024;
-/// Most headers of it.
+/// Most headers of the answer.
 const HEADERS: usize = 32;
-/// Most bytes of an error's text, as upstream reads.
+/// Most bytes that are read of an error's text, as upstream.
 const ERROR_BYTES: usize = 10 * 1024;
-/// Headers of a request to upgrade that its two ends agree by.
+/// The headers by which both ends of an upgrade agree on a protocol.
 const OF_UPGRADES: [&str; 7] = [
     "upgrade",
     "sec-websocket-key",
@@ -33,22 +36,22 @@ const OF_UPGRADES: [&str; 7] = [
     "x-stream-protocol-version",
 ];
 
-/// What a node is asked.
+/// A request to a node.
 #[derive(Debug)]
 pub(in crate::server) struct Asked {
     method: &'static str,
     target: String,
-    /// Of a request to upgrade.
+    /// Headers of a request to upgrade.
     headers: Vec<(&'static str, HeaderValue)>,
 }
 
 impl Asked {
-    /// A plain request, which is answered.
+    /// A plain request.
     pub(in crate::server) fn get(target: String) -> Asked {
         Asked { method: "GET", target, headers: Vec::new() }
     }
 
-    /// The same; if the client wants to upgrade, so does this.
+    /// The same; it asks for an upgrade if the client does.
     pub(in crate::server) fn stream(target: String, parts: &http::request::Parts) -> Asked {
         let method = if parts.method == http::Method::POST { "POST" } else { "GET" };
         let mut headers = Vec::new();
@@ -94,7 +97,7 @@ struct Head {
     headers: HeaderMap,
 }
 
-/// Sends the request and reads the head of the answer; one that says no is an error.
+/// Sends the request and reads the head of the answer; a refusal is an error.
 pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> Result<Relay, ApiError> {
     let (head, early) = head_of(&mut stream, node, &asked).await?;
     match (head.status, head.framing) {
@@ -113,7 +116,7 @@ pub(super) async fn ask(mut stream: DuplexStream, node: &str, asked: Asked) -> R
     }
 }
 
-/// Has the node connect to a port of a pod; the connection to the program there.
+/// Has the node connect to a port of a pod; returns the connection to the program there.
 pub(super) async fn connect(
     mut stream: DuplexStream,
     node: &str,
@@ -127,7 +130,7 @@ pub(super) async fn connect(
     }
 }
 
-/// The head of the answer, and what came after it.
+/// The head of the answer, and the bytes received after it.
 async fn head_of(stream: &mut DuplexStream, node: &str, asked: &Asked) -> Result<(Head, Vec<u8>), ApiError> {
     let failed = |why: String| ApiError::node_failed(node, &why);
     let exchanged = async {
@@ -140,7 +143,7 @@ async fn head_of(stream: &mut DuplexStream, node: &str, asked: &Asked) -> Result
     }
 }
 
-/// An answer that says no, or makes no sense.
+/// The error for an answer that refuses or is malformed.
 async fn refused(stream: DuplexStream, early: Vec<u8>, node: &str, head: &Head) -> ApiError {
     let Head { status, framing, .. } = *head;
     match status {
@@ -152,7 +155,8 @@ async fn refused(stream: DuplexStream, early: Vec<u8>, node: &str, head: &Head) 
     }
 }
 
-/// The type that a node gives its answer, if no browser runs what has it: for the browser of an administrator the answer is the hub's.
+/// The content type of a node's answer, unless a browser would run such content: an administrator's browser
+/// would take it for the hub's own.
 fn harmless(given: Option<&HeaderValue>) -> HeaderValue {
     let of = |value: &&HeaderValue| {
         let text = value.to_str().unwrap_or_default();
@@ -162,10 +166,10 @@ fn harmless(given: Option<&HeaderValue>) -> HeaderValue {
     given.filter(of).cloned().unwrap_or(HeaderValue::from_static("application/octet-stream"))
 }
 
-/// Asks, and returns all that a client would get: for a fuzzer, which has no client.
+/// Sends a request, and returns all bytes that a client would get: for a fuzzer, which has no client.
 ///
 /// # Errors
-/// The node says no, or what it sends is no answer, or not a whole one.
+/// The node refuses, or its answer is malformed or incomplete.
 pub async fn read_answer(stream: DuplexStream, upgrade: bool) -> Result<Vec<u8>, ApiError> {
     let mut asked = Asked::get("/x".to_owned());
     if upgrade {
@@ -220,7 +224,7 @@ fn parse(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     Ok(Some((Head { status, framing, headers: kept }, length)))
 }
 
-/// The text of an error, as much as is read of it.
+/// The text of an error, up to a limit.
 async fn error_text(mut stream: DuplexStream, mut body: Incoming) -> String {
     let mut text = Vec::new();
     let reading = async {
@@ -231,7 +235,7 @@ async fn error_text(mut stream: DuplexStream, mut body: Incoming) -> String {
             }
         }
     };
-    // what there is of it tells more than nothing
+    // a part of the text is better than none
     let _ = timeout(HEAD, reading).await;
     text.truncate(ERROR_BYTES);
     String::from_utf8_lossy(&text).into_owned()
@@ -241,7 +245,7 @@ async fn error_text(mut stream: DuplexStream, mut body: Incoming) -> String {
 mod tests {
     use super::*;
 
-    /// What becomes of a node's answer.
+    /// The result of a node's answer.
     fn answered(upgrade: bool, answer: &str) -> Result<Relay, ApiError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {

@@ -1,7 +1,9 @@
-//! The answer of a node as messages of a WebSocket, as upstream's API server sends logs to browsers and other clients that ask for it.
+//! A node's answer in messages of a WebSocket, as upstream's API server sends logs to browsers and to other
+//! clients that ask for it.
 //!
-//! Always holds: nothing is read of what the client says, as upstream; the last message of a whole answer is followed by a close frame,
-//! and one that breaks off has none. Left to others: which requests may be answered so (`node_streams`).
+//! Always holds: messages of the client are ignored, as upstream does; the last message of a complete answer
+//! is followed by a close frame, and an answer that breaks off has none. Left to others: the choice of
+//! requests that may be answered this way (`node_streams`).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -10,15 +12,16 @@ use kedge_hub_core::api_error::ApiError;
 
 use crate::server::request::header as header_of;
 
-/// What RFC 6455 has a server add to the client's key.
+/// RFC 6455 requires a server to append this to the client's key.
 const KEY_SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Messages of bytes, and of text in base64.
+/// The served subprotocols: messages of bytes, and of text in base64.
 const PROTOCOLS: [&str; 2] = ["binary.k8s.io", "base64.binary.k8s.io"];
 
-/// How the messages of one client are made.
+/// The form of one client's messages.
 #[derive(Debug)]
 pub(in crate::server) struct Messages {
-    /// What the client offered of [`PROTOCOLS`]; it may have offered none, which is the first without its name.
+    /// The one of [`PROTOCOLS`] that the client offered; if it offered none, messages have the form of the
+    /// first, and the answer names no protocol.
     protocol: Option<&'static str>,
     accept: String,
 }
@@ -27,10 +30,10 @@ impl Messages {
     /// A frame that closes: code 1000, all is well.
     pub(super) const CLOSE: &'static [u8] = &[0x88, 2, 0x03, 0xe8];
 
-    /// What this request asks for; `None`: no WebSocket.
+    /// The WebSocket that this request asks for; `None` if it asks for none.
     ///
     /// # Errors
-    /// A WebSocket that is not served.
+    /// The request asks for a WebSocket that the hub does not serve.
     pub(in crate::server) fn asked(headers: &HeaderMap) -> Result<Option<Messages>, ApiError> {
         if !header_of(headers, "upgrade").eq_ignore_ascii_case("websocket") {
             return Ok(None);
@@ -44,7 +47,7 @@ impl Messages {
         }
         let offered = header_of(headers, "sec-websocket-protocol");
         let offered: Vec<&str> = offered.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
-        // as upstream, in the order of the client
+        // as upstream, the first that the client lists
         let protocol = offered.iter().find_map(|name| PROTOCOLS.into_iter().find(|known| known == name));
         if protocol.is_none() && !offered.is_empty() {
             return Err(ApiError::bad_request(format!(
@@ -76,7 +79,7 @@ impl Messages {
         let is_text = self.protocol == Some(PROTOCOLS[1]);
         let encoded = is_text.then(|| STANDARD.encode(bytes).into_bytes());
         let bytes = encoded.as_deref().unwrap_or(bytes);
-        // the last frame of a message, of text or bytes; a server masks nothing
+        // the final frame of a message, of text or bytes; a server does not mask
         let mut frame = vec![if is_text { 0x81 } else { 0x82 }];
         match (u8::try_from(bytes.len()), u16::try_from(bytes.len())) {
             (Ok(length @ ..=125), _) => frame.push(length),

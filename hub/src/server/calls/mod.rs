@@ -1,13 +1,15 @@
-//! Calls: what only a node can answer, asked on a connection that the node dials.
+//! Calls: requests that only a node can answer, on a connection that the node dials.
 //!
-//! Somebody asks for a container's log. The hub notes a call under a random id, and the node hears of the id on a way that is open
-//! anyway (a bookmark on the watch of its own Node, a header of its next renewal's answer). The node dials, takes the call with
-//! `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`, and after the 101 roles turn: the hub is the client of the kubelet's API on that
-//! connection (`exchange`), or of a program in a pod to which the node connects (`program`), and the answer goes to who asked (`relay`).
+//! For example, a client asks for a container's log. The hub notes a call under a random id, and sends the id
+//! to the node on a connection that is open anyway (a bookmark on the watch of its own Node, a header of its
+//! next renewal's answer). The node dials, takes the call with `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`,
+//! and after the 101 the roles are swapped: the hub is the client of the kubelet's API on that connection
+//! (`exchange`), or of a program in a pod to which the node connects (`program`), and the answer is passed to
+//! the client (`relay`).
 //!
-//! Always holds: an id is taken once, by the node that it is for, within seconds, and another node that tries it learns and changes
-//! nothing; a node, a user and all together have so many sessions at most; nothing is stored, and a node without calls pays nothing.
-//! Left to others: who may ask (`handlers`), and what a node answers.
+//! Always holds: an id is taken once, by the node that it is for, within seconds, and another node that tries
+//! it learns and changes nothing; sessions are limited per node, per user and in total; nothing is stored,
+//! and a node without calls costs nothing. Left to others: permissions (`handlers`), and the node's answer.
 
 mod exchange;
 mod messages;
@@ -47,22 +49,22 @@ pub(super) use program::{Answer, Question};
 use relay::Asker;
 pub(super) use relay::{Kept, LINGER, Relay, Waiting};
 
-/// Most sessions of one node: what its memory is for is its containers.
+/// Most sessions of one node, because its memory is meant for its containers.
 const NODE_MOST: usize = 20;
 /// Most sessions of one user. Administrators share one credential.
 const USER_MOST: usize = 256;
-/// How long a node that watches has to dial: a process is started, and TLS begun over a slow link.
+/// Time in which a node that watches must dial: it starts a process, and begins TLS over a slow link.
 const DIAL: Duration = Duration::from_secs(10);
-/// The longest period of renewals, by which a node without watches hears of a call.
+/// The longest period of renewals, by which a node without watches learns of a call.
 const LONGEST_PERIOD: u64 = 40;
-/// The Lease of a node that does not say.
+/// The Lease duration of a node that sets none.
 const LEASE_SECS: u64 = 40;
-/// Where nodes take calls.
+/// Prefix of the path at which nodes take calls.
 const TAKE: &str = "/apis/kedge.dev/v1/nodes/";
-/// Bytes that wait between the two connections of a session, each way.
+/// Size of the buffer between the two connections of a session, each way.
 const PIPE_BYTES: usize = 16 * 1024;
 
-/// The calls that wait for their nodes, and the sessions that are open.
+/// The calls that wait for their nodes, and the open sessions.
 #[derive(Debug)]
 pub(super) struct Calls {
     /// Most sessions in all.
@@ -72,7 +74,7 @@ pub(super) struct Calls {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By id.
+    /// Waiting calls by id.
     waiting: HashMap<Box<str>, Call>,
     /// Sessions of nodes and of users, waiting or open.
     held: HashMap<Holder, usize>,
@@ -89,7 +91,7 @@ enum Holder {
 struct Call {
     node: Box<str>,
     dialled: oneshot::Sender<Dialled>,
-    /// Its node has tried to take it.
+    /// The node has tried to take this call.
     is_tried: bool,
 }
 
@@ -97,11 +99,12 @@ struct Call {
 #[derive(Debug)]
 struct Dialled {
     stream: DuplexStream,
-    /// Held by who asks: the node's side ends with it, also while it cannot pass on what came before.
+    /// Held by the client's side: when it is dropped, the node's side ends, even while it cannot pass on
+    /// earlier bytes.
     asker: Asker,
 }
 
-/// A call that was made.
+/// A new call.
 struct Made {
     session: Session,
     dialled: oneshot::Receiver<Dialled>,
@@ -121,7 +124,7 @@ impl Calls {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // nothing in it can panic half way
+        // a panic leaves the state consistent, because no change of it can panic half way
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,14 +158,14 @@ impl Calls {
         Ok(Made { session: Session { calls: Arc::clone(self), id, holders }, dialled })
     }
 
-    /// Whether the call with this id waits for this node, which has not tried to take it before.
+    /// True if the call with this id waits for this node, and the node tries to take it for the first time.
     fn first_try(&self, id: &str, node: &str) -> bool {
         let mut state = self.state();
         let call = state.waiting.get_mut(id).filter(|call| *call.node == *node);
         call.is_some_and(|call| !std::mem::replace(&mut call.is_tried, true))
     }
 
-    /// Takes the call with this id, if it is for this node and waits.
+    /// Takes the call with this id, if it waits and is for this node.
     fn take(&self, id: &str, node: &str) -> Option<Call> {
         let mut state = self.state();
         if state.waiting.get(id).is_some_and(|call| *call.node == *node) {
@@ -188,7 +191,7 @@ impl Drop for Session {
     }
 }
 
-/// A call that its node hears of, until this is dropped.
+/// A call that is announced to its node until this is dropped.
 struct Announced {
     slot: Arc<Slot>,
     id: Arc<str>,
@@ -208,7 +211,7 @@ impl Drop for Announced {
     }
 }
 
-/// Asks a node, and answers what it answers, or passes an answer on in messages.
+/// Sends a request to a node and passes its answer on, plainly or in messages.
 pub(super) async fn open(
     context: &RequestContext<'_>,
     node: &str,
@@ -220,7 +223,7 @@ pub(super) async fn open(
     let user = context.identity_now()?.user.clone();
     let answering = async {
         let (session, Dialled { stream, asker }) = dialled(context.server, node, &user, wait).await?;
-        // revoked meanwhile, or expired
+        // the credential may have been revoked meanwhile, or expired
         context.identity_now()?;
         begins.record(context, node).await?;
         let mut relay = exchange::ask(stream, node, asked).await?;
@@ -231,12 +234,12 @@ pub(super) async fn open(
     };
     tokio::select! {
         answered = answering => answered,
-        // its place is for others
+        // frees the session's place for others
         () = context.presented.left() => Err(ApiError::caller_left(node)),
     }
 }
 
-/// Asks a program in a pod of a node. The answer is what `shown` makes of its head.
+/// Sends a request to a program in a pod of a node. The answer's head is made by `shown` from the program's.
 pub(super) async fn ask_program(
     context: &RequestContext<'_>,
     node: &str,
@@ -248,14 +251,14 @@ pub(super) async fn ask_program(
     let user = context.identity_now()?.user.clone();
     let answering = async {
         let (session, Dialled { stream, asker }) = dialled(context.server, node, &user, wait).await?;
-        // revoked meanwhile, or expired
+        // the credential may have been revoked meanwhile, or expired
         context.identity_now()?;
         begins.record(context, node).await?;
         let connected = exchange::connect(stream, node, question.place.clone()).await?;
         let answer = program::ask(connected, question).await?;
         let (head, ()) = shown(&answer).into_parts();
         if answer.is_over() {
-            // in the HTTP library, which knows of each such answer why it has no body
+            // answered by the HTTP library, because it knows for each such answer why it has no body
             let mut response = respond::empty(head.status.as_u16());
             *response.headers_mut() = head.headers;
             return Ok(response);
@@ -267,21 +270,21 @@ pub(super) async fn ask_program(
     };
     tokio::select! {
         answered = answering => answered,
-        // its place is for others
+        // frees the session's place for others
         () = context.presented.left() => Err(ApiError::caller_left(node)),
     }
 }
 
-/// Why a node would not take a call at once.
+/// The reason why a node could not take a call at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unready {
-    /// The hub has not heard of it for long, or never.
+    /// The hub has not heard from the node for long, or never.
     Unheard,
-    /// It would hear of the call with its next renewal only.
+    /// The node would learn of the call only at its next renewal.
     WithoutWatch,
 }
 
-/// Whether a node would take a call at once.
+/// Checks that a node could take a call at once.
 pub(super) fn ready(server: &Server, node: &str) -> Result<(), Unready> {
     patience(&server.hub, node).map_err(|_| Unready::Unheard)?;
     match slot_of(server, node).own_watches().is_watching() {
@@ -290,10 +293,11 @@ pub(super) fn ready(server: &Server, node: &str) -> Result<(), Unready> {
     }
 }
 
-/// Asks a node that is ready, for the hub itself, and returns its whole answer, which has so many bytes at most. They are taken as they come.
+/// Sends a request to a node that is ready, for the hub itself, and returns the whole answer, of `most` bytes
+/// at most. Each piece is added to `taken` as it arrives.
 ///
 /// # Errors
-/// 504: it did not dial. Others: as it answers.
+/// 504 if the node did not dial. Otherwise the node's error.
 pub(super) async fn ask(
     server: &Server,
     node: &str,
@@ -312,13 +316,13 @@ pub(super) async fn ask(
     relay.read(may_have).await.map_err(|error| ApiError::node_failed(node, &error.to_string()))
 }
 
-/// What a node holds of the hub's limits.
+/// The node's share of the hub's limits.
 pub(super) fn slot_of(server: &Server, node: &str) -> Arc<Slot> {
     let identity = Identity::new(&format!("{NODE_USER_PREFIX}{node}"), &["system:nodes"]);
     server.limits.slot(Some(&identity), IpAddr::V4(Ipv4Addr::UNSPECIFIED), Instant::now())
 }
 
-/// Calls a node for a user, and waits until it dials.
+/// Calls a node for a user, and waits until the node dials.
 async fn dialled(
     server: &Server,
     node: &str,
@@ -336,7 +340,8 @@ async fn dialled(
     Ok((made.session, dialled))
 }
 
-/// Whether a request may be a call, by its first bytes: while one waits, its client is looked at.
+/// True if the first bytes of a request look like a call: while a call waits, the hub watches for its
+/// client's end.
 pub(super) fn begins_like_one(received: &[u8]) -> bool {
     let target = received.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
@@ -347,10 +352,10 @@ pub(super) fn begins_like_one(received: &[u8]) -> bool {
         || path.starts_with(b"/apis/metrics.k8s.io/")
 }
 
-/// How long a node is given to dial.
+/// The time in which a node must dial.
 ///
 /// # Errors
-/// It cannot hear of a call: it never renewed, or the hub has not heard of it for long.
+/// The node cannot learn of a call: it never renewed, or the hub has not heard from it for long.
 fn patience(hub: &Hub, node: &str) -> Result<Duration, ApiError> {
     let found = hub.get(&NODE, "", node).ok_or_else(|| ApiError::not_found(&NODE, node))?.value();
     let conditions = at(&found, &["status", "conditions"]).and_then(Value::as_array);
@@ -362,7 +367,7 @@ fn patience(hub: &Hub, node: &str) -> Result<Duration, ApiError> {
         return Err(ApiError::node_out_of_reach(node, "it has never renewed its Lease"));
     };
     let secs = at(&lease.value(), &["spec", "leaseDurationSeconds"]).and_then(Value::as_u64);
-    // it renews four times in its Lease's duration
+    // a node renews four times within its Lease's duration
     let period = (secs.unwrap_or(LEASE_SECS) / 4).clamp(1, LONGEST_PERIOD);
     Ok(DIAL + Duration::from_secs(period))
 }
@@ -372,17 +377,17 @@ fn new_id() -> Result<String, ApiError> {
     Ok(fresh()?.random.iter().take(20).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Whether this is a node's first request for a call that waits for it. That one does not count as a request of the node: whoever asks
-/// must not wait for what the node asked for before.
+/// True if this is a node's first attempt to take a call that waits for it. It does not count against the
+/// node's limit of requests: the client of the call must not wait because of the node's earlier requests.
 pub(super) fn is_first_try(server: &Server, identity: &Identity, path: &str) -> bool {
     let Some(node) = identity.node() else { return false };
     let name_and_id = path.strip_prefix(TAKE).and_then(|rest| rest.split_once("/calls/"));
     name_and_id.is_some_and(|(name, id)| name == node && server.calls.first_try(id, node))
 }
 
-/// A node takes a call: `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`.
+/// Serves a node that takes a call: `POST /apis/kedge.dev/v1/nodes/NAME/calls/ID`.
 pub(super) fn take(context: &RequestContext<'_>, node: &str, id: &str) -> Result<Response<Body>, ApiError> {
-    // the credential's own identity: an administrator who acts as a node is not that node
+    // the credential's own identity: an administrator who impersonates a node is not that node
     if context.author() != Some(node) || context.identity_now()?.node() != Some(node) {
         return Err(ApiError::forbidden(format!("only node {node:?} takes calls for it")));
     }

@@ -1,8 +1,9 @@
-//! The hub as a client of a program in a pod: one HTTP request on a connection that the pod's node passes through.
+//! The hub as a client of a program in a pod: one HTTP request on a connection that the pod's node passes
+//! through.
 //!
-//! Always holds: the head of an answer has so many bytes and headers at most, and comes in time; a body waits in the program while
-//! nobody reads it here; all of it ends with who asked. Left to others: which headers pass (`pod_proxy`), the body's way to the
-//! client (`relay`).
+//! Always holds: bytes, headers and delay of an answer's head are limited; a body waits in the program until
+//! the client reads; everything ends when the client leaves. Left to others: the choice of headers that pass
+//! (`pod_proxy`), the body's way to the client (`relay`).
 
 use std::io;
 use std::sync::{Arc, LazyLock};
@@ -24,34 +25,34 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// Time for TLS with the program, over a slow link.
+/// Longest TLS handshake with the program, over a slow link.
 const TLS: Duration = Duration::from_secs(30);
-/// Time for the request's body to be taken and the head of the answer: a program may work on it, and 3 MiB may pass a slow link. A test
-/// does not wait for it.
+/// Longest wait until the request's body is sent and the head of the answer received: a program may work on
+/// it, and 3 MiB may cross a slow link. Short in tests, so that they need not wait.
 const ANSWER: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(300) };
-/// Most bytes of the head, and of what is read at once.
+/// Most bytes of the head, and of one read.
 const HEAD_BYTES: usize = 16 * 1024;
-/// Most headers of it.
+/// Most headers of the answer.
 const HEADERS: usize = 64;
 
-/// What a program is asked.
+/// A request to a program.
 #[derive(Debug)]
 pub(in crate::server) struct Question {
-    /// Where its node has the program's port.
+    /// The path of the program's port in the node's API.
     pub(in crate::server) place: String,
     pub(in crate::server) is_secure: bool,
     /// Its target is a path with a query.
     pub(in crate::server) request: Request<Full<Bytes>>,
 }
 
-/// What it answers.
+/// The program's answer.
 #[derive(Debug)]
 pub(in crate::server) struct Answer {
     pub(in crate::server) response: Response<Incoming>,
     _connection: Connection,
 }
 
-/// Ends with its value.
+/// Ends the connection when dropped.
 #[derive(Debug)]
 struct Connection {
     task: AbortHandle,
@@ -64,22 +65,22 @@ impl Drop for Connection {
     }
 }
 
-/// How the body of an answer ends.
+/// How the end of an answer's body is recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Length {
     Bytes(u64),
     Chunks,
-    /// With the connection: nobody can tell whether it is whole.
+    /// At the end of the connection: the body may be incomplete.
     Unknown,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Asks the program at the other end.
+/// Sends the request to the program at the other end.
 pub(super) async fn ask(stream: DuplexStream, question: Question) -> Result<Answer, ApiError> {
     let stream: Box<dyn Stream> = if question.is_secure {
-        // it is sent to nobody
+        // the name is not sent to the program
         let name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
         let connecting = TlsConnector::from(Arc::clone(&UNVERIFIED)).connect(name, stream);
         match timeout(TLS, connecting).await {
@@ -98,7 +99,7 @@ pub(super) async fn ask(stream: DuplexStream, question: Question) -> Result<Answ
             .await?;
         let (sender, serving) = client;
         let task = tokio::spawn(async move {
-            // who asked hears of its errors in the answer
+            // the client learns of its errors from the answer
             let _ = serving.await;
         });
         let mut connection = Connection { task: task.abort_handle(), sender };
@@ -123,14 +124,14 @@ fn late(limit: Duration) -> ApiError {
     ApiError::from_status(504, message)
 }
 
-/// An error with its causes.
+/// The text of an error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 impl Answer {
-    /// There is no body: none was sent, or none may be.
+    /// True if the answer has no body, or the body has ended.
     pub(super) fn is_over(&self) -> bool {
         self.response.body().is_end_stream()
     }
@@ -147,20 +148,20 @@ impl Answer {
         }
     }
 
-    /// The next piece of the body; `None`: it is over. May be dropped while it waits.
+    /// The next piece of the body; `None` at its end. Cancel safe.
     pub(super) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let Some(frame) = self.response.body_mut().frame().await else { return Ok(None) };
             match frame.map_err(io::Error::other)?.into_data() {
                 Ok(data) if !data.is_empty() => return Ok(Some(data.to_vec())),
-                // trailers end here
+                // trailers are not passed on
                 _ => {}
             }
         }
     }
 }
 
-/// As upstream: pods have no certificates that anybody could verify.
+/// As upstream: pods have no certificates that a client could verify.
 static UNVERIFIED: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -168,13 +169,13 @@ static UNVERIFIED: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| {
         .expect("the provider has what these versions take");
     let mut config =
         builder.dangerous().with_custom_certificate_verifier(Arc::new(Any(provider))).with_no_client_auth();
-    // one connection a request, and none knows another's
+    // each request has a connection of its own, and must not be linkable to others
     config.resumption = rustls::client::Resumption::disabled();
     config.enable_sni = false;
     Arc::new(config)
 });
 
-/// Takes any certificate.
+/// Accepts any certificate.
 #[derive(Debug)]
 struct Any(Arc<CryptoProvider>);
 
@@ -225,7 +226,7 @@ mod tests {
         Question { place: "/podPort/u/10.0.0.2/80".to_owned(), is_secure: false, request: request.unwrap() }
     }
 
-    /// Hears the request to its end, and says this.
+    /// A program that reads the request to its end and then sends these bytes.
     async fn answers(program: &mut DuplexStream, said: &[u8]) -> String {
         let mut asked = Vec::new();
         while !asked.ends_with(b"body") {
@@ -235,7 +236,7 @@ mod tests {
         String::from_utf8(asked).unwrap()
     }
 
-    /// What is made of what a program answers; it stays there.
+    /// The result for a program's answer; also returns the program's end, so that it stays open.
     async fn answered(said: &[u8]) -> (Result<Answer, ApiError>, DuplexStream) {
         let (stream, mut program) = tokio::io::duplex(1 << 20);
         let (answer, _) = tokio::join!(ask(stream, question()), answers(&mut program, said));
@@ -279,7 +280,7 @@ mod tests {
             assert!(!answer.is_over());
             program.shutdown().await.unwrap();
             assert_eq!(body(answer).await.unwrap(), b"one", "{said}");
-            // whose end is that of the connection
+            // the client's end has closed the connection
             assert_eq!(program.read(&mut [0]).await.unwrap(), 0, "{said}");
         }
         let (answer, _program) = answered(b"HTTP/1.1 204 \r\n\r\n").await;
@@ -328,7 +329,7 @@ mod tests {
         let (stream, program) = tokio::io::duplex(1024);
         drop(program);
         refused(ask(stream, question()).await, 503, "");
-        // before it was asked
+        // an answer before the request
         let (stream, mut program) = tokio::io::duplex(1024);
         program.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
         refused(ask(stream, question()).await, 503, "unexpected message");
@@ -346,7 +347,7 @@ mod tests {
             refused(answer, 504, "did not answer within");
             assert_eq!(program.read(&mut [0]).await.unwrap(), 0, "its connection ends");
         }
-        // one that takes nothing
+        // a program that reads nothing
         let (stream, _program) = tokio::io::duplex(8);
         refused(ask(stream, question()).await, 504, "did not answer within");
     }
@@ -363,7 +364,7 @@ mod tests {
             program.shutdown().await.unwrap();
             assert!(body(answer.unwrap()).await.is_err(), "{said}");
         }
-        // the line of a size that never ends
+        // the size line of a chunk never ends
         let endless =
             format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;{}", "x".repeat(100_000));
         let (answer, _program) = answered(endless.as_bytes()).await;
@@ -386,7 +387,7 @@ mod tests {
         let _ = timeout(Duration::from_millis(100), flood).await;
         assert!(sent <= 4 * HEAD_BYTES, "{sent} bytes were taken");
         drop(answer);
-        // the connection ends with who asked
+        // the connection ends with its client
         let ended = async { while program.write_all(&chunk).await.is_ok() {} };
         timeout(Duration::from_secs(60), ended).await.expect("it ends");
     }

@@ -1,9 +1,9 @@
 //! The bytes of a session, from one connection to the other.
 //!
-//! Always holds: one that does not read stops the other, and nothing but so many bytes wait between them; an answer of the node that
-//! breaks off breaks off for who asked, too; a session in which nothing passes ends. It is served without the HTTP library, like a
-//! watch: the library would not notice a client that leaves while nothing is sent. An answer of a program keeps its length, or the way it
-//! ends.
+//! Always holds: an end that does not read stops the other, and a bounded number of bytes wait between them;
+//! if the node's answer breaks off, the client's answer breaks off, too; a session without any traffic ends
+//! after a time. A session is served without the HTTP library, like a watch: the library would not notice
+//! that a client leaves while nothing is sent. A program's answer keeps its length, or its way of ending.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,14 +26,14 @@ use crate::server::link::{Link, head_text};
 use crate::server::respond::Body;
 use crate::server::stream;
 
-/// How long a session may be silent, as upstream's `streamingConnectionIdleTimeout`.
+/// A session without traffic ends after this time, as upstream's `streamingConnectionIdleTimeout`.
 const IDLE: Duration = Duration::from_secs(4 * 60 * 60);
-/// How long the rest may take once one side has ended. A test does not wait for it.
+/// Time for the remaining bytes once one side has ended. Short in tests, so that they need not wait.
 pub(in crate::server) const LINGER: Duration =
     if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
-/// Bytes that are read at once.
+/// Most bytes of one read.
 const PIECE_BYTES: usize = 8 * 1024;
-/// Longest line with the size of a chunk: 16 digits, and extensions that nobody uses.
+/// Longest size line of a chunk: 16 digits, and extensions, which are hardly used.
 const MOST_SIZE_BYTES: usize = 256;
 
 /// How a body is framed.
@@ -43,7 +43,7 @@ pub(super) enum Framing {
     Chunks,
 }
 
-/// Where in a body its reader is.
+/// The position of the reader in a body.
 #[derive(Debug)]
 enum Place {
     Bytes(u64),
@@ -73,7 +73,7 @@ impl Incoming {
         Incoming { bytes: early, place }
     }
 
-    /// The next piece of the body; `None`: it is whole. May be dropped while it waits.
+    /// The next piece of the body; `None` when it is complete. Cancel safe.
     pub(super) async fn next(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
@@ -93,7 +93,7 @@ impl Incoming {
         }
     }
 
-    /// What is here of the body; `None`: more must be read, or it is whole.
+    /// A piece of the body from the bytes already read; `None`: more must be read, or the body is complete.
     fn piece(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             match &mut self.place {
@@ -113,7 +113,7 @@ impl Incoming {
                         self.place = if size == 0 { Place::Last } else { Place::Chunk(size) };
                     }
                     Ok(httparse::Status::Partial) if self.bytes.len() <= MOST_SIZE_BYTES => return Ok(None),
-                    // each read would look at all of it again, and keep it
+                    // a longer line would be kept, and scanned again at each read
                     Ok(httparse::Status::Partial) | Err(_) => return Err(garbled()),
                 },
                 place @ (Place::Behind | Place::Last) => {
@@ -136,10 +136,10 @@ fn garbled() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the chunks of the answer are garbled")
 }
 
-/// How an answer goes to the client.
+/// The framing of an answer to the client.
 #[derive(Debug)]
 enum Frames {
-    /// To the end of the connection.
+    /// The body ends with the connection.
     None,
     Chunks,
     Messages(Messages),
@@ -159,7 +159,7 @@ impl Frames {
         }
     }
 
-    /// What says that the answer is whole.
+    /// The bytes that mark the answer as complete.
     fn end(&self) -> &'static [u8] {
         match self {
             Frames::None => b"",
@@ -169,20 +169,20 @@ impl Frames {
     }
 }
 
-/// Held by who asked; dropped, the node's side of the session ends.
+/// Held by the client's side; when it is dropped, the node's side of the session ends.
 pub(super) type Asker = oneshot::Sender<Infallible>;
 
 #[derive(Debug)]
 enum What {
-    /// Whatever comes, both ways.
+    /// Any bytes, in both directions.
     Raw { early: Vec<u8> },
     /// The body of an answer.
     Body(Incoming),
-    /// The same for a client that wants it in messages of a WebSocket.
+    /// The body of an answer, for a client that wants it in messages of a WebSocket.
     Messages(Incoming, Messages),
 }
 
-/// Where the answer comes from.
+/// The origin of an answer.
 #[derive(Debug)]
 enum Source {
     Node(DuplexStream, What),
@@ -191,7 +191,7 @@ enum Source {
 
 /// A body that comes in pieces.
 trait Pieces {
-    /// The next one; `None`: it is whole. May be dropped while it waits.
+    /// The next piece; `None` when the body is complete. Cancel safe.
     fn next_piece(&mut self) -> impl Future<Output = io::Result<Option<Vec<u8>>>> + Send;
 }
 
@@ -212,19 +212,19 @@ impl Pieces for program::Answer {
 pub(in crate::server) struct Relay {
     source: Source,
     headers: HeaderMap,
-    /// Of a token that asked.
+    /// The validity of the token that the client showed.
     standing: Option<Standing>,
     side: Side,
 }
 
-/// Whose connection it is that a relay serves.
+/// The owner of the connection that a relay serves.
 #[derive(Debug)]
 enum Side {
-    /// The node's, until who asked has left.
+    /// The node; resolves when the client has left.
     Node(oneshot::Receiver<Infallible>),
     Client {
         _held: Option<(Session, Asker)>,
-        /// Its line in the audit log, if that comes at its end.
+        /// The client, with its line in the audit log if that is written at the end.
         ending: Option<Box<Ending>>,
     },
 }
@@ -254,7 +254,7 @@ impl Relay {
         Relay { source, headers, standing: None, side: Side::Client { _held: None, ending: None } }
     }
 
-    /// An answer in messages of a WebSocket; anything else as it is.
+    /// Turns an answer into messages of a WebSocket; leaves other relays unchanged.
     pub(super) fn in_messages(self, messages: Messages) -> Relay {
         match self.source {
             Source::Node(stream, What::Body(body)) => {
@@ -269,15 +269,15 @@ impl Relay {
         Relay { side: Side::Client { _held: Some((session, asker)), ending: None }, standing, ..self }
     }
 
-    /// Keeps this until the session is over.
+    /// Keeps `with` until the session is over.
     pub(in crate::server) fn ends_with(&mut self, with: Box<Ending>) {
         if let Side::Client { ending, .. } = &mut self.side {
             *ending = Some(with);
         }
     }
 
-    /// The whole answer of a node, or all that is said after an upgrade. More bytes of an answer than `may_have` allows, which is called
-    /// with those of each piece, are an error.
+    /// The whole answer of a node, or all bytes that it sends after an upgrade. `may_have` is called with the
+    /// size of each piece, and fails if the answer becomes too large.
     pub(super) async fn read(
         self,
         may_have: impl FnMut(usize) -> io::Result<()> + Send,
@@ -305,7 +305,7 @@ impl Relay {
     }
 }
 
-/// All pieces.
+/// Collects all pieces.
 async fn whole(
     mut pieces: impl Pieces,
     mut may_have: impl FnMut(usize) -> io::Result<()> + Send,
@@ -313,21 +313,21 @@ async fn whole(
     let mut whole = Vec::new();
     while let Some(piece) = pieces.next_piece().await? {
         may_have(piece.len())?;
-        // no more than was allowed
+        // reserve no more than was allowed
         whole.reserve_exact(piece.len());
         whole.extend_from_slice(&piece);
     }
     Ok(whole)
 }
 
-/// A relay whose answer waits to be written.
+/// A relay whose answer has yet to be written.
 pub(in crate::server) struct Kept {
     head: http::response::Parts,
     relay: Box<Relay>,
     chunks: bool,
 }
 
-/// The slot of a connection for a relay that waits to be detached.
+/// The place in a connection for a relay that will be detached.
 #[derive(Default)]
 pub(in crate::server) struct Waiting(Mutex<Option<Kept>>);
 
@@ -389,7 +389,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
                 }
                 Source::Node(stream, What::Messages(body, messages)) => {
                     text.extend_from_slice(b"\r\n");
-                    // as upstream: the client may wait for it to know that the way is open
+                    // as upstream: the client may wait for this empty message to know that the session is
+                    // open
                     text.extend(messages.frame(b""));
                     self.write(&text).await?;
                     self.pass_body((stream, body), Frames::Messages(messages)).await
@@ -398,12 +399,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
         };
         tokio::select! {
             relayed = relaying => relayed,
-            // without the end of the answer: it is cut off
+            // the mark of a complete answer is omitted, so the client sees that it was cut off
             () = over => Ok(()),
         }
     }
 
-    /// `text`: the head without what says how the body ends.
+    /// `text`: the head, without the headers that state how the body ends.
     async fn write_answer(
         &mut self,
         mut text: Vec<u8>,
@@ -454,25 +455,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Link<S> {
             tokio::select! {
                 done = &mut back => done?,
                 done = &mut forth => match done {
-                    // the node has ended, and its answer may still be on its way to a client that reads slowly
+                    // the node has closed, and its answer may still be on its way to a slow client
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe && !is_of_node => back.await?,
                     Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
                     _ => timeout(LINGER, back).await.unwrap_or(Ok(()))?,
                 },
-                // what is written to a node that takes nothing would not notice
+                // writing alone would not notice that the client has left, if the node reads nothing
                 () = asker_left(side) => timeout(LINGER, back).await.unwrap_or(Ok(()))?,
                 () = passed.idle() => return Ok(()),
             }
         }
         if !is_of_node {
-            // closed while it still sends, it would be reset, and what it has not read of the answer lost
+            // closed while the client still sends, the connection would be reset, and unread bytes of the
+            // answer lost
             let _ = timeout(LINGER, stream::linger(&mut link_in)).await;
         }
         Ok(())
     }
 }
 
-/// Resolves on the node's side when who asked has left.
+/// Resolves on the node's side when the client has left.
 async fn asker_left(side: &mut Side) {
     match side {
         Side::Node(asks) => {
@@ -482,7 +484,7 @@ async fn asker_left(side: &mut Side) {
     }
 }
 
-/// When something last passed.
+/// The time of the last traffic.
 struct Passed {
     began: Instant,
     at_secs: AtomicU64,
@@ -581,7 +583,7 @@ mod tests {
         served(relay, client, server, node, story).await
     }
 
-    /// The same of this relay, between these ends.
+    /// Serves this relay between these ends.
     async fn served(
         relay: Relay,
         client: DuplexStream,
@@ -630,7 +632,7 @@ mod tests {
             let messages = Messages::asked(&headers).unwrap().unwrap();
             let what = What::Messages(Incoming::new(b"2\r\nab".to_vec(), Framing::Chunks), messages);
             let done = session(what, async |mut client, mut node| {
-                // what the client says is read, and means nothing
+                // messages of the client are read and ignored
                 client.write_all(&[b'x'; 4096]).await.unwrap();
                 if is_whole {
                     node.write_all(b"\r\n0\r\n\r\n").await.unwrap();
@@ -693,7 +695,7 @@ mod tests {
                 }
             };
             let _ = timeout(Duration::from_millis(50), sending).await;
-            // what the two pipes and one piece hold
+            // as much as two pipes and one piece can hold
             assert!(sent <= 2 * 1024 + PIECE_BYTES + 1024, "{sent}");
             drop(client);
             drop(node);
@@ -731,7 +733,7 @@ mod tests {
             let answer = [[b'x'; 1500].as_slice(), b"the end"].concat();
             node.write_all(&answer).await.unwrap();
             drop(node);
-            // the relay sees the end before the client goes on reading
+            // the relay sees the end before the client reads on
             tokio::task::yield_now().await;
             let mut text = Vec::new();
             client.read_to_end(&mut text).await.unwrap();

@@ -1,29 +1,30 @@
-//! The changes of a commit that failed: which of them are at fault, and the answers to all.
+//! Finds the changes that are at fault for a failed commit, and answers all of them.
 //!
-//! Always holds: each is answered once. If small changes can be made at once, one of these is at fault: it is looked for by halves, in
-//! at most [`SIFT_TRIES`] commits, and the others are made. Otherwise the store is at fault, and on a full disk only those that free
-//! room are tried again. Left to others: when the store is tried next (`kedge_hub_core::state`).
+//! Always holds: each change is answered once. If small changes can be made at once, one of the failed ones
+//! is at fault: it is searched for by halves, in at most [`SIFT_TRIES`] commits, and the others are made.
+//! Otherwise the store is at fault, and on a full disk only changes that free room are attempted again. Left
+//! to others: the time of the next attempt (`kedge_hub_core::state`).
 
 use kedge_hub_core::state::{Batch, SMALL_BYTES, Sort, WriteError, may_free_room};
 
 use super::{Waiting, Worker, answer_to};
 use crate::store::StoreError;
 
-/// Commits that fail, at most, while the changes at fault are looked for in one: two of 2048 are found.
+/// Most failed commits while the changes at fault are searched for: enough to find two of 2048.
 const SIFT_TRIES: u32 = 24;
 
-/// A commit that failed, with changes that are to be answered.
+/// A failed commit, with changes that must be answered.
 pub(super) struct Failed {
     pub(super) error: StoreError,
     pub(super) waiting: Vec<Waiting>,
-    /// It held nothing but changes that free room.
+    /// True if it contained only changes that free room.
     pub(super) freeing: bool,
-    /// It held no renewals.
+    /// True if it contained no renewals.
     pub(super) alone: bool,
 }
 
 impl Failed {
-    /// Whether the fault may be that of one change, and nothing was written.
+    /// True if one change may be at fault, and nothing was written.
     fn may_be_a_change(&self) -> bool {
         let Failed { error, waiting, freeing, .. } = self;
         !freeing && !waiting.is_empty() && !error.uncertain && matches!(error.sort, Sort::Full | Sort::Other)
@@ -31,7 +32,7 @@ impl Failed {
 }
 
 impl Worker {
-    /// Answers the changes of a commit that failed. If the store works all the same, one of them is at fault.
+    /// Answers the changes of a failed commit. If the store works all the same, one of them is at fault.
     pub(super) fn failed(&mut self, failed: Failed) {
         if !failed.may_be_a_change() {
             return self.give_up(failed);
@@ -92,7 +93,8 @@ impl Worker {
         failed.waiting.into_iter().for_each(|change| (change.reply)(Err(answer_to(&failed.error))));
     }
 
-    /// The store takes no changes; on a full disk those that free room are tried once without the others.
+    /// The store accepts no changes; on a full disk those that free room are attempted once without the
+    /// others.
     fn give_up(&mut self, failed: Failed) {
         let Failed { error, waiting, freeing, .. } = failed;
         self.note(&error, freeing, waiting.len());
