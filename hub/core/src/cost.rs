@@ -1,9 +1,10 @@
 //! The cost of a JSON value: how deep it is nested, and the memory that it takes as a tree.
 //!
-//! Text of three bytes can become a tree of two hundred (`[0]`), and a tree is walked recursively: so every value that a client
-//! builds, whatever the format and by however many patches, is held to [`MAX_DEPTH`] and [`MAX_TREE_BYTES`]. A reader stops at
-//! the first value beyond. Always holds: what passes [`check_depth`] can be written as text and read back. Left to others: the bytes of
-//! the text itself (bodies in `hub`, stored objects in `state`).
+//! Three bytes of text (`[0]`) can become a tree of two hundred bytes, and trees are walked recursively: so
+//! every value that a client builds, whatever the format and by however many patches, must stay within
+//! [`MAX_DEPTH`] and [`MAX_TREE_BYTES`]. A reader stops at the first value beyond a limit. Always holds: a
+//! value that passes [`check_depth`] can be written as text and read back. Left to others: the bytes of the
+//! text itself (bodies in `hub`, stored objects in `state`).
 
 use std::fmt;
 
@@ -11,9 +12,11 @@ use serde_json::Value;
 
 use crate::api_error::ApiError;
 
-/// Most lists and objects inside each other. One more, and serde_json, which reads stored objects, refuses.
+/// Most lists and objects inside each other. One level more, and serde_json, which reads stored objects,
+/// refuses.
 pub const MAX_DEPTH: usize = 127;
-/// Most memory of one body, or one object, as a tree. Ordinary objects take three to six times their text, which may have 1.5 MiB.
+/// Most memory of one body, or one object, as a tree. Ordinary objects take three to six times their text,
+/// which may have 1.5 MiB.
 pub const MAX_TREE_BYTES: usize = 16 * 1024 * 1024;
 /// Longest key of an object. Upstream's longest valid one has 317 bytes (the key of a label with its prefix).
 pub const MAX_KEY_BYTES: usize = 64 * 1024;
@@ -83,12 +86,12 @@ impl Budget {
         self.charge(text.len())
     }
 
-    /// The next item of a list with so many.
+    /// The next item of a list that has `before` items.
     pub fn item(&mut self, before: usize) -> Result<(), Excess> {
         self.charge(if before == 0 { LIST + ITEM } else { ITEM })
     }
 
-    /// The next entry of an object with so many.
+    /// The next entry of an object that has `before` entries.
     pub fn entry(&mut self, before: usize, key: &str) -> Result<(), Excess> {
         if key.len() > MAX_KEY_BYTES {
             return Err(Excess::Key);
@@ -96,7 +99,7 @@ impl Budget {
         self.charge(key.len() + if before == 0 { NODE } else { ENTRY })
     }
 
-    /// A whole value, placed within so many lists and objects.
+    /// A whole value, placed inside `within` lists and objects.
     pub fn value(&mut self, value: &Value, within: usize) -> Result<(), Excess> {
         match value {
             Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
@@ -133,8 +136,8 @@ fn check_depth_within(value: &Value, within: usize) -> Result<(), Excess> {
     }
 }
 
-/// Refuses a change that takes an object beyond a limit. One that is beyond already, from a store of an older version, may be
-/// changed further: else it could not even be deleted.
+/// Refuses a change that makes an object exceed a limit. An object that exceeds one already, from a store of
+/// an older version, may be changed further: otherwise it could not even be deleted.
 pub fn check_change(old: Option<&Value>, new: &Value) -> Result<(), ApiError> {
     match check(new) {
         Err(excess) if old.is_none_or(|old| check(old).is_ok()) => Err(excess.refusal("the object")),

@@ -1,8 +1,9 @@
 //! Request bodies: from bytes and a content type to a value that has passed the schema.
 //!
-//! JSON is read strictly enough to notice duplicate fields; the client chooses whether unknown and duplicate fields are refused, warned
-//! about or ignored (`fieldValidation`). In every case unknown fields are dropped, as upstream does.
-//! Always holds: reading takes time and memory linear in the body, and at most `cost::MAX_TREE_BYTES` for the result, in each format.
+//! JSON is read strictly enough to notice duplicate fields; the client chooses whether unknown and duplicate
+//! fields are refused, warned about or ignored (`fieldValidation`). In every case unknown fields are dropped,
+//! as upstream does. Always holds: reading takes time and memory linear in the body, and at most
+//! `cost::MAX_TREE_BYTES` for the result, in each format.
 
 use std::fmt;
 
@@ -25,7 +26,7 @@ pub const ACCEPTED: &[&str] = &["application/json", "application/vnd.kubernetes.
 /// Media type of server-side apply.
 pub const APPLY: &str = "application/apply-patch+yaml";
 
-/// What to do about unknown and duplicate fields.
+/// The treatment of unknown and duplicate fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FieldValidation {
     /// Refuse with 400.
@@ -120,13 +121,13 @@ fn judged(
     Ok(Decoded { value, warnings })
 }
 
-/// Reads a body that is applied to the object at `place` (namespace and name). Unknown fields are always refused, as upstream
-/// does: no manager can own them.
+/// Reads a body that is applied to the object at `place` (namespace and name). Unknown fields are always
+/// refused, as upstream does: no manager can own them.
 ///
-/// Codes and texts are upstream's (apiserver's `applyPatcher`; apimachinery's `versionCheckManager`, which since 1.27 asks first
-/// whether the body names its type; `structuredMergeManager`), with one exception: a body that the type cannot hold is answered
-/// 400 BadRequest. Upstream up to 1.36 answers 500 because that error carries no status, and intends 400
-/// (kubernetes/kubernetes#139253): the mistake is the client's.
+/// Codes and texts are upstream's (apiserver's `applyPatcher`; apimachinery's `versionCheckManager`, which
+/// since 1.27 first checks that the body names its type; `structuredMergeManager`), with one exception: a
+/// body that the type cannot hold gets 400 BadRequest. Upstream up to 1.36 answers 500 because that error
+/// carries no status, and intends 400 (kubernetes/kubernetes#139253): the mistake is the client's.
 pub fn applied(
     kind: &Kind,
     place: (&str, &str),
@@ -167,7 +168,8 @@ pub fn applied(
     Ok(Decoded { value, warnings })
 }
 
-/// A type as upstream writes it; parts that it cannot read are empty: `apps/v1, Kind=DaemonSet`, `/v1, Kind=Pod`, `/, Kind=`.
+/// A type as upstream writes it, with empty parts where upstream cannot parse it: `apps/v1, Kind=DaemonSet`,
+/// `/v1, Kind=Pod`, `/, Kind=`.
 fn type_text(version: &str, kind: &str) -> String {
     match version.split('/').collect::<Vec<_>>().as_slice() {
         [version] => format!("/{version}, Kind={kind}"),
@@ -203,7 +205,7 @@ pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), Ap
     match content_type.split(';').next().unwrap_or("").trim() {
         // the default is JSON
         "" | "application/json" => read_json(body, Repeated::IsMerged),
-        // clients mostly send JSON, which is YAML, too; the JSON reader knows duplicate fields
+        // clients mostly send JSON, which is valid YAML; only the JSON reader notices duplicate fields
         APPLY if body.trim_ascii_start().starts_with(b"{") => json(body),
         APPLY => match yaml::parse(body) {
             Ok(value) => Ok((value, Vec::new())),
@@ -246,22 +248,23 @@ fn read_json(body: &[u8], repeated: Repeated) -> Result<(Value, Vec<String>), Ap
     }
 }
 
-/// Reads JSON that somebody wrote into a field; `None`: it is none, or too much. As a tree of values it may take a hundred times its bytes,
-/// so nothing that others wrote is read without this budget.
+/// Reads JSON from a field that a client wrote; `None` if it is not JSON, or exceeds the limits. As a tree of
+/// values it may take a hundred times its bytes, so text from clients is always read within this budget.
 pub fn value(text: &[u8]) -> Option<Value> {
     json(text).ok().map(|(value, _)| value)
 }
 
-/// The meaning of a field that comes again.
+/// The meaning of a repeated field.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Repeated {
     #[default]
     Replaces,
-    /// Go reads an object into what it read before: maps become one, and items of a list those of the same place.
+    /// Go reads a repeated object into the earlier one: maps are merged, and list items are merged by
+    /// position.
     IsMerged,
 }
 
-/// Puts a value that came again over the one before. Each value of the second is walked once.
+/// Merges a repeated value into the earlier one. Each value of the later one is visited once.
 fn put_over(before: &mut Value, after: Value) {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
@@ -286,7 +289,7 @@ fn put_over(before: &mut Value, after: Value) {
     }
 }
 
-/// What is known of a body while it is read.
+/// The state while a body is read.
 #[derive(Default)]
 struct Reading {
     repeated: Repeated,
@@ -419,7 +422,7 @@ mod tests {
         check(r#"{"apiVersion": "v1", "kind": "Node"}"#, FieldValidation::Strict, Ok(&[]));
     }
 
-    /// As Go's decoder; in a patch, which is read into no type, the last one counts.
+    /// Like Go's decoder; in a patch, which has no type, the last value counts.
     #[test]
     fn repeated_maps_are_merged_in_objects_but_not_in_patches() {
         let body = br#"{"data": {"a": "1", "b": "1"}, "metadata": {"finalizers": ["x/a", "x/b"]}, "data": {"b": "2"},
@@ -475,7 +478,7 @@ mod tests {
         let other = yaml.replace("ConfigMap", "Secret");
         let named = "invalid object type: /v1, Kind=Secret".to_owned();
         assert_eq!(read(&other, FieldValidation::Strict), Err(named));
-        // what is JSON is read as such, which knows that a key is repeated
+        // text that begins like JSON is read by the JSON reader, which notices repeated keys
         let twice = r#" {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1", "a": "2"}}"#;
         let complaint = "key \"a\" already set in map";
         assert!(read(twice, FieldValidation::Strict).unwrap_err().ends_with(complaint));

@@ -1,7 +1,7 @@
 //! The wrong fields of an object, in upstream's words.
 //!
-//! Always holds: a fault's text is short however long the value and its path are, and an object has few of them, however many of
-//! its fields are wrong: an answer may not be many times the request.
+//! Always holds: an error's text is short however long the value and its path are, and an object has few of
+//! them, however many of its fields are wrong: an answer may not be many times as large as the request.
 
 use std::{fmt, io};
 
@@ -16,7 +16,7 @@ pub struct FieldError {
     text: String,
 }
 
-/// Characters of a wrong value, and of a path, that a message repeats: both may be a stranger's.
+/// Characters of a wrong value, and of a path, that a message repeats: clients choose both.
 const SHOWN_CHARS: usize = 256;
 /// Errors in one answer; the others are counted. A body of 3 MiB has room for a hundred thousand.
 pub const SHOWN_ERRORS: usize = 32;
@@ -27,7 +27,7 @@ pub(crate) fn shown(value: &Value) -> String {
         return format!("{:?}", excerpt_of(text, SHOWN_CHARS));
     }
     let mut written = Beginning(Vec::new());
-    // the writer fails where enough was written
+    // the writer fails on purpose after enough bytes
     let _ = serde_json::to_writer(&mut written, value);
     excerpt_of(&String::from_utf8_lossy(&written.0), SHOWN_CHARS)
 }
@@ -76,17 +76,17 @@ impl FieldErrors {
         self.shown.is_empty()
     }
 
-    /// How many there are, the counted ones included.
+    /// The number of errors, including the counted ones.
     pub fn len(&self) -> usize {
         self.shown.len() + self.more
     }
 
-    /// Those that are shown.
+    /// The errors that are shown.
     pub fn iter(&self) -> std::slice::Iter<'_, FieldError> {
         self.shown.iter()
     }
 
-    /// How many are only counted.
+    /// The number of errors that are only counted.
     pub fn more(&self) -> usize {
         self.more
     }
@@ -190,7 +190,7 @@ mod tests {
             let error = FieldError::invalid(&*long, value, "why");
             assert!(error.to_string().len() < 8 * 1024 && error.to_string().contains("..."), "{error}");
         }
-        // as many characters of each form
+        // the same number of characters in each form
         let list = json!([&long]);
         assert_eq!(shown(&list), excerpt_of(&list.to_string(), SHOWN_CHARS));
         assert_eq!(

@@ -1,12 +1,12 @@
 //! The hub's decisions: the semantics of the Kubernetes API, and authorization.
 //!
-//! Owns: the table of kinds and their rules (`kinds`), reading bodies (`decode`, `protobuf`, `yaml`) within limits (`cost`), changing
-//! objects (`patch`, `apply`), choosing them (`selector`), errors in upstream's words (`api_error`), authorization (`identity`), what a
-//! request comes to (`requests`), which objects there are and in which order they change (`state`), and what happens without a request
-//! (`controllers`).
-//! Always holds: everything here is a function of its arguments. This crate reads no clock, opens no file or socket, starts no
-//! thread and draws no random number; `Cargo.toml` and `clippy.toml` keep it so.
-//! Leaves to others (`kedge-hub`): the durable store, the writer's thread, certificates, HTTP.
+//! Owns: the table of kinds and their rules (`kinds`), reading bodies (`decode`, `protobuf`, `yaml`) within
+//! limits (`cost`), changing objects (`patch`, `apply`), choosing them (`selector`), errors in upstream's
+//! words (`api_error`), authorization (`identity`), the decision on a request (`requests`), the stored
+//! objects and the order of their changes (`state`), and actions that no request asked for (`controllers`).
+//! Always holds: everything here is a function of its arguments. This crate reads no clock, opens no file or
+//! socket, starts no thread and draws no random number; `Cargo.toml` and `clippy.toml` keep it so. Leaves to
+//! others (`kedge-hub`): the durable store, the writer's thread, certificates, HTTP.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read what they wrote themselves"))]
 

@@ -1,9 +1,10 @@
-//! Versions of objects that are in memory for their readers alone, and who pays for them.
+//! Old versions of objects that stay in memory only for their readers, and the accounting for them.
 //!
-//! An object is sent from its own text. That costs nothing while it is the latest version, which the index keeps anyway. When a later
-//! version takes its place, those who still read the old one keep it in memory. Always holds: of those who read an old version one pays
-//! for all of it, and when that one is done another does; if none of them can, all are told to let go of it. So a fleet that reads one
-//! object over slow links pays for it once. Left to others: how much a reader may hold, and how it ends.
+//! An object is sent from its own text. That costs nothing while it is the latest version, which the index
+//! keeps anyway. When a later version replaces it, readers of the old one keep it in memory. Always holds: of
+//! all readers of an old version one is charged for all of it, and when that one ends another is charged; if
+//! none of them has budget left, all are ended. So a fleet that reads one object over slow links is charged
+//! for it once. Left to others: a reader's budget, and how it is ended.
 
 use std::fmt::Debug;
 use std::ops::Deref;
@@ -14,25 +15,25 @@ use crate::object::Object;
 /// Bytes that a version takes besides its text.
 const FACTS_BYTES: usize = 256;
 
-/// The reader of objects. Its methods are called under a lock: they wait for nothing and drop no loan.
+/// The reader of objects. Its methods are called under a lock: they must not wait or drop a loan.
 pub trait Borrower: Debug + Send + Sync {
-    /// Takes bytes of what it may hold. `false`: there are not enough, and nothing was taken.
+    /// Takes bytes from its budget. `false`: there are not enough, and nothing was taken.
     fn take(&self, bytes: usize) -> bool;
     /// Gives taken bytes back.
     fn give_back(&self, bytes: usize);
-    /// Nobody pays for what it reads: it must drop its loans soon.
+    /// No reader can pay for the object that it reads: this reader must drop its loans soon.
     fn end(&self);
 }
 
-/// Who reads an object. Empty, it takes the place of a lock and a pointer.
+/// The readers of an object. An empty one is as large as a lock and a pointer.
 #[derive(Debug, Default)]
 pub(crate) struct Loans(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// A later version has taken its place.
+    /// A later version has replaced it.
     is_old: bool,
-    /// `None`: nobody reads it.
+    /// `None` without readers.
     book: Option<Box<Book>>,
 }
 
@@ -54,11 +55,11 @@ enum Place {
 
 impl Loans {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // each change is complete before anything is called that could panic
+        // each change is complete before any call that could panic
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the object is no longer what readers of the index see.
+    /// Notes that readers of the index no longer get this object.
     pub(crate) fn supersede(&self, bytes: usize) {
         let mut state = self.lock();
         if std::mem::replace(&mut state.is_old, true) {
@@ -126,7 +127,8 @@ impl Book {
         Some(reader)
     }
 
-    /// Looks for a reader that pays, from this place on: readers end in about the order in which they began, so the next one is near.
+    /// Looks for a reader with enough budget, from this place on: readers end in about the order in which
+    /// they began, so the next one is near.
     fn find_payer(&mut self, from: usize, bytes: usize) {
         let (before, after) = self.places.split_at(from.min(self.places.len()));
         let readers = || {
@@ -147,7 +149,7 @@ impl Book {
 #[derive(Debug)]
 pub struct Loan {
     object: Arc<Object>,
-    /// `None`: for free, so it must be let go soon, or paid for in another way.
+    /// `None`: not charged, so it must be dropped soon, or charged in another way.
     place: Option<usize>,
 }
 
@@ -157,12 +159,12 @@ impl Loan {
         Loan { object, place: Some(place) }
     }
 
-    /// Of an object for which nobody pays, because it is let go at once, or is paid for in another way.
+    /// A loan that is not charged, because the object is dropped at once, or charged in another way.
     pub fn free(object: Arc<Object>) -> Loan {
         Loan { object, place: None }
     }
 
-    /// From here on this reader has it.
+    /// From now on this reader holds it.
     pub fn lend(&mut self, to: Arc<dyn Borrower>) {
         *self = Loan::new(Arc::clone(&self.object), to);
     }
@@ -184,12 +186,12 @@ impl Drop for Loan {
     }
 }
 
-/// Notes that a later version has taken the place of this one, or none.
+/// Notes that this version was replaced or deleted.
 pub(crate) fn supersede(object: &Object) {
     object.loans.supersede(bytes_of(object));
 }
 
-/// What is paid for a version.
+/// The bytes charged for a version.
 fn bytes_of(object: &Object) -> usize {
     FACTS_BYTES + object.json.len()
 }
@@ -274,7 +276,7 @@ mod tests {
         let loans = poor.each_ref().map(|reader| Loan::new(Arc::clone(&object), reader.clone()));
         supersede(&object);
         assert_eq!(ended(&poor), [true, true]);
-        // one that is old already when it is lent is paid for at once
+        // an object that is old already when it is lent is charged at once
         let late = readers([true, false]);
         let _rich = Loan::new(Arc::clone(&object), late[0].clone());
         let _guest = Loan::new(Arc::clone(&object), late[1].clone());

@@ -1,8 +1,9 @@
 //! A stored object: its JSON text, and beside it the few fields that are needed often.
 //!
-//! The text is authoritative and holds its own resourceVersion; it is parsed when a request needs more. So 5,000 nodes cost
-//! what their JSON costs, a plain list is a concatenation, and one event is written once for all its watchers. Always holds: the
-//! text can be parsed, because it was, or because it was written from a value that is not too deep.
+//! The text is authoritative and holds its own resourceVersion; it is parsed when a request needs more. So
+//! 5,000 nodes cost what their JSON costs, a plain list is a concatenation, and one event is written once for
+//! all its watchers. Always holds: the text can be parsed, because it was, or because it was written from a
+//! value that is not too deep.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ pub fn key(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-/// One object at one revision. Never changes, but for the note of who reads it.
+/// One object at one revision. Never changes, except for the list of its readers.
 #[derive(Debug)]
 pub struct Object {
     /// The revision at which it was written: `metadata.resourceVersion`.
@@ -46,7 +47,7 @@ impl Reference {
     }
 }
 
-/// The fields of an object that are needed often. Versions that differ in none of them share them.
+/// The fields of an object that are needed often. Versions that do not differ in them share them.
 #[derive(Debug)]
 pub struct Facts {
     /// Empty for cluster-scoped kinds.
@@ -59,9 +60,9 @@ pub struct Facts {
     fields: Box<[Box<str>]>,
     /// UIDs of the objects that own it.
     pub owners: Box<[Box<str>]>,
-    /// The user whom it is charged to ([`Kind::holder`]).
+    /// The user to whom it is charged ([`Kind::holder`]).
     pub holder: Option<Box<str>>,
-    /// What it makes its node read ([`Kind::refers`]), in order, each once.
+    /// The objects that its node reads because of it ([`Kind::refers`]), in order, each once.
     pub refers: Box<[Reference]>,
     /// `metadata.deletionTimestamp` is set.
     pub terminating: bool,
@@ -76,8 +77,8 @@ impl Deref for Object {
 }
 
 impl Object {
-    /// From a value whose `metadata.resourceVersion` is `revision`; `None` if it has no name, or is too deep to be
-    /// read back.
+    /// From a value whose `metadata.resourceVersion` is `revision`; `None` if it has no name, or is too deep
+    /// to be read back.
     pub fn new(kind: &Kind, value: &Value, revision: u64) -> Option<Object> {
         cost::check_depth(value).ok()?;
         let json = serde_json::to_vec(value).ok()?;
@@ -115,12 +116,12 @@ impl Object {
         Some(Object { revision, json, facts: Arc::new(facts), loans: Loans::default() })
     }
 
-    /// A later version whose text differs in nothing that is a fact.
+    /// A later version with another text but the same facts.
     pub(crate) fn with_text(&self, json: Vec<u8>, revision: u64) -> Object {
         Object { revision, json: Bytes::from(json), facts: Arc::clone(&self.facts), loans: Loans::default() }
     }
 
-    /// Whether it is known to differ in no fact.
+    /// Whether both share their facts, so none of them differs.
     pub(crate) fn shares_facts(&self, other: &Object) -> bool {
         Arc::ptr_eq(&self.facts, &other.facts)
     }

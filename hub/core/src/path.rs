@@ -1,9 +1,9 @@
 //! A path in an object, such as `spec.taints[0].key`.
 //!
-//! Readers carry one for every value and need its text only for a fault, so it is a chain of borrowed steps: a step costs
-//! nothing, however long the keys above it are.
+//! Readers carry one for every value and need its text only for an error, so it is a chain of borrowed steps:
+//! a step costs nothing, however long the keys above it are.
 
-/// Most bytes of a path's text: keys are a stranger's.
+/// Most bytes of a path's text: clients choose the keys.
 const SHOWN_BYTES: usize = 256;
 
 /// A place, by its parent.

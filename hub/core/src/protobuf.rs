@@ -1,9 +1,11 @@
-//! Protobuf bodies: newer clients send some kinds this way and do not fall back to JSON when refused.
+//! Protobuf bodies: newer clients send some kinds in this format and do not fall back to JSON after a
+//! refusal.
 //!
-//! The body is `k8s\0` and a `runtime.Unknown` that names the type; the message inside is read by the field numbers of the
-//! schema table into the same JSON a client would have sent. One generic reader of 200 lines instead of generated types for
-//! every kind (which know no JSON names); `tests/protobuf_numbers.rs` compares every field of it with generated types. Always
-//! holds: no field is lost, a number that is not in the table is refused; nothing panics; depth and memory are bounded.
+//! The body is `k8s\0` and a `runtime.Unknown` that names the type; the message inside is read by the field
+//! numbers of the schema table into the same JSON a client would have sent. One generic reader of 200 lines
+//! instead of generated types for every kind (which know no JSON names); `tests/protobuf_numbers.rs` compares
+//! every field of it with generated types. Always holds: no field is lost, a number that is not in the table
+//! is refused; nothing panics; depth and memory are bounded.
 
 use serde_json::{Map, Value};
 
@@ -15,18 +17,19 @@ use crate::kinds::schema::{self, Field, Shape, Type, base64_encode};
 const MAGIC: &[u8] = b"k8s\0";
 /// Messages inside messages; upstream's types are at most about 20 deep.
 const DEPTH: usize = 64;
-/// Numbers of fields that upstream has removed, `clusterName` and the series' `state`. Clients older than Kubernetes 1.24 send
-/// them empty with every object, and that is all that is accepted.
+/// Numbers of fields that upstream has removed, `clusterName` and the series' `state`. Clients older than
+/// Kubernetes 1.24 send them empty with every object; any other value is refused.
 const RETIRED: &[(&str, u64)] = &[("meta/v1/ObjectMeta", 15), ("core/v1/EventSeries", 3)];
 
 /// A body that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProtobufError {
-    /// The bytes are not such a message.
+    /// The bytes do not form such a message.
     Malformed(&'static str),
     /// The type is not in the table.
     UnknownType(String),
-    /// A field, named with its message, that is not in the table: it cannot be kept, and is not dropped.
+    /// A field, named with its message, that the table does not have: it cannot be stored, and must not be
+    /// lost.
     UnknownField(String),
     /// Too deep, or too much memory.
     Excess(Excess),
@@ -64,7 +67,7 @@ pub fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
             (3, Wire::Bytes(encoding)) if !encoding.is_empty() => {
                 return Err(ProtobufError::Malformed("has a content encoding"));
             }
-            // the type of the content repeats the request's header
+            // the content type in the body repeats the request's header
             (3 | 4, Wire::Bytes(_)) => {}
             (number, _) => return Err(unknown(number, "runtime.Unknown")),
         }
@@ -177,7 +180,7 @@ enum Member {
     Embedded(u32),
 }
 
-/// The member of this number. `embedded` is the embedded struct that is read, 0 for the message itself.
+/// The member of this number. `embedded`: the embedded struct that is being read, 0 for the message itself.
 fn member(of: &'static Type, embedded: u32, number: u64) -> Option<Member> {
     let number = u32::try_from(number).ok().filter(|number| *number != 0)?;
     let found = of.fields.iter().find(|field| field.embedded == embedded && field.number == number);
@@ -185,7 +188,7 @@ fn member(of: &'static Type, embedded: u32, number: u64) -> Option<Member> {
     found.map(Member::Field).or_else(|| is_struct().then_some(Member::Embedded(number)))
 }
 
-/// Reads messages; counts what they cost.
+/// Reads messages and counts their cost.
 #[derive(Default)]
 struct Reader {
     budget: Budget,
@@ -249,7 +252,7 @@ impl Reader {
             }
             Shape::Message(name) => {
                 let (Some(of), Wire::Bytes(bytes)) = (schema::find(name), wire) else { return Err(WRONG) };
-                // a message that comes in several parts is their sum
+                // a message in several parts is merged
                 let message = object.entry(field.name).or_insert_with(|| Value::Object(Map::new()));
                 let Value::Object(message) = message else { return Err(WRONG) };
                 self.message(of, 0, bytes, message)
@@ -265,7 +268,7 @@ impl Reader {
         }
     }
 
-    /// Adds an item of a list, or several scalars that are packed into one field.
+    /// Adds an item of a list, or several scalars packed into one field.
     fn items(
         &mut self,
         item: &'static Shape,
@@ -329,7 +332,7 @@ impl Reader {
         }
     }
 
-    /// One value that is no message; `None` for an empty time and for no content.
+    /// One scalar value; `None` for an empty time and for empty content.
     fn scalar(&mut self, shape: &Shape, wire: Wire<'_>) -> Result<Option<Value>, ProtobufError> {
         let value: Value = match (shape, wire) {
             (Shape::String, Wire::Bytes(text)) => utf8(text)?.into(),

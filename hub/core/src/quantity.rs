@@ -1,8 +1,8 @@
 //! Quantities such as `100m` and `1.5Gi`: exact arithmetic, and the form in which upstream writes them.
 //!
-//! Owns: reading, comparing and writing a quantity. Always holds: a value is exact to a billionth, of which upstream's smallest unit
-//! (`n`) is one, and smaller parts are rounded away from zero, as upstream does; nothing passes through floating point.
-//! Leaves to others: which quantities a field may have (`kinds`).
+//! Owns: reading, comparing and writing a quantity. Always holds: a value is exact to a billionth, upstream's
+//! smallest unit (`n`), and smaller parts are rounded away from zero, as upstream does; nothing passes
+//! through floating point. Leaves to others: the quantities allowed in a field (`kinds`).
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -14,7 +14,8 @@ const NANOS: i128 = 1_000_000_000;
 const NANO_PLACES: i64 = 9;
 /// The largest binary quantity; upstream cuts larger ones to it.
 const BINARY_MAX: i128 = i64::MAX as i128 * NANOS;
-/// Upstream reads a quantity of up to this many digits as it stands, and keeps its text if that is canonical.
+/// Upstream reads a quantity of up to this many digits without arithmetic, and keeps its text if that is
+/// canonical.
 const EXACT_DIGITS: usize = 18;
 const DECIMAL_SUFFIXES: [(&str, i64); 10] =
     [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
@@ -40,7 +41,7 @@ struct Parts<'a> {
     suffix: Suffix,
 }
 
-/// An exact quantity. Two are equal if their values are, whatever their texts: `1` is `1000m`.
+/// An exact quantity. Two are equal if their values are, whatever their spelling: `1` is `1000m`.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantity {
     nanos: i128,
@@ -101,7 +102,7 @@ impl<'a> Parts<'a> {
         if self.digits().all(|digit| digit == 0) {
             return Some(0);
         }
-        // digits up to here count billionths, the rest only rounds
+        // digits up to this position count billionths, the others only round
         let kept = (self.whole.len() as i64).saturating_add(exponent).saturating_add(NANO_PLACES);
         let mut nanos = 0_i128;
         let mut digits = self.digits();
@@ -134,8 +135,8 @@ impl<'a> Parts<'a> {
         Some((scaled / divisor + i128::from(scaled % divisor != 0)).min(BINARY_MAX))
     }
 
-    /// Whether upstream keeps this text as it stands: it reads short quantities without arithmetic, and keeps those without an obvious
-    /// shorter form.
+    /// Whether upstream keeps this text unchanged: it reads short quantities without arithmetic, and keeps
+    /// those that have no obvious shorter form.
     fn is_kept(&self) -> bool {
         let digits = self.whole.len().max(1) + self.fraction.len();
         match self.suffix {
@@ -174,8 +175,8 @@ impl Quantity {
     /// Zero.
     pub const ZERO: Quantity = Quantity { nanos: 0, suffix: Suffix::Decimal(0) };
 
-    /// Reads upstream's grammar: a sign, decimal digits with at most one point, and a suffix or a decimal exponent. `None` also for
-    /// values beyond 1.7e29.
+    /// Reads upstream's grammar: a sign, decimal digits with at most one point, and a suffix or a decimal
+    /// exponent. `None` also for values beyond 1.7e29.
     pub fn parse(text: &str) -> Option<Quantity> {
         let parts = Parts::read(text)?;
         let nanos = parts.nanos()?;
@@ -192,13 +193,13 @@ impl Quantity {
         unit.nanos != 0 && self.nanos % unit.nanos == 0
     }
 
-    /// The sum; too large ones stay at the largest.
+    /// The sum; sums that are too large become the largest quantity.
     #[must_use]
     pub fn plus(self, other: Quantity) -> Quantity {
         Quantity { nanos: self.nanos.saturating_add(other.nanos), ..self }
     }
 
-    /// How much of `whole` it is, in percent: 0 to 100; 100 also of nothing.
+    /// Its share of `whole`, in percent: 0 to 100; 100 also if `whole` is zero.
     #[must_use]
     pub fn percent_of(self, whole: Quantity) -> u8 {
         if whole.nanos <= 0 {
@@ -240,7 +241,8 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// A number without its factors of `base`, and how many they were: the index of one of so many suffixes.
+/// A number without its factors of `base`, and the number of those factors: the index of one of so many
+/// suffixes.
 fn reduced(mut number: i128, base: i128, suffixes: usize) -> (i128, usize) {
     let mut power = 0;
     while power + 1 < suffixes && number % base == 0 {
@@ -250,7 +252,7 @@ fn reduced(mut number: i128, base: i128, suffixes: usize) -> (i128, usize) {
     (number, power)
 }
 
-/// A quantity as upstream stores and returns it; `None` if the text is none.
+/// A quantity as upstream stores and returns it; `None` if the text cannot be parsed.
 pub fn normal_form(text: &str) -> Option<Cow<'_, str>> {
     let trimmed = text.trim();
     let quantity = Quantity::parse(trimmed)?;
@@ -274,7 +276,7 @@ mod tests {
             ("1e3", "1001"),
             ("900Mi", "1Gi"),
             ("-1", "0"),
-            // floating point takes these for equal
+            // equal in floating point
             ("9007199254740992", "9007199254740993"),
             ("1152921504606846975", "1Ei"),
             ("0.999999999", "1"),
@@ -335,7 +337,7 @@ mod tests {
         }
     }
 
-    /// The sign shows whether the text stays as it is: so many digits are read without arithmetic.
+    /// Whether the text stays as it is: this many digits are read without arithmetic.
     #[test]
     fn short_quantities_stay_as_they_are() {
         for kept in
@@ -372,7 +374,7 @@ mod tests {
         }
     }
 
-    /// A stranger's quantity of a million digits or of a huge exponent costs no more than its bytes.
+    /// A client's quantity with a million digits or a huge exponent costs no more than its bytes.
     #[test]
     fn long_quantities_are_read_in_one_pass() {
         let zeros = "0".repeat(1_000_000);

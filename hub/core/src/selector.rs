@@ -1,7 +1,8 @@
-//! Label and field selectors: reading them as upstream does, and asking whether an object is selected.
+//! Label and field selectors: reading them as upstream does, and matching objects.
 //!
-//! A [`Selection`] belongs to a list or a watch. It is evaluated on the parsed fields of [`Object`](crate::object::Object)
-//! (labels, selectable fields), so a change is matched against thousands of watches without parsing anything.
+//! A [`Selection`] belongs to a list or a watch. It is evaluated on the parsed fields of
+//! [`Object`](crate::object::Object) (labels, selectable fields), so a change is matched against thousands of
+//! watches without parsing anything.
 
 use crate::api_error::ApiError;
 use crate::kinds::{Kind, names};
@@ -21,7 +22,7 @@ impl Labels {
         parse_labels(text).map(Labels)
     }
 
-    /// Whether an object is selected whose labels `label` looks up.
+    /// Whether it selects an object, of which `label` looks up the labels.
     pub fn select<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| requirement.test.holds(label(&requirement.key)))
     }
@@ -32,9 +33,10 @@ impl Labels {
 pub struct Selection {
     /// Empty: all namespaces.
     pub namespace: String,
-    /// The one name that `metadata.name=` asks for, if it does: watches of one object are found by it.
+    /// The one name that `metadata.name=` requires, if it does: watches of one object are found by it.
     pub name: Option<String>,
-    /// The value that it asks for of an indexed field of the kind, and the field's position among the selectable ones.
+    /// The value that it requires of an indexed field of the kind, and the position of that field among the
+    /// selectable ones.
     pub indexed: Option<(usize, String)>,
     labels: Vec<LabelRequirement>,
     fields: Vec<FieldRequirement>,
@@ -103,7 +105,7 @@ impl Selection {
         self.fields.iter().find(requires).map(|requirement| requirement.value.as_str())
     }
 
-    /// The objects of a namespace (empty: all) whose selectable field at this position has this value.
+    /// The objects of a namespace (empty: all) that have this value in the selectable field at this position.
     pub fn by_field(kind: &Kind, namespace: &str, field: usize, value: &str) -> Selection {
         let equal =
             FieldRequirement { field: FieldName::OfKind(field), value: value.to_owned(), equal: true };
@@ -114,7 +116,7 @@ impl Selection {
         }
     }
 
-    /// Whether it asks for anything but a namespace.
+    /// Whether it has requirements besides a namespace.
     pub fn is_filtered(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
@@ -152,7 +154,8 @@ impl LabelTest {
     }
 }
 
-/// Reads a label selector as upstream's parser does (`labels.Parse`): the same texts are accepted, and errors have the same words.
+/// Reads a label selector as upstream's parser does (`labels.Parse`): the same texts are accepted, and errors
+/// have the same words.
 fn parse_labels(text: &str) -> Result<Vec<LabelRequirement>, String> {
     let mut words = Words(text);
     let mut found = Vec::new();
@@ -184,7 +187,7 @@ fn parse_labels(text: &str) -> Result<Vec<LabelRequirement>, String> {
 #[derive(Clone, Copy)]
 struct Words<'a>(&'a str);
 
-/// The longest come first: of two that match the longer one is meant.
+/// The longest come first: if two match, the longer one is meant.
 const SIGNS: [&str; 9] = ["==", "!=", "=", "!", ">", "<", "(", ")", ","];
 
 fn is_sign(word: &str) -> bool {

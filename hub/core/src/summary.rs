@@ -1,7 +1,8 @@
-//! A node's `/stats/summary`: what it, its pods and their containers use.
+//! A node's `/stats/summary`: the usage of the node, its pods and their containers.
 //!
-//! Always holds: reading takes little more memory than what is kept, whatever the text says. It comes from a node, which may be a stolen
-//! one; as a tree of values it could take a hundred times its bytes. Left to others: which pods are the node's.
+//! Always holds: reading takes little more memory than its result, whatever the text contains. The text comes
+//! from a node, which may be stolen; as a tree of values it could take a hundred times its bytes. Left to
+//! others: whether the pods really run on the node.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,10 +11,10 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::error::Category;
 
-/// Containers of one pod that count.
+/// Most containers of one pod that are read.
 const MOST_CONTAINERS: usize = 100;
 
-/// What something has of the processors and of the memory.
+/// The usage of processors and memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub nano_cores: u64,
@@ -42,7 +43,7 @@ struct Figures {
 }
 
 impl Figures {
-    /// `None`: some of it is not known, which is not zero.
+    /// `None` if a part of it is unknown, which differs from zero.
     fn usage(&self) -> Option<Usage> {
         let nano_cores = self.cpu.as_ref()?.usage_nano_cores?;
         Some(Usage { nano_cores, bytes: self.memory.as_ref()?.working_set_bytes? })
@@ -103,13 +104,13 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for First<T> {
     }
 }
 
-/// Called with namespace and name of a pod, and what each of its containers uses, by its name.
+/// Called with namespace and name of a pod, and the usage of each of its containers, by name.
 pub type Tell<'a> = dyn FnMut(String, String, Vec<(String, Usage)>) + 'a;
 
-/// Reads a summary: tells of each pod, and returns what the node uses.
+/// Reads a summary: calls `tell` for each pod, and returns the usage of the node.
 ///
 /// # Errors
-/// It is no summary, or says nothing of the node.
+/// The error: the text cannot be parsed, or has no figures of the node.
 pub fn read(text: &[u8], tell: &mut Tell<'_>) -> Result<Usage, String> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     let node = reader.deserialize_map(Summary(tell)).and_then(|node| reader.end().map(|()| node)).map_err(

@@ -27,13 +27,14 @@ pub fn condition<'a>(status: &'a Value, condition_type: &str) -> Option<&'a Valu
     status["conditions"].as_array()?.iter().find(|condition| condition["type"] == condition_type)
 }
 
-/// Sets the condition of its type; when its status stays, so does the time since when it holds. `now`: RFC 3339.
+/// Sets the condition of its type; if its status stays the same, so does its transition time. `now`: RFC
+/// 3339.
 pub fn set_condition(status: &mut Value, mut new: Value, now: &str) {
     if !status["conditions"].is_array() {
         status["conditions"] = json!([]);
     }
     let Some(conditions) = status["conditions"].as_array_mut() else { return };
-    // as it is stored, or it would differ from what is there for ever
+    // in its stored form, because otherwise it would differ from the stored one at every comparison
     if let Some(fields) = new.as_object_mut() {
         fields.retain(|_, value| *value != "");
     }
@@ -49,8 +50,8 @@ pub fn set_condition(status: &mut Value, mut new: Value, now: &str) {
     }
 }
 
-/// Seconds that an object names, for arithmetic on dates: at most as many as 32 bits hold, 68 years. Objects may name 2^63, with which
-/// every sum and difference of dates would overflow.
+/// Seconds from an object, for arithmetic on dates: at most the largest number of 32 bits, 68 years. Objects
+/// may contain 2^63, with which every sum and difference of dates would overflow.
 pub fn seconds(named: i64) -> time::Duration {
     let bound = i64::from(i32::MAX);
     time::Duration::seconds(named.clamp(-bound, bound))
@@ -96,7 +97,7 @@ mod tests {
         check(json!({"type": "A", "status": "True"}), "t1", "t1");
         check(json!({"type": "A", "status": "True", "reason": "other"}), "t2", "t1");
         check(json!({"type": "A", "status": "False", "message": ""}), "t3", "t3");
-        // the store keeps no empty text
+        // empty texts are not stored
         assert_eq!(condition(&status, "A").unwrap().get("message"), None);
     }
 

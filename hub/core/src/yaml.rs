@@ -1,8 +1,9 @@
 //! Reads YAML request bodies (server-side apply) into JSON values.
 //!
-//! Always holds: every read is bounded (bytes, tokens, depth, memory, what aliases repeat), and nothing panics. Scalars mean what
-//! they mean to upstream's reader (YAML 1.1: `yes` and `off` are booleans, `0644` is octal); JSON text is read by `decode`, which
-//! knows its duplicate fields. Refused: several documents, merge keys, keys that are not text, tags of other types, duplicate keys.
+//! Always holds: every read is bounded (bytes, tokens, depth, memory, repetition by aliases), and nothing
+//! panics. Scalars mean what they mean to upstream's reader (YAML 1.1: `yes` and `off` are booleans, `0644`
+//! is octal); JSON text is read by `decode`, which knows its duplicate fields. Refused: several documents,
+//! merge keys, keys that are not text, tags of other types, duplicate keys.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use crate::cost::{Budget, Excess};
 pub enum YamlError {
     /// The fault and its line.
     Malformed(String),
-    /// Its values take too much memory, those that aliases repeat counted each time.
+    /// Its values take too much memory, where values repeated by aliases count each time.
     Excess(Excess),
 }
 
@@ -33,13 +34,14 @@ impl From<Excess> for YamlError {
     }
 }
 
-/// Longest text: what an object may have.
+/// Longest text: the size limit of an object.
 const MAX_TEXT_BYTES: usize = 1536 * 1024;
 /// Deepest nesting; upstream's types are at most about 20 deep.
 const MAX_DEPTH: usize = 64;
 /// Most bytes of text that anchors and aliases may copy: one long string aliased often is a bomb.
 const MAX_COPIED_BYTES: usize = 1024 * 1024;
-/// Most marks of flow style: the parser keeps every token of a `[...]` until it is closed, some 180 bytes each.
+/// Most marks of flow style: the parser keeps every token of a `[...]` until it is closed, some 180 bytes
+/// each.
 const MAX_MARKS: usize = 100_000;
 
 /// Reads one document.
@@ -69,7 +71,7 @@ enum Open {
     Object { fields: Map<String, Value>, key: Option<String> },
 }
 
-/// Puts the parser's events together; `open` is never longer than [`MAX_DEPTH`].
+/// Builds a value from the parser's events; `open` is never longer than [`MAX_DEPTH`].
 #[derive(Default)]
 struct Builder {
     open: Vec<(Open, usize)>,
@@ -171,7 +173,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Counts a copy before it is used.
+    /// Counts a copy before it is made.
     fn charge(&mut self, copy: &Value, depth: usize) -> Result<(), YamlError> {
         if depth + levels(copy) > MAX_DEPTH {
             return Err(format!("nested more than {MAX_DEPTH} levels deep").into());
@@ -256,7 +258,7 @@ fn number(text: &str) -> Option<Value> {
     if let Ok(whole) = i64::from_str_radix(rest, base) {
         return (!rest.starts_with(['+', '-'])).then(|| (sign * whole).into());
     }
-    // digits after a zero that are no octal number are a decimal one
+    // digits after a zero that do not form an octal number are read as decimal
     let is_float = based.is_none()
         && rest.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E' | b'+' | b'-'));
     if !is_float {
@@ -330,13 +332,13 @@ mod tests {
         let lists =
             |inner: &str, levels: usize| format!("{}{inner}{}", "[".repeat(levels), "]".repeat(levels));
         assert!(fits(&lists("", MAX_DEPTH)) && !fits(&lists("", MAX_DEPTH + 1)));
-        // an alias is as deep as its place and what it repeats
+        // the depth of an alias is that of its place plus that of the repeated value
         let maps = format!("{}1{}", "{a: ".repeat(32), "}".repeat(32));
         for copied in [lists("", 32), maps] {
             let aliased = |levels: usize| format!("- &x {copied}\n- {}\n", lists("*x", levels));
             assert!(fits(&aliased(MAX_DEPTH - 33)) && !fits(&aliased(MAX_DEPTH - 32)), "{copied}");
         }
-        // the anchor is a copy, too
+        // the anchor counts as a copy, too
         let half = "x".repeat(MAX_COPIED_BYTES / 32);
         for copied in [format!("{half}{half}"), format!("{{? {half} : {half}}}")] {
             let aliased = |times: usize| format!("- &x {copied}\n{}", "- *x\n".repeat(times));

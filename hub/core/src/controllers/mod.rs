@@ -1,6 +1,7 @@
 //! The controllers, which act without a client's request: one file each.
 //!
-//! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the runner (`kedge-hub`).
+//! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the
+//! runner (`kedge-hub`).
 
 pub mod certificates;
 mod clock;
@@ -369,6 +370,7 @@ mod tests {
                             deleted = hub.stage(write).is_ok();
                         }
                     }
+                    // a controller reads published state only, so it runs between two commits
                     _ if deleted && hub.batch.is_empty() => hub.run(&mut controller),
                     _ => {}
                 }

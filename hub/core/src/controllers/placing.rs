@@ -166,8 +166,7 @@ pub(super) fn tolerate(spec: &mut Value) {
     }
 }
 
-/// Pins a pod to a node, as upstream does: in each term of its required affinity the requirement on fields
-/// becomes the node's name.
+/// Pins a pod to a node, as upstream does: its required node affinity becomes one term with the node's name.
 pub(super) fn pin(spec: &mut Value, node: &str) {
     let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]});
     for part in ["affinity", "nodeAffinity"] {

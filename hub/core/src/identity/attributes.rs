@@ -1,4 +1,4 @@
-//! What an authorizer is asked, and what it may look up to answer.
+//! The input of an authorizer: the attributes of a request, and the stored objects that it may look up.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::selector::Selection;
 /// The attributes of a request; empty where the request does not name one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Attributes<'a> {
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; for a path, the HTTP method in
-    /// lower case.
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; for a path, the
+    /// HTTP method in lower case.
     pub verb: &'a str,
     /// API group, empty for core.
     pub group: &'a str,
@@ -23,14 +23,16 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     /// Empty for collections and for creation.
     pub name: &'a str,
-    /// Of a collection, the selection that will be answered; absent if its selectors cannot be read.
+    /// For a collection: the selection that the answer will be limited to; absent if its selectors are
+    /// invalid.
     pub selection: Option<&'a Selection>,
     /// For requests that name no resource: `/version`, `/apis`.
     pub path: &'a str,
 }
 
 impl<'a> Attributes<'a> {
-    /// The name of the one object that a request is for: from the path, or, for list and watch, from the field selector.
+    /// The name of the single object that a request is for: from the path, or, for list and watch, from the
+    /// field selector.
     pub(super) fn requested_name(&self) -> &'a str {
         match (self.name, self.selection) {
             ("", Some(selection)) if matches!(self.verb, "list" | "watch") => {
@@ -40,8 +42,8 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The value that the field selector requires of one of the kind's selectable fields. Further requirements only narrow the
-    /// answer.
+    /// The value that the field selector requires of one of the kind's selectable fields. Further
+    /// requirements only narrow the answer.
     pub(super) fn required(&self, field: usize) -> Option<&'a str> {
         self.selection.and_then(|selection| selection.required(field))
     }
@@ -51,6 +53,7 @@ impl<'a> Attributes<'a> {
 pub trait ClusterView {
     /// The stored object, if there is one. `namespace` is empty for cluster-scoped resources.
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
-    /// Whether the Node of this name, or a pod bound to it, refers to an object ([`Kind::refers`](crate::kinds::Kind::refers)).
+    /// Whether the Node of this name, or a pod bound to it, refers to an object
+    /// ([`Kind::refers`](crate::kinds::Kind::refers)).
     fn node_refers_to(&self, node: &str, object: &Reference) -> bool;
 }

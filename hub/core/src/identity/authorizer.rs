@@ -1,7 +1,8 @@
 //! The decision on a request: authorizers, asked in order.
 //!
-//! Always holds: an authorizer is a function of identity, request and stored objects; the first that allows a request decides, and a
-//! request that none allows is refused with the reasons of all. Roles would be one more entry of [`AUTHORIZERS`].
+//! Always holds: an authorizer is a function of identity, request and stored objects; the first that allows a
+//! request decides, and a request that none allows is refused with the reasons of all. Roles would be one
+//! more entry of [`AUTHORIZERS`].
 
 use kedge_api::AUTHENTICATED_GROUP;
 use serde_json::{Value, json};
@@ -10,11 +11,11 @@ use super::attributes::{Attributes, ClusterView};
 use super::identity::Identity;
 use super::node::Node;
 
-/// What one authorizer has to say about a request.
+/// The opinion of one authorizer on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Opinion {
     Allow,
-    /// Another authorizer may allow it; with the reason in upstream's words, or empty.
+    /// This authorizer does not allow it, but another may; with the reason in upstream's words, or empty.
     NoOpinion(String),
 }
 
@@ -23,10 +24,11 @@ pub(super) trait Authorizer: Sync {
     fn judge(&self, identity: &Identity, request: &Attributes, view: &dyn ClusterView) -> Opinion;
 }
 
-/// All authorizers. The cheapest come first; their order does not change a decision, since each only allows.
+/// All authorizers. The cheapest come first; their order does not change a decision, since each of them can
+/// only allow.
 static AUTHORIZERS: [&dyn Authorizer; 3] = [&Node, &Administrators, &AnyUser];
 
-/// Decides on the request of an authenticated caller; refused with the reasons of all authorizers.
+/// Decides on the request of an authenticated caller; a refusal has the reasons of all authorizers.
 pub(super) fn decide(
     identity: &Identity,
     request: &Attributes,
@@ -52,11 +54,11 @@ impl Authorizer for Administrators {
     }
 }
 
-/// Everyone who is authenticated: discovery, OpenAPI, and reviews of one's own access, as upstream's `system:discovery` and
-/// `system:basic-user`.
+/// Every authenticated caller: discovery, OpenAPI, and reviews of the caller's own access, as upstream's
+/// `system:discovery` and `system:basic-user`.
 struct AnyUser;
 
-/// Reviews of one's own access, by group.
+/// Reviews of the caller's own access, by group.
 const OWN_REVIEWS: [(&str, &[&str]); 2] = [
     ("authentication.k8s.io", &["selfsubjectreviews"]),
     ("authorization.k8s.io", &["selfsubjectaccessreviews", "selfsubjectrulesreviews"]),
@@ -67,7 +69,7 @@ const DISCOVERY: [&str; 5] =
 
 impl Authorizer for AnyUser {
     fn judge(&self, identity: &Identity, request: &Attributes, _: &dyn ClusterView) -> Opinion {
-        // a review may ask about somebody who is not
+        // a review may be about a user that is not authenticated
         let is_authenticated = identity.groups.iter().any(|group| group == AUTHENTICATED_GROUP);
         let allowed = is_authenticated
             && if request.resource.is_empty() {
@@ -98,8 +100,8 @@ fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "head")
 }
 
-/// The permissions of a caller, as the status of a SelfSubjectRulesReview. A node's depend on the stored objects, so its list is
-/// marked incomplete, as upstream's is.
+/// The permissions of a caller, as the status of a SelfSubjectRulesReview. A node's permissions depend on the
+/// stored objects, so its list is marked incomplete, as upstream's is.
 pub fn rules(identity: &Identity) -> Value {
     if identity.is_admin() {
         return json!({

@@ -1,8 +1,8 @@
 //! Requests for client certificates (PKCS 10): reading them, and the rules of each signer.
 //!
-//! Always holds: a request is valid only if its own key signed it, and only its name, organizations and key reach a certificate;
-//! everything else in it is refused here or dropped. The rules and texts are those of upstream's signers. Left to others: approval
-//! and signing (`controllers::certificates`).
+//! Always holds: a request is valid only if its own key signed it, and only its name, organizations and key
+//! reach a certificate; everything else in it is refused here or dropped. The rules and texts are those of
+//! upstream's signers. Left to others: approval and signing (`controllers::certificates`).
 
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::ParsedExtension;
@@ -13,7 +13,7 @@ use kedge_api::{CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
 
 use crate::kinds::names::NameRule;
 
-/// Beginning of the users and groups that have a meaning to the authorizers.
+/// Prefix of the users and groups that have a meaning to the authorizers.
 const SYSTEM_PREFIX: &str = "system:";
 /// Longest user or group: as the longest name of an object.
 const MAX_NAME_BYTES: usize = 253;
@@ -25,7 +25,7 @@ pub struct Request {
     pub common_name: String,
     /// The groups, from the subject's organizations.
     pub organizations: Vec<String>,
-    /// Types of subject alternative names in it: none is allowed in a client certificate.
+    /// Types of subject alternative names in the request: a client certificate may have none.
     alternative: Vec<&'static str>,
     /// DER of SubjectPublicKeyInfo.
     pub public_key: Vec<u8>,
@@ -59,7 +59,7 @@ impl Request {
     /// Whether this signer signs such a request for these usages.
     ///
     /// # Errors
-    /// Upstream's reason of the refusal.
+    /// The error is upstream's reason.
     pub fn check(&self, signer: &str, usages: &[&str]) -> Result<(), String> {
         match signer {
             NODE_SIGNER => self.check_node(usages),
@@ -67,8 +67,9 @@ impl Request {
         }
     }
 
-    /// The reason why no approval makes a certificate of this subject for people and programs: names and groups of the system's own,
-    /// administrators and nodes among them, have other ways, and a name must be one that logs and limits can tell from others.
+    /// The reason why a certificate with this subject is never signed for people and programs: users and
+    /// groups of the system, including administrators and nodes, are created in other ways, and logs and
+    /// limits must be able to tell a name from others.
     pub fn reserved_subject(&self) -> Option<String> {
         let reserved = |name: &&String| name.starts_with(SYSTEM_PREFIX);
         if let Some(group) = self.organizations.iter().find(reserved) {
@@ -90,7 +91,8 @@ impl Request {
         })
     }
 
-    /// The reason why no approval makes a certificate of this subject for a node: no Node can have its name, so nobody could revoke it.
+    /// The reason why a certificate with this subject is never signed for a node: a Node cannot have that
+    /// name, so nobody could revoke it.
     pub fn impossible_node(&self) -> Option<String> {
         let node = self.common_name.strip_prefix(NODE_USER_PREFIX)?;
         let why = NameRule::Subdomain.complaint(node)?;
@@ -104,7 +106,7 @@ impl Request {
         if let Some(why) = self.reserved_subject() {
             return Err(why);
         }
-        // the library that writes certificates would keep the last one only
+        // the library that writes certificates would keep only the last one
         if self.organizations.len() > 1 {
             let found = self.organizations.len();
             return Err(format!(
@@ -189,7 +191,8 @@ pub(crate) mod tests {
         let names: Vec<String> = alternative.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name = DistinguishedName::new();
-        // another type for the library, which keeps one of each, and the same one in the request
+        // the library, which keeps one value of each type, takes this for another type; in the request it is
+        // the same
         let types = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
         assert!(groups.len() <= types.len());
         types.into_iter().zip(groups).for_each(|(of, group)| params.distinguished_name.push(of, *group));
@@ -265,7 +268,7 @@ pub(crate) mod tests {
         let with = |names: &[&str]| {
             let mut params = CertificateParams::default();
             params.distinguished_name = DistinguishedName::new();
-            // another type for the library, the same one in the request
+            // another type to the library, the same one in the request
             let types = [DnType::CommonName, DnType::CustomDnType(vec![2, 5, 4, 3])];
             types.into_iter().zip(names).for_each(|(of, name)| params.distinguished_name.push(of, *name));
             Request::from_pem(signed(&params).as_bytes()).map(|request| request.common_name)

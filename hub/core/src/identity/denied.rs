@@ -1,13 +1,16 @@
-//! Revoked credentials: the deny list, and what it says about an identity.
+//! Revoked credentials: the deny list, and its effect on an identity.
 //!
-//! Owns: the ConfigMap `kube-system/kedge-denied`, which is durable and backed up as every object, visible to administrators, and out of
-//! the reach of nodes. Each key denies something: `node.NAME`, `user.NAME` (bytes outside `-.a-zA-Z0-9` as `_xx`),
-//! `certificate.SHA256` (hexadecimal), or `node-sha256.SHA256` for a node whose name is too long for a key. The value explains it to
-//! people. Always holds: a key counts whatever its value is; only a value that reads as a readmission limits it to what was issued
-//! before, to the node or to its pods; of several entries of one node the strictest counts. Administrators are denied by certificate
-//! alone, so that one cannot lock out all. The list is not swept away: it is deleted only when it denies nothing, a change takes denials
-//! away only from a version that its writer has read, and never several of them down to none; a new key that denies nothing is refused.
-//! Left to others: asking about each request, ending what stands (the server), explaining what was lifted (`denials`).
+//! Owns: the ConfigMap `kube-system/kedge-denied`, which is durable and backed up as every object, visible to
+//! administrators, and out of the reach of nodes. Each key denies something: `node.NAME`, `user.NAME` (bytes
+//! outside `-.a-zA-Z0-9` as `_xx`), `certificate.SHA256` (hexadecimal), or `node-sha256.SHA256` for a node
+//! whose name is too long for a key. The value explains it to people. Always holds: a key counts whatever its
+//! value is; only a value that parses as a readmission limits it to credentials that the node or its pods got
+//! before; of several entries of one node the strictest counts. Administrators are denied by certificate
+//! only, so that one of them cannot lock out all. The list cannot be wiped by accident: it can be deleted
+//! only when it denies nothing, a change may remove denials only if its writer has read the current version,
+//! and it may never remove several of them so that none is left; a new key that denies nothing is refused.
+//! Left to others: checking each request, closing open connections (the server), explaining lifted denials
+//! (`denials`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
@@ -26,19 +29,20 @@ use kedge_api::names::{SUBDOMAIN_BYTES, is_subdomain};
 pub const DENY_LIST_NAMESPACE: &str = "kube-system";
 /// The name of the deny list, a ConfigMap.
 pub const DENY_LIST_NAME: &str = "kedge-denied";
-/// Why a node was revoked is cut to this many characters: the list has room for thousands of nodes.
+/// The reason of a revocation is cut to this many characters: the list has room for thousands of nodes.
 const REASON_CHARS: usize = 200;
 /// Beginning of a certificate's credential id.
 const CERTIFICATE_ID: &str = "X509SHA256=";
 /// Denials that a refusal names one by one.
 const NAMED: usize = 5;
-/// The maps of a ConfigMap; no key is in both. An entry counts in either: an operator who wrote one meant it.
+/// The maps of a ConfigMap; no key is in both. An entry counts in either: the operator who wrote it meant it.
 const MAPS: [&str; 2] = ["data", "binaryData"];
 
-/// What the entry of a node denies: everything (`None`), or what was issued before a readmission (Unix time in microseconds).
+/// The credentials that a node's entry denies: all (`None`), or those issued before a readmission (Unix time
+/// in microseconds).
 type Readmitted = Option<i64>;
 
-/// The deny list, read.
+/// The deny list, parsed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DenyList {
     nodes: BTreeMap<String, Readmitted>,
@@ -78,7 +82,7 @@ impl DenyList {
         list
     }
 
-    /// Denies the node of a digest, by its name as well if the entry tells it.
+    /// Denies the node with this digest, and also its name if the entry contains it.
     fn deny_digest(&mut self, entry: &str, value: &Value) {
         deny(&mut self.digests, entry, readmitted(value));
         let name = explained(value)["node"].as_str().map(str::to_owned);
@@ -111,8 +115,8 @@ impl DenyList {
         self.node_refusal(&identity.user, identity.issued)
     }
 
-    /// Why no certificate is signed for this user, if none is. `requested`: the time of the request, RFC 3339; one of before the
-    /// readmission may be the thief's.
+    /// The reason why no certificate is signed for this user, if there is one. `requested`: the time of the
+    /// request, RFC 3339; a request from before the readmission may be the thief's.
     pub fn signing_refusal(&self, user: &str, requested: &str) -> Option<String> {
         if self.users.contains(user) {
             return Some(format!("user {user:?} is revoked"));
@@ -120,14 +124,14 @@ impl DenyList {
         let node = user.strip_prefix(NODE_USER_PREFIX)?;
         match self.readmission(node)? {
             None => Some(format!("node {node:?} is revoked; `kedge-hub node readmit` takes that back")),
-            // whole seconds: one of the second of the readmission may be older than it
+            // in whole seconds: a request from the same second as the readmission may be older than it
             Some(readmitted) => (!is_since(parsed(requested), readmitted)).then(|| {
                 format!("the request is older than the readmission of node {node:?}; make a new one")
             }),
         }
     }
 
-    /// Whether it denies nothing.
+    /// Whether the list denies nothing.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
             && self.digests.is_empty()
@@ -143,7 +147,7 @@ impl DenyList {
     /// The entry of a node, if it has one; the strictest of several.
     fn readmission(&self, node: &str) -> Option<Readmitted> {
         let named = self.nodes.get(node).copied();
-        // few lists have any: no digest is made for the others
+        // few lists have any: for the others no digest is computed
         let digests = Some(&self.digests).filter(|digests| !digests.is_empty());
         match (named, digests.and_then(|digests| digests.get(&digest(node)).copied())) {
             (Some(one), Some(other)) => Some(strictest(one, other)),
@@ -166,11 +170,11 @@ impl DenyList {
     }
 }
 
-/// Somebody or something that the list denies.
+/// A user, node or certificate that the list denies.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Denial {
     Node(String),
-    /// A node by the digest of its name, which the list does not tell.
+    /// A node by the digest of its name, if the entry does not contain the name.
     Digest(String),
     User(String),
     Certificate(String),
@@ -187,15 +191,15 @@ impl fmt::Display for Denial {
     }
 }
 
-/// A denial that a newer list does not have, or has weaker.
+/// A denial that a newer list no longer has, or has in a weaker form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lifted {
     pub denial: Denial,
-    /// Nothing of it is left. Else credentials of after a readmission count now.
+    /// The whole denial is gone. Otherwise credentials issued after a readmission count now.
     pub is_gone: bool,
 }
 
-/// What `new` no longer denies of `old`, both ConfigMaps (null: none).
+/// The denials of `old` that `new` no longer has; both are ConfigMaps (null: no list).
 pub fn lifted(old: &Value, new: &Value) -> Vec<Lifted> {
     let (old, new) = (DenyList::read(old), DenyList::read(new));
     let mut all = Vec::new();
@@ -211,7 +215,7 @@ pub fn lifted(old: &Value, new: &Value) -> Vec<Lifted> {
         compare(Denial::Node(name.clone()), old.readmission(name), new.readmission(name));
     }
     let named = |list: &DenyList| list.nodes.keys().map(|name| digest(name)).collect::<BTreeSet<_>>();
-    // few lists have any: no digest of a name is made for the others
+    // few lists have any: for the others no digest of a name is computed
     let names = if old.digests.is_empty() { BTreeSet::new() } else { named(&old) };
     for (entry, before) in old.digests.iter().filter(|(entry, _)| !names.contains(*entry)) {
         let after = new.nodes.keys().find(|name| digest(name) == **entry).map(|name| new.readmission(name));
@@ -230,7 +234,7 @@ pub fn lifted(old: &Value, new: &Value) -> Vec<Lifted> {
     all
 }
 
-/// How to take a denial back, for refusals.
+/// How to lift a denial, for the texts of refusals.
 const THE_WAY: &str = "remove entries one by one, as by `kubectl -n kube-system edit configmap kedge-denied`, or use `kedge-hub node readmit NAME`";
 
 /// Why the list may not be deleted.
@@ -239,7 +243,8 @@ pub fn deletion_complaint(list: &Value) -> Option<String> {
     (!denied.is_empty()).then(|| format!("it would let in again {}; {THE_WAY}", shown(&denied)))
 }
 
-/// Why a change may not be made. `version`: whether its writer names the version that it replaces.
+/// The reason why a change is refused, if there is one. `version`: whether the writer names the version that
+/// it replaces.
 pub fn change_complaint(old: &Value, new: &Value, version: bool) -> Option<String> {
     let lifted = lifted(old, new);
     if lifted.is_empty() {
@@ -264,7 +269,7 @@ fn shown(lifted: &[Lifted]) -> String {
     names.join(", ")
 }
 
-/// Adds to a list what another one denies more than it; returns those denials.
+/// Adds to a list the denials that it lacks and another list has; returns them.
 pub fn unite(list: &mut Value, other: &Value) -> Vec<Denial> {
     let kept: Vec<Denial> = lifted(other, list).into_iter().map(|lifted| lifted.denial).collect();
     if kept.is_empty() {
@@ -281,7 +286,8 @@ pub fn unite(list: &mut Value, other: &Value) -> Vec<Denial> {
             if !list[*place].is_object() {
                 list[*place] = json!({});
             }
-            // a value of the other map is text and bytes at once only by chance
+            // one map has text and the other bytes, so a value of the other map is not valid here: the key
+            // suffices
             list[*place][key] = if place == map { value.clone() } else { "".into() };
         }
     }
@@ -294,7 +300,7 @@ pub fn maps(list: &Value) -> Value {
     maps.map(|map| ((*map).to_owned(), list[*map].clone())).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// Adds to a list the entries of another one whose denials it has in no form.
+/// Adds to a list those entries of another one that deny something which this list does not deny in any form.
 pub fn unite_gone(list: &mut Value, other: &Value) {
     let gone: Vec<Denial> =
         lifted(other, list).into_iter().filter(|lifted| lifted.is_gone).map(|lifted| lifted.denial).collect();
@@ -306,7 +312,7 @@ pub fn unite_gone(list: &mut Value, other: &Value) {
     }
 }
 
-/// Takes the entries of these denials out of a list.
+/// Removes the entries of these denials from a list.
 pub fn forget(list: &mut Value, denials: &[Denial]) {
     let entries: Vec<_> =
         entries_of(list, denials).into_iter().map(|(map, key)| (map, key.to_owned())).collect();
@@ -333,7 +339,7 @@ fn denies_nothing(key: &str) -> bool {
     DenyList::read(&json!({"data": {key: ""}})).is_empty()
 }
 
-/// Why a key denies nothing that exists.
+/// The reason why a key denies nothing that exists.
 pub fn complaint(key: &str) -> Option<String> {
     let is_digest = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let is_good = match key.split_once('.') {
@@ -364,7 +370,7 @@ fn strictest(one: Readmitted, other: Readmitted) -> Readmitted {
     Some(one?.max(other?))
 }
 
-/// Whether something is not older than a readmission; what does not tell its time is.
+/// Whether a credential is at least as new as a readmission; a credential without a time is not.
 fn is_since(time: Option<i64>, readmitted: i64) -> bool {
     time.is_some_and(|time| time >= readmitted)
 }
@@ -398,11 +404,11 @@ pub fn is_deny_list(namespace: &str, name: &str) -> bool {
     namespace == DENY_LIST_NAMESPACE && name == DENY_LIST_NAME
 }
 
-/// A change of the deny list: who makes it, when, and why.
+/// The author, time and reason of a change of the deny list.
 #[derive(Debug, Clone, Copy)]
 pub struct Change<'a> {
     pub by: &'a str,
-    /// RFC 3339, as exact as the clock is: credentials of the same second are told apart by it.
+    /// RFC 3339, with the full precision of the clock: it separates credentials issued in the same second.
     pub time: &'a str,
     /// May be empty.
     pub reason: &'a str,
@@ -446,11 +452,13 @@ impl Change<'_> {
     }
 }
 
-/// From when on credentials of a readmitted node count: after everything that is known of the node to be older, whatever the clock shows.
-/// `newest_issue`: of the credentials that came in the node's name, Unix time in microseconds.
+/// The time from which credentials of a readmitted node count: later than everything about the node that must
+/// count as older, whatever the clock shows. `newest_issue`: of the credentials that were used in the node's
+/// name, Unix time in microseconds.
 ///
 /// # Errors
-/// The clock is behind the time of the node's entry, which is returned: what it issues now would be refused, or what is stolen believed.
+/// The clock is behind the time of the node's entry, which is returned: credentials issued now would be
+/// refused, or stolen ones accepted.
 pub fn readmission_time(
     config_map: &Value,
     node: &str,
@@ -464,12 +472,13 @@ pub fn readmission_time(
     if let Some(told) = told.filter(|told| micros(now) < *told) {
         return Err(at(told));
     }
-    // a credential of the very moment is an old one
+    // a credential issued at that very moment counts as old
     let after = newest_issue.max(told).map_or(now, |known| now.max(at(known)));
     Ok(after + time::Duration::MICROSECOND)
 }
 
-/// The explanation of a node's entry: an object with `revoked` or `readmitted`, `by` and `reason`; null without an entry.
+/// The explanation of a node's entry: an object with `revoked` or `readmitted`, `by` and `reason`; null
+/// without an entry.
 pub fn explanation(config_map: &Value, node: &str) -> Value {
     let keys = node_keys(node);
     let mut entries = MAPS.iter().filter_map(|map| config_map[*map].as_object()).flatten();
@@ -541,7 +550,7 @@ mod tests {
             &pods,
             "it is a token of a pod on node \"edge-1\", which was revoked",
         );
-        // by its name alone, whatever its groups
+        // denied by its name alone, whatever its groups
         let groupless = Identity { groups: Vec::new(), ..edge.clone() };
         check(json!({"node.edge-1": ""}), &groupless, "node \"edge-1\" was revoked");
     }
@@ -583,7 +592,7 @@ mod tests {
             let found = list.signing_refusal("system:node:edge-1", requested);
             assert_eq!(found.is_some(), refused, "{requested}");
         }
-        // tokens tell their time in seconds
+        // tokens contain their time in seconds
         let facts = [(NODE_NAME_FACT.to_owned(), vec!["edge-1".to_owned()])].into();
         let token = Identity { facts, ..Identity::new("system:serviceaccount:default:runs", &[]) };
         for (issued, refused) in [(None, true), (Some(time - 7), true), (Some(time + 999_993), false)] {
@@ -674,7 +683,7 @@ mod tests {
             assert_eq!(list(&data).readmission("edge-1"), Some(expect), "{data}");
             let upper = json!({by_digest.clone(): named, by_digest.replace(&digest("edge-1"), &digest("edge-1").to_ascii_uppercase()): digested});
             assert_eq!(list(&upper).readmission("edge-1"), Some(expect), "{upper}");
-            // all of them are taken back
+            // the change removes all of them
             let mut map = json!({"data": data, "binaryData": upper});
             CHANGE.readmit(&mut map, "edge-1");
             assert_eq!(list(&map["data"]).readmission("edge-1"), Some(since(CHANGE.time)));
@@ -715,7 +724,7 @@ mod tests {
         }
         assert!(deletion_complaint(&one).unwrap().contains("kedge-hub node readmit"));
         assert_eq!(deletion_complaint(&json!({"data": {"Node.a": ""}})), None);
-        // a readmission takes away, too
+        // a readmission also removes denials
         let mut readmitted = one.clone();
         CHANGE.readmit(&mut readmitted, "a");
         assert_eq!(
@@ -745,7 +754,7 @@ mod tests {
         let mut none = Value::Null;
         unite(&mut none, &list);
         assert_eq!(lifted(&list, &none), []);
-        // what is in no form of it
+        // entries that the new list has in no form
         let mut gone = json!({"data": {"node.back": readmitted(late)}});
         unite_gone(&mut gone, &new);
         assert_eq!(DenyList::read(&gone).readmission("back"), Some(parsed(late)));
@@ -766,7 +775,7 @@ mod tests {
         assert_eq!(readmission_time(&map, "a", before, None), Err(revoked));
         let issued = time("2026-11-25T00:00:00Z");
         assert_eq!(readmission_time(&map, "a", now, Some(micros(issued))), Ok(issued + micro));
-        // readmitted once more by a hub whose clock fell back
+        // readmitted again by a hub after its clock fell back
         CHANGE.readmit(&mut map, "a");
         assert_eq!(readmission_time(&map, "a", before, None), Err(revoked));
         // written by hand, without a time

@@ -1,8 +1,9 @@
-//! Who makes a request: the identity that a credential proves, for as long as the credential is valid.
+//! The author of a request: the identity that a credential proves, for as long as the credential is valid.
 //!
-//! Always holds: an identity belongs to one request, not to its connection, so that each request is judged by the time and the
-//! deny list of its own moment, and so that one connection can carry requests of several tokens. Left to others: verifying the
-//! credential's signature (TLS; `token`), whether it was revoked (`denied`), what the identity may do (`authorizer`).
+//! Always holds: an identity belongs to one request, not to its connection, so that each request is judged by
+//! the time and the deny list of its own moment, and so that one connection can carry requests of several
+//! tokens. Left to others: verifying the credential's signature (TLS; `token`), checking that it is not
+//! revoked (`denied`), and the permissions of the identity (`authorizer`).
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX};
 const MAX_GROUPS: usize = 32;
 /// Upstream's key of a credential's id in the `extra` of a user.
 pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
-/// Upstream's key of the node of a pod's token.
+/// Upstream's key for the node in the token of a pod.
 pub(super) const NODE_NAME_FACT: &str = "authentication.kubernetes.io/node-name";
 
 /// An authenticated caller.
@@ -31,10 +32,10 @@ pub struct Identity {
     pub facts: BTreeMap<String, Vec<String>>,
     /// The credential proves nothing from this second on (Unix time); `None` if it does not expire.
     pub not_after: Option<i64>,
-    /// When the credential was issued (Unix time in microseconds), if it tells.
+    /// When the credential was issued (Unix time in microseconds), if it contains that.
     pub issued: Option<i64>,
-    /// The credential in upstream's spelling, `X509SHA256=...` or `JTI=...`; empty for an identity without one of its own, as
-    /// when an administrator impersonates it.
+    /// The credential in upstream's spelling, `X509SHA256=...` or `JTI=...`; empty for an identity without
+    /// one of its own, as when an administrator impersonates it.
     pub credential: Box<str>,
 }
 
@@ -45,8 +46,8 @@ impl Identity {
         Identity { user: user.to_owned(), groups, ..Identity::default() }
     }
 
-    /// Reads the identity from a certificate that TLS has already verified. `None` if it names no user or more than
-    /// one: such a caller counts as anonymous.
+    /// Reads the identity from a certificate that TLS has already verified. `None` if it names no user or
+    /// several: such a caller counts as anonymous.
     pub fn from_client_certificate(der: &[u8]) -> Option<Identity> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let subject = certificate.subject();
@@ -101,8 +102,8 @@ impl Identity {
     }
 }
 
-/// First bytes of the serial numbers of our authority: the time of issue follows them. (A certificate cannot tell it otherwise: all are
-/// valid from 1970 on, for boards without a clock.)
+/// First bytes of the serial numbers that our authority issues: the time of issue follows them. (A
+/// certificate cannot show it in another way: all are valid from 1970 on, for boards without a clock.)
 const SERIAL_MARK: [u8; 4] = *b"kdge";
 /// Bytes of such a serial number: mark, time, random.
 const SERIAL_BYTES: usize = 20;
@@ -121,7 +122,7 @@ pub(super) fn micros(time: OffsetDateTime) -> i64 {
     i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX)
 }
 
-/// When the certificate of this serial number was issued; `None` for one that an older hub made.
+/// When the certificate with this serial number was issued; `None` if an older hub issued it.
 fn issued_at(serial: &[u8]) -> Option<i64> {
     let serial: &[u8; SERIAL_BYTES] = serial.try_into().ok()?;
     let time = serial.strip_prefix(&SERIAL_MARK)?.first_chunk()?;

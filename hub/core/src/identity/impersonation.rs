@@ -1,7 +1,8 @@
 //! Impersonation: an administrator acts as another user, to see its permissions (`kubectl --as`).
 //!
-//! Always holds: only an administrator impersonates; the impersonated identity expires with the credential that was used. Words and
-//! headers are upstream's: `Impersonate-User`, `-Group`, `-Uid`, and `-Extra-KEY` with a percent-encoded key.
+//! Always holds: only an administrator impersonates; the impersonated identity expires with the credential
+//! that was used. Words and headers are upstream's: `Impersonate-User`, `-Group`, `-Uid`, and `-Extra-KEY`
+//! with a percent-encoded key.
 
 use super::Denied;
 use super::identity::Identity;
@@ -9,14 +10,14 @@ use kedge_api::AUTHENTICATED_GROUP;
 
 /// The common beginning of the headers, in lower case.
 const PREFIX: &str = "impersonate-";
-/// Most headers that impersonate: no user of ours has more groups and facts.
+/// Most impersonation headers: our users have fewer groups and facts.
 const MAX_HEADERS: usize = 64;
 /// User of callers without a credential, and their group.
 const ANONYMOUS: (&str, &str) = ("system:anonymous", "system:unauthenticated");
 /// Prefix of the users of service accounts: `system:serviceaccount:NAMESPACE:NAME`.
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 
-/// What a request asks to be, read from its headers.
+/// The identity that a request asks for, from its headers.
 #[derive(Debug, Default)]
 struct Asked {
     user: String,
@@ -25,11 +26,11 @@ struct Asked {
     facts: std::collections::BTreeMap<String, Vec<String>>,
 }
 
-/// The identity that a request is to be judged by: the caller's own, or the one it asks for. `headers` are pairs of a name in lower
-/// case and a value.
+/// The identity by which a request is to be judged: the caller's own, or the impersonated one. `headers` are
+/// pairs of a name in lower case and a value.
 ///
 /// # Errors
-/// 401 without an identity, 403 for callers that may not impersonate, 400 for headers without sense.
+/// 401 without an identity, 403 for callers that may not impersonate, 400 for headers that make no sense.
 pub fn effective<'a>(
     caller: Option<&Identity>,
     headers: impl Iterator<Item = (&'a str, &'a [u8])>,
@@ -68,7 +69,7 @@ pub fn effective<'a>(
 impl Asked {
     fn read(headers: &[(&str, &[u8])]) -> Result<Asked, Denied> {
         let mut asked = Asked::default();
-        // a server in front may have checked one of two, and which of them counts is anybody's guess
+        // a proxy may have checked one of the two, and nobody knows which of them counts
         for once in ["impersonate-user", "impersonate-uid"] {
             let times = headers.iter().filter(|(name, _)| *name == once).count();
             if times > 1 {
@@ -100,7 +101,8 @@ impl Asked {
     }
 }
 
-/// Upstream's completion of the groups: those of a service account if none were given, and whether it is authenticated.
+/// Upstream's completion of the groups: those of a service account if the request names none, and the one
+/// that tells whether the user is authenticated.
 fn groups(user: &str, given: Vec<String>) -> Vec<String> {
     let mut groups = given;
     let account = user.strip_prefix(SERVICE_ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':'));

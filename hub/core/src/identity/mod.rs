@@ -1,10 +1,11 @@
 //! Authentication and authorization: the identity of a request, and the decisions on it.
 //!
-//! Holds: nothing here does IO or keeps state, so a decision is a function of the request, the time and the stored objects.
-//! `identity` is what a credential proves, `impersonation` the identity that an administrator asks for instead. `authorize`
-//! decides on a request before anything is read, by a list of authorizers; `admit` decides on an object as it would be stored.
-//! Both use upstream's texts, because people search for them. `denied` is
-//! the list of revoked credentials. Not built yet: roles (RBAC objects are not served).
+//! Always holds: this module does no IO and keeps no state, so a decision is a function of the request, the
+//! time and the stored objects. `identity` reads the identity that a credential proves, `impersonation` the
+//! one that an administrator asks for instead. `authorize` decides on a request before anything is read, by a
+//! list of authorizers; `admit` decides on an object as it would be stored. Both use upstream's texts,
+//! because people search for them. `denied` is the list of revoked credentials. Not built yet: roles (RBAC
+//! objects are not served).
 
 mod attributes;
 mod authorizer;
@@ -35,7 +36,7 @@ pub struct Denied {
     pub status: u16,
     /// Status.message, as upstream words it.
     pub message: String,
-    /// The reason alone, for access reviews; empty if the answer is just no.
+    /// The reason alone, for access reviews; empty if no authorizer gave one.
     pub reason: String,
 }
 
@@ -50,7 +51,8 @@ impl Denied {
     }
 }
 
-/// Decides a request before anything is read or written. `identity` is `None` for a caller without a certificate.
+/// Decides a request before anything is read or written. `identity` is `None` for a caller without a
+/// certificate.
 pub fn authorize(
     identity: Option<&Identity>,
     attributes: &Attributes,
@@ -79,7 +81,8 @@ pub fn admit(
         .map_err(|reason| forbidden_object(attributes, new, reason))
 }
 
-/// Decides on what a request asks for beside what it may change: `wanted` is the whole object that it describes.
+/// Decides on the whole object that a request describes (`wanted`), including parts that this request may not
+/// change.
 pub fn admit_requested(
     identity: &Identity,
     attributes: &Attributes,
@@ -244,7 +247,7 @@ mod tests {
             let asked = Attributes { verb, group, resource, subresource, ..attributes };
             assert!(authorize(Some(&stranger), &asked, &Objects::default()).is_err(), "{asked:?}");
         }
-        // a field selector names the object of a list, and of no other request for a collection
+        // a field selector can name the object for a list, but for no other request on a collection
         let selection = Selection::parse(&NODE, "", "", "metadata.name=n").unwrap();
         for (verb, named) in [("list", " \"n\""), ("watch", " \"n\""), ("deletecollection", "")] {
             let text = format!(
@@ -254,7 +257,7 @@ mod tests {
         }
     }
 
-    /// A review may ask about any user and groups, also such as no credential proves.
+    /// A review may name any user and groups, also some that no credential proves.
     #[test]
     fn only_authenticated_users_review_themselves() {
         let group = "authorization.k8s.io";
@@ -281,7 +284,7 @@ mod tests {
         check("admin", &["system:masters"], true);
     }
 
-    /// Nor may they touch the history of one, which a rollout is decided by.
+    /// Nor may they write the history of a set, which decides its rollouts.
     #[test]
     fn clients_without_rights_write_no_daemon_set() {
         for (user, group) in [("jane", "people"), ("system:node:a", "system:nodes")] {

@@ -1,8 +1,10 @@
-//! Authorization of nodes: a node may report itself, and read the ConfigMap assigned to it and the objects its pods use.
+//! Authorization of nodes: a node may report itself, and read the ConfigMap assigned to it and the objects
+//! its pods use.
 //!
-//! Always holds: a node reaches its own objects, and of others only those that its Node or its pods refer to (`references`).
-//! The rules are upstream's Node authorizer, narrower where we serve fewer kinds: a ConfigMap is readable if
-//! `spec.configSource` names it, in either form. Left to others: what a node may write into an object (`node_restriction`).
+//! Always holds: a node can access its own objects, and of others only those that its Node or its pods refer
+//! to (`references`). The rules are upstream's Node authorizer, narrower where we serve fewer kinds: a
+//! ConfigMap is readable if `spec.configSource` names it, in either form. Left to others: the fields that a
+//! node may write (`node_restriction`).
 
 use super::attributes::{Attributes, ClusterView};
 use super::authorizer::{Authorizer, Opinion};
@@ -11,7 +13,7 @@ use crate::kinds::{by_resource, pod};
 use crate::object::Reference;
 use kedge_api::{NODE_LEASE_NAMESPACE, NODE_USER_PREFIX};
 
-/// Upstream's Node authorizer: it has an opinion on requests of nodes alone.
+/// Upstream's Node authorizer: it has an opinion only on requests of nodes.
 pub(super) struct Node;
 
 impl Authorizer for Node {
@@ -26,7 +28,8 @@ impl Authorizer for Node {
     }
 }
 
-/// Whether `node` may make this request; the error is the reason in upstream's words, empty where it gives none.
+/// Whether `node` may make this request; the error is the reason in upstream's words, empty where it gives
+/// none.
 fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     match (request.group, request.resource, request.subresource) {
         ("", "nodes", "") => authorize_node(node, request),
@@ -34,14 +37,14 @@ fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result
         ("coordination.k8s.io", "leases", "") => authorize_lease(node, request),
         ("", "configmaps" | "secrets", "") => authorize_referenced(node, request, view),
         ("", "serviceaccounts", _) => authorize_service_account(node, request, view),
-        // as upstream: a kubelet asks on behalf of those who call it
+        // as upstream: a kubelet asks on behalf of its callers
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews" | "localsubjectaccessreviews", "")
             if request.verb == "create" =>
         {
             Ok(())
         }
-        // as upstream: a kubelet makes environment variables of them
+        // as upstream: a kubelet turns them into environment variables
         ("", "services", "") if matches!(request.verb, "get" | "list" | "watch") => Ok(()),
         ("", "pods", "") => authorize_pod(node, request, view),
         ("", "pods", "status") => match request.verb {
@@ -57,7 +60,7 @@ fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result
     }
 }
 
-/// A node may request certificates and read its own requests. Upstream lets it read all.
+/// A node may request certificates and read its own requests. Upstream lets it read all of them.
 fn authorize_signing_request(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     let own = || {
         view.object(request.resource, "", request.requested_name()).is_some_and(|found| {
@@ -116,8 +119,8 @@ fn authorize_lease(node: &str, request: &Attributes) -> Result<(), String> {
     }
 }
 
-/// A ConfigMap or Secret is readable if the Node's spec or a pod bound to the node refers to it. A mirror pod gives access to
-/// nothing, since the node made it; it refers to nothing either.
+/// A ConfigMap or Secret is readable if the Node's spec or a pod bound to the node refers to it. A mirror pod
+/// gives no access, because the node itself made it; it may not refer to anything either.
 fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     if !matches!(request.verb, "get" | "list" | "watch") {
         return Err("can only read resources of this type".to_owned());
@@ -137,7 +140,7 @@ fn authorize_if_referenced(node: &str, request: &Attributes, view: &dyn ClusterV
 
 const ONE_ACCOUNT: &str = "can only create tokens for individual service accounts";
 
-/// The accounts that the pods bound to it run as, and their tokens.
+/// The accounts of the pods that are bound to it, and their tokens.
 fn authorize_service_account(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     match (request.verb, request.subresource) {
         ("get", "") => check_named(request)?,
@@ -161,7 +164,7 @@ fn check_named(request: &Attributes) -> Result<(), String> {
 fn own_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     match view.object("pods", request.namespace, request.name) {
         Some(pod) if pod["spec"]["nodeName"].as_str() == Some(node) => Ok(()),
-        // upstream lets the node learn that it is gone
+        // as upstream: the node must be able to learn that its pod is gone
         None => Ok(()),
         Some(_) => Err(format!("node {node:?} can only act on pods with spec.nodeName set to itself")),
     }
@@ -451,7 +454,7 @@ mod tests {
             "create serviceaccounts/x default/runs",
             Err("can only create token subresource of serviceaccount"),
         );
-        // what a pod refers to has a namespace
+        // objects that a pod refers to have a namespace
         let namespaced = Err("can only read namespaced object of this type");
         for refused in [
             "get serviceaccounts runs",

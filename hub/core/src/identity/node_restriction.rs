@@ -1,9 +1,10 @@
 //! Admission of what nodes write, after upstream's NodeRestriction.
 //!
-//! Always holds: a node cannot change desired state, not even its own: no `spec`, no label or annotation that controls it, no other
-//! node's objects, no finalizer and no owner that could keep another object from being deleted. So a stolen device can lie about
-//! itself and nothing more. Narrower than upstream where we serve fewer kinds: events only about the node and its pods, and of
-//! annotations only those that agents report in.
+//! Always holds: a node cannot change desired state, not even its own: no `spec`, no label or annotation that
+//! controls it, no other node's objects, no finalizer and no owner that could keep another object from being
+//! deleted. So the holder of a stolen device can lie about that device, and nothing more. Narrower than
+//! upstream where we serve fewer kinds: a node writes events only about itself and its pods, and only those
+//! annotations in which agents report.
 
 use serde_json::Value;
 
@@ -23,12 +24,13 @@ use kedge_api::{
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
 const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
 
-/// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep their own state in them.
+/// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep
+/// their own state in them.
 const OWN_ANNOTATIONS: [&str; 3] = [CONFIG_STATUS_ANNOTATION, MAINTENANCE_ANNOTATION, SLOT];
-/// End of the domains whose annotations are a node's own.
+/// Suffix of the domains of annotations that belong to nodes.
 const OWN_ANNOTATION_DOMAIN: &str = ".node.kedge.dev";
 
-/// Whether `node` may turn `old` (nothing, at creation) into `new`.
+/// Whether `node` may change `old` (`None` at creation) to `new`.
 pub(super) fn admit(
     node: &str,
     request: &Attributes,
@@ -50,7 +52,8 @@ pub(super) fn admit(
     }
 }
 
-/// What a node asks for beside what the subresource stores: upstream judges it, too, before it drops the rest.
+/// Judges the parts of a node's request that the subresource does not store: like upstream, before they are
+/// dropped.
 pub(super) fn admit_requested(
     node: &str,
     request: &Attributes,
@@ -67,8 +70,8 @@ pub(super) fn admit_requested(
     }
 }
 
-/// What may keep an object, or its owner, from being deleted: a node sets no finalizers, and as owners only its own Node. The
-/// deletion of an owner must not wait for what a node writes.
+/// Fields that can block the deletion of an object or of its owner: a node sets no finalizers, and as owner
+/// only its own Node. The deletion of an owner must not wait for an object that a node writes.
 fn admit_owners(node: &str, old: Option<&Value>, new: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let changed = |field: &str| {
         let before = old.map_or(&Value::Null, |old| &old["metadata"][field]);
@@ -113,7 +116,7 @@ fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String
         let (old, new) = (&before[path[0]][path[1]], &new[path[0]][path[1]]);
         !(is_absent(old) && is_absent(new)) && old != new
     };
-    // an empty source is an invalid source: only null means absent
+    // an empty source counts as an invalid source: only null means absent
     if before["spec"]["configSource"] != new["spec"]["configSource"] {
         return refuse(match old {
             None => "create its Node with a configSource",
@@ -169,7 +172,7 @@ fn field_names<'a>(old: &'a Value, new: &'a Value) -> Vec<&'a str> {
     names
 }
 
-/// The keys whose values differ and that a node may not touch, sorted.
+/// The keys with different values that a node may not change, sorted.
 fn forbidden<'a>(old: &'a Value, new: &'a Value, may: fn(&str) -> bool) -> Vec<&'a str> {
     field_names(old, new).into_iter().filter(|key| old.get(key) != new.get(key) && !may(key)).collect()
 }
@@ -179,8 +182,8 @@ fn may_annotate(key: &str) -> bool {
     OWN_ANNOTATIONS.contains(&key) || domain.ends_with(OWN_ANNOTATION_DOMAIN)
 }
 
-/// NodeRestriction's rules of pods: a node may create mirror pods of its own manifests, report its pods' status, and delete
-/// its pods. None of that may give it access to further objects.
+/// NodeRestriction's rules of pods: a node may create mirror pods of its own manifests, report its pods'
+/// status, and delete its pods. None of these may give it access to further objects.
 fn admit_pod(node: &str, request: &Attributes, old: Option<&Value>, new: &Value) -> Result<(), String> {
     let pod = old.unwrap_or(new);
     if new["spec"]["nodeName"].as_str() != Some(node) || pod["spec"]["nodeName"].as_str() != Some(node) {
@@ -209,14 +212,15 @@ fn admit_pod(node: &str, request: &Attributes, old: Option<&Value>, new: &Value)
     Ok(())
 }
 
-/// A mirror pod refers to nothing: else a node could make itself a pod that gives it access to any object it can name.
+/// A mirror pod refers to no objects: otherwise a node could create a pod that gives it access to any object
+/// that it can name.
 fn admit_mirror_pod(node: &str, pod: &Value) -> Result<(), String> {
     if !is_mirror(pod) {
         return Err(format!(
             "pod does not have {MIRROR_ANNOTATION:?} annotation, node {node:?} can only create mirror pods"
         ));
     }
-    // its own Node, if it is there: `admit_owners` compared it
+    // its own Node, if one is given: `admit_owners` has compared it
     let owners = pod["metadata"]["ownerReferences"].as_array().map_or(&[][..], Vec::as_slice);
     let [owner] = owners else {
         return Err(format!(
@@ -237,7 +241,7 @@ fn admit_mirror_pod(node: &str, pod: &Value) -> Result<(), String> {
     }
 }
 
-/// A node asks only for tokens that are bound to a pod which is bound to it.
+/// A node may request tokens only for a pod that is bound to it.
 fn admit_token_request(
     node: &str,
     namespace: &str,
@@ -265,7 +269,8 @@ fn admit_token_request(
     admit_audiences(node, &request["spec"], &pod)
 }
 
-/// One audience at most, and one that a volume of the pod asks for. The API's own has two spellings: none, and the issuer's name.
+/// At most one audience, and one that a volume of the pod names. The API's own audience has two spellings:
+/// none, and the issuer's name.
 fn admit_audiences(node: &str, spec: &Value, pod: &Value) -> Result<(), String> {
     let audience = match array(&spec["audiences"]) {
         [] => "",
@@ -316,8 +321,9 @@ fn admit_signing_request(node: &str, new: &Value) -> Result<(), String> {
     }
 }
 
-/// An event must be about the node itself, or about a pod bound to it; then it is in the pod's namespace, where only those who may
-/// see the pod see it, and names the node as its reporter. The uid is ignored: kubelets send the node's name there.
+/// An event must be about the node itself, or about a pod bound to it; an event about a pod is in the pod's
+/// namespace, so that only callers who may see the pod see it, and names the node as its reporter. The uid is
+/// ignored: kubelets send the node's name there.
 fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let about = &event["involvedObject"];
     let own = about["kind"].as_str() == Some("Node") && about["name"].as_str() == Some(node);
@@ -691,7 +697,7 @@ mod tests {
         assert!(judge(None, json!({"ownerReferences": [owner("b", "1")]})).is_err());
         assert!(judge(None, json!({"ownerReferences": [owner("a", "2")]})).is_err());
         assert!(judge(None, json!({"finalizers": ["x/y"]})).is_err());
-        // an owner of before the Node was made anew may stay until it is corrected
+        // an owner reference from before the Node was created anew may stay until it is corrected
         let stale = json!({"ownerReferences": [owner("a", "0")]});
         assert_eq!(judge(Some(lease(stale.clone())), stale.clone()), Ok(()));
         assert_eq!(judge(Some(lease(stale)), json!({"ownerReferences": [owner("a", "1")]})), Ok(()));

@@ -1,9 +1,11 @@
-//! What a pod may refer to: one table, by which a node is given access to the objects that its pods use and learns of their changes
-//! (`state::Desired`), and by which the pods that a node may make itself are refused. Beside it what a Node refers to.
+//! The objects that a pod refers to: one table, which decides three things: the objects that a node may read
+//! because of its pods, the changes that it hears of (`state::Desired`), and the pods that a node may not
+//! create itself. Also the objects that a Node refers to.
 //!
-//! Always holds: all decisions walk a spec by the schema and look up the same rows, so a node cannot gain access to an object by a
-//! pod that it made. A test walks all fields of a PodSpec and fails for one that is named like a reference and stands neither here
-//! nor in its list of others: a new field cannot slip in.
+//! Always holds: all three walk a spec by the schema and use the same rows, so a node cannot gain access to
+//! an object by creating a pod. A test walks all fields of a PodSpec and fails for a field with a name like a
+//! reference that is listed neither here nor among the test's exceptions: a new field of upstream cannot be
+//! overlooked.
 
 use serde_json::Value;
 
@@ -16,7 +18,8 @@ use crate::value::text;
 /// The type of a pod's spec.
 const POD_SPEC: &str = "core/v1/PodSpec";
 
-/// One row: a field that refers to an object of a resource. A string is its name; an object or the objects of a list have a `name`.
+/// One row: a field that refers to an object of a resource. A string is its name; an object or the objects of
+/// a list have a `name`.
 struct Row {
     resource: &'static str,
     /// The schema's type that has the field.
@@ -55,12 +58,13 @@ const REFERENCES: [Row; 26] = [
     row("serviceaccounts", "core/v1/VolumeProjection", "podCertificate"),
     row("clustertrustbundles", "core/v1/VolumeProjection", "clusterTrustBundle"),
     row("persistentvolumeclaims", "core/v1/PersistentVolumeClaimVolumeSource", "claimName"),
-    // a claim is made for the pod
+    // a claim is created for the pod
     row("persistentvolumeclaims", "core/v1/Volume", "ephemeral"),
     row("resourceclaims", POD_SPEC, "resourceClaims"),
 ];
 
-/// The objects of served kinds that a pod refers to, in order, each once. A mirror pod's node reads nothing because of it.
+/// The objects of served kinds that a pod refers to, in order, each once. A mirror pod gives its node no
+/// access.
 pub(crate) fn of_pod(pod: &Value) -> Vec<Reference> {
     let (mut found, namespace) = (Vec::new(), text(pod, &["metadata", "namespace"]));
     if is_mirror(pod) {
@@ -87,8 +91,8 @@ pub(crate) fn of_node(node: &Value) -> Vec<Reference> {
     assigned.map(|(namespace, name)| Reference::new(&CONFIG_MAP, namespace, name)).collect()
 }
 
-/// Namespace and name of the ConfigMap that a Node's `spec.configSource` names, in either form. One that names two assigns nothing: the
-/// node follows neither.
+/// Namespace and name of the ConfigMap that a Node's `spec.configSource` names, in either form. A Node that
+/// names two assigns none: the node follows neither.
 fn assigned_config_map(node: &Value) -> Option<(&str, &str)> {
     let source = &node["spec"]["configSource"];
     let form = |key: &str| source.get(key).filter(|form| !form.is_null());
@@ -118,7 +122,7 @@ pub(super) fn referred_resource(spec: &Value) -> Option<&'static str> {
     found
 }
 
-/// Shows every reference of a pod's spec until `stop` returns true; returns whether it did.
+/// Passes every reference of a pod's spec to `stop` until it returns true; returns whether it did.
 fn visit(spec: &Value, stop: &mut dyn FnMut(&'static Row, &Value) -> bool) -> bool {
     schema::find(POD_SPEC).is_some_and(|of| visit_type(of, spec, stop))
 }
@@ -152,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Fields of a pod's spec that are named like a reference and name no object of the API, by type.
+    /// Fields of a pod's spec, by type, with names like references that do not refer to an object of the API.
     const OTHERS: [(&str, &[&str]); 47] = [
         // names within the pod
         ("Container", &["name"]),
@@ -208,10 +212,10 @@ mod tests {
         ("PodSpec", &["nodeName", "priorityClassName", "runtimeClassName", "schedulerName"]),
         ("PodSchedulingGate", &["name"]),
         ("PodSchedulingGroup", &["podGroupName"]),
-        // no names, but they sound like it
+        // not references, though their names sound like it
         ("PodSpec", &["automountServiceAccountToken", "hostname", "hostnameOverride", "setHostnameAsFQDN"]),
     ];
-    /// Parts of the names of fields that refer to something.
+    /// Parts of a field's name that suggest a reference.
     const TELLING: [&str; 9] =
         ["ref", "secret", "claim", "configmap", "bundle", "account", "class", "token", "name"];
     /// Types whose every string must be classified, whatever its name.
@@ -246,7 +250,8 @@ mod tests {
     /// A field on the way down from a PodSpec, and the type that has it.
     type Step = (&'static Type, &'static schema::Field);
 
-    /// Every field below a type, with a way to build a spec that has nothing else: the path of field names and lists.
+    /// Every field below a type, with a way to build a spec that has nothing else: the path of field names
+    /// and lists.
     fn fields(of: &'static Type, path: &mut Vec<Step>, show: &mut dyn FnMut(&[Step])) {
         for field in &of.fields {
             path.push((of, field));

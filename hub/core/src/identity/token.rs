@@ -1,9 +1,10 @@
-//! Tokens of service accounts: what they claim, and whether a claim still holds.
+//! Tokens of service accounts: their claims, and whether a claim is still true.
 //!
-//! Owns: upstream's claims, in JSON web tokens signed with ES256. Always holds: a token is believed only if the hub's own key signed it
-//! for one of the audiences asked about, and for as long as its service account and the object it is bound to exist with the UIDs that it
-//! names. 150 lines over ring, which is linked anyway: the crates for JWT bring every algorithm and their own choice of cryptography.
-//! Left to others: signing (`pki`), requests for tokens and reviews (the server).
+//! Owns: upstream's claims, in JSON web tokens signed with ES256. Always holds: a token is believed only if
+//! the hub's own key signed it for one of the audiences asked about, and for as long as its service account
+//! and the object it is bound to exist with the UIDs that it names. 150 lines over ring, which is linked
+//! anyway: the crates for JWT bring every algorithm and their own choice of cryptography. Left to others:
+//! signing (`pki`), requests for tokens and reviews (the server).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -17,20 +18,23 @@ use crate::decode;
 use crate::value::{at, text};
 use kedge_api::AUTHENTICATED_GROUP;
 
-/// Names the issuer in tokens; also the audience of the API itself. It does not depend on the hub's address, which may change.
+/// Names the issuer in tokens; also the audience of the API itself. It does not depend on the hub's address,
+/// which may change.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-/// Life of a token for which none was asked.
+/// Default life of a token.
 pub const DEFAULT_SECS: i64 = 60 * 60;
-/// Shortest life that may be asked for, as upstream.
+/// Shortest life that a request may ask for, as upstream.
 pub const SHORTEST_SECS: i64 = 10 * 60;
-/// Longest life that may be asked for, as upstream.
+/// Longest life that a request may ask for, as upstream.
 pub const LONGEST_SECS: i64 = 1 << 32;
-/// Longest life of a token for which a node asks; a longer one is shortened, as upstream's --service-account-max-token-expiration does.
-/// What a thief took from a device ends by itself. Kubelets ask for the next one after a day at the latest.
+/// Longest life of a token that a node requests; a longer request is shortened, as by upstream's
+/// --service-account-max-token-expiration. So a token that a thief took from a device expires by itself.
+/// Kubelets request the next one after a day at the latest.
 const LONGEST_SECS_FOR_NODES: i64 = 24 * 60 * 60;
-/// Longest token that is looked at: claims are a kilobyte.
+/// Longest token that is parsed: claims have about a kilobyte.
 const MAX_BYTES: usize = 8 * 1024;
-/// An object that is being deleted still counts for this time, as upstream: its pod may be shutting down in order.
+/// An object that is being deleted still counts for this time, as upstream: its pod may be shutting down in
+/// order.
 const LEEWAY: time::Duration = time::Duration::minutes(1);
 /// The sorts of objects that a token may be bound to, their claim and their resource.
 pub const BOUND: [(&str, &str, &str); 3] =
@@ -59,14 +63,14 @@ impl Verifier {
             "x": URL_SAFE_NO_PAD.encode(x), "y": URL_SAFE_NO_PAD.encode(y)}]})
     }
 
-    /// What is to be signed for these claims.
+    /// The text to sign for these claims.
     pub fn unsigned(&self, claims: &Value) -> String {
         let header = json!({"alg": "ES256", "kid": self.id});
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         format!("{}.{}", encode(&header), encode(claims))
     }
 
-    /// The claims of a token that our key signed.
+    /// The claims of a token, if our key signed it.
     pub fn claims(&self, token: &str) -> Option<Value> {
         if token.len() > MAX_BYTES {
             return None;
@@ -75,7 +79,7 @@ impl Verifier {
         let (header, claims) = signed.split_once('.')?;
         let read = |part: &str| decode::value(&URL_SAFE_NO_PAD.decode(part).ok()?);
         let header = read(header)?;
-        // checked first: what others signed, or nobody, costs no arithmetic
+        // checked before the signature, so that tokens from other issuers cost no arithmetic
         if header["alg"] != "ES256" || header["kid"] != *self.id {
             return None;
         }
@@ -98,7 +102,7 @@ pub struct Grant<'a> {
     /// Name and UID of the service account.
     pub account: (&'a str, &'a str),
     pub audiences: &'a [String],
-    /// Claim, name and UID of the objects it is bound to; a pod brings its node.
+    /// Claim, name and UID of the objects it is bound to; for a pod also its node.
     pub bound: &'a [(&'static str, String, String)],
     /// UUID of the token.
     pub id: &'a str,
@@ -119,7 +123,7 @@ impl Grant<'_> {
     }
 }
 
-/// The life of a token that this caller gets, of the seconds that it asks for; and the warning if they are less.
+/// The life of a token for which this caller asked `asked` seconds; and a warning if it gets less.
 pub fn granted_secs(caller: &Identity, asked: i64) -> (i64, Option<String>) {
     let longest = LONGEST_SECS_FOR_NODES;
     if caller.node().is_none() || caller.is_admin() || asked <= longest {
@@ -128,10 +132,10 @@ pub fn granted_secs(caller: &Identity, asked: i64) -> (i64, Option<String>) {
     (longest, Some(format!("requested expiration of {asked} seconds shortened to {longest} seconds")))
 }
 
-/// The identity of a token, and for which of the audiences it is good.
+/// The identity that a token proves, and the audiences that it is valid for.
 ///
 /// # Errors
-/// Upstream's reason, for a review.
+/// The error is upstream's reason, for a review.
 pub fn authenticate(
     claims: &Value,
     audiences: &[String],
@@ -162,7 +166,7 @@ pub fn authenticate(
     let account = &private["serviceaccount"];
     holds(view, "serviceaccounts", namespace, account, now)?;
     for (_, claim, resource) in BOUND {
-        // the node of a pod's token may have come and gone; a token bound to a node is not bound to a pod
+        // the node of a pod's token may have been replaced; a token bound to a node is not bound to a pod
         let inferred = claim == "node" && at(private, &["pod"]).is_some();
         if let Some(object) = at(private, &[claim]).filter(|_| !inferred) {
             holds(view, resource, if resource == "nodes" { "" } else { namespace }, object, now)?;
@@ -171,7 +175,7 @@ pub fn authenticate(
     Ok((identity(claims, expires), good))
 }
 
-/// Whether an object is there with this UID, and not long gone.
+/// Whether an object exists with this UID, or was deleted only just now.
 fn holds(
     view: &dyn ClusterView,
     resource: &str,
@@ -286,7 +290,7 @@ mod tests {
             check(&claims(&[(claim, name, "other")]), 1000, &view(), gone);
             check(&claims(&[(claim, "missing", claim)]), 1000, &view(), gone);
         }
-        // a pod's token only tells its node
+        // a pod's token only mentions its node
         check(&claims(&[("pod", "p", "pod"), ("node", "missing", "x")]), 1000, &view(), "");
         let dying = json!({"metadata": {"uid": "pod", "deletionTimestamp": "1970-01-01T00:16:40Z"}});
         let view = view().with("pods", "default", "p", dying);

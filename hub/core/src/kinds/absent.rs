@@ -1,6 +1,7 @@
-//! The kinds that Kubernetes has and a hub does not serve, and what serves in their place.
+//! The kinds of Kubernetes that a hub does not serve, and the alternative to each.
 //!
-//! Always holds: none of them is served, which a test checks against the table of kinds. Left to others: paths that nobody knows.
+//! Always holds: none of them is served; a test compares them with the table of kinds. Left to others: paths
+//! that Kubernetes does not have either.
 
 /// Kinds of one API group, by their plurals, and what to do instead.
 struct Absent {
@@ -85,7 +86,8 @@ static ABSENT: &[Absent] = &[
     },
 ];
 
-/// Why there is no such kind, in any version of its group, and what to do instead; `None`: nobody has such a kind.
+/// The reason why a hub does not serve this kind, in any version of its group, and the alternative; `None` if
+/// Kubernetes does not have it either.
 pub fn absent(group: &str, plural: &str) -> Option<String> {
     let found = ABSENT.iter().find(|absent| absent.group == group && absent.plurals.contains(&plural))?;
     let dot = if group.is_empty() { "" } else { "." };

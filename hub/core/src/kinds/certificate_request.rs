@@ -1,7 +1,8 @@
 //! CertificateSigningRequest: created by a client, approved through `/approval`, answered through `/status`.
 //!
-//! The hub writes the requester's identity, never the client. The spec never changes; Approved and Denied are set through the
-//! approval subresource only, the certificate and Failed through status only. Signing is `controllers::certificates`'s.
+//! The hub writes the requester's identity, never the client. The spec never changes; Approved and Denied are
+//! set through the approval subresource only, the certificate and Failed through status only.
+//! `controllers::certificates` signs.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::identity::Identity;
 use crate::identity::certificate_request::{self, Request};
 use crate::value::{at, text};
 
-/// Shortest life of a certificate that may be asked for; upstream's limit.
+/// Shortest life of a certificate that a request may ask for; upstream's limit.
 const MINIMUM_SECS: i64 = 600;
 
 /// certificates.k8s.io/v1 CertificateSigningRequest.
@@ -33,7 +34,7 @@ pub static CERTIFICATE_REQUEST: Kind = Kind {
         label: "spec.signerName",
         value: |request| text(request, &["spec", "signerName"]).to_owned(),
     }],
-    // the hub stamps it
+    // the hub sets this field, not the client
     holder: |request| Some(text(request, &["spec", "username"]).to_owned()).filter(|user| !user.is_empty()),
     columns: &[
         Column::NAME,
@@ -64,8 +65,8 @@ pub fn stamp_requester(request: &mut Value, requester: &Identity) {
     }
 }
 
-/// The reason to refuse this subject to any requester: an approval must not create an administrator, nor a name of the system's own, nor
-/// a node that nothing here can name.
+/// The reason to refuse this subject for any requester: an approval must never create an administrator,
+/// another user of the system, or a node with a name that no Node can have.
 pub fn forbidden_subject(request: &Value) -> Option<String> {
     let judge = match text(request, &["spec", "signerName"]) {
         CLIENT_SIGNER => Request::reserved_subject,
@@ -202,6 +203,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
         errors.push(FieldError::invalid("status.conditions", "", explained));
     }
     let Some(old) = old else { return };
+    // signers and requesters act on these conditions, so a decision is final
     for sort in ["Approved", "Denied", "Failed"] {
         if has(old, sort) && !has(new, sort) {
             let why = format!("updates may not remove a condition of type {sort:?}");

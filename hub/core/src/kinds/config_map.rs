@@ -26,7 +26,8 @@ pub static CONFIG_MAP: Kind = Kind {
     ..Kind::USUAL
 };
 
-/// Keys of the deny list that it keeps from an older hub and that deny nothing: its writer may believe that they do.
+/// Warnings about keys of the deny list that deny nothing, kept from an older hub: their writer may believe
+/// that they do.
 fn warnings(new: &Value, _: Option<&Value>) -> Vec<String> {
     if !is_deny_list(text(new, &["metadata", "namespace"]), text(new, &["metadata", "name"])) {
         return Vec::new();
@@ -36,7 +37,7 @@ fn warnings(new: &Value, _: Option<&Value>) -> Vec<String> {
 }
 
 fn validate_deny_list(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
-    // nothing could be revoked any more; one that an older hub let become immutable may be changed
+    // nothing could be revoked any more; a list that an older hub let become immutable may be changed
     if new["immutable"] == true && old.is_none_or(|old| old["immutable"] != true) {
         let why = "the list of revoked credentials must stay changeable";
         errors.push(FieldError::forbidden("immutable", why));
@@ -138,7 +139,7 @@ mod tests {
         let refused = "immutable: Forbidden: the list of revoked credentials must stay changeable";
         check(list(true, "node.a"), None, &[refused]);
         check(list(true, "node.a"), Some(list(false, "node.a")), &[refused]);
-        // of an older hub
+        // stored by an older hub
         check(list(true, "node.a"), Some(list(true, "node.b")), &[]);
         check(list(false, "node.a"), Some(list(true, "node.a")), &[]);
         let typo = |map: Value| json!({"metadata": {"namespace": "kube-system", "name": "kedge-denied"}, "data": map});

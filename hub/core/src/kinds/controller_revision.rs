@@ -1,4 +1,4 @@
-//! ControllerRevision: one remembered template of a controller. Its data never changes, only its number does.
+//! ControllerRevision: one stored template of a controller. Its data never changes, only its number.
 
 use serde_json::Value;
 

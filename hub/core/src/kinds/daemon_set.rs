@@ -1,7 +1,7 @@
 //! DaemonSet: one pod on each matching node. Only the objects; creating pods is left to a controller.
 //!
-//! Rules are upstream's: the selector never changes and selects the template; a change of the template increments the template
-//! generation, which apps/v1 keeps in an annotation and no client may decrease.
+//! Rules are upstream's: the selector never changes and selects the template; a change of the template
+//! increments the template generation, which apps/v1 keeps in an annotation and no client may decrease.
 
 use serde_json::{Value, json};
 
@@ -137,7 +137,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let spec = &new["spec"];
     validate_selector(spec, errors);
     let template = &spec["template"]["spec"];
-    // a template that an older hub accepted must not keep its controller from reporting
+    // a template that an older hub accepted must not keep the controller from writing the status
     if old.is_none_or(|old| old["spec"]["template"] != spec["template"]) {
         pod_spec::validate(template, Of::Template, "spec.template.spec", errors);
         rules::labels(&spec["template"]["metadata"], "labels", "spec.template", errors);
@@ -244,6 +244,8 @@ fn validate_strategy(strategy: &Value, errors: &mut FieldErrors) {
             }
         }
     }
+    // exactly one of the two may be non-zero: a set either surges or takes pods down, and with neither it
+    // could not update
     match zero {
         [false, false] => errors.push(FieldError::invalid(
             format!("{path}.rollingUpdate.maxSurge"),

@@ -1,4 +1,4 @@
-//! Event (core/v1): what happened to an object, for people. `garbage` deletes old events.
+//! Event (core/v1): something that happened to an object, for people. `garbage` deletes old events.
 
 use kedge_api::NODE_USER_PREFIX;
 use serde_json::Value;
@@ -74,7 +74,8 @@ pub(super) static VIEW_SELECTABLE: &[Selectable] = &[
 pub const NAME_FIELD: usize = 2;
 pub(super) const INDEXED: &[usize] = &[NAME_FIELD];
 
-/// An event about a Node is charged to that node, any other to the node that reports it. `identity` lets a node write no others.
+/// An event about a Node is charged to that node, any other to the node that reports it. `identity` lets a
+/// node write only such events.
 fn holder(event: &Value) -> Option<String> {
     let node = match &*involved(event, "kind") {
         "Node" => involved(event, "name"),
@@ -140,8 +141,8 @@ fn cells(event: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     ]
 }
 
-/// Upstream's rules. An event is in the namespace of its object, or in `default` if that has none. One with an `eventTime`, as newer
-/// clients write it, also says who reports what.
+/// Upstream's rules. An event is in the namespace of its object, or in `default` if that has none. One with
+/// an `eventTime`, as newer clients write it, must also name its reporter and action.
 fn validate(new: &Value, _old: Option<&Value>, errors: &mut FieldErrors) {
     let timed = !text(new, &["eventTime"]).is_empty();
     let namespace = text(new, &["metadata", "namespace"]);
@@ -149,7 +150,7 @@ fn validate(new: &Value, _old: Option<&Value>, errors: &mut FieldErrors) {
     let good = match (&*about, timed) {
         ("", false) => namespace == "default",
         ("", true) => matches!(namespace, "default" | "kube-system"),
-        // upstream compares none of a timed event
+        // upstream does not compare them for a timed event
         (about, timed) => timed || about == namespace,
     };
     if !good {

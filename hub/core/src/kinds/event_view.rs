@@ -1,7 +1,9 @@
-//! Event of events.k8s.io/v1: the events of the core group under another type, as newer clients write and read them.
+//! Event of events.k8s.io/v1: the events of the core group under another type, as newer clients write and
+//! read them.
 //!
-//! Owns: the names that differ, and the stricter rules of this type. Always holds: an event has one stored form, the core one;
-//! what is written through one type is read through the other. Leaves to others: everything else (`event`).
+//! Owns: the names that differ, and the stricter rules of this type. Always holds: an event has one stored
+//! form, the core one; an event written through one type can be read through the other. Leaves to others:
+//! everything else (`event`).
 
 use serde_json::Value;
 

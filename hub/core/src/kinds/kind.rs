@@ -1,7 +1,8 @@
-//! What the hub must know of a kind to serve it.
+//! Everything that the hub must know of a kind to serve it.
 //!
-//! Owns: [`Kind`], the entry of the table in `kinds`, and what entries have in common ([`Kind::USUAL`]). Always holds: an entry is a
-//! static, compared by [`Kind::resource_name`]. Leaves to others: the entries themselves, each in its kind's own file.
+//! Owns: [`Kind`], the entry of the table in `kinds`, and the defaults of entries ([`Kind::USUAL`]). Always
+//! holds: an entry is a static, compared by [`Kind::resource_name`]. Leaves to others: the entries
+//! themselves, each in its kind's own file.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -35,37 +36,41 @@ pub struct Kind {
     pub categories: &'static [&'static str],
     /// Lives in a namespace.
     pub namespaced: bool,
-    /// The served verbs; others are answered 405.
+    /// The served verbs; others get 405.
     pub verbs: &'static [&'static str],
     /// Has `/status`: writes of the object keep the old status, writes of the status keep the rest.
     pub status: bool,
     /// Whether a create keeps the status of the body, as upstream does for nodes.
     pub status_on_create: bool,
-    /// Whether changes outside metadata and status count up `metadata.generation`.
+    /// Whether changes outside metadata and status increment `metadata.generation`.
     pub generation: bool,
     /// PUT without resourceVersion is allowed.
     pub unconditional_update: bool,
     /// PUT of a missing object creates it.
     pub create_on_update: bool,
-    /// A deletion is answered with the object that went, for upstream's kinds whose `ReturnDeletedObject` is set; else with a Status.
+    /// A deletion returns the deleted object, as upstream's kinds with `ReturnDeletedObject` do; otherwise a
+    /// Status.
     pub shows_deleted: bool,
     /// The type in the schema table.
     pub type_name: &'static str,
     /// The form of names.
     pub name_rule: NameRule,
-    /// Whether a finalizer may be a plain name that is none of the standard ones; upstream asks for a domain everywhere but in Leases.
+    /// Whether a finalizer may be a plain name that is not a standard one; upstream requires a domain
+    /// everywhere except in Leases.
     pub any_finalizer: bool,
-    /// A change of nothing but these fields need not be durable before it is acknowledged
-    /// (a renewal that is lost is only a late one).
+    /// A change of only these fields need not be durable before it is acknowledged (losing a renewal only
+    /// makes it late).
     pub volatile: &'static [&'static [&'static str]],
     /// Field selectors besides `metadata.name` and `metadata.namespace`.
     pub selectable: &'static [Selectable],
-    /// Positions in `selectable` of the fields by which `state` finds objects and their watchers without a scan.
+    /// Positions in `selectable` of the fields by which `state` finds objects and their watchers without a
+    /// scan.
     pub indexed: &'static [usize],
-    /// The user whom the object is charged to: a caller that is limited in what it may store is limited over all objects charged to
-    /// it. Must follow from fields that this user cannot set otherwise. `None`: nobody.
+    /// The user to whom the object is charged: the limit of a limited caller counts all objects charged to
+    /// it. Must depend only on fields that this user cannot choose freely. `None`: nobody.
     pub holder: fn(&Value) -> Option<String>,
-    /// The objects that a node reads because of this one, which is its Node or bound to it; in order, each once.
+    /// The objects that a node reads because of this one, which is its own Node or a pod bound to it; in
+    /// order, each once.
     pub refers: fn(&Value) -> Vec<Reference>,
     /// Set if the kind has no objects of its own but shows those of another one.
     pub view: Option<&'static View>,
@@ -73,32 +78,34 @@ pub struct Kind {
     pub columns: &'static [table::Column],
     /// The cells of one row, as many as `columns`.
     pub cells: fn(&Value, time::OffsetDateTime) -> Vec<Value>,
-    /// Fills in fields that say the same as others, as upstream's conversions and defaults do, at every write.
+    /// Fills in fields that mean the same as others, as upstream's conversions and defaults do, at every
+    /// write.
     pub convert: fn(&mut Value),
-    /// Fills in what the API server decides, before validation; `old` is absent at creation.
+    /// Fills in the fields that the API server decides, before validation; `old` is absent at creation.
     pub prepare: fn(new: &mut Value, old: Option<&Value>),
-    /// The paths that `prepare` sets in a new object where upstream sets them by admission: they have no manager, while defaulted
-    /// fields belong to the creator.
+    /// The paths in a new object that `prepare` sets and upstream sets by admission: they have no manager,
+    /// while defaulted fields belong to the creator.
     pub admitted: &'static [&'static [&'static str]],
-    /// Why a new object, as its creator sent it, is forbidden (403); upstream's admission plugins.
+    /// The reason why a new object, as its creator sent it, is forbidden (403); upstream's admission plugins.
     pub forbids: fn(&Value) -> Option<String>,
     /// The kind's own rules; metadata was validated before.
     pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut FieldErrors),
-    /// Sentences for `Warning` headers about a change that is accepted; only about fields that this change sets, so that
-    /// writers are not warned about the fields of others.
+    /// Sentences for `Warning` headers about an accepted change; only about fields that this change sets, so
+    /// that writers get no warnings about fields of others.
     pub warnings: fn(new: &Value, old: Option<&Value>) -> Vec<String>,
 }
 
 /// Another type of the objects of a kind.
 #[derive(Debug)]
 pub struct View {
-    /// The kind that stores them. The view's selectable fields stand at the same positions.
+    /// The kind that stores them. The view's selectable fields have the same positions.
     pub of: &'static Kind,
     /// A stored object as the view's type.
     pub shown: fn(Value) -> Value,
     /// An object of the view's type as it is stored.
     pub stored: fn(Value) -> Value,
-    /// Rules for what is written through the view, beyond the kind's own; both in their stored form.
+    /// Rules for objects written through the view, beyond the kind's own; both arguments are in their stored
+    /// form.
     pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut FieldErrors),
 }
 
@@ -182,7 +189,7 @@ impl Kind {
         }
     }
 
-    /// The kind that stores the objects: itself, but for a view.
+    /// The kind that stores the objects: itself, or for a view the kind that it shows.
     pub fn stored(&'static self) -> &'static Kind {
         self.view.map_or(self, |view| view.of)
     }
@@ -203,7 +210,7 @@ impl Kind {
         }
     }
 
-    /// What a client of this kind sent, as it is stored.
+    /// An object that a client of this kind sent, in its stored form.
     pub fn to_stored(&self, value: Value) -> Value {
         match self.view {
             Some(view) => (view.stored)(value),
@@ -211,7 +218,7 @@ impl Kind {
         }
     }
 
-    /// The rules of a view for what is written through it; both in their stored form.
+    /// The rules of a view for an object written through it; both arguments are in their stored form.
     ///
     /// # Errors
     /// 422 with all fields that break a rule.
@@ -260,7 +267,7 @@ impl Kind {
         }
     }
 
-    /// Why a subresource that upstream has is not served, and what to do instead.
+    /// The reason why a subresource of upstream's is not served, and the alternative.
     pub fn unserved(&self, subresource: &str) -> Option<&'static str> {
         match (self.kind, subresource) {
             ("Pod", "resize") => Some(
@@ -276,7 +283,7 @@ impl Kind {
         }
     }
 
-    /// Why a verb that upstream has is not served, and what to do instead.
+    /// The reason why a verb of upstream's is not served, and the alternative.
     pub fn unserved_verb(&self, verb: &str) -> Option<&'static str> {
         (self.kind == "Service" && !self.allows(verb)).then_some(
             "services can only be read, nothing gives them an address: reach a pod by a hostPort of its node, or by kubectl port-forward",
@@ -293,8 +300,9 @@ impl Kind {
         self.verbs.contains(&verb)
     }
 
-    /// Converts ([`Kind::convert`]), and adds the fields that upstream's objects always have: spec and status, and the numbers of a status.
-    /// A JSON patch adds to them, and people wait for a number to be 0.
+    /// Converts ([`Kind::convert`]), and adds the fields that upstream's objects always have: spec and
+    /// status, and the numbers of a status. JSON patches `add` below them, and people wait for a number to be
+    /// 0.
     pub fn complete(&self, value: &mut Value) {
         (self.convert)(value);
         let (of, Some(fields)) = (self.schema(), value.as_object_mut()) else { return };
@@ -319,7 +327,7 @@ impl Kind {
 
 /// A kind without rules of its own.
 pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut FieldErrors) {}
-/// A kind without fields that say the same.
+/// A kind without fields that mean the same.
 pub fn nothing_to_convert(_: &mut Value) {}
 /// A kind without defaults.
 pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
@@ -327,7 +335,7 @@ pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
 pub fn no_holder(_: &Value) -> Option<String> {
     None
 }
-/// A kind whose objects make no node read others.
+/// A kind with objects that give no node access to others.
 pub fn no_references(_: &Value) -> Vec<Reference> {
     Vec::new()
 }

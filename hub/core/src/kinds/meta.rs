@@ -48,7 +48,8 @@ pub fn validate(kind: &Kind, object: &Value, errors: &mut FieldErrors) {
 pub fn validate_new(kind: &Kind, object: &Value, errors: &mut FieldErrors) {
     let meta = &object["metadata"];
     let base = text(meta, &["generateName"]);
-    // upstream judges no metadata of Events of v1, whose makers put a dot behind the name of the object
+    // upstream does not judge the metadata of v1 Events, because their creators put a dot after the name of
+    // the object
     if !base.is_empty()
         && kind.kind != "Event"
         && let Some(complaint) = kind.name_rule.complaint(&completed(base))
@@ -58,17 +59,19 @@ pub fn validate_new(kind: &Kind, object: &Value, errors: &mut FieldErrors) {
     validate_new_finalizers(kind, None, meta, errors);
 }
 
-/// Rules for a change beyond those of [`validate`]. `wanted` is the metadata as it was sent, with fields that the server keeps.
+/// Rules for a change beyond those of [`validate`]. `wanted` is the metadata as the client sent it, completed
+/// with fields that the server keeps.
 pub fn validate_change(kind: &Kind, old: &Value, wanted: &Value, errors: &mut FieldErrors) {
     validate_new_finalizers(kind, Some(&old["metadata"]), wanted, errors);
     validate_deletion(&old["metadata"], wanted, errors);
 }
 
-/// The base of a generated name as if it were the whole name: its hyphen at the end will not be the last character.
+/// The base of a generated name as if it were the whole name: its hyphen at the end will not be the last
+/// character.
 fn completed(base: &str) -> String {
     match base.strip_suffix('-') {
         Some("") | None => base.to_owned(),
-        // upstream exchanges the last two characters
+        // upstream replaces the last two characters
         Some(before) => before.chars().take(before.chars().count() - 1).chain(['a']).collect(),
     }
 }
@@ -76,8 +79,8 @@ fn completed(base: &str) -> String {
 /// Finalizers of Kubernetes' own, which need no domain.
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 
-/// Refuses a finalizer without a domain that is none of the standard ones. One that the object has is left alone: an older hub
-/// accepted it, and the object must stay changeable.
+/// Refuses a finalizer that has neither a domain nor a standard name. A finalizer that the object already has
+/// may stay: an older hub accepted it, and the object must remain changeable.
 fn validate_new_finalizers(kind: &Kind, old: Option<&Value>, meta: &Value, errors: &mut FieldErrors) {
     if kind.any_finalizer {
         return;
@@ -93,8 +96,8 @@ fn validate_new_finalizers(kind: &Kind, old: Option<&Value>, meta: &Value, error
     }
 }
 
-/// Refuses a deletion that a change claims: only a DELETE begins one. Another time for a deletion that has begun is ignored, as
-/// upstream does.
+/// Refuses a change that marks an object for deletion: only a DELETE may. Another time for a deletion that
+/// has begun is ignored, as upstream does.
 fn validate_deletion(old: &Value, wanted: &Value, errors: &mut FieldErrors) {
     if text(old, &["deletionTimestamp"]).is_empty() && !text(wanted, &["deletionTimestamp"]).is_empty() {
         let value = wanted["deletionTimestamp"].clone();
@@ -190,10 +193,10 @@ fn validate_owners(meta: &Value, errors: &mut FieldErrors) {
     }
 }
 
-/// One owner; upstream's errors do not say which.
+/// One owner; upstream's errors do not show which.
 fn validate_owner(owner: &Value, path: &str, errors: &mut FieldErrors) {
     let version = text(owner, &["apiVersion"]);
-    // upstream takes what it cannot split for a version that is missing
+    // to upstream an unparsable version counts as missing
     if version.rsplit('/').next() == Some("") || version.split('/').count() > 2 {
         let why = "version must not be empty";
         errors.push(FieldError::invalid(format!("{path}.apiVersion"), version, why));
@@ -205,7 +208,7 @@ fn validate_owner(owner: &Value, path: &str, errors: &mut FieldErrors) {
             errors.push(FieldError::invalid(format!("{path}.{field}"), "", why));
         }
     }
-    // events go by themselves, and would take what they own with them
+    // events expire, and would take the objects that they own with them
     if owner["apiVersion"] == "v1" && owner["kind"] == "Event" {
         let why = "/v1, Kind=Event is disallowed from being an owner";
         errors.push(FieldError::invalid(path, owner.clone(), why));
@@ -274,7 +277,7 @@ mod tests {
             check(&alive, &json!({"deletionGracePeriodSeconds": 1})),
             ["metadata.deletionGracePeriodSeconds: Invalid value: 1: field is immutable"]
         );
-        // those of the server stay, whatever a change says
+        // the server's own fields stay, whatever a change contains
         assert!(check(&ending, &later).is_empty());
         assert!(check(&ending, &ending["metadata"]).is_empty());
         assert_eq!(check(&ending, &json!({"deletionGracePeriodSeconds": 4})).len(), 1);

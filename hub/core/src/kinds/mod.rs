@@ -1,8 +1,10 @@
-//! The table of served kinds. A kind is one [`Kind`] entry; the store, the verbs, discovery, tables and OpenAPI are generic
-//! over it, so serving another kind means another entry here (and its rules in a file beside).
+//! The table of served kinds. A kind is one [`Kind`] entry; the store, the verbs, discovery, tables and
+//! OpenAPI are generic over it, so serving another kind means another entry here (and its rules in a file
+//! beside).
 //!
 //! Always holds: entries are statics, compared by [`Kind::resource_name`]; rules see only values that passed
-//! [`schema::conform`]. Left to others: authorization (`identity`), and what happens later (`controllers`).
+//! [`schema::conform`]. Left to others: authorization (`identity`), and actions after a write
+//! (`controllers`).
 
 mod absent;
 pub mod certificate_request;
@@ -62,7 +64,7 @@ pub static KINDS: &[&Kind] = &[
     &LEASE,
 ];
 
-/// Makes a field and the first item of a list beside it, in `part`, say the same. The field wins where they differ.
+/// Makes a field and the first item of a list beside it, in `part`, equal. The field wins if they differ.
 pub(crate) fn mirror_first(
     object: &mut Value,
     part: &str,
@@ -85,7 +87,7 @@ pub(crate) fn mirror_first(
 /// Other types of the objects of [`KINDS`].
 pub static VIEWS: &[&Kind] = &[&EVENT_VIEW];
 
-/// All that clients find in discovery: [`KINDS`], then [`VIEWS`].
+/// All kinds that clients find in discovery: [`KINDS`], then [`VIEWS`].
 pub fn served() -> impl Iterator<Item = &'static Kind> {
     KINDS.iter().chain(VIEWS).copied()
 }
@@ -103,7 +105,8 @@ pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
     served().find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
 }
 
-/// The kind of this resource name (`nodes`, `leases.coordination.k8s.io`; the bare plural is enough while it is unique).
+/// The kind of this resource name (`nodes`, `leases.coordination.k8s.io`; the bare plural is enough while it
+/// is unique).
 pub fn by_resource(resource: &str) -> Option<&'static Kind> {
     let plural = resource.split('.').next().unwrap_or(resource);
     KINDS

@@ -1,4 +1,5 @@
-//! What names, label keys and values, and keys of a ConfigMap look like, in upstream's words (apimachinery `validation`).
+//! The syntax of names, label keys and values, and keys of a ConfigMap, with upstream's texts (apimachinery
+//! `validation`).
 
 use kedge_api::names::{SUBDOMAIN_BYTES, label_complaint, subdomain_complaint};
 

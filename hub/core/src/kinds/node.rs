@@ -1,8 +1,8 @@
 //! Node, with both forms of `spec.configSource`.
 //!
-//! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms together are stored
-//! with a warning: the node validates them. What a node reports in `status.config` follows upstream's rules, too. A status write
-//! may not change spec.
+//! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms
+//! together are stored with a warning: the node validates them. The `status.config` that a node reports
+//! follows upstream's rules, too. A status write may not change spec.
 
 use kedge_api::NOT_READY_TAINT;
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ fn ready(node: &Value) -> Option<&Value> {
     items(node, &["status", "conditions"]).find(|condition| condition["type"] == "Ready")
 }
 
-/// Address ranges and resources that say the same, as in upstream's conversions and defaults.
+/// Address ranges and resources that mean the same, as in upstream's conversions and defaults.
 fn convert(node: &mut Value) {
     let same = |range: &Value| range.as_str().unwrap_or("").to_owned();
     super::mirror_first(node, "spec", "podCIDR", "podCIDRs", |range| range.into(), same);
@@ -95,9 +95,9 @@ fn convert(node: &mut Value) {
     }
 }
 
-/// Taints a new Node until it reports that it is ready, in its first visible version, as upstream's admission plugin
-/// TaintNodesAtCreation does. Our difference: a Node created ready gets no taint, which saves the write that would remove it
-/// (`controllers::nodes`).
+/// Taints a new Node until it reports that it is ready, in its first visible version, as upstream's admission
+/// plugin TaintNodesAtCreation does. Our difference: a Node created ready gets no taint, which saves the
+/// write that would remove it (`controllers::nodes`).
 fn prepare(node: &mut Value, old: Option<&Value>) {
     let is_it = |taint: &Value| taint["key"] == NOT_READY_TAINT && taint["effect"] == "NoSchedule";
     if old.is_some()
@@ -156,7 +156,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     if let Some(source) = at(new, &["spec", "configSource"]) {
         validate_source(source, errors);
     }
-    // only what changes: a node that an older hub took as it is must be able to report
+    // only changed fields: a node with a value that an older hub accepted must be able to report
     let changes = |part: &str, field: &str| old.is_none_or(|old| old[part][field] != new[part][field]);
     let (config, before) = (&new["status"]["config"], old.map(|old| &old["status"]["config"]));
     for part in ["assigned", "active", "lastKnownGood"] {
@@ -230,7 +230,7 @@ fn validate_source(source: &Value, errors: &mut FieldErrors) {
     validate_config_map(map, path, errors);
 }
 
-/// What a node says it was assigned, runs and falls back to: which object, in which version.
+/// An assigned, active or last-known-good configuration that a node reports: its object and version.
 fn validate_reported(reported: &Value, path: &str, errors: &mut FieldErrors) {
     let Some(map) = reported.get("configMap") else {
         let why = "exactly one reference subfield must be non-nil";
@@ -244,7 +244,7 @@ fn validate_reported(reported: &Value, path: &str, errors: &mut FieldErrors) {
     validate_config_map(map, &path, errors);
 }
 
-/// The object and the key, wherever they are named.
+/// The reference to an object and key, in the spec or a reported status.
 fn validate_config_map(map: &Value, path: &str, errors: &mut FieldErrors) {
     let path = |field: &str| format!("{path}.{field}");
     type Rule = (&'static str, fn(&str) -> Option<String>);
@@ -353,7 +353,7 @@ mod tests {
             let missing = missing.each_ref().map(String::as_str);
             check(part, json!({"configMap": map}), None, &missing);
             check(part, json!({"configMap": map}), Some(json!({})), &missing);
-            // as an older hub took it: the node must be able to report the rest
+            // an older hub accepted it: the node must be able to report the rest
             check(part, json!({"configMap": map}), Some(json!({"configMap": map})), &[]);
             let why = format!("{path}: Invalid value: {{}}: exactly one reference subfield must be non-nil");
             check(part, json!({}), None, &[&why]);

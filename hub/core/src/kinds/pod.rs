@@ -1,8 +1,8 @@
 //! Pod: bound to a node by its creator, by a binding or by the scheduler, run and reported by that node.
 //!
-//! Deletion is graceful, as upstream: a bound pod gets a deletion time and stays until the node confirms (a delete with a
-//! grace period of zero); an unbound, ended or mirror pod is deleted at once. After creation only images, deadlines and added
-//! tolerations may change.
+//! Deletion is graceful, as upstream: a bound pod gets a deletion time and stays until the node confirms (a
+//! delete with a grace period of zero); an unbound, ended or mirror pod is deleted at once. After creation
+//! only images, deadlines and added tolerations may change.
 
 use std::collections::BTreeSet;
 
@@ -20,10 +20,10 @@ use crate::identity;
 use crate::quantity::Quantity;
 use crate::value::{at, seconds, text};
 
-/// Default seconds that a pod tolerates a node that is not ready or not reachable; upstream's.
+/// Default seconds that a pod tolerates an unready or unreachable node; upstream's.
 const TOLERATED_SECS: i64 = 300;
 
-/// What a pod of every known priority class does to others.
+/// The preemption policy of every known priority class.
 const PREEMPTION: &str = "PreemptLowerPriority";
 
 /// core/v1 Pod.
@@ -87,8 +87,8 @@ pub static POD: Kind = Kind {
     ..Kind::USUAL
 };
 
-/// Address and addresses say the same, as in upstream's conversions: the one address wins where they differ. So do the names of the
-/// account.
+/// Address and addresses mean the same, as in upstream's conversions: if they differ, the single address
+/// counts. So do both names of the account.
 fn convert(pod: &mut Value) {
     if let Some(spec) = pod.get_mut("spec") {
         pod_spec::convert(spec);
@@ -146,7 +146,7 @@ fn ready_count(pod: &Value) -> usize {
     sidecars + items(pod, &["status", "containerStatuses"]).iter().filter(ready).filter(running).count()
 }
 
-/// Restarts of what runs: of init containers until all are done, then of sidecars and the others.
+/// Restarts of running containers: of init containers until all are done, then of sidecars and the others.
 fn restarts_shown(pod: &Value, now: time::OffsetDateTime) -> String {
     let init = items(pod, &["status", "initContainerStatuses"]);
     let (others, only_sidecars) = match init_shown(pod) {
@@ -198,6 +198,7 @@ fn status_shown(pod: &Value) -> String {
         shown.clone_from(word);
     } else {
         let mut running = false;
+        // in reverse, so that the first container with something to show wins
         for status in items(pod, &["status", "containerStatuses"]).iter().rev() {
             let state = &status["state"];
             let waiting = text(state, &["waiting", "reason"]);
@@ -257,7 +258,7 @@ fn init_shown(pod: &Value) -> Option<String> {
     None
 }
 
-/// The names of init containers that go on running.
+/// The names of init containers that keep running.
 fn sidecars(pod: &Value) -> BTreeSet<&str> {
     let containers = items(pod, &["spec", "initContainers"]).iter();
     let is_sidecar = |container: &&Value| container["restartPolicy"] == "Always";
@@ -289,7 +290,8 @@ pub fn is_mirror(pod: &Value) -> bool {
     at(pod, &["metadata", "annotations", MIRROR_ANNOTATION]).is_some()
 }
 
-/// Sets the fields that upstream's admission sets: service account name (a mirror pod has none), priority, tolerations of a lost node.
+/// Sets the fields that upstream's admission sets: service account name (a mirror pod has none), priority,
+/// tolerations of a lost node.
 fn set_at_creation(spec: &mut Map<String, Value>, mirror: bool) {
     for field in ["serviceAccountName", "serviceAccount"].into_iter().filter(|_| !mirror) {
         let entry = spec.entry(field).or_insert("".into());
@@ -303,7 +305,8 @@ fn set_at_creation(spec: &mut Map<String, Value>, mirror: bool) {
     spec.entry("preemptionPolicy").or_insert(PREEMPTION.into());
 }
 
-/// Tolerations of a lost node, which upstream's admission adds to new and to changed pods: a patch that sets other ones keeps them.
+/// Tolerations of a lost node, which upstream's admission adds to new and to changed pods: a patch that sets
+/// other ones keeps them.
 fn tolerate_lost_node(spec: &mut Map<String, Value>) {
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
     for key in [NOT_READY_TAINT, UNREACHABLE_TAINT] {
@@ -328,7 +331,8 @@ fn class_priority(class: &str) -> Option<i64> {
     }
 }
 
-/// Upstream's admission of priorities and runtime classes. There are no runtime classes here, so no pod can use one.
+/// Upstream's admission of priorities and runtime classes. The hub serves no runtime classes, so a pod cannot
+/// use one.
 fn forbids(pod: &Value) -> Option<String> {
     let spec = &pod["spec"];
     let class = text(spec, &["priorityClassName"]);
@@ -386,7 +390,8 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     pod_status::validate(new, old, errors);
 }
 
-/// A mirror pod stays one, and no other pod becomes one: what it is charged to depends on it.
+/// A mirror pod stays one, and another pod cannot become one: the annotation decides to whom the pod is
+/// charged.
 fn validate_mirror(new: &Value, old: &Value, errors: &mut FieldErrors) {
     let annotation = |pod: &Value| at(pod, &["metadata", "annotations", MIRROR_ANNOTATION]).cloned();
     let why = match (annotation(old), annotation(new)) {
@@ -397,7 +402,7 @@ fn validate_mirror(new: &Value, old: &Value, errors: &mut FieldErrors) {
     errors.push(FieldError::forbidden(format!("metadata.annotations[{MIRROR_ANNOTATION}]"), why));
 }
 
-/// Upstream's short error where the long one below would hide the fault.
+/// Upstream's short error for cases where the long one below would hide the mistake.
 const SAME_CONTAINERS: &str = "pod updates may not add or remove containers";
 const MAY_CHANGE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
@@ -434,6 +439,7 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut FieldErrors) {
         pod_spec::scheduling::validate_tolerations(new, "spec", errors);
     }
     validate_gates(old, new, errors);
+    // additions only: without one of its tolerations the pod could be evicted
     let all_but_seconds = |spec| {
         let tolerations = items(spec, &["tolerations"]).iter();
         let of = |one| ["key", "operator", "value", "effect"].map(|field| text(one, &[field]));
@@ -448,7 +454,7 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut FieldErrors) {
     }
 }
 
-/// Gates keep a pod from being scheduled until each was taken away; none is added later.
+/// Gates keep a pod from being scheduled until all are removed; none can be added later.
 fn validate_gates(old: &Value, new: &Value, errors: &mut FieldErrors) {
     let known = items(old, &["schedulingGates"]).iter();
     let known: BTreeSet<&str> = known.map(|gate| text(gate, &["name"])).collect();
@@ -484,8 +490,8 @@ fn fixed_part(spec: &Value) -> Value {
     spec
 }
 
-/// Binds a pod to a node (`POST .../binding`), with the annotations and labels of the binding. The error is upstream's text, for a
-/// conflict.
+/// Binds a pod to a node (`POST .../binding`), with the annotations and labels of the binding. The error is
+/// upstream's text, for a conflict.
 pub fn bind(pod: &mut Value, binding: &Value, now: &str) -> Result<(), String> {
     let node = text(binding, &["target", "name"]);
     let name = text(pod, &["metadata", "name"]).to_owned();
@@ -518,10 +524,11 @@ pub fn bind(pod: &mut Value, binding: &Value, now: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The grace period of a deletion that asked for `asked` seconds, by upstream's rules, but for a pod whose own is zero: a node takes a
-/// second for it anyhow, and until it confirms the end nothing may take the pod's place, such as the next one of a DaemonSet. Who wants
-/// it gone from the API at once asks for zero. A mirror pod has none: nothing ends with it, and a namespace must not wait for the node that
-/// made it to confirm that.
+/// The grace period of a deletion that asked for `asked` seconds, by upstream's rules, except that a pod
+/// whose own period is zero gets a second: a node takes that long anyhow, and until it confirms the end no
+/// other pod may replace this one, such as the next one of a DaemonSet. A client that wants it removed from
+/// the API at once asks for zero. A mirror pod has none: deleting it ends no containers, and a namespace must
+/// not wait for a node to confirm the end.
 fn grace_secs(pod: &Value, asked: Option<i64>) -> i64 {
     let ended = matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed");
     if ended || is_mirror(pod) || text(pod, &["spec", "nodeName"]).is_empty() {
@@ -745,7 +752,7 @@ mod tests {
         );
     }
 
-    /// A pod that could never be deleted, and a panic at each try, were the end of one with 2^63 seconds.
+    /// A pod with 2^63 seconds once could never be deleted, and caused a panic at each try.
     #[test]
     fn every_grace_period_ends_at_a_date() {
         let numbers = [i64::MIN, -1, 0, 1, i64::from(i32::MAX), i64::MAX];

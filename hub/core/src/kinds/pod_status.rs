@@ -1,7 +1,7 @@
 //! The rules of a pod's status, which its node reports.
 //!
-//! Always holds: only what changes is judged, so that a value accepted by an older hub keeps no node from reporting.
-//! Leaves to others: what the fields mean to people (the columns, in `pod`).
+//! Always holds: only changed fields are judged, so a value that an older hub accepted does not keep a node
+//! from reporting. Leaves to others: the columns that show these fields (in `pod`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -72,7 +72,7 @@ fn validate_nomination(new: &Value, old: &Value, errors: &mut Errors) {
     }
 }
 
-/// The list of addresses, or the one address that stands for a list of one.
+/// The list of addresses, or the single address in place of a list of one.
 fn validate_addresses(status: &Value, single: &str, errors: &mut Errors) {
     let field = format!("{single}s");
     let path = format!("status.{field}");
@@ -89,7 +89,7 @@ fn validate_addresses(status: &Value, single: &str, errors: &mut Errors) {
     }
 }
 
-/// What has ended for good stays so: a container under a policy that restarts none.
+/// A container that ended for good stays ended: one with a policy that never restarts it.
 fn validate_restarts(new: &Value, old: &Value, field: &str, errors: &mut Errors) {
     let spec = &old["spec"];
     let of_spec = match field {
@@ -114,7 +114,7 @@ fn validate_restarts(new: &Value, old: &Value, field: &str, errors: &mut Errors)
             "OnFailure" => ended["exitCode"] == 0,
             _ => false,
         };
-        // an init container runs again when the whole pod's sandbox does
+        // an init container runs again whenever the pod gets a new sandbox
         if !is_final || has_rules || of_spec == "initContainers" {
             continue;
         }

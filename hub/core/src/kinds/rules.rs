@@ -1,7 +1,8 @@
-//! Rules of single fields that several kinds share, with upstream's texts: names, labels, paths, addresses, ports, numbers.
+//! Rules of single fields that several kinds share, with upstream's texts: names, labels, paths, addresses,
+//! ports, numbers.
 //!
-//! Always holds: a rule adds at most a few errors for each value that it reads, and reads each value once. Leaves to others: the
-//! fields that a kind has, and which rule holds for which (each kind's own file).
+//! Always holds: a rule adds at most a few errors for each value that it reads, and reads each value once.
+//! Leaves to others: the fields of a kind, and which rule applies to each (the kind's own file).
 
 use std::net::IpAddr;
 
@@ -123,7 +124,7 @@ pub fn label_selector(selector: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// The values that the operators of label and node selectors need; `false` for another operator.
+/// The values that the operators of label and node selectors need; `false` for an unknown operator.
 pub fn selector_operator(rule: &Value, path: &str, errors: &mut Errors) -> bool {
     let values = list(rule, "values").len();
     let path = format!("{path}.values");
@@ -149,14 +150,14 @@ pub fn selector_values(rule: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// A path that leads nowhere above where it starts.
+/// A path that never leads above its start.
 pub fn no_backsteps(value: &str, path: &str, errors: &mut Errors) {
     if value.split('/').any(|part| part == "..") {
         errors.push(FieldError::invalid(path, value, "must not contain '..'"));
     }
 }
 
-/// A relative path that stays below where it starts.
+/// A relative path that stays below its start.
 pub fn descending_path(value: &str, path: &str, errors: &mut Errors) {
     if value.starts_with('/') {
         errors.push(FieldError::invalid(path, value, "must be a relative path"));
@@ -164,7 +165,7 @@ pub fn descending_path(value: &str, path: &str, errors: &mut Errors) {
     no_backsteps(value, path, errors);
 }
 
-/// A relative path for a file that is no internal one of a volume (these begin with two dots).
+/// A relative path for a file, except the internal files of a volume (whose names begin with two dots).
 pub fn local_path(value: &str, path: &str, errors: &mut Errors) {
     descending_path(value, path, errors);
     if value.starts_with("..") && !value.starts_with("../") {
@@ -369,7 +370,7 @@ mod tests {
                     {"key": "a", "operator": "Near", "values": ["v"]}]});
                 let mut found = Errors::default();
                 label_selector(&selector, "s", &mut found);
-                // the texts of names are those of labels everywhere
+                // the texts about names are always those about labels
                 let own = found.iter().filter(|error| !error.to_string().contains("must consist of"));
                 errors.extend(own.cloned());
             },

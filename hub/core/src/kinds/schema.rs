@@ -1,9 +1,10 @@
 //! The fields of served objects: one table of types, read once from `schema/types.txt`.
 //!
-//! The same table validates request bodies (unknown fields, wrong types), merges lists, reads protobuf, and is published
-//! at `/openapi`, so these can never disagree. A value that passed [`conform`] holds only fields of its type,
-//! each of the right JSON type, no nulls, no zeros that mean "absent" and no empty lists or maps (upstream's
-//! `omitempty`; a required list that is empty it cannot tell from none), so later code may rely on that. Left to others: rules that span fields (each kind's own).
+//! The same table validates request bodies (unknown fields, wrong types), merges lists, reads protobuf, and
+//! is published at `/openapi`, so these can never disagree. A value that passed [`conform`] has only fields
+//! of its type, each of the right JSON type, no nulls, no zeros that mean "absent" and no empty lists or maps
+//! (upstream's `omitempty`, which cannot tell an empty required list from an absent one); later code may rely
+//! on that. Left to others: rules that span fields (each kind's own).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,7 +20,8 @@ use crate::value::rfc3339;
 /// The text of all types; `schema/extract.py` writes it.
 const TYPES: &str = include_str!("../../schema/types.txt");
 
-/// Most unknown or duplicate fields named in one answer; more are only counted, so that an answer stays small.
+/// Most unknown or duplicate fields named in one answer; more are only counted, so that an answer stays
+/// small.
 const NAMED_FINDINGS: usize = 32;
 
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::parse(TYPES));
@@ -49,27 +51,30 @@ pub struct Type {
 pub struct Field {
     /// The JSON name.
     pub name: &'static str,
-    /// The protobuf number; 0 where the wire form is not known.
+    /// The protobuf number; 0 if the wire format is unknown.
     pub number: u32,
-    /// The number, in the parent, of the embedded struct that has the field on the wire; 0 for none. JSON has no such structs.
+    /// The number, in the parent, of the embedded struct that contains the field on the wire; 0 without one.
+    /// JSON has no such structs.
     pub embedded: u32,
     /// The shape of its values.
     pub shape: Shape,
-    /// Upstream always writes it.
+    /// Upstream always writes the field.
     pub required: bool,
-    /// Upstream's value is no pointer, so zero means absent: it is sent in protobuf, and left out in JSON.
+    /// In upstream's Go type the field is a plain value, not a pointer, so zero means absent: it is sent in
+    /// protobuf, and left out in JSON.
     pub omit_zero: bool,
-    /// Upstream's value is a struct and no pointer: it is never absent, at most empty.
+    /// In upstream's Go type the field is a plain struct: it is never absent, at most empty.
     pub always: bool,
     /// How a strategic merge patch treats a list; `None` replaces it.
     pub merge: Option<ListMerge>,
     /// A strategic merge of this field honours `$retainKeys`.
     pub retain_keys: bool,
-    /// How server-side apply identifies items: the keys joined by `+`, or `set`; a list without is owned as a whole.
+    /// How server-side apply identifies items: the keys joined by `+`, or `set`; a list without either is
+    /// owned as a whole.
     pub list_keys: Option<&'static str>,
     /// Server-side apply owns a map as a whole.
     pub atomic: bool,
-    /// The values that it may have; any if there are none here.
+    /// The allowed values; empty if any value is allowed.
     pub values: Vec<&'static str>,
     /// For people.
     pub description: &'static str,
@@ -224,9 +229,9 @@ impl Type {
 pub struct Findings {
     /// Paths of fields that the type does not have; they are removed.
     pub unknown: Vec<String>,
-    /// Paths of duplicate fields, the last one counts. Filled by the JSON reader.
+    /// Paths of duplicate fields; the last value counts. Filled by the JSON reader.
     pub duplicate: Vec<String>,
-    /// The first value of a wrong type: the body is refused.
+    /// The first value of a wrong type, because of which the body is refused.
     pub wrong: Option<String>,
 }
 
@@ -252,14 +257,16 @@ impl Findings {
     }
 }
 
-/// Brings `value` into the form of the type: removes unknown fields, nulls, zeros where Go cannot tell them from absent, and empty
-/// lists and maps, and reports the first value of a wrong type. `apiVersion` and `kind` are allowed at the root.
+/// Brings `value` into the form of the type: removes unknown fields, nulls, zeros where Go cannot tell them
+/// from absent, and empty lists and maps, and reports the first value of a wrong type. `apiVersion` and
+/// `kind` are allowed at the root.
 pub fn conform(of: &'static Type, value: &mut Value) -> Findings {
     conform_as(of, value, Form::Stored)
 }
 
-/// Checks a body that is to be applied, and removes unknown fields. Everything else stays as written: who applies `false`, `""`, null
-/// or an empty map owns that field, and a quantity is another value when it is written in another way.
+/// Checks a body for an apply, and removes unknown fields. Everything else stays as written: a client that
+/// applies `false`, `""`, null or an empty map owns that field, and a quantity in another spelling is another
+/// value.
 pub fn conform_applied(of: &'static Type, value: &mut Value) -> Findings {
     conform_as(of, value, Form::Written)
 }
@@ -267,7 +274,7 @@ pub fn conform_applied(of: &'static Type, value: &mut Value) -> Findings {
 /// The form that a value is brought into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// One form for all that mean the same.
+    /// One form for all spellings with the same meaning.
     Stored,
     /// As its author wrote it.
     Written,
@@ -309,7 +316,7 @@ fn conform_message(
 }
 
 impl Field {
-    /// Whether upstream, which keeps no JSON, cannot tell this value of the field from none.
+    /// Whether upstream, which stores no JSON, cannot tell this value of the field from an absent one.
     pub fn is_absent(&self, value: &Value) -> bool {
         (self.omit_zero && is_zero(value)) || is_empty_collection(&self.shape, value)
     }
@@ -436,7 +443,8 @@ pub fn parse_time(text: &str) -> Option<time::OffsetDateTime> {
     time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339).ok()
 }
 
-/// Brings a text into its normal form; `false` if it has none. What is written stays as it is.
+/// Brings a text into its normal form; `false` if it has none. In the form as written the text stays as it
+/// is.
 fn normalize(value: &mut Value, form: Form, normal: fn(&str) -> Option<Cow<'_, str>>) -> bool {
     let changed = match value.as_str().and_then(normal) {
         None => return false,
@@ -457,7 +465,8 @@ fn normal_time(text: &str) -> Option<Cow<'_, str>> {
     Some(if normal { text.into() } else { rfc3339(time.to_offset(time::UtcOffset::UTC)).into() })
 }
 
-/// A `MicroTime` as upstream returns it: UTC. It needs six decimal places, with any other number Go's clients cannot read it.
+/// A `MicroTime` as upstream returns it: UTC. It needs six decimal places, because Go's clients cannot parse
+/// any other number of them.
 fn normal_micro_time(text: &str) -> Option<Cow<'_, str>> {
     if text.is_empty() {
         return Some(text.into());
@@ -535,7 +544,7 @@ mod tests {
             json!({"metadata": {}, "spec": {}}),
             &[],
         );
-        // neither zeros, where Go's value is no pointer, nor a required list without items
+        // zeros are removed where Go's value is not a pointer, and so is an empty list, even a required one
         let zeros = json!({"unschedulable": false, "podCIDR": "", "configSource": {"configMap": {
             "name": "", "namespace": "", "kubeletConfigKey": "", "uid": ""}}});
         let config = json!({"configMap": {"name": "", "namespace": "", "kubeletConfigKey": ""}});
@@ -548,7 +557,7 @@ mod tests {
             ("containers".to_owned(), json!([])),
         ]);
         check("core/v1/PodSpec", given, pod, &[]);
-        // an empty object is a value: the node validates it
+        // an empty object counts as a value: the node validates it
         check(node, json!({"spec": {"configSource": {}}}), json!({"spec": {"configSource": {}}}), &[]);
         check(
             node,

@@ -1,7 +1,7 @@
 //! Secret: like a ConfigMap, with bytes only and a type that requires keys.
 //!
-//! `stringData` is write-only and never stored, as upstream. Secrets are stored unencrypted: anyone who can read the data
-//! directory can read them, so its files are 0600.
+//! `stringData` is write-only and never stored, as upstream. Secrets are stored unencrypted: anybody who can
+//! read the data directory can read them, so its files have the mode 0600.
 
 use serde_json::Value;
 

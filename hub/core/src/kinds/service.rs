@@ -1,7 +1,8 @@
 //! Service: only `default/kubernetes`, by which clients find the API server.
 //!
-//! Always holds: clients only read it; the hub makes it anew at each start and never stores it. There is no service network: its
-//! cluster IP and port are the hub's own, so that a client that dials them gets there.
+//! Always holds: clients can only read it; the hub creates it at each start and never stores it. The hub has
+//! no service network: the cluster IP and port are the hub's own, so that a client that connects to them
+//! reaches the hub.
 
 use std::net::IpAddr;
 

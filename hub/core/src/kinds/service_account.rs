@@ -1,6 +1,8 @@
-//! ServiceAccount: the identity of a pod. Every namespace has one named `default`, which `accounts` creates and recreates.
+//! ServiceAccount: the identity of a pod. Every namespace has one named `default`, which `accounts` creates
+//! and recreates.
 //!
-//! Left to others: what a pod gets from it (`requests::service_account`), and its tokens (`identity::token`).
+//! Left to others: the parts that a pod gets from it (`requests::service_account`), and its tokens
+//! (`identity::token`).
 
 use super::kind::Kind;
 

@@ -1,7 +1,8 @@
-//! The body of a patch request: its format, and the object it leads to.
+//! The body of a patch request: its format, and the patched object.
 //!
-//! Always holds: a patched object conforms to the schema, and keeps its type, name and namespace. Left to others: the rules of the
-//! kind and everything that depends on who asks (`requests`), server-side apply (`apply`).
+//! Always holds: a patched object conforms to the schema, and keeps its type, name and namespace. Left to
+//! others: the rules of the kind and everything that depends on the caller (`requests`), server-side apply
+//! (`apply`).
 
 use kedge_api::{RENEWAL_MEDIA, excerpt};
 use serde_json::Value;

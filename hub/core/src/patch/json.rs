@@ -1,9 +1,9 @@
 //! JSON patch (RFC 6902): add, remove, replace, move, copy, test. All operations apply, or none.
 //!
-//! Written here and not taken from a crate because the bounds are the point: upstream's limits on operations and on
-//! what `copy` may add, without which forty short operations make a document of terabytes, and ours on depth, memory and work.
-//! Always holds: the document is never deeper than `cost::MAX_DEPTH` between two operations, and a patch costs time and memory
-//! linear in patch and document.
+//! Written here and not taken from a crate because the bounds are the point: upstream's limits on operations
+//! and on what `copy` may add, without which forty short operations make a document of terabytes, and ours on
+//! depth, memory and work. Always holds: the document is never deeper than `cost::MAX_DEPTH` between two
+//! operations, and a patch costs time and memory linear in patch and document.
 
 use kedge_api::excerpt;
 use serde_json::Value;
@@ -15,8 +15,9 @@ use crate::cost::{Budget, Excess};
 pub const OPERATIONS: usize = 10_000;
 /// Bytes that `copy` operations of one patch may add; upstream's limit.
 pub const COPIED_BYTES: usize = 3 * 1024 * 1024;
-/// List items that inserts and removals of one patch may shift: some milliseconds of work, where ten thousand inserts at the
-/// head of a list of a million would be minutes. Ten thousand operations on a list of a hundred stay below.
+/// List items that inserts and removals of one patch may shift: some milliseconds of work, where ten thousand
+/// inserts at the head of a list of a million would be minutes. Ten thousand operations on a list of a
+/// hundred stay below.
 pub const SHIFTED_ITEMS: usize = 1_000_000;
 
 /// The remaining budget of one patch.
@@ -24,7 +25,7 @@ pub const SHIFTED_ITEMS: usize = 1_000_000;
 struct Spent {
     copied: usize,
     shifted: usize,
-    /// For values that are copied, and for those that are walked because they are moved to a deeper place.
+    /// For copied values, and for values that are walked because they move to a deeper place.
     budget: Budget,
 }
 
@@ -34,7 +35,7 @@ impl Spent {
         if self.shifted > SHIFTED_ITEMS { Err("the patch moves too many list items") } else { Ok(()) }
     }
 
-    /// Before a copy of a value is placed within so many lists and objects.
+    /// Charges a copy of a value before it is placed inside `within` lists and objects.
     fn copy(&mut self, value: &Value, within: usize) -> Result<(), PatchError> {
         self.budget.value(value, within).map_err(exceeds)?;
         self.copied += text_bytes(value);
@@ -52,8 +53,8 @@ fn exceeds(excess: Excess) -> PatchError {
 /// Applies the patch; on an error `target` is in an unspecified state and must be thrown away.
 ///
 /// # Errors
-/// As upstream's: a patch that is not a list of objects is malformed; any other fault, including too much work, is one that does not
-/// apply.
+/// As upstream's: a patch that is not a list of objects is malformed; any other fault, including too much
+/// work, is one that does not apply.
 pub fn apply(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let operations = patch.as_array().ok_or_else(|| malformed("a JSON patch is a list of operations"))?;
     if operations.len() > OPERATIONS {
@@ -96,7 +97,7 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
         let needs = || does_not_apply(&format!("{} needs \"value\"", excerpt(name)));
         operation.get("value").ok_or_else(needs)
     };
-    // the body keeps to the limits by itself, but not where it is placed
+    // the body is within the limits, but not necessarily at its new place
     let value = || {
         let value = given()?;
         Budget::default().value(value, tokens.len()).map_err(exceeds)?;
@@ -110,7 +111,8 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
         "add" => add(target, &tokens, value()?, spent).map_err(|why| fails(name, path, why)),
         "remove" => remove(target, &tokens, spent).map(drop).map_err(|why| fails(name, path, why)),
         "replace" => {
-            // a member of an object that is not there is set, as upstream does in spite of the RFC: people cordon nodes so
+            // replacing a missing member sets it, as upstream does against the RFC: people cordon nodes in
+            // this way
             replace(target, &tokens, value()?).map_err(|why| fails(name, path, why))
         }
         "move" => {
@@ -325,7 +327,7 @@ mod tests {
         assert!(spent.copy(&json!(1), 0).is_err());
         let test = json!({"op": "test", "path": "/a", "value": 1});
         check(json!({"a": 1}), Value::Array(vec![test; OPERATIONS]), Some(json!({"a": 1})));
-        // at the end of a list hardly anything is shifted, in either way
+        // at either end of a list hardly any item is shifted
         let ends =
             [json!({"op": "add", "path": "/a/999", "value": 0}), json!({"op": "remove", "path": "/a/999"})];
         check(
@@ -333,7 +335,7 @@ mod tests {
             Value::Array(vec![ends; 600].concat()),
             Some(json!({"a": vec![0; 1000]})),
         );
-        // what is moved to a place as deep as its own is not walked
+        // a value that moves to a place of the same depth is not walked
         let large = json!("x".repeat(4 << 20));
         let there = [
             json!({"op": "move", "from": "/a", "path": "/b"}),

@@ -1,10 +1,11 @@
-//! Strategic merge patch: a merge patch that knows which lists are maps (by `name`, `type`, ...) and which are sets.
+//! Strategic merge patch: a merge patch that knows which lists are maps (by `name`, `type`, ...) and which
+//! are sets.
 //!
 //! Directives, as upstream: `$patch: replace|delete|merge` in an object or list item, `$retainKeys`,
-//! `$setElementOrder/<list>`, `$deleteFromPrimitiveList/<list>`, null deletes. The schema table tells which lists merge; for
-//! fields that are not in it (free maps, unknown fields) objects merge and lists are replaced.
-//! Always holds: no directive ever reaches the result; a patch costs time and memory linear in patch and object, besides
-//! [`MERGED_AGAIN`].
+//! `$setElementOrder/<list>`, `$deleteFromPrimitiveList/<list>`, null deletes. The schema table tells which
+//! lists merge; for fields that are not in it (free maps, unknown fields) objects merge and lists are
+//! replaced. Always holds: no directive ever reaches the result; a patch costs time and memory linear in
+//! patch and object, besides [`MERGED_AGAIN`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +21,10 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const ELEMENT_ORDER: &str = "$setElementOrder/";
 const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
 
-/// Text of the list items into which one patch may merge a second time and more often, because it repeats their merge key, as upstream
-/// allows. Each time costs a walk over the lists in the item: sixty kilobytes that repeat one key would be a second of work. Ordinary
-/// patches name an item once; one that names two ports of a number stays far below.
+/// Most text of list items into which one patch may merge more than once, by repeating their merge key, as
+/// upstream allows. Each time costs a walk over the lists in the item: sixty kilobytes that repeat one key
+/// would take a second. Ordinary patches name an item once; a patch with two ports of the same number stays
+/// far below.
 pub const MERGED_AGAIN: usize = 1024 * 1024;
 
 type Fields = Map<String, Value>;
@@ -34,7 +36,7 @@ struct Spent {
 }
 
 impl Spent {
-    /// Before a change is merged into an item that an earlier change of the same list made.
+    /// Charges a change before it is merged into an item that an earlier change of the same list created.
     fn again(&mut self, item: &Value) -> Result<(), PatchError> {
         self.again = self.again.saturating_add(text_bytes(item));
         if self.again > MERGED_AGAIN {
@@ -124,8 +126,9 @@ fn message_of(field: &'static schema::Field) -> Option<&'static Type> {
     }
 }
 
-/// Fields of a patch that are merged into nothing. As upstream has it, what has a `$patch` of its own is left out with its content; two
-/// items of one key, which two ports of a number are, both stay.
+/// Fields of a patch that have no counterpart in the object. As upstream: a value with a `$patch` of its own
+/// is left out with its content; two items with the same key (two ports of the same number, for example) both
+/// stay.
 fn alone(fields: Fields) -> Fields {
     let kept = fields.into_iter().filter(|(key, value)| !is_directive(key) && !value.is_null());
     kept.filter_map(|(key, value)| Some((key, value_alone(value)?))).collect()
@@ -192,6 +195,7 @@ fn merge_ordered_lists(
     patch: &mut Fields,
     spent: &mut Spent,
 ) -> Result<(), PatchError> {
+    // taken out of the patch first, so that the ordinary merge afterwards does not see these lists
     let ordered: Vec<String> =
         patch.keys().filter_map(|key| key.strip_prefix(ELEMENT_ORDER)).map(str::to_owned).collect();
     for key in ordered {
@@ -251,7 +255,7 @@ fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) 
     if order.is_empty() {
         return Ok(());
     }
-    // each is looked for behind the one before
+    // each item is searched for after the previous one
     let mut order = order.iter().map(|item| identity(rule, item));
     for change in changes.iter().filter(|change| change.get(PATCH).is_none()) {
         let wanted = identity(rule, change);
@@ -263,8 +267,8 @@ fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) 
     Ok(())
 }
 
-/// Items that the patch names come in its order; each of the others stays before a named item that it was before in the server's list,
-/// and behind all others: a new item comes before it.
+/// Items that the patch names get its order; each other item stays before the named items that followed it in
+/// the server's list, and after all others: a new item precedes it.
 fn in_order(rule: ListMerge, items: Vec<Value>, wanted: &[String], server: &[String]) -> Vec<Value> {
     let places = |names: &[String]| {
         let mut places = BTreeMap::new();
@@ -291,7 +295,7 @@ fn in_order(rule: ListMerge, items: Vec<Value>, wanted: &[String], server: &[Str
     ordered.into_iter().chain(named).chain(others).map(|(_, _, item)| item).collect()
 }
 
-/// Merges a list into one that is there. Without a `$setElementOrder` the patch's own items are the order that it wants.
+/// Merges a list into an existing one. Without a `$setElementOrder` the patch's own items give the order.
 fn merge_list(
     of: Option<&'static Type>,
     rule: Option<ListMerge>,
@@ -322,7 +326,7 @@ fn union(mut original: Vec<Value>, patch: Vec<Value>) -> Vec<Value> {
 struct Changes {
     merged: Vec<Fields>,
     deleted: BTreeSet<String>,
-    /// The other items are the whole list.
+    /// The other items replace the whole list.
     replace: bool,
 }
 
@@ -365,7 +369,7 @@ fn merge_by_key(
     original.retain(|item| !name_of(item).is_some_and(|name| changes.deleted.contains(&name)));
     let server = identities(ListMerge::ByKey(key), &original);
     let mut wanted = Vec::with_capacity(changes.merged.len());
-    // with each place whether a change was merged there
+    // each place, and whether a change was merged there
     let mut places: BTreeMap<String, (usize, bool)> = BTreeMap::new();
     for (place, item) in original.iter().enumerate() {
         if let Some(name) = name_of(item) {
@@ -523,7 +527,7 @@ mod tests {
         check_refused(POD, json!({"metadata": {}}), order, "orders no list");
     }
 
-    /// Of lists by key, and, where nothing is deleted, of lists of texts.
+    /// For lists with keys, and, where nothing is deleted, for lists of texts.
     #[test]
     fn lists_get_the_order_that_upstream_gives_them() {
         let mut cases = 0;
@@ -612,7 +616,7 @@ mod tests {
             "does not match $setElementOrder/containers",
         );
         check_refused(POD, pod(&["a"]), order(&["a"], json!([{"name": "z"}])), "does not match");
-        // an item that is changed twice is listed twice, as upstream
+        // an item that is changed twice is listed twice, as upstream does
         let twice = json!([{"name": "a"}, {"name": "a"}]);
         check_refused(POD, pod(&["a"]), order(&["a"], twice.clone()), "does not match");
         check(POD, pod(&["a"]), order(&["a", "a"], twice), pod(&["a"]));
@@ -698,7 +702,7 @@ mod tests {
         let mut target = json!({});
         apply(schema::find(POD).unwrap(), &mut target, nested).unwrap();
         assert!(!target.to_string().contains('$'), "{target}");
-        // what is taken as it is, because nothing is merged into it
+        // values without a counterpart in the object are taken over
         let context = json!({"$retainKeys": ["x"], "$patch": "merge", "runAsUser": 1, "runAsGroup": null});
         let replaced = json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "n", "securityContext": context}]}});
         let expect = json!({"spec": {"containers": [{"name": "n", "securityContext": {"runAsUser": 1}}]}});

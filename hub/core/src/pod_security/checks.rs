@@ -1,8 +1,8 @@
 //! The checks of the levels `baseline` and `restricted`, by the version of the policy.
 //!
-//! Reasons, details and their order are upstream's Pod Security Standards. Always holds: pure functions of a pod's annotations and spec, in
-//! their defaulted form; a detail names at most [`NAMED`] items of each sort, because it is sent back in an answer and a header.
-//! Left to others: which level holds where (the module above).
+//! Reasons, details and their order are upstream's Pod Security Standards. Always holds: pure functions of a
+//! pod's annotations and spec, in their defaulted form; a detail names at most [`NAMED`] items of each kind,
+//! because it is sent back in an answer and a header. Left to others: which level applies (the module above).
 
 use std::collections::BTreeSet;
 
@@ -14,14 +14,14 @@ use crate::value::{at, text};
 /// Most containers, volumes or values that a detail names; a pod has a thousand of each.
 const NAMED: usize = 32;
 
-/// What a pod breaks, and how.
+/// A rule that a pod breaks, and how.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Violation {
     pub(super) reason: String,
     pub(super) detail: String,
 }
 
-/// What the checks look at.
+/// The parts of a pod that the checks read.
 struct Pod<'a> {
     annotations: &'a Value,
     spec: &'a Value,
@@ -35,7 +35,7 @@ type Check = fn(&Pod<'_>) -> Option<Violation>;
 struct Row {
     level: Level,
     since: u32,
-    /// From here on a check of `restricted` takes its place in that level.
+    /// From this minor version on another check replaces it in the level `restricted`.
     replaced: Option<u32>,
     check: Check,
 }
@@ -75,7 +75,7 @@ static CHECKS: [Row; 19] = [
     restricted(19, seccomp_restricted),
 ];
 
-/// What a pod breaks of a level.
+/// The rules of a level that a pod breaks.
 pub(super) fn violations(level: Level, minor: u32, annotations: &Value, spec: &Value) -> Vec<Violation> {
     let pod = Pod { annotations, spec, minor };
     let counts = |row: &&Row| {
@@ -106,12 +106,12 @@ impl<'a> Pod<'a> {
         self.minor >= 25 && text(self.spec, &["os", "name"]) == "windows"
     }
 
-    /// It has users of its own, with which root is not the node's.
+    /// The pod has a user namespace of its own, in which root is not the node's root.
     fn has_own_users(&self) -> bool {
         self.minor >= 35 && self.spec["hostUsers"] == false
     }
 
-    /// Which of pod and containers set a value at a path of their context that is bad, and the values.
+    /// The pod and containers that set a bad value at this path of their context, and those values.
     fn setters(&self, path: &[&str], is_bad: impl Fn(&Value) -> bool) -> (Vec<String>, BTreeSet<String>) {
         let bad = |context: &'a Value| at(context, path).filter(|value| is_bad(value));
         let mut setters: Vec<String> = bad(self.context()).map(|_| "pod".to_owned()).into_iter().collect();
@@ -182,7 +182,7 @@ fn app_armor(pod: &Pod<'_>) -> Option<Violation> {
     violation(plural("forbidden AppArmor profile", values.len()), detail)
 }
 
-/// What a container of `baseline` may add.
+/// Capabilities that a container of `baseline` may add.
 const CAPABILITIES: [&str; 13] = [
     "AUDIT_WRITE",
     "CHOWN",
@@ -199,7 +199,8 @@ const CAPABILITIES: [&str; 13] = [
     "SYS_CHROOT",
 ];
 
-/// `containers "a" must not include "X" in securityContext.capabilities.add`, if some add others than these.
+/// `containers "a" must not include "X" in securityContext.capabilities.add`, if some add capabilities
+/// besides these.
 fn added(pod: &Pod<'_>, allowed: &[&str]) -> Option<String> {
     let others = |context: &Value| -> Vec<String> {
         let added = items(context, &["capabilities", "add"]).iter().filter_map(Value::as_str);
@@ -352,7 +353,7 @@ fn seccomp_baseline(pod: &Pod<'_>) -> Option<Violation> {
     (!setters.is_empty()).then(|| violation("seccompProfile", detail())).flatten()
 }
 
-/// Before there were fields for it.
+/// The annotations used before there were fields for it.
 fn seccomp_annotations(pod: &Pod<'_>) -> Option<Violation> {
     let of_container =
         |container| format!("container.seccomp.security.alpha.kubernetes.io/{}", text(container, &["name"]));
@@ -389,7 +390,7 @@ fn seccomp_restricted(pod: &Pod<'_>) -> Option<Violation> {
     (!bad.is_empty()).then(|| violation("seccompProfile", detail)).flatten()
 }
 
-/// Safe ones, with the minor version since when.
+/// Safe sysctls, each with the minor version from which it is safe.
 const SYSCTLS: [(&str, u32); 12] = [
     ("kernel.shm_rmid_forced", 0),
     ("net.ipv4.ip_local_port_range", 0),

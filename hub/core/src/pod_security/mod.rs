@@ -1,9 +1,9 @@
-//! Pod Security: the levels that a namespace's labels ask for, and what they make of a pod.
+//! Pod Security: the levels that a namespace's labels name, and their judgement of a pod.
 //!
-//! The labels `pod-security.kubernetes.io/{enforce,audit,warn}` and their `-version`; texts and rules are upstream's admission plugin of
-//! that name, with no exemptions and `privileged` where a label is missing. Always holds: a label that cannot be read stands for
-//! `restricted`, where it enforces, and for nothing, where it warns. Left to others: when it is asked (`requests`), and warnings
-//! (`kedge-hub`).
+//! The labels `pod-security.kubernetes.io/{enforce,audit,warn}` and their `-version`; texts and rules are
+//! upstream's admission plugin of that name, with no exemptions and `privileged` where a label is missing.
+//! Always holds: a label that cannot be parsed counts as `restricted` if it enforces, and is ignored if it
+//! warns. Left to others: which changes are judged (`requests`), and warnings (`kedge-hub`).
 
 mod checks;
 
@@ -22,10 +22,11 @@ use kedge_api::KUBERNETES_VERSION;
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
 
-/// Most pods that are judged when a namespace raises its level: some ten milliseconds of a request. Upstream judges 3000, for a second.
+/// Most pods that are judged when a namespace raises its level: some ten milliseconds of a request. Upstream
+/// judges 3000, for a second.
 const MOST_PODS: usize = 500;
 
-/// How much a pod may ask for; each allows less than the one before.
+/// How many privileges a pod may have; each level allows less than the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Privileged,
@@ -40,7 +41,7 @@ struct Rule {
     minor: Option<u32>,
 }
 
-/// What a namespace asks for.
+/// The levels that a namespace's labels name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Policy {
     enforce: Rule,
@@ -48,7 +49,7 @@ struct Policy {
     warn: Rule,
 }
 
-/// What Pod Security says of a change that it does not forbid.
+/// The remarks of Pod Security on a change that it does not forbid.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remarks {
     /// For `Warning` headers.
@@ -95,7 +96,7 @@ impl Rule {
         }
     }
 
-    /// What a pod breaks, as one text.
+    /// The rules that a pod breaks, as one text.
     fn judge(self, annotations: &Value, spec: &Value) -> Option<String> {
         let found = self.violations(annotations, spec);
         let shown = found.iter().map(|found| match &*found.detail {
@@ -115,12 +116,12 @@ fn read_version(text: &str) -> Option<Option<u32>> {
     let number = text.strip_prefix("v1.")?;
     let is_plain = number == "0" || !number.starts_with('0');
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-    // more than fits is later than any
+    // a number that does not fit is later than any version
     (is_plain && is_number).then(|| Some(number.parse().unwrap_or(u32::MAX)))
 }
 
 impl Policy {
-    /// The policy of a namespace, and what is wrong with its labels.
+    /// The policy of a namespace, and the errors in its labels.
     fn of(namespace: &Value) -> (Policy, Vec<FieldError>) {
         let labels = &namespace["metadata"]["labels"];
         let mut errors = Vec::new();
@@ -148,7 +149,7 @@ impl Policy {
         let enforce = rule("enforce", Level::Restricted);
         let audit = rule("audit", Level::Privileged);
         let mut warn = rule("warn", Level::Privileged);
-        // who enforces a level is warned by it, too
+        // a namespace that enforces a level also warns by it
         let is_read = label("enforce").is_some_and(|given| Level::read(given).is_some());
         if label("warn").is_none() && is_read && enforce.level > warn.level {
             warn.level = enforce.level;
@@ -160,7 +161,7 @@ impl Policy {
     }
 }
 
-/// What is wrong with the labels of a namespace that its change brings.
+/// The errors that a change adds to a namespace's labels.
 pub(crate) fn label_errors(new: &Value, old: Option<&Value>) -> Vec<FieldError> {
     let errors = Policy::of(new).1;
     let shown = |errors: &[FieldError]| format!("{errors:?}");
@@ -170,10 +171,11 @@ pub(crate) fn label_errors(new: &Value, old: Option<&Value>) -> Vec<FieldError> 
     }
 }
 
-/// Judges a new or changed object by the policy of its namespace: a pod is refused, the template of a DaemonSet only remarked on.
+/// Judges a new or changed object by the policy of its namespace: a bad pod is refused, a bad template of a
+/// DaemonSet only gets a warning.
 ///
 /// # Errors
-/// 403 of a pod that breaks the level that is enforced.
+/// 403 for a pod that breaks the enforced level.
 pub(crate) fn judge(
     objects: &dyn Objects,
     kind: &Kind,
@@ -199,7 +201,7 @@ pub(crate) fn judge(
     let (policy, _) = Policy::of(&namespace.value());
     let annotations = &metadata["annotations"];
     if let Some(found) = policy.enforce.judge(annotations, spec).filter(|_| is_pod) {
-        // the only word in which the texts differ
+        // the texts differ in this word only
         let why = found.replacen("violate", "violates", 1);
         return Err(ApiError::forbidden_object(kind, text(new, &["metadata", "name"]), &why));
     }
@@ -207,7 +209,7 @@ pub(crate) fn judge(
     Ok(Remarks { warnings: remark(policy.warn).into_iter().collect(), audit: remark(policy.audit) })
 }
 
-/// What a namespace's change of its enforced level says about the pods that it has.
+/// Warnings about the existing pods of a namespace that raises its enforced level.
 fn raised(objects: &dyn Objects, old: &Value, new: &Value) -> Vec<String> {
     let (was, is) = (Policy::of(old).0.enforce, Policy::of(new).0.enforce);
     let is_lower = was.minor == is.minor && is.level <= was.level;
@@ -217,7 +219,7 @@ fn raised(objects: &dyn Objects, old: &Value, new: &Value) -> Vec<String> {
     let name = text(new, &["metadata", "name"]);
     let mut pods: Vec<Value> = objects.pods_of(name).iter().map(|pod| pod.value()).collect();
     let all = pods.len();
-    // one of each controller first: the others are like it
+    // one pod of each controller first: its others are alike
     let mut controllers = BTreeSet::new();
     pods.sort_by_cached_key(|pod| controller_of(pod).is_some_and(|uid| !controllers.insert(uid.to_owned())));
     pods.truncate(MOST_PODS);
@@ -260,7 +262,7 @@ fn controller_of(pod: &Value) -> Option<&str> {
     owners.find(|owner| owner["controller"] == true).map(|owner| text(owner, &["uid"]))
 }
 
-/// By the text: most namespaces have no such label, and are not parsed for each pod.
+/// A search of the text: most namespaces have no such label, and need not be parsed for each pod.
 fn has_labels(namespace: &Object) -> bool {
     std::str::from_utf8(&namespace.json).is_ok_and(|text| text.contains(PREFIX))
 }

@@ -188,7 +188,7 @@ fn each_check_of_restricted_has_upstreams_words() {
         r#"seccompProfile (pod or container "a" must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost")"#,
     );
     check("restricted:v1.18", context(true, "seccompProfile", Value::Null), "");
-    // what is not asked of Windows
+    // rules that do not apply to Windows
     let on_windows = |pod: &mut Value| {
         pod["spec"]["os"] = json!({"name": "windows"});
         pod["spec"]["containers"][0]["securityContext"] = json!({});

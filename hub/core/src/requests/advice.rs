@@ -1,8 +1,10 @@
-//! What people are told about a change that is accepted and will not do what they think: `Warning` headers, beside those of each kind.
+//! Warnings about an accepted change that will not do what its author expects: `Warning` headers, in addition
+//! to those of each kind.
 //!
-//! Owns: the table of annotations below `kedge.dev/` (which objects are asked for which of them, and who writes it), and the warnings
-//! about pods that need a registry to start and updates that wait for ever. Always holds: only what this change sets is remarked upon, and
-//! nothing is refused. Left to others: what an annotation means (`controllers`, the agent).
+//! Owns: the table of annotations below `kedge.dev/` (which kinds use which of them, and who writes it), and
+//! the warnings about pods that need a registry to start and updates that wait without end. Always holds:
+//! warnings are only about fields that this change sets, and nothing is refused. Left to others: the meaning
+//! of an annotation (`controllers`, the agent).
 
 use serde_json::{Map, Value};
 
@@ -19,17 +21,17 @@ use crate::value::{at, text};
 
 /// The domain of our annotations; those below it are ours, too.
 const DOMAIN: &str = "kedge.dev";
-/// End of the domains in which nodes keep what they like.
+/// Suffix of the domains in which nodes may write any annotation.
 const OF_NODES: &str = ".node.kedge.dev";
-/// Most letters by which a name that is meant differs from the one that is written.
+/// Most letters by which a misspelled name differs from the intended one.
 const MOST_SLIPS: usize = 2;
 
-/// An annotation that something here reads.
+/// An annotation that the hub or its agents read.
 struct Annotation {
     name: &'static str,
-    /// The kinds whose objects are asked for it.
+    /// The kinds whose objects may have it.
     on: &'static [&'static Kind],
-    /// Why it is of no use to write it by hand; empty: it is people's.
+    /// The reason why writing it by hand has no effect; empty for annotations that people write.
     instead: &'static str,
 }
 
@@ -83,8 +85,8 @@ static ANNOTATIONS: &[Annotation] = &[
 /// Where the annotations of an object are: its own, and those of the pods that it makes.
 const PLACES: [&[&str]; 2] = [&["metadata", "annotations"], &["spec", "template", "metadata", "annotations"]];
 
-/// All warnings about a change: those of its kind, those of admission, and these. Of what a node or the hub itself writes nobody reads the
-/// last.
+/// All warnings about a change: those of its kind, those of admission, and these. The last are left out for
+/// writes of nodes and of the hub itself, because nobody would read them.
 pub(super) fn warnings(
     kind: &Kind,
     new: &Value,
@@ -124,7 +126,7 @@ fn annotations<'a>(object: &'a Value, place: &[&str]) -> impl Iterator<Item = (&
     at(object, place).and_then(Value::as_object).into_iter().flat_map(Map::iter)
 }
 
-/// Why an annotation does nothing on an object of this kind, if it is ours.
+/// The reason why one of our annotations has no effect on an object of this kind.
 fn about(key: &str, kind: &Kind) -> Option<String> {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain).to_ascii_lowercase();
     let is_ours = domain == DOMAIN || domain.strip_suffix(DOMAIN).is_some_and(|front| front.ends_with('.'));
@@ -152,7 +154,8 @@ fn about(key: &str, kind: &Kind) -> Option<String> {
     Some(format!("it has no effect on a {}, only on a {}", kind.kind, on.join(" or a ")))
 }
 
-/// Letters that are missing, too many or others, whatever their case and whether a dash is an underscore.
+/// The number of missing, additional or wrong letters, ignoring case and the difference between dash and
+/// underscore.
 fn slips(one: &str, other: &str) -> usize {
     let plain = |text: &str| text.to_ascii_lowercase().replace('_', "-").into_bytes();
     let (one, other) = (plain(one), plain(other));
@@ -171,7 +174,7 @@ fn slips(one: &str, other: &str) -> usize {
     above.last().copied().unwrap_or_default()
 }
 
-/// Where the pod of an object is: itself, or in a template.
+/// The path of the pod in an object: the object itself, or in a template.
 fn pod_of(kind: &Kind) -> Option<&'static [&'static str]> {
     match kind.kind {
         "Pod" => Some(&["spec"]),
@@ -187,7 +190,8 @@ fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, usize, &Value
     })
 }
 
-/// A pod that asks its registry before each start does not start while there is none, though the image is there.
+/// A pod with the pull policy `Always` cannot start while its registry is unreachable, even if its image is
+/// on the node.
 fn registry(kind: &Kind, new: &Value, old: Option<&Value>) -> Option<String> {
     let path = pod_of(kind)?;
     let spec = at(new, path)?;
@@ -206,7 +210,7 @@ fn registry(kind: &Kind, new: &Value, old: Option<&Value>) -> Option<String> {
     ))
 }
 
-/// A pod with a port of its node cannot run beside the one that it replaces.
+/// A pod with a host port cannot run beside the pod that it replaces.
 fn surge(new: &Value, old: Option<&Value>) -> Option<String> {
     let blocked = |set: &Value| {
         let surge = at(set, &["spec", "updateStrategy", "rollingUpdate", "maxSurge"]);

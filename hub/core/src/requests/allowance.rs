@@ -1,8 +1,10 @@
-//! What a caller without the admin group may store: objects and bytes in all, and bytes of the parts that it writes.
+//! The storage limits of a caller outside the admin group: objects and bytes in all, and bytes of the parts
+//! that it writes.
 //!
-//! Always holds: the numbers stand in [`ALLOWANCES`] and [`QUOTA_BYTES`] alone. One identity fills neither the store nor the memory of a
-//! small board, whatever it may write by its rights. Left to others: who is limited (`WriteOptions::limited`), the judgement over all
-//! stored objects (`state::Require::Quota`), rights (`identity`).
+//! Always holds: only [`ALLOWANCES`] and [`QUOTA_BYTES`] contain the numbers. One identity can fill neither
+//! the store nor the memory of a small board, whatever its rights allow. Left to others: which callers are
+//! limited (`WriteOptions::limited`), the judgement over all stored objects (`state::Require::Quota`), rights
+//! (`identity`).
 
 use serde_json::Value;
 
@@ -11,7 +13,8 @@ use crate::kinds::{CERTIFICATE_REQUEST, EVENT, Kind, LEASE, NODE, POD};
 use crate::state::Quota;
 use crate::value::{at, text};
 
-/// JSON text of all objects that are charged to one user: events, mirror pods and certificate requests together.
+/// JSON text of all objects that are charged to one user: events, mirror pods and certificate requests
+/// together.
 pub const QUOTA_BYTES: usize = 1024 * 1024;
 
 /// The limits of one kind.
@@ -20,19 +23,20 @@ pub struct Allowance {
     pub kind: &'static Kind,
     /// Objects charged to one user.
     pub objects: usize,
-    /// Paths and the most bytes there, of a text its own and of all else its JSON text; the empty path is the whole object. What was larger
-    /// before may shrink.
+    /// Paths and the most bytes at each: for a text its own, for other values the JSON text; the empty path
+    /// is the whole object. A part that was larger before may shrink.
     pub parts: &'static [(&'static [&'static str], usize)],
 }
 
 /// A kind without an entry is not limited: its rights are for administrators only.
 pub static ALLOWANCES: &[Allowance] = &[
-    // `garbage` keeps a node at half of it by deleting its oldest events, so an honest node never meets this limit
+    // `garbage` keeps a node at half of it by deleting its oldest events, so an honest node never reaches
+    // this limit
     Allowance { kind: &EVENT, objects: 256, parts: &[(&["message"], 1024), (&[], 8 * 1024)] },
     // 64 static pods are more than any edge device runs; a pod's status has 20 kB with ten containers
     Allowance { kind: &POD, objects: 64, parts: &[(&["status"], 64 * 1024)] },
     Allowance { kind: &CERTIFICATE_REQUEST, objects: 16, parts: &[(&[], 32 * 1024)] },
-    // 50 images, which is all that a kubelet reports, have 15 kB
+    // 50 images, the most that a kubelet reports, have 15 kB
     Allowance {
         kind: &NODE,
         objects: usize::MAX,
@@ -54,7 +58,7 @@ fn of(kind: &Kind) -> Option<&'static Allowance> {
 /// Refuses a part that is too large and larger than before.
 pub(super) fn check_size(kind: &Kind, old: Option<&Value>, new: &Value) -> Result<(), ApiError> {
     let bytes = |value: Option<&Value>| match value {
-        // as upstream counts
+        // the bytes of the text itself, as upstream counts
         Some(Value::String(text)) => text.len(),
         value => value.map_or(0, |value| value.to_string().len()),
     };
@@ -112,7 +116,7 @@ mod tests {
         check(Some(80_000), 70_000, true);
         check(Some(80_000), 80_001, false);
         check(Some(80_000), 80_000, true);
-        // with the rest of its text it has 8 bytes more
+        // the rest of its text adds 8 bytes
         check(None, 64 * 1024 - 8, true);
         check(None, 64 * 1024 - 7, false);
         let refused = check_size(&NODE, None, &status(70_000)).unwrap_err();

@@ -1,7 +1,8 @@
 //! The binding of a pod to a node, posted to the pod or to `bindings`.
 //!
-//! Owns: what a Binding must say, and its effect on the pod. Always holds: a pod is bound once, and only if its uid is the one the
-//! binding names. Left to others: who may bind (`identity`), making the write (`edit`).
+//! Owns: the rules of a Binding, and its effect on the pod. Always holds: a pod is bound once, and only if
+//! its uid is the one the binding names. Left to others: permission to bind (`identity`), making the write
+//! (`edit`).
 
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use crate::kinds::{POD, pod};
 use crate::object::Object;
 use crate::value::text;
 
-/// Refuses an object posted to the subresource of the pod (or account) `name` that bears another name.
+/// Refuses an object with another name, posted to the subresource of the pod (or account) `name`.
 pub fn check_name(posted: &Value, name: &str) -> Result<(), ApiError> {
     match text(posted, &["metadata", "name"]) {
         "" => Ok(()),
@@ -43,7 +44,7 @@ pub fn check_binding(binding: &Value, name: &str) -> Result<(), ApiError> {
     if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(&POD, name, &errors)) }
 }
 
-/// The pod `current`, whose content is `found`, bound at the time `now` (RFC 3339).
+/// Binds the pod `current`, with the content `found`, at the time `now` (RFC 3339).
 pub fn bind(current: &Object, mut found: Value, binding: &Value, now: &str) -> Result<Value, ApiError> {
     let wanted = text(binding, &["metadata", "uid"]);
     if !wanted.is_empty() && wanted != &*current.uid {

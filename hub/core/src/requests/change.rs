@@ -1,4 +1,5 @@
-//! Changes of objects: the fields that a subresource may change, the fields that the server keeps, and the kind's rules.
+//! Changes of objects: the fields that a subresource may change, the fields that the server keeps, and the
+//! kind's rules.
 
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ pub fn update(
     edit_found(objects, current, place, part, options, fresh, |_, _| Ok(value))
 }
 
-/// Decides on the creation of an object by an apply, and adds what a creation adds.
+/// Decides on the creation of an object by an apply, and adds the parts that a creation adds.
 pub type MayCreate<'a> = dyn Fn(&mut Value) -> Result<(), ApiError> + Send + Sync + 'a;
 
 /// Applies a part of an object, or creates it if it does not exist (after `may_create`).
@@ -60,12 +61,12 @@ pub fn apply(
     fresh: &Fresh,
 ) -> Result<Decision, ApiError> {
     if matches!(options.owner, Owner::Nobody) {
-        // in the name of another manager it could give up fields that it may not change
+        // in another manager's name it could give up fields that it may not change
         let why = "a node is no field manager and cannot apply, use another patch";
         return Err(ApiError::forbidden_object(place.kind, place.name, why));
     }
     let options = WriteOptions { owner: Owner::Applied, ..*options };
-    // one look decides: between two the object may go
+    // one look-up decides: between two the object may be deleted
     match place.find(objects) {
         Some(current) => {
             let to = |_: &Object, live: Value| applied.to(live, &fresh.stamp());
@@ -80,8 +81,9 @@ pub fn apply(
     }
 }
 
-/// Creates an applied object that does not exist. As upstream (apiserver's `patcher.applyPatch`) a UID in the body is a conflict,
-/// and a resourceVersion is accepted: it means "no newer object of this name" (kubernetes/kubernetes#106745).
+/// Creates an applied object that does not exist. As upstream (apiserver's `patcher.applyPatch`) a UID in the
+/// body is a conflict, and a resourceVersion is accepted: it means "no newer object of this name"
+/// (kubernetes/kubernetes#106745).
 fn create_applied(
     objects: &dyn Objects,
     place: &Place<'_>,
@@ -131,7 +133,8 @@ fn edit_found(
     let Place { kind, namespace, name } = *place;
     let now = fresh.stamp();
     let mut old = current.value();
-    // an object stored by an older hub may lack fields that upstream always writes, and have zeros that it never does
+    // an object stored by an older hub may lack fields that upstream always writes, and have zeros that it
+    // never does
     kind.complete(&mut old);
     schema::conform(kind.schema(), &mut old);
     let mut wanted = compute(&current, old.clone())?;
@@ -141,7 +144,7 @@ fn edit_found(
     let is_versioned = !matches!(text(&wanted, &["metadata", "resourceVersion"]), "" | "0");
     let claim = apply::take_claim(&mut wanted);
     let mut new = merged_with_old(kind, part, &old, wanted, &now)?;
-    // only if there are managers: a node's renewals, which are most writes, have none
+    // only if there are managers: most writes are renewals by nodes, which have none
     let renewal = matches!(options.owner, Owner::Updates(_)) && is_renewal(kind, &old, &new);
     apply::track(kind, &old, &mut new, claim, options.owner, (renewal, &now));
     let remarks = match part {
@@ -181,7 +184,7 @@ fn edit_found(
     Ok(Decision::Write(write, pending))
 }
 
-/// Refuses a change that sweeps away who is denied.
+/// Refuses a change of the deny list that would wipe its denials.
 fn check_deny_list(
     kind: &Kind,
     old: &Value,
@@ -196,8 +199,8 @@ fn check_deny_list(
     }
 }
 
-/// Refuses a version that is not the current one, and a UID of another object. The version of a patched object is the one that
-/// was patched, unless the patch itself names one.
+/// Refuses an outdated version, and the UID of another object. For a patched object the version is the one
+/// that was patched, unless the patch itself names one.
 fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<(), ApiError> {
     let uid = text(wanted, &["metadata", "uid"]);
     if !uid.is_empty() && uid != &*current.uid {
@@ -219,8 +222,8 @@ fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<(), Ap
     }
 }
 
-/// The object as it would be stored: fields that this subresource may not change and the server's own fields are taken from the
-/// old one, and the kind's rules are checked.
+/// The object as it would be stored: fields that this subresource may not change and the server's own fields
+/// are taken from the old one, and the kind's rules are checked.
 pub fn merged_with_old(
     kind: &'static Kind,
     part: Part,
@@ -283,7 +286,7 @@ pub fn merged_with_old(
         )));
     }
     meta::validate(kind, &new, &mut errors);
-    // a binding sets what no other change may
+    // a binding sets fields that other changes may not
     if part != Part::Binding {
         (kind.validate)(&new, Some(old), &mut errors);
     }
@@ -340,7 +343,7 @@ fn count_generation(kind: &Kind, old: &Value, new: &mut Value) {
     }
 }
 
-/// Whether only the kind's volatile fields differ, whatever their manager. `new` has no managers yet.
+/// Whether only the kind's volatile fields differ, whoever manages them. `new` has no managers yet.
 fn is_renewal(kind: &Kind, old: &Value, new: &Value) -> bool {
     if kind.volatile.is_empty() || old["metadata"].get("managedFields").is_none() {
         return is_volatile(kind, old, new);
@@ -407,7 +410,7 @@ mod tests {
         check(Part::All, json!({}), "b");
     }
 
-    /// A pod of which `prepare` has more to say at its next change: it lacks a default.
+    /// A pod without a default that `prepare` will add at its next change.
     fn pod() -> Value {
         let spec = json!({"containers": [{"name": "c", "image": "i"}]});
         let mut pod =
@@ -426,7 +429,7 @@ mod tests {
         }
     }
 
-    /// Of a pod that an older hub stored with zeros; clients of Go leave them out.
+    /// An older hub stored a pod with zeros; clients in Go leave them out.
     #[test]
     fn stored_zero_is_no_change_when_it_is_left_out() {
         let mut old = pod();
@@ -491,7 +494,7 @@ mod tests {
         );
     }
 
-    /// The write that a change of a stored object leads to.
+    /// The write for a change of a stored object.
     fn written(kind: &'static Kind, mut old: Value, owner: Owner<'_>, change: fn(&mut Value)) -> Write {
         (old["apiVersion"], old["kind"]) = (kind.api_version().into(), kind.kind.into());
         let name = text(&old, &["metadata", "name"]).to_owned();
@@ -538,7 +541,7 @@ mod tests {
             !written(&LEASE, lease(), Owner::Nobody, |lease| lease["spec"]["holderIdentity"] = json!("b"))
                 .volatile
         );
-        // marked, and nothing holds it any more
+        // marked for deletion, and nothing holds it any more
         let mut ending = lease();
         ending["metadata"]["deletionTimestamp"] = json!(NOW);
         let write = written(&LEASE, ending, Owner::Nobody, renew);
@@ -581,7 +584,7 @@ mod tests {
         for (uid, expect) in [("", 200), ("u", 200), ("v", 409)] {
             check(&CONFIG_MAP, "m", Part::Main, json!({"name": "m", "uid": uid}), expect);
         }
-        // a Lease is made by a PUT, whatever version it names, but not by one to a part
+        // a PUT creates a Lease, whatever version it names, but a PUT to a subresource does not
         check(&LEASE, "l", Part::Main, json!({"name": "l", "resourceVersion": "7"}), 201);
         check(&LEASE, "l", Part::Status, json!({"name": "l", "resourceVersion": "7"}), 404);
     }
@@ -626,7 +629,7 @@ mod tests {
         set
     }
 
-    /// What is stored after a manager applied to what is stored.
+    /// The stored object after a manager applied to it.
     #[track_caller]
     fn applied_to(
         stored_set: Option<&Value>,
@@ -681,7 +684,7 @@ mod tests {
         }
     }
 
-    /// An older hub did not list a struct by itself in the fields of a manager that updates.
+    /// An older hub did not list a struct itself in the fields of a manager that updates.
     #[test]
     fn fields_of_others_are_kept_as_an_older_hub_noted_them() {
         let body = |container: Value| daemon_set(container, Value::Null, Value::Null);
@@ -865,7 +868,7 @@ mod tests {
                 first[part] = chaos.value(5);
             }
             schema::conform(kind.schema(), &mut first);
-            // the rest may still break the schema; then it cannot be a stored object
+            // the result may still break the schema; then it cannot be a stored object
             if schema::conform(kind.schema(), &mut first).wrong.is_some() {
                 continue;
             }

@@ -87,7 +87,8 @@ pub fn wants_generated_name(value: &Value) -> bool {
     text(value, &["metadata", "name"]).is_empty() && !text(value, &["metadata", "generateName"]).is_empty()
 }
 
-/// Creates an object. `value` passed [`schema::conform`](crate::kinds::schema::conform); its namespace is the request's.
+/// Creates an object. `value` passed [`schema::conform`](crate::kinds::schema::conform); its namespace is the
+/// request's.
 pub fn create(
     objects: &dyn Objects,
     kind: &'static Kind,
@@ -105,7 +106,7 @@ pub fn create(
     Ok(created(kind, value, remarks, options))
 }
 
-/// The object as it would be created, after all checks but that of its name's being taken.
+/// The object as it would be created, after all checks except whether its name is taken.
 pub(super) fn compose(
     objects: &dyn Objects,
     kind: &'static Kind,
@@ -143,7 +144,7 @@ pub(super) fn compose(
     Ok((value, remarks))
 }
 
-/// What must hold besides the absence of the object when it is created.
+/// Conditions for creating the object, besides its absence.
 fn requires(kind: &'static Kind, value: &Value, options: &WriteOptions<'_>) -> Vec<Require> {
     let mut requires = options.requires.to_vec();
     if kind.namespaced {
@@ -167,7 +168,7 @@ fn owning_nodes(value: &Value) -> impl Iterator<Item = (&str, &str)> {
     nodes.map(|owner| (text(owner, &["name"]), text(owner, &["uid"])))
 }
 
-/// Refuses a limited caller's object for a Node that is gone: it would stay until the next sweep.
+/// Refuses a limited caller's object for a deleted Node: it would remain until the next sweep.
 fn check_owners(objects: &dyn Objects, kind: &'static Kind, value: &Value) -> Result<(), ApiError> {
     for (name, uid) in owning_nodes(value) {
         let found = objects.get(&NODE, "", name);
@@ -209,8 +210,8 @@ pub(super) fn created(
     Decision::Write(write, Pending { created: true, deleted: false, warnings, violation })
 }
 
-/// Checks that name and namespace of the body match the request. An object without a name is refused. Texts and order are
-/// upstream's.
+/// Checks that name and namespace of the body match the request. An object without a name is refused. Texts
+/// and order are upstream's.
 pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
     if given == asked {
         return Ok(());
@@ -227,8 +228,8 @@ pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
     }))
 }
 
-/// Fields of a new object set by the server, not the creator: those that every object has, a status that the creator may not set,
-/// and those of admission, except the ones in `given`, which the creator had set.
+/// Fields of a new object that the server sets, not the creator: those that every object has, a status that
+/// the creator may not set, and those of admission, except the ones in `given`, which the creator had set.
 fn set_by_nobody(kind: &Kind, new: &Value, given: &[bool]) -> Value {
     let mut before = Value::Object(Map::new());
     kind.complete(&mut before);
@@ -248,7 +249,7 @@ pub(super) fn set_namespace(kind: &Kind, namespace: &str, value: &mut Value) -> 
     let meta = metadata(value);
     let given = meta.get("namespace").and_then(Value::as_str).unwrap_or("").to_owned();
     if !kind.namespaced {
-        // left to the rules of metadata, which forbid it
+        // the rules of metadata will refuse it
         return Ok(());
     }
     if !given.is_empty() {
@@ -302,7 +303,7 @@ mod tests {
         for field in ["selfLink", "managedFields"] {
             assert!(made["metadata"].get(field).is_none(), "{field}");
         }
-        // of a kind whose changes nobody counts it is the writer's
+        // for a kind without a counted generation it is the writer's
         assert_eq!(made["metadata"]["generation"], 7);
         for (kind, generation) in [(&NODE, -1), (&CONFIG_MAP, -1)] {
             let wanted = json!({"metadata": {"name": "n", "namespace": "d", "generation": generation}});

@@ -18,7 +18,7 @@ use crate::value::{at, rfc3339, text};
 
 /// Finalizer of a deletion that waits for its dependents.
 pub const FOREGROUND: &str = "foregroundDeletion";
-/// Finalizer of a deletion that waits for its dependents to be deleted.
+/// Finalizer of a deletion that waits until its dependents no longer name the object as owner.
 pub const ORPHAN: &str = "orphan";
 
 /// Deletes an object, or marks it for deletion if finalizers or a grace period require that.
@@ -60,8 +60,8 @@ pub fn delete(
     Ok(write(kind, &current, (!deleted).then_some(marked), options))
 }
 
-/// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it: what upstream's controller
-/// does through the finalize subresource.
+/// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it:
+/// upstream's controller does the same through the finalize subresource.
 pub fn finalize_namespace(objects: &dyn Objects, name: &str, uid: &str) -> Result<Decision, ApiError> {
     let Some(current) = objects.get(&NAMESPACE, "", name) else {
         return Err(ApiError::not_found(&NAMESPACE, name));
@@ -142,7 +142,7 @@ fn check_preconditions(kind: &Kind, current: &Object, asked: &DeleteOptions) -> 
     }
 }
 
-/// Refuses where another object is not as required, which the order of writes judges again.
+/// Refuses if another object is not as required; the order of writes judges that again.
 pub(super) fn check_unchanged(
     objects: &dyn Objects,
     place: &Place<'_>,
@@ -158,7 +158,8 @@ pub(super) fn check_unchanged(
     Ok(())
 }
 
-/// The object with its deletion time and the finalizers of the propagation policy; without finalizers it can be deleted.
+/// The object with its deletion time and the finalizers of the propagation policy; without finalizers it can
+/// be deleted.
 pub(super) fn marked_for_deletion(kind: &Kind, old: &Value, propagation: Propagation, now: &str) -> Value {
     let mut value = old.clone();
     let again = !text(old, &["metadata", "deletionTimestamp"]).is_empty();

@@ -1,9 +1,11 @@
-//! Create, update, patch, apply and delete, the same for every kind, with upstream's order of steps and upstream's errors.
+//! Create, update, patch, apply and delete, the same for every kind, with upstream's order of steps and
+//! upstream's errors.
 //!
-//! Owns: the step from the stored objects, a request, the time and random bytes to one [`Decision`]: an answer, or a write with the
-//! revision it was computed from. Always holds: an update that changes nothing writes nothing and keeps its resourceVersion; uid, name and
-//! creation time never change; no update is lost, because a write whose revision is no longer the latest is refused by `state`.
-//! Leaves to others: making the write durable and retrying after a concurrent write (`kedge-hub`), HTTP, authorization (`identity`).
+//! Owns: the step from the stored objects, a request, the time and random bytes to one [`Decision`]: an
+//! answer, or a write with the revision it was computed from. Always holds: an update without a change writes
+//! nothing and keeps its resourceVersion; uid, name and creation time never change; no update is lost,
+//! because `state` refuses a write that was computed from an older revision. Leaves to others: making the
+//! write durable and retrying after a concurrent write (`kedge-hub`), HTTP, authorization (`identity`).
 
 mod advice;
 mod allowance;

@@ -1,9 +1,10 @@
-//! A node's renewal in its plain form: `{"spec":{"renewTime":"2006-01-02T15:04:05.000000Z"}}`, as a merge patch or a strategic one, or
-//! the time alone, as a patch of the type [`RENEWAL_MEDIA`].
+//! A node's renewal in its plain form: `{"spec":{"renewTime":"2006-01-02T15:04:05.000000Z"}}`, as a merge
+//! patch or a strategic one, or the time alone, as a patch of the type [`RENEWAL_MEDIA`].
 //!
-//! Always holds: a renewal made here has the same result as by `edit`, and whatever is not of the plain form, or is of a Lease with
-//! managers, takes that way. So ten thousand nodes cost one copy of a short text each: no value is built, no schema walked. Left to
-//! others: who may renew, preconditions, publication.
+//! Always holds: a renewal made here has the same result as one by `edit`; `edit` handles all bodies that are
+//! not of the plain form, and all Leases with managers. So ten thousand nodes cost one copy of a short text
+//! each: no value is built, no schema is walked. Left to others: permission to renew, preconditions,
+//! publication.
 
 use std::ops::Range;
 
@@ -15,9 +16,10 @@ use crate::object::Object;
 
 const HEAD: &[u8] = br#"{"spec":{"renewTime":""#;
 const TAIL: &[u8] = br#""}}"#;
-/// A time with its digits left out.
+/// The form of a time, with zeros for its digits.
 const FORM: &[u8; 27] = b"0000-00-00T00:00:00.000000Z";
-/// Longest text that is renewed this way. An agent's Lease has 400 bytes; the limit of what a node may write is above it.
+/// Longest text that is renewed this way. An agent's Lease has 400 bytes; the limit of what a node may write
+/// is above it.
 const MAX_BYTES: usize = 4096;
 /// Digits of the largest number of 64 bits.
 const MAX_DIGITS: usize = 20;
@@ -27,7 +29,7 @@ const MAX_DIGITS: usize = 20;
 pub struct Renewal([u8; FORM.len()]);
 
 impl Renewal {
-    /// Whether a patch of this type is one that renewals have: it makes a Lease no larger than it is itself.
+    /// Whether a patch of this type may be a renewal: such a patch makes a Lease no larger than itself.
     pub fn merges(content_type: &str) -> bool {
         matches!(
             content_type,
@@ -57,7 +59,7 @@ impl Renewal {
         json!({"spec": {"renewTime": String::from_utf8_lossy(&self.0)}})
     }
 
-    /// Whether the object has this time already; `None` if it is not to be renewed this way.
+    /// Whether the object has this time already; `None` if it cannot be renewed in this way.
     pub(crate) fn is_made(&self, current: &Object) -> Option<bool> {
         Some(current.json[fields(current)?.renewed] == self.0)
     }
@@ -78,12 +80,12 @@ impl Renewal {
             second.1,
             &text[second.0.end..],
         ];
-        // of exactly its size, so that it becomes shared without a copy
+        // of exactly its size, so that it can be shared without a copy
         Some(parts.concat())
     }
 }
 
-/// The decimal digits of a revision, in this space.
+/// The decimal digits of a revision, in this buffer.
 fn digits_of(revision: u64, space: &mut [u8; MAX_DIGITS]) -> &[u8] {
     let (mut rest, mut at) = (revision, MAX_DIGITS);
     loop {
@@ -96,13 +98,14 @@ fn digits_of(revision: u64, space: &mut [u8; MAX_DIGITS]) -> &[u8] {
     }
 }
 
-/// Where an object's text has the two fields that a renewal changes.
+/// The positions, in an object's text, of the two fields that a renewal changes.
 struct Fields {
     version: Range<usize>,
     renewed: Range<usize>,
 }
 
-/// `None`: the object is no plain Lease, is being deleted, or has managers, whose entries a renewal may change.
+/// `None` if the object is not in the plain form of a Lease, is being deleted, or has managers, because a
+/// renewal may change their entries.
 fn fields(object: &Object) -> Option<Fields> {
     let text = &*object.json;
     if text.len() > MAX_BYTES || object.terminating {
@@ -183,7 +186,7 @@ mod tests {
             .unwrap()
     }
 
-    /// What the general way makes of a patch: the object with its new version, or the present one.
+    /// The result of a patch by the general way: the object with its new version, or the present one.
     fn edited(current: &Object, content_type: &str, body: &[u8]) -> Option<Value> {
         let place = Place { kind: &LEASE, namespace: "kube-node-lease", name: "n" };
         let patch = Patch::read(&LEASE, content_type, body).ok()?;
@@ -202,7 +205,7 @@ mod tests {
         }
     }
 
-    /// What the plain way makes of it.
+    /// The result of a patch by the plain way.
     fn renewed(current: &Object, content_type: &str, body: &[u8]) -> Option<Value> {
         let renewal = Renewal::read(content_type, body)?;
         if renewal.is_made(current)? {

@@ -1,8 +1,10 @@
-//! What a new pod gets from its service account: the volume with its token, and its pull secrets.
+//! The parts of a new pod that come from its service account: the volume with its token, and its pull
+//! secrets.
 //!
-//! The rules are those of upstream's ServiceAccount admission. Always holds: it is added after the creator's fields are known, so it has no
-//! manager; a mirror pod gets nothing, and a stored pod is not touched again. Left to others: the token itself (the node asks for it),
-//! and the ConfigMap with the certificate (`controllers::root_certificate`).
+//! The rules are those of upstream's ServiceAccount admission. Always holds: they are added after the fields
+//! of the creator are known, so they have no manager; a mirror pod gets nothing, and a stored pod is never
+//! changed. Left to others: the token itself (the node asks for it), and the ConfigMap with the certificate
+//! (`controllers::root_certificate`).
 
 use kedge_api::AUTOMOUNTED_VOLUME_PREFIX;
 use serde_json::{Value, json};
@@ -15,10 +17,11 @@ use crate::kinds::{Kind, POD, SERVICE_ACCOUNT, pod};
 use crate::value::text;
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Upstream's: an hour, and seven seconds by which these tokens are told from others.
+/// Upstream's: an hour, plus seven seconds by which these tokens are recognised.
 const TOKEN_SECS: u64 = 60 * 60 + 7;
 
-/// Adds to a new pod, complete and valid, what its account gives it; refuses one whose account is missing.
+/// Adds the parts from its account to a new pod, which is complete and valid; refuses a pod whose account is
+/// missing.
 pub(super) fn admit(
     objects: &dyn Objects,
     kind: &Kind,
@@ -48,7 +51,7 @@ pub(super) fn admit(
     Ok(())
 }
 
-/// Mounts the token into each container that has nothing of its own at that path.
+/// Mounts the token into each container that has no mount of its own at that path.
 fn mount_token(spec: &mut Value, fresh: &Fresh) {
     let known = spec["volumes"].as_array().into_iter().flatten().map(|volume| text(volume, &["name"]));
     let known = known.filter(|name| name.starts_with(AUTOMOUNTED_VOLUME_PREFIX)).map(str::to_owned).next();
@@ -101,7 +104,7 @@ mod tests {
         let made = create(&objects, &POD, "n", value, &WriteOptions::internal(), &FRESH);
         let Decision::Write(write, _) = made.unwrap() else { panic!("no write") };
         let value = write.new.unwrap();
-        // what is stored already stays as it is
+        // an update of a stored pod adds nothing
         assert!(crate::object::Object::new(&POD, &value, 1).is_some());
         value["spec"].clone()
     }
@@ -134,7 +137,7 @@ mod tests {
             {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
             {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}}]}});
         assert_eq!(spec["volumes"][1], expect);
-        // what was added is what an update of the pod has, too
+        // an update of the pod adds nothing to the added parts
         let mut again = json!({"metadata": {"name": "p"}, "spec": spec.clone()});
         (POD.prepare)(&mut again, Some(&json!({"spec": spec})));
         assert_eq!(again["spec"], spec, "it is complete");
@@ -168,7 +171,7 @@ mod tests {
             (mounts(&spec), spec["volumes"].as_array().unwrap().len()),
             (vec![format!("v:{MOUNT_PATH}")], 1)
         );
-        // a volume of that name is used
+        // an existing volume of that name is used
         let volumes = json!([{"name": "kube-api-access-mine", "emptyDir": {}}]);
         let spec = made(json!({}), json!({"containers": [container()], "volumes": volumes}), json!({}));
         assert_eq!(mounts(&spec), [format!("kube-api-access-mine:{MOUNT_PATH}")]);

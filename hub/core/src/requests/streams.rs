@@ -1,8 +1,9 @@
-//! Requests about a pod that only its node can serve: its logs, streams into its containers, and requests to its programs.
+//! Requests about a pod that only its node can serve: its logs, streams into its containers, and requests to
+//! its programs.
 //!
-//! Owns: which node serves such a request, what `pods/proxy` means by a name, and upstream's refusals: no such container, an ended pod,
-//! a pod without a node or an address. Always holds: people see that cause, never "not found". Left to others: reaching the node
-//! (`kedge-hub`).
+//! Owns: the choice of the node that serves such a request, the syntax of a name for `pods/proxy`, and
+//! upstream's refusals: unknown container, ended pod, pod without a node or an address. Always holds: people
+//! see that cause, never "not found". Left to others: reaching the node (`kedge-hub`).
 
 use std::net::IpAddr;
 
@@ -11,21 +12,21 @@ use serde_json::Value;
 use crate::api_error::ApiError;
 use crate::value::{at, text};
 
-/// The port of a program that no container names: upstream leaves it to HTTP.
+/// The default port if no container names one: upstream leaves it to HTTP.
 const PLAIN_PORT: u16 = 80;
 const SECURE_PORT: u16 = 443;
 
-/// What `[SCHEME:]NAME[:PORT]` in the place of a pod's name means.
+/// The meaning of `[SCHEME:]NAME[:PORT]` in place of a pod's name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProxyTarget<'a> {
     pub pod: &'a str,
     /// The program speaks HTTPS.
     pub is_secure: bool,
-    /// As it is named; empty: the first port of the pod.
+    /// As given; empty for the first port of the pod.
     port: &'a str,
 }
 
-/// Where a program of a pod is reached.
+/// The address of a program in a pod.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProgramAddress<'a> {
     pub node: &'a str,
@@ -51,10 +52,10 @@ impl<'a> ProxyTarget<'a> {
         Ok(Self { pod, is_secure: scheme == "https", port })
     }
 
-    /// The address that `pod` has, and the port that is named, or its first one.
+    /// The address of `pod`, and the given port or its first one.
     ///
     /// # Errors
-    /// 400: it has no node or no address yet, or the port is none.
+    /// 400 if it has no node or no address yet, or the port cannot be parsed.
     pub fn find<'b>(&self, pod: &'b Value) -> Result<ProgramAddress<'b>, ApiError> {
         let node = bound_node(pod)?;
         let port = match self.port {
@@ -67,7 +68,7 @@ impl<'a> ProxyTarget<'a> {
         };
         let known = text(pod, &["status", "podIP"]);
         let address = known.parse().map_err(|_| {
-            // upstream's words for every address that is none of a pod
+            // upstream's words for every address that does not belong to a pod
             ApiError::bad_request(format!("address not allowed: pod {} has {known:?}", self.pod))
         })?;
         Ok(ProgramAddress { node, uid: text(pod, &["metadata", "uid"]), address, port })
@@ -81,8 +82,8 @@ fn first_port(pod: &Value) -> Option<u16> {
     first["containerPort"].as_u64()?.try_into().ok()
 }
 
-/// The node that serves `subresource` (`log`, `exec`, `attach`, `portforward`) of `pod`, for the container `named` (empty: the only
-/// one). `None`: a log of which nothing was written, because the pod has no node yet.
+/// The node that serves `subresource` (`log`, `exec`, `attach`, `portforward`) of `pod`, for the container
+/// `named` (empty: the only one). `None`: the log is empty, because the pod has no node yet.
 pub fn serving_node<'a>(pod: &'a Value, subresource: &str, named: &str) -> Result<Option<&'a str>, ApiError> {
     match subresource {
         "log" => {
@@ -108,7 +109,7 @@ fn bound_node(pod: &Value) -> Result<&str, ApiError> {
     }
 }
 
-/// The container that such a request means: the one that is named, else the only one.
+/// The container that such a request means: the given one, or else the only one.
 pub fn serving_container<'a>(pod: &'a Value, named: &'a str) -> &'a str {
     match at(pod, &["spec", "containers"]).and_then(Value::as_array).map(Vec::as_slice) {
         Some([only]) if named.is_empty() => text(only, &["name"]),
@@ -119,7 +120,7 @@ pub fn serving_container<'a>(pod: &'a Value, named: &'a str) -> &'a str {
 fn check_running(pod: &Value, subresource: &str) -> Result<(), ApiError> {
     match text(pod, &["status", "phase"]) {
         phase @ ("Succeeded" | "Failed") => {
-            // kubectl's own words, which it has for what it sees itself
+            // kubectl's own words for pods that it finds ended by itself
             let tried = if subresource == "attach" { "attach" } else { "exec into" };
             let message = format!("cannot {tried} a container in a completed pod; current phase is {phase}");
             Err(ApiError::bad_request(message))

@@ -29,7 +29,7 @@ impl<S: Sink> Objects for Index<S> {
     }
 
     fn pods_of(&self, namespace: &str) -> Vec<Arc<Object>> {
-        // a page without a limit has no reason to fail
+        // a page without a limit cannot fail
         let page = self.list(&POD, &Selection::all(namespace), &Query::default());
         page.map(|page| page.objects).unwrap_or_default()
     }
@@ -79,7 +79,7 @@ impl Fresh {
 pub enum Decision {
     /// An answer without a write.
     Answer(Answer),
-    /// A write, and the answer after it. If the objects changed in the meantime: decide again.
+    /// A write, and the answer after it. Decide again if the objects changed in the meantime.
     Write(Write, Pending),
 }
 
@@ -106,17 +106,18 @@ pub type Admit<'a> = dyn Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Se
 pub struct WriteOptions<'a> {
     /// A dry run: everything but the write.
     pub dry_run: bool,
-    /// Admission for the caller. It is asked by every decision, also by one after a lost race: what it judges by may have changed.
+    /// Admission for the caller. Every decision calls it, also one after a lost race, because the objects
+    /// that it judges by may have changed.
     pub admit: &'a Admit<'a>,
-    /// Judges all that a request asks for, before what it may not change is put back.
+    /// Judges the whole request, before fields that it may not change are restored.
     pub asked: &'a Admit<'a>,
     /// The manager of the fields that this write sets.
     pub owner: Owner<'a>,
     /// Whether the caller is limited in what it may store ([`super::ALLOWANCES`]).
     pub limited: bool,
-    /// What must hold of other objects, besides what every write of the kind requires.
+    /// Conditions on other objects, besides those that every write of the kind has.
     pub requires: &'a [Require],
-    /// The node that makes the write, by a credential of its own.
+    /// The node that makes the write, authenticated by its own credential.
     pub author: Option<&'a str>,
 }
 
@@ -148,7 +149,7 @@ pub struct Answer {
     pub deleted: bool,
     /// Sentences for `Warning` headers.
     pub warnings: Vec<String>,
-    /// What it breaks of the level of Pod Security that its namespace has audited.
+    /// The rules of the namespace's audited Pod Security level that the object breaks.
     pub violation: Option<String>,
 }
 
@@ -187,7 +188,7 @@ impl Answer {
 /// The part of an object that a write may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// All but the status, of kinds that have one as a subresource.
+    /// Everything but the status, for kinds with a status subresource.
     Main,
     /// Status and metadata.
     Status,
@@ -197,7 +198,8 @@ pub enum Part {
     Approval,
     /// The finalizers of a namespace, and metadata.
     Finalize,
-    /// The node of a pod and what follows from it; everything, but no new generation. For bindings.
+    /// The node of a pod and the fields that follow from it; everything, but without a new generation. For
+    /// bindings.
     Binding,
 }
 
@@ -209,7 +211,7 @@ pub struct DeleteOptions {
     pub resource_version: Option<String>,
     /// The propagation to the objects it owns.
     pub propagation: Propagation,
-    /// The grace period of a pod in seconds; absent is the pod's own.
+    /// The grace period of a pod in seconds; absent for the pod's own.
     pub grace_secs: Option<i64>,
 }
 

@@ -1,34 +1,38 @@
-//! Whether the store takes changes: what a failed commit means for those that follow.
+//! Whether the store accepts changes: the effect of a failed commit on the following ones.
 //!
-//! Owns: the sorts of failures, the pause after each, and which change may be tried meanwhile. Always holds: after a failed commit no
-//! other is tried before its pause is over, and pauses grow up to [`LONGEST_PAUSE`], also when commits in between succeed; so the
-//! number of failed commits, and of lines about them, does not depend on how many clients write. On a full disk changes that free
-//! room have a pause of their own, and what they may add meanwhile is bounded, so that deletions always find room. A change that is
-//! too large for what room there is stops no smaller one. Left to others: the clock (times are given), the disk, what a change means
-//! for the room (`room`), which of several changes is at fault, and the answers.
+//! Owns: the kinds of failures, the pause after each, and which change may be tried meanwhile. Always holds:
+//! after a failed commit no other is tried before its pause is over, and pauses grow up to [`LONGEST_PAUSE`],
+//! also when commits in between succeed; so the number of failed commits, and of log lines about them, does
+//! not depend on the number of writing clients. On a full disk changes that free room have a separate pause,
+//! and the bytes that they may add meanwhile are bounded, so that deletions always find room. A change that
+//! is too large for the remaining room stops no smaller one. Left to others: the clock (times are arguments),
+//! the disk, the effect of a change on the room (`room`), finding the faulty one of several changes, and the
+//! answers.
 
 use std::time::Duration;
 
 use super::room::{Effect, Growth};
 
-/// Why the store refused. Each sort has another consequence.
+/// The reason why the store refused. Each has other consequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
-    /// No room, on the disk or below the store's own limit. Nothing was written; what frees room may still be made.
+    /// No room, on the disk or below the store's own limit. Nothing was written; changes that free room may
+    /// still be made.
     Full,
     /// No room even to open the store for deletions.
     FullAtStart,
-    /// The file system takes no writes.
+    /// The file system accepts no writes.
     ReadOnly,
     /// A read or a write failed.
     Io,
-    /// A flush failed: what the system holds of the file may differ from what is on the disk. Only a process that reads it anew knows.
+    /// A flush failed: the kernel's copy of the file may differ from the disk. Only a new process that reads
+    /// the file again can tell.
     Flush,
-    /// The file is not what was written to it.
+    /// The content of the file is not as written.
     Damaged,
     /// Another process holds the store.
     Busy,
-    /// Anything else: one change that the store does not take.
+    /// Anything else: the store rejects one change.
     Other,
 }
 
@@ -58,7 +62,7 @@ impl Sort {
         }
     }
 
-    /// What goes on meanwhile, for people.
+    /// The work that continues meanwhile, for people.
     pub fn consequence(self) -> &'static str {
         match self {
             Sort::Full => "reads, renewals and deletions go on, other changes are refused",
@@ -73,14 +77,16 @@ impl Sort {
 
 /// The pause after the first failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause: a disk that has room again is noticed in this time, and a failing one costs two tries a minute.
+/// The longest pause: the hub notices within this time that a disk has room again, and a failing one costs
+/// two tries a minute.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A failure this long after the last one starts with the first pause again.
 const FORGOTTEN: Duration = Duration::from_secs(120);
-/// A change of a smaller object for which there is no room means that the store is full. A Node with its status has about 20 KiB.
+/// The store counts as full if it lacks room even for an object smaller than this. A Node with its status has
+/// about 20 KiB.
 pub const SMALL_BYTES: usize = 64 * 1024;
 
-/// What the last commits have shown.
+/// The results of the last commits.
 #[derive(Debug, Default)]
 pub struct Condition {
     failing: Option<Failing>,
@@ -97,11 +103,11 @@ pub struct Condition {
 struct Tight {
     shown: Failing,
     from_bytes: usize,
-    /// By deletions since.
+    /// Bytes that deletions have freed since.
     freed: usize,
 }
 
-/// The store takes no changes.
+/// The store accepts no changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failing {
     pub sort: Sort,
@@ -114,7 +120,7 @@ pub struct Failing {
 }
 
 impl Failing {
-    /// What goes on meanwhile, for people.
+    /// The work that continues meanwhile, for people.
     pub fn consequence(&self) -> &'static str {
         match self.from_bytes {
             Some(_) => "changes of large objects are refused, all others are made",
@@ -123,7 +129,7 @@ impl Failing {
     }
 }
 
-/// A change that is not tried now.
+/// A change that is not tried at present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub why: String,
@@ -154,7 +160,7 @@ impl Pause {
 }
 
 impl Condition {
-    /// A commit, or the try to make one, failed.
+    /// A commit failed, or could not be started.
     pub fn failed(&mut self, sort: Sort, message: String, now: Duration) {
         if self.usual.is_forgotten(now) {
             self.growth = Growth::default();
@@ -164,7 +170,7 @@ impl Condition {
         self.failing = Some(Failing { sort, message, since, from_bytes: None });
     }
 
-    /// A commit of nothing but changes that free room failed, too.
+    /// A commit with only changes that free room failed, too.
     pub fn failed_to_free(&mut self, sort: Sort, message: String, now: Duration) {
         self.freeing.failed(now);
         if self.failing.is_none() {
@@ -174,8 +180,9 @@ impl Condition {
         self.failing = Some(Failing { sort, message, since, from_bytes: None });
     }
 
-    /// There was no room for an object of so many bytes, and there is for small ones. For a while those as large as the next lower power of
-    /// two are refused untried: so few steps lead down to [`SMALL_BYTES`] that a client which tries all sizes costs few failed commits.
+    /// There was no room for an object of so many bytes, though there is for small ones. For a while objects
+    /// of at least the next lower power of two are refused without a try: so few steps lead down to
+    /// [`SMALL_BYTES`] that a client which tries all sizes causes few failed commits.
     pub fn too_large(&mut self, bytes: usize, message: String, now: Duration) {
         let since = self.shown(now).map_or(now, |failing| failing.since);
         let from_bytes = 1 << bytes.max(SMALL_BYTES).ilog2();
@@ -184,7 +191,7 @@ impl Condition {
         self.tight = Some(Tight { shown, from_bytes, freed: 0 });
     }
 
-    /// One change failed for a reason of its own. Whether to log it.
+    /// One change failed for a reason of its own. Returns whether to log it.
     pub fn odd(&mut self, now: Duration) -> bool {
         let is_new = now >= self.odd.until;
         if is_new {
@@ -193,7 +200,7 @@ impl Condition {
         is_new
     }
 
-    /// The store takes changes. Returns what has ended.
+    /// The store accepts changes. Returns the failure that has ended.
     pub fn works(&mut self) -> Option<Failing> {
         self.tight = None;
         self.failing.take()
@@ -203,24 +210,25 @@ impl Condition {
         self.failing.as_ref()
     }
 
-    /// Why some changes are refused, for people: the large ones, as long as nothing has shown that there is room for them.
+    /// Why some changes are refused, for people: large ones are, until a commit shows that there is room for
+    /// them.
     pub fn shown(&self, now: Duration) -> Option<&Failing> {
         let tight = self.tight.as_ref().filter(|_| !self.large.is_forgotten(now));
         self.failing.as_ref().or(tight.map(|tight| &tight.shown))
     }
 
-    /// Whether changes are judged by their effect.
+    /// Whether the decision about a change depends on its effect.
     pub fn minds_effects(&self) -> bool {
         self.failing.is_some() || self.tight.is_some()
     }
 
-    /// When to find out whether it works again. A damaged store does not mend itself.
+    /// When to try whether it works again. A damaged store does not repair itself.
     pub fn retry_at(&self) -> Option<Duration> {
         let failing = self.failing.as_ref()?;
         (failing.sort != Sort::Damaged).then_some(self.usual.until)
     }
 
-    /// Whether no change of this sort may be tried now.
+    /// The refusal for all changes of this sort, if none may be tried now.
     pub fn refusal(&self, frees_room: bool, now: Duration) -> Option<Refusal> {
         let failing = self.failing.as_ref()?;
         let frees = frees_room && failing.sort == Sort::Full;
@@ -232,10 +240,11 @@ impl Condition {
         Some(Refusal { why, retry_after: until.saturating_sub(now).max(FIRST_PAUSE) })
     }
 
-    /// Whether this change may be tried now; on a full disk what it adds is counted, until [`Condition::not_made`].
+    /// Whether this change may be tried now; on a full disk the bytes that it adds are counted, until
+    /// [`Condition::not_made`].
     ///
     /// # Errors
-    /// It may not.
+    /// The change may not be tried.
     pub fn admit(&mut self, effect: &mut Effect, now: Duration) -> Result<(), Refusal> {
         let frees = matches!(effect, Effect::Ends(_));
         if let Some(refusal) = self.refusal(frees, now).or_else(|| self.refusal_of_large(effect, now)) {
@@ -261,7 +270,7 @@ impl Condition {
         Some(Refusal { why, retry_after: (self.large.until - now).max(FIRST_PAUSE) })
     }
 
-    /// A change that was admitted was not made, for whatever reason.
+    /// An admitted change was not made, for whatever reason.
     pub fn not_made(&mut self, effect: &Effect) {
         if let Effect::Ends(ending) = effect
             && ending.counted
@@ -270,7 +279,7 @@ impl Condition {
         }
     }
 
-    /// A change that was admitted is durable.
+    /// An admitted change is durable.
     pub fn made(&mut self, effect: &Effect) {
         if let Effect::Ends(ending) = effect {
             self.growth.give_back(ending);
@@ -311,7 +320,7 @@ mod tests {
             tries += 1;
             condition.failed(Sort::Full, "full".to_owned(), now);
             now = condition.retry_at().unwrap();
-            // it works for a moment: the next change fails again
+            // it works for a moment, and the next change fails again
             condition.works();
             assert_eq!(condition.refusal(false, now), None);
         }
@@ -337,7 +346,7 @@ mod tests {
             let text = sort.consequence();
             assert_eq!(text.contains("deletions"), sort == Sort::Full, "{sort:?}");
             assert_eq!(text.contains("backup"), sort == Sort::Damaged, "{sort:?}");
-            // a flush that fails ends the process
+            // a failed flush ends the process
             assert_eq!(text.contains("go on"), sort != Sort::Flush, "{sort:?}");
             let mut condition = Condition::default();
             condition.failed(sort, String::new(), secs(1));
@@ -357,7 +366,7 @@ mod tests {
         let refused = condition.refusal(false, secs(9)).unwrap();
         assert_eq!((refused.why.as_str(), refused.retry_after), ("the store is full: no room in x", secs(1)));
         assert_eq!(condition.refusal(true, secs(9)), None);
-        // also after the pause: one probe finds out for all
+        // also after the pause: one probe decides for all
         assert!(condition.refusal(false, secs(99)).is_some());
         condition.failed_to_free(Sort::Full, "no room in x".to_owned(), secs(10));
         assert!(condition.refusal(true, secs(10)).is_some());
@@ -424,11 +433,11 @@ mod tests {
         let (all, one) = (ALL_GROWTH_BYTES / 4096, NODE_GROWTH_BYTES / 4096);
         assert_eq!(admitted(&mut condition, "node-0", 4096, now), one);
         assert_eq!(admitted(&mut condition, "node-0", 1, now), 0);
-        // the other nodes have what is left, and no node anything of what is for other objects
+        // the other nodes get the rest, and the nodes' shares never take the room of other objects
         let others = (1..100).map(|node| admitted(&mut condition, &format!("node-{node}"), 4096, now));
         assert_eq!(others.sum::<usize>(), all - one);
         assert_eq!(admitted(&mut condition, "", 4096, now), all);
-        // whatever was used up, objects may go, and leave room for others
+        // however much is used up, objects may be deleted, and that makes room for others
         for payer in ["", "node-0"] {
             let mut gone = ending(payer, 0, 4096);
             assert_eq!(condition.admit(&mut gone, now), Ok(()));
@@ -464,7 +473,7 @@ mod tests {
         };
         assert_eq!(grow("n"), NODE_GROWTH_BYTES / 4096, "ordinary pods on its node");
         assert_eq!(grow(""), ALL_GROWTH_BYTES / 4096, "nothing of it was the node's");
-        // the node confirms the end of pods: first what it used is given back, then what others did
+        // the node confirms the end of pods: its own use is given back first, then that of others
         let gone = Effect::of(&write("n", None), Some(&current));
         let Effect::Ends(Ending { frees, .. }) = gone else { panic!("{gone:?}") };
         (0..NODE_GROWTH_BYTES.div_ceil(frees)).for_each(|_| condition.made(&gone));
@@ -505,7 +514,7 @@ mod tests {
         let mut now = secs(1000);
         condition.failed(Sort::Full, String::new(), now);
         assert!(admitted(&mut condition, "", 4096, now) > 1);
-        // it is full again and again
+        // it becomes full again and again
         for _ in 0..100 {
             now += LONGEST_PAUSE;
             condition.works();
@@ -530,11 +539,11 @@ mod tests {
             |condition: &mut Condition, bytes, now| condition.admit(&mut Effect::Takes(bytes), now).is_ok();
         assert!(admits(&mut condition, 262_143, now) && !admits(&mut condition, 262_144, now));
         assert_eq!(condition.admit(&mut ending("", 4096, 0), now), Ok(()));
-        // one may be tried after the pause
+        // one try is allowed after the pause
         assert!(admits(&mut condition, 1_000_000, now + secs(1)));
         assert!(condition.shown(now + secs(1)).is_some());
         assert_eq!(condition.shown(now + FORGOTTEN + secs(1)), None);
-        // what shows that there is room again
+        // changes that show that there is room again
         condition.made(&ending("", 0, 200_000));
         assert!(!admits(&mut condition, 300_000, now));
         condition.made(&ending("", 0, 100_000));

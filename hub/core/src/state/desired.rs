@@ -1,13 +1,16 @@
-//! For each node, the latest revision at which somebody else changed what it has to follow.
+//! For each node, the latest revision at which somebody else changed an object that it follows.
 //!
-//! A node *follows* its Node, the pods bound to it, and what these refer to ([`Kind::refers`](crate::kinds::Kind::refers)), whether
-//! it exists or not: creation, change and deletion all count. So does the change by which it begins to follow something, however
-//! old that is. What the node writes itself does not count, unless that makes it follow more.
+//! A node *follows* its Node, the pods bound to it, and the objects that these refer to
+//! ([`Kind::refers`](crate::kinds::Kind::refers)), whether they exist or not: creation, change and deletion
+//! all count. The change by which it begins to follow an object counts too, however old that object is. The
+//! node's own writes do not count, unless they make it follow more.
 //!
-//! Always holds: the revision of a node never falls, and a node that has read everything at that revision has missed nothing. After a
-//! restart every node's is that of the start, which is above all before: what was deleted in time is not known any more. A change costs
-//! what it refers to, and at most two nodes; an object that ten thousand nodes follow is one number, which each node looks up when it is
-//! asked about. Memory follows from the stored objects alone. Left to others: locks, and who is told.
+//! Always holds: the revision of a node never falls, and a node that has read everything at that revision has
+//! missed nothing. After a restart every node gets the revision of the start, which is above all earlier
+//! ones: deletions before it are forgotten. The cost of a change is the objects that it refers to, and
+//! at most two nodes; an object that ten thousand nodes follow has one number, which is looked up when a
+//! node's revision is read. Memory depends on the stored objects only. Left to others: locks, and informing
+//! nodes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,20 +25,21 @@ use crate::object::{Object, Reference};
 pub struct Desired {
     nodes: BTreeMap<Box<str>, Followed>,
     objects: Objects,
-    /// Of every node that is not listed: it has no Node and no pods since then.
+    /// The revision of every unlisted node: it has had no Node and no pods since then.
     unlisted: u64,
 }
 
-/// What one node follows.
+/// The objects that one node follows.
 #[derive(Debug)]
 struct Followed {
-    /// Its Node and its pods.
+    /// The number of objects that are its Node and its pods.
     sources: usize,
-    /// The latest of all that counts, but for changes of the objects that it refers to now.
+    /// The latest revision that counts, apart from changes of the objects that it refers to now.
     own: u64,
     /// Positions in [`Objects::list`], and how many of its sources refer to each.
     refers: BTreeMap<usize, usize>,
-    /// The latest change of these, as of [`Objects::latest`]. Older ones of new ones and later ones of removed ones are in `own`.
+    /// The latest change of these, as of [`Objects::latest`]. Earlier changes of added objects, and later
+    /// ones of removed objects, are in `own`.
     referred: AtomicU64,
     looked_up_at: AtomicU64,
 }
@@ -54,12 +58,12 @@ struct Objects {
 struct Referred {
     /// Its latest change since a node began to refer to it.
     changed: u64,
-    /// Nodes that do.
+    /// The number of nodes that refer to it.
     nodes: usize,
 }
 
 impl Desired {
-    /// Nothing is followed; everything up to this revision may have concerned every node.
+    /// Nobody follows anything yet; every change up to this revision may have concerned every node.
     pub fn new(revision: u64) -> Desired {
         Desired { nodes: BTreeMap::new(), objects: Objects::default(), unlisted: revision }
     }
@@ -71,7 +75,8 @@ impl Desired {
         }
     }
 
-    /// The revision of a node: whoever has read at it, or later, all that the node follows has missed nothing.
+    /// The revision of a node: a reader that read all objects that the node follows, at this revision or
+    /// later, has missed no change.
     pub fn of(&self, node: &str) -> u64 {
         let known = |followed: &Followed| followed.own.max(followed.referred(&self.objects));
         self.nodes.get(node).map_or(self.unlisted, known)
@@ -121,9 +126,9 @@ impl Desired {
         }
         let (objects, unlisted) = (&mut self.objects, self.unlisted);
         let followed = self.nodes.entry(node.into()).or_insert_with(|| Followed::new(unlisted));
-        // what it follows no longer may have been the latest
+        // an object that it no longer follows may have had the latest change
         followed.own = followed.own.max(followed.referred(objects));
-        // additions first: what is in both is followed all the time
+        // additions first: an object in both lists is then followed without a gap
         let mut more = false;
         is.iter().for_each(|reference| more |= followed.add(objects, reference));
         was.iter().for_each(|reference| followed.remove(objects, reference));
@@ -158,14 +163,15 @@ impl Followed {
         Followed { sources: 0, own, refers: BTreeMap::new(), referred, looked_up_at }
     }
 
-    /// The latest change of what it refers to; found once for each change of any such object.
+    /// The latest change of the objects that it refers to; computed once after each change of any such
+    /// object.
     fn referred(&self, objects: &Objects) -> u64 {
         if self.looked_up_at.load(Ordering::Acquire) == objects.latest {
             return self.referred.load(Ordering::Relaxed);
         }
         let changed = self.refers.keys().map(|at| objects.list[*at].changed);
         let referred = changed.max().unwrap_or(0);
-        // two readers at a time find the same
+        // two concurrent readers compute the same
         self.referred.store(referred, Ordering::Relaxed);
         self.looked_up_at.store(objects.latest, Ordering::Release);
         referred
@@ -181,7 +187,7 @@ impl Followed {
         is_new
     }
 
-    /// One source less does.
+    /// One source less refers to an object.
     fn remove(&mut self, objects: &mut Objects, reference: &Reference) {
         let at = objects.position(reference);
         let Some(sources) = self.refers.get_mut(&at) else { return };
@@ -194,7 +200,7 @@ impl Followed {
 }
 
 impl Objects {
-    /// Where an object stands; it is listed if it was not.
+    /// The position of an object in the list; adds it if necessary.
     fn position(&mut self, reference: &Reference) -> usize {
         if let Some(at) = self.positions.get(reference) {
             return *at;
@@ -207,7 +213,7 @@ impl Objects {
         at
     }
 
-    /// A node less refers to it.
+    /// One node less refers to it.
     fn forget_one(&mut self, at: usize, reference: &Reference) {
         self.list[at].nodes -= 1;
         if self.list[at].nodes == 0 {
@@ -239,7 +245,7 @@ mod tests {
 
     const NODES: [&str; 3] = ["a", "b", "c"];
 
-    /// Objects, and what every change of them meant to each node.
+    /// Objects, and the effect of every change on each node.
     #[derive(Default)]
     struct World {
         revision: u64,
@@ -249,7 +255,7 @@ mod tests {
     }
 
     impl World {
-        /// What a node follows, by its definition.
+        /// The objects that a node follows, by the definition.
         fn followed(&self, node: &str) -> BTreeSet<Reference> {
             let mut all = BTreeSet::from([Reference::new(&NODE, "", node)]);
             for (reference, (kind, object, value)) in &self.objects {
@@ -305,7 +311,8 @@ mod tests {
             Some(self.change(kind, name, new, author))
         }
 
-        /// Whether a change concerns a node, by the definition: somebody else changed what it follows, or it follows more than `before`.
+        /// Whether a change concerns a node, by the definition: somebody else changed an object that it
+        /// follows, or it follows more than `before`.
         fn concerns(
             &self,
             node: usize,
@@ -367,7 +374,7 @@ mod tests {
         assert_eq!(used, referred.len());
     }
 
-    /// What a node may read is exactly what its sources refer to.
+    /// A node may read exactly the objects that its sources refer to.
     fn check_references(desired: &Desired, world: &World) {
         for node in NODES {
             let followed = world.followed(node);
@@ -381,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Exactly what the definition says, through any history; over restarts no less.
+    /// Exactly as the definition requires, through any history, and over restarts no less.
     #[test]
     fn revisions_are_those_of_the_definition() {
         let (mut exact, mut higher) = (0, 0);
@@ -389,7 +396,7 @@ mod tests {
             let mut random = Random::new(seed);
             let mut world = World { revision: 10, ..World::default() };
             let mut desired = Desired::new(10);
-            // of each node: known exactly since
+            // for each node: since when its revision is exact
             let (mut since, mut before) = ([10; NODES.len()], [10; NODES.len()]);
             for _ in 0..80 {
                 let Some(changed) = world.random(&mut random) else { continue };
@@ -457,7 +464,8 @@ mod tests {
         assert_eq!(change(&SECRET, "key", named("key"), None), [7, 10, 0], "followed no longer");
     }
 
-    /// What one edit of a ConfigMap costs does not depend on how many nodes follow it, and neither does what they hold of it.
+    /// Neither the cost of one edit of a ConfigMap nor the memory for it depends on the number of nodes that
+    /// follow it.
     #[test]
     fn shared_object_is_one_number() {
         let (mut world, mut desired) = (World { revision: 10, ..World::default() }, Desired::new(10));

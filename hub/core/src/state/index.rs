@@ -1,10 +1,11 @@
 //! All objects, the latest changes of each kind, and their watchers.
 //!
-//! Always holds: changes come in through [`Index::publish`] alone, in the order of their revisions, so a watcher that registers
-//! between two of them misses none and gets none twice. Changes of each kind are kept in a bounded ring: a watch or a page
-//! that starts before the ring is refused, and the client lists again; but not the watch of one object that has not changed since,
-//! so that nobody who changes other objects all the time costs it a list. Left to others: how many watchers there may be, how an event
-//! reaches one ([`Sink`]), locks, and what becomes durable (`order`).
+//! Always holds: changes come in through [`Index::publish`] alone, in the order of their revisions, so a
+//! watcher that registers between two of them misses none and gets none twice. Changes of each kind are kept
+//! in a bounded ring: a watch or a page that starts before the ring is refused, and the client lists again;
+//! but not the watch of one object that has not changed since, so that clients which change other objects all
+//! the time cannot force it to list again. Left to others: the limit on watchers, delivery of events to them
+//! ([`Sink`]), locks, and durability (`order`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -16,32 +17,33 @@ use crate::loans;
 use crate::object::{Event, Object, key};
 use crate::selector::Selection;
 
-/// Changes remembered per kind. At 500 renewals a second that is 8 s of Leases, and hours of anything people write.
+/// Changes remembered per kind. At 500 renewals a second that is 8 s of Leases, and hours of changes by
+/// people.
 const RING_EVENTS: usize = 4096;
 /// Bytes of remembered changes per kind, so that 1 MiB ConfigMaps do not fill the memory of a small board.
 const RING_BYTES: usize = 16 * 1024 * 1024;
 
-/// A change that was given its revision.
+/// A change that has its revision.
 #[derive(Debug, Clone)]
 pub struct Changed {
     pub kind: &'static Kind,
     pub event: Arc<Event>,
-    /// The node that made it, if one did.
+    /// The node that made it, if a node did.
     pub author: Option<Box<str>>,
 }
 
-/// How a watcher sees a change of an object: one that begins to match its selection is added for it.
+/// How a watcher sees a change of an object: an object that begins to match its selection counts as added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
     Added,
     Modified,
     Deleted,
-    /// It is there, and no longer selected: deleted for this watcher.
+    /// It exists, but no longer matches: deleted for this watcher.
     Left,
 }
 
 impl Seen {
-    /// `None`: it does not concern who selects so.
+    /// `None`: the change does not concern watchers with this selection.
     pub fn by(selection: &Selection, event: &Event) -> Option<Seen> {
         let selects =
             |object: &Option<Arc<Object>>| object.as_ref().is_some_and(|object| selection.selects(object));
@@ -55,17 +57,19 @@ impl Seen {
     }
 }
 
-/// Where a watcher's events go.
+/// The destination of a watcher's events.
 pub trait Sink {
-    /// Queues an event, and how its watcher sees it. `false`: the watcher is too far behind or gone, and is dropped.
+    /// Queues an event, and how its watcher sees it. `false`: the watcher is too far behind or gone, and is
+    /// dropped.
     fn take(&self, event: &Arc<Event>, seen: Seen) -> bool;
 
-    /// Whether renewals are events for it: they are many, and mean nothing to most of the hub's own controllers.
+    /// Whether it wants renewals as events: there are many, and most of the hub's own controllers do not use
+    /// them.
     fn takes_renewals(&self) -> bool {
         true
     }
 
-    /// The hub closes: every change up to this revision was queued, and nothing follows.
+    /// The hub closes: every change up to this revision was queued, and none follows.
     fn close(&self, _revision: u64) {}
 }
 
@@ -92,14 +96,14 @@ struct OfKind<S> {
     ring_bytes: usize,
     /// Changes up to this revision are not in the ring.
     forgotten: u64,
-    /// Nothing is known of changes up to this revision: they may be of another history.
+    /// Changes up to this revision are unknown: they may belong to another history.
     begun: u64,
     watchers: BTreeMap<u64, Watcher<S>>,
-    /// Watchers by the only objects that can concern them, so that a change visits no others.
+    /// Watchers, by the objects that can concern them, so that a change visits no others.
     waiting: BTreeMap<Shard, Vec<u64>>,
 }
 
-/// What a watcher is found by: most watches of a fleet are of one name, or of one node's pods.
+/// The key by which a change finds a watcher: most watches of a fleet are of one name, or of one node's pods.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Shard {
     Name(Box<str>),
@@ -133,18 +137,18 @@ pub struct TooOld {
 pub struct Page {
     /// In the order of namespace and name.
     pub objects: Vec<Arc<Object>>,
-    /// The state is exactly the one of this revision.
+    /// The state is exactly that of this revision.
     pub revision: u64,
-    /// There is more, after this key.
+    /// More objects follow, after this key.
     pub next: Option<String>,
-    /// The number of objects after this page; unknown with selectors, and if the query did not know it either.
+    /// The number of objects after this page; unknown with selectors, or if the query did not know it either.
     pub remaining: Option<usize>,
 }
 
-/// Bytes of the objects of any page that is asked for; one object may have more. Who asks for so many objects at once means small ones,
-/// and a node, which asks for 50, reads no page of more than 4 MiB.
+/// Bytes of objects that a page may always have; a single object may have more. A client that requests many
+/// objects at once expects small ones, and a node, which requests 50, gets no page of more than 4 MiB.
 const PAGE_BYTES: usize = 3 << 20;
-/// And for each object that is asked for at once: 10,000 have 80 MB.
+/// And this much for each requested object: 10,000 have 80 MB.
 const PAGE_BYTES_PER_OBJECT: usize = 8 << 10;
 
 /// The parameters of a list.
@@ -156,8 +160,8 @@ pub struct Query<'a> {
     pub after: Option<&'a str>,
     /// Most objects. A page of large ones has fewer.
     pub limit: Option<usize>,
-    /// For a further page: the remaining objects that the page before it named. Counting them again would cost every page the whole
-    /// list.
+    /// For a further page: the number of remaining objects given by the previous page. Counting them again
+    /// would make every page cost as much as the whole list.
     pub remaining: Option<usize>,
 }
 
@@ -182,7 +186,7 @@ pub enum WatchRefused {
 }
 
 impl<S: Sink> Index<S> {
-    /// Empty, at a revision before which nothing is remembered.
+    /// Empty, at a revision before which no changes are known.
     pub fn new(revision: u64) -> Index<S> {
         let of_kind = |kind: &&'static Kind| OfKind {
             kind,
@@ -252,12 +256,12 @@ impl<S: Sink> Index<S> {
         self.relations.exists(uid)
     }
 
-    /// UIDs that objects name as an owner, and that no object has. The owner may be of a kind that is not served.
+    /// UIDs that objects name as an owner, and that no object has. The owner may be of an unserved kind.
     pub fn lost_owners(&self) -> Vec<String> {
         self.relations.lost_owners()
     }
 
-    /// What is charged to a user, with the objects of this kind.
+    /// The usage charged to a user: bytes, and objects of this kind.
     pub fn usage(&self, holder: &str, kind: &Kind) -> Usage {
         self.relations.usage(holder, index_of(kind))
     }
@@ -314,8 +318,8 @@ impl<S: Sink> Index<S> {
         Ok(page)
     }
 
-    /// Registers a watcher. `from`: `None` starts with the present objects, else with the changes after that revision.
-    /// Also returns the revision up to which `Start` contains everything.
+    /// Registers a watcher. `from`: `None` starts with the present objects, else with the changes after that
+    /// revision. Also returns the revision up to which `Start` contains everything.
     pub fn watch(
         &mut self,
         kind: &Kind,
@@ -345,8 +349,8 @@ impl<S: Sink> Index<S> {
         }
     }
 
-    /// Makes a change visible that need not be durable, of the object with this [`key`], and hands it to the watchers that take such
-    /// changes.
+    /// Publishes a change that need not be durable, of the object with this [`key`], and hands it to the
+    /// watchers that take such changes.
     pub(super) fn publish_renewal(&mut self, key: String, changed: Changed) {
         self.publish_one(key, changed, Sink::takes_renewals);
     }
@@ -364,14 +368,14 @@ impl<S: Sink> Index<S> {
                 old
             }
         };
-        // before anybody gets it: what is read of it from here on is read of an old version
+        // before anybody gets the new version: from now on readers of the old one read an old version
         let known =
             event.old.as_ref().filter(|known| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, known)));
         old.iter().chain(known).chain(&event.last).for_each(|object| loans::supersede(object));
         self.watches -= self.kinds[at.0].tell(event, takes);
     }
 
-    /// Goes on from a later revision; what was before it is forgotten.
+    /// Continues from a later revision, and forgets all changes before it.
     pub fn skip_to(&mut self, revision: u64) {
         self.revision = revision;
         for of_kind in &mut self.kinds {
@@ -397,7 +401,7 @@ impl<S: Sink> Index<S> {
         }
     }
 
-    /// Ends a watch; one that was dropped already stays so.
+    /// Ends a watch; does nothing for one that was dropped already.
     pub fn unwatch(&mut self, watch: WatchId) {
         if self.kinds[watch.kind].unregister(watch.id) {
             self.watches -= 1;
@@ -429,7 +433,7 @@ fn page<'a>(
     page
 }
 
-/// Both in the order of their keys, of which none is in both.
+/// Merges two sequences in the order of their keys, which have no key in common.
 fn merged<'a, T>(
     first: impl Iterator<Item = (&'a String, T)>,
     second: impl Iterator<Item = (&'a String, T)>,
@@ -462,17 +466,17 @@ impl<S: Sink> OfKind<S> {
         }
     }
 
-    /// Whether a selection is of one object, which is there and was not changed after a revision.
+    /// Whether a selection is for one object, which exists and has not changed after a revision.
     fn is_unchanged(&self, selection: &Selection, revision: u64) -> bool {
         let is_one = !self.kind.namespaced || !selection.namespace.is_empty();
         let name = selection.name.as_ref().filter(|_| is_one && revision >= self.begun);
         let found = name.and_then(|name| self.objects.get(&key(&selection.namespace, name)));
-        // made anew, it would have a later one
+        // if it had been created anew, its revision would be later
         found.is_some_and(|object| object.revision <= revision)
     }
 
-    /// Candidates of a selection by key: the objects that it names, those with the value that it asks for of an indexed field, or all
-    /// of its namespace.
+    /// Candidates of a selection by key: the object that it names, those with the required value of an
+    /// indexed field, or all of its namespace.
     fn range<'a>(
         &'a self,
         selection: &Selection,
@@ -508,7 +512,7 @@ impl<S: Sink> OfKind<S> {
         present + removed - changed
     }
 
-    /// What changed after a revision, within the selection's keys, as it was at that revision.
+    /// The objects that changed after a revision, within the selection's keys, as they were at that revision.
     fn changed_after(
         &self,
         revision: u64,
@@ -555,12 +559,13 @@ impl<S: Sink> OfKind<S> {
         true
     }
 
-    /// Puts an object in the place of another, or removes it; returns the other.
+    /// Puts an object in place of another, or removes it; returns the other.
     fn store(&mut self, key: &str, new: Option<Arc<Object>>) -> Option<Arc<Object>> {
         let old = match &new {
             Some(new) => self.objects.insert(key.to_owned(), new.clone()),
             None => self.objects.remove(key),
         };
+        // most changes keep all indexed values: these cost no update of an index
         for (field, keys) in self.kind.indexed.iter().zip(&mut self.by_value) {
             let value =
                 |object: &Option<Arc<Object>>| object.as_ref().map(|object| Box::from(object.field(*field)));
@@ -597,7 +602,7 @@ impl<S: Sink> OfKind<S> {
         old
     }
 
-    /// The shards whose watchers a change can concern, besides [`Shard::Any`].
+    /// The shards with watchers that a change can concern, besides [`Shard::Any`].
     fn shards(&self, event: &Event) -> BTreeSet<Shard> {
         let mut shards = BTreeSet::from([Shard::Name(event.object().name.clone())]);
         for object in [&event.old, &event.new].into_iter().flatten() {
@@ -608,10 +613,12 @@ impl<S: Sink> OfKind<S> {
         shards
     }
 
-    /// Sends a change to its watchers and remembers it; returns how many were too slow and are dropped.
+    /// Sends a change to its watchers and keeps it in the ring; returns how many watchers were too slow and
+    /// are dropped.
     fn tell(&mut self, event: Arc<Event>, takes: impl Fn(&S) -> bool) -> usize {
         let mut slow = Vec::new();
-        // names and fields are copied for their watchers only: renewals, most changes, have none of these
+        // names and fields are copied for their watchers only: Leases, which have most changes, have no such
+        // watchers
         let only_any = self.waiting.keys().all(|shard| *shard == Shard::Any);
         let shards = if only_any { BTreeSet::new() } else { self.shards(&event) };
         for id in
@@ -641,7 +648,8 @@ impl<S: Sink> OfKind<S> {
     }
 }
 
-/// The range of keys that a selection can select. The empty namespace is that of cluster-scoped objects, or all namespaces.
+/// The range of keys that a selection can select. The empty namespace is that of cluster-scoped objects, or
+/// all namespaces.
 fn bounds(kind: &Kind, selection: &Selection, after: Option<&str>) -> Option<(Bound<String>, Bound<String>)> {
     let named = selection.name.as_ref().filter(|_| !kind.namespaced || !selection.namespace.is_empty());
     let mut low = match (&*selection.namespace, named) {
@@ -664,7 +672,7 @@ fn bounds(kind: &Kind, selection: &Selection, after: Option<&str>) -> Option<(Bo
             low = Bound::Excluded(after.to_owned());
         }
     }
-    // BTreeMap panics on a range that ends before it starts, which a forged token may cause
+    // BTreeMap panics on a range that ends before it starts, which a forged token may ask for
     let backwards = match (&low, &high) {
         (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
             low >= high
@@ -782,7 +790,7 @@ mod tests {
                 None => break,
             }
         }
-        // one that alone has more than a page is a page
+        // an object larger than a page is a page by itself
         assert_eq!(pages, ["a/1 a/2", "a/3", "a/4", "a/5"]);
         assert_eq!(world.names(&all, Query::default()).unwrap().0.len(), 5, "who asks for no page gets all");
     }
@@ -842,10 +850,10 @@ mod tests {
             assert_eq!(goes_on, expect, "{namespace} {fields} {from}: {started:?}");
         };
         check("a", "metadata.name=mine", made, true);
-        // there was none of it before
+        // the object did not exist before that
         check("a", "metadata.name=mine", made - 1, false);
         check("a", "metadata.name=other", made, false);
-        // one that is not there may have been
+        // a missing object may have existed
         check("a", "metadata.name=gone", made, false);
         check("", "metadata.name=mine", made, false);
         check("a", "", made, false);
@@ -920,7 +928,8 @@ mod tests {
         Object::new(&POD, &pod, revision).unwrap()
     }
 
-    /// Whatever is written and deleted: lists of every form and revision, watches and relations are those that a scan finds.
+    /// Whatever is written and deleted: lists of every form and revision, watches and relations equal those
+    /// found by a scan.
     #[test]
     fn indexes_agree_with_a_scan() {
         let selections = || {
@@ -965,6 +974,7 @@ mod tests {
                 index.publish(vec![Changed { kind: &POD, event, author: None }]);
                 states.push(state);
             }
+            // two objects a page, so that pages begin at every second key of every past state
             for (at, state) in (1..).zip(&states) {
                 for selection in selections() {
                     let scanned: Vec<u64> =

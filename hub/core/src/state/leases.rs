@@ -1,26 +1,31 @@
-//! Leases: objects with a space of revisions of their own, and renewals that wait for nobody.
+//! Leases: objects with a separate space of revisions, and renewals that never wait.
 //!
-//! Owns: all objects of kinds with volatile fields, their watchers, which renewals are only in memory, and whose node was heard.
-//! A *renewal* (an update of nothing but a volatile field) is judged, published and acknowledged here in one step: it passes no
-//! queue, needs no write to be answered, and is flushed with all others of the same [`FLUSH`](super::FLUSH). A *durable* change
-//! (creation, deletion, holder, labels) is staged with a provisional revision, committed, and then settled.
+//! Owns: all objects of kinds with volatile fields, their watchers, which renewals are only in memory, and
+//! which Leases were renewed since the last look. A *renewal* (an update of only a volatile field) is judged,
+//! published and acknowledged here in one step: it passes no queue, is acknowledged without a disk write, and
+//! is flushed with all others of the same [`FLUSH`](super::FLUSH). A *durable* change (creation, deletion,
+//! holder, labels) is staged with a provisional revision, committed, and then settled.
 //!
 //! Always holds:
-//! - Revisions of the space rise in the order of publication; none is handed out twice. Ranges are reserved durably, like those of the
-//!   other space, so an unclean start begins above everything that was handed out before.
-//! - A renewal between the staging of a durable change and its commit wins: the change is not published ([`WriteError::Mismatch`]),
-//!   its writer decides again, and the row that the commit wrote is replaced before it does. A change that follows [`OVERTAKEN`] such
-//!   changes of the object wins: renewals of it are refused until the commit has ended, or is given up on ([`Leases::release`]).
-//! - **A start without a reservation** (the disk takes no write) hands out revisions of the span from [`UNRESERVED`] on, which no
-//!   reservation reaches before a billion unclean starts. It begins there at the time of the start: milliseconds since 1970, 2^17 revisions
-//!   for each, so it stays behind the clock, and a later such start begins above it. Should the clock have gone back, a start may hand out
-//!   revisions of an earlier one, if its time falls into the milliseconds whose revisions that one used: one for each 131,072 renewals, 33
-//!   for a day of 500 nodes, and within one millisecond it depends on 16 random bits. A version of such a start is too old
-//!   for one that has its reservation again, unless that reservation is in the span, too: so no watch goes on from a version that
-//!   had another meaning.
+//! - Revisions of the space rise in the order of publication; none is handed out twice. Ranges are reserved
+//!   durably, like those of the other space, so an unclean start begins above everything that was handed out
+//!   before.
+//! - A renewal between the staging of a durable change and its commit wins: the change is not published
+//!   ([`WriteError::Mismatch`]), its writer decides again, and the row that the commit wrote is replaced
+//!   before that. A change that follows [`OVERTAKEN`] such overtaken changes of the object wins: renewals of
+//!   the object are refused until the commit has ended, or takes too long ([`Leases::release`]).
+//! - **A start without a reservation** (the disk accepts no write) hands out revisions of the span from
+//!   [`UNRESERVED`] on, which no reservation reaches before a billion unclean starts. It begins there at the
+//!   time of the start: milliseconds since 1970, 2^17 revisions for each, so it stays behind the clock, and a
+//!   later such start begins above it. If the clock was set back, a start may hand out revisions of an
+//!   earlier one, if its time falls into the milliseconds whose revisions that one used: one for each 131,072
+//!   renewals, 33 for a day of 500 nodes, and within one millisecond it depends on 16 random bits. A version
+//!   from such a start counts as too old at a later start with a reservation, unless that reservation is in
+//!   the span, too: so a watch never continues from a version that had another meaning.
 //!
-//! One lock around it is enough (shards would not help: one sequence orders all changes anyway, and a renewal holds it for about
-//! as long as it takes to copy the object). Left to others: that lock, the clock, the store.
+//! One lock around it is enough (shards would not help: one sequence orders all changes anyway, and a renewal
+//! holds it for about as long as it takes to copy the object). Left to others: that lock, the clock, the
+//! store.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -35,14 +40,17 @@ use crate::selector::Selection;
 
 /// The first revision of starts without a reservation.
 pub const UNRESERVED: u64 = MAX_REVISION / 2;
-/// Revisions for each millisecond of the clock: 2^44 milliseconds are 557 years, and fit below [`MAX_REVISION`].
+/// Revisions for each millisecond of the clock: 2^44 milliseconds are 557 years, and fit below
+/// [`MAX_REVISION`].
 const PER_MILLISECOND: u64 = 1 << 17;
-/// Changes of one object that renewals may overtake in a row. A node that renews every ten seconds overtakes one in a thousand; one that
-/// renews without a pause would keep its Lease from ever being deleted.
+/// Changes of one object that renewals may overtake in a row. A node that renews every ten seconds overtakes
+/// one change in a thousand; a node that renews without a pause would keep its Lease from ever being deleted.
 const OVERTAKEN: u32 = 4;
-/// Objects whose overtaken changes are counted; beyond them counting begins anew, which costs a few more tries.
+/// Most objects with a count of overtaken changes; above that all counts start again, which costs a few more
+/// tries.
 const MAX_CONTESTED: usize = 1024;
-/// Milliseconds of the clock, about 4.6 hours, that count above a reservation in the span: all of them would soon exhaust it.
+/// Milliseconds of the clock, about 4.6 hours, that are added to a reservation in the span: adding the whole
+/// time would soon exhaust it.
 const CLOCK_AFTER_RESERVATION: u64 = 1 << 24;
 
 /// See the module. `S` takes the events of one watcher.
@@ -52,9 +60,9 @@ pub struct Leases<S> {
     counter: Counter,
     /// Objects whose last change may not be on the disk.
     unsaved: Since,
-    /// Those that are being written, in pieces.
+    /// Renewed objects that are being written, in batches.
     due: VecDeque<(usize, Arc<Object>)>,
-    /// Objects renewed since somebody listened last; `None` until somebody does.
+    /// Objects renewed since the last call of `heard`; `None` until the first call.
     heard: Option<Since>,
     /// How many changes of an object were overtaken in a row.
     contested: BTreeMap<Place, u32>,
@@ -70,7 +78,7 @@ fn place(kind: &Kind, namespace: &str, name: &str) -> Place {
     (index_of(kind), key(namespace, name))
 }
 
-/// Objects changed since a revision: each whose version is newer is listed.
+/// Objects changed since a revision: each object with a newer version is listed.
 #[derive(Debug, Default)]
 struct Since {
     revision: u64,
@@ -78,7 +86,7 @@ struct Since {
 }
 
 impl Since {
-    /// Lists the object `new`, unless it was listed when it got the version `old` (0: it is created).
+    /// Lists the object `new`, unless it was listed already when it got the version `old` (0: it is created).
     fn note(&mut self, kind: usize, old: u64, new: &Arc<Object>) {
         if old <= self.revision {
             self.changed.push((kind, new.clone()));
@@ -95,7 +103,7 @@ impl Since {
 #[derive(Debug)]
 pub struct Renewed {
     pub object: Arc<Object>,
-    /// It had another time before.
+    /// Its time was another one before.
     pub changed: bool,
 }
 
@@ -104,7 +112,7 @@ pub struct Renewed {
 pub struct Heard {
     /// As their first change left them.
     pub objects: Vec<Arc<Object>>,
-    /// They are all that changed up to this revision.
+    /// These are all objects that changed up to this revision.
     pub revision: u64,
 }
 
@@ -169,7 +177,7 @@ impl<S: Sink> Leases<S> {
     /// A renewal: visible at once, durable later.
     ///
     /// # Errors
-    /// Nothing changed.
+    /// On an error nothing changed.
     pub fn renew(&mut self, write: Write) -> Result<Arc<Object>, WriteError> {
         self.may_renew(write.kind, &write.namespace, &write.name)?;
         let key = key(&write.namespace, &write.name);
@@ -178,7 +186,7 @@ impl<S: Sink> Leases<S> {
         Ok(self.publish_renewal(key, changed))
     }
 
-    /// A renewal in its plain form. `None`: the object is missing, or has to be renewed the general way.
+    /// A renewal in its plain form. `None`: the object is missing, or must be renewed in the general way.
     pub fn renew_plainly(
         &mut self,
         kind: &'static Kind,
@@ -208,7 +216,7 @@ impl<S: Sink> Leases<S> {
         if self.ended {
             return Err(WriteError::Closed);
         }
-        // hardly ever is one held
+        // renewals are hardly ever held
         let is_held = self.holds_renewals() && self.held.contains(&place(kind, namespace, name));
         if is_held { Err(WriteError::Held) } else { Ok(()) }
     }
@@ -218,7 +226,7 @@ impl<S: Sink> Leases<S> {
         !self.held.is_empty()
     }
 
-    /// All objects may be renewed again: the commit under way failed, or takes too long.
+    /// Allows renewals of all objects again: the commit under way failed, or takes too long.
     pub fn release(&mut self) {
         self.held.clear();
     }
@@ -240,11 +248,12 @@ impl<S: Sink> Leases<S> {
         }
     }
 
-    /// Adds a durable change to the batch, as [`Order::stage`](super::Order::stage) does; `index` has the other kinds. Its revision is
-    /// provisional: it is given its own when it is [settled](Leases::settle), because renewals of other objects are published meanwhile.
+    /// Adds a durable change to the batch, as [`Order::stage`](super::Order::stage) does; `index` has the
+    /// other kinds. Its revision is provisional: it gets the final one when it is [settled](Leases::settle),
+    /// because renewals of other objects are published meanwhile.
     ///
     /// # Errors
-    /// The batch is as before.
+    /// On an error the batch is unchanged.
     pub fn stage(
         &mut self,
         index: &Index<S>,
@@ -262,8 +271,8 @@ impl<S: Sink> Leases<S> {
     /// Publishes a staged change after its commit. Returns the object as the change left it.
     ///
     /// # Errors
-    /// [`WriteError::Mismatch`]: the object was renewed meanwhile. What the commit wrote is the first to be replaced, as a renewal that is
-    /// due; before that the writer must not hear that nothing changed.
+    /// [`WriteError::Mismatch`]: the object was renewed meanwhile. The row that the commit wrote is replaced
+    /// first, as a renewal that is due; until then the writer must not hear that nothing changed.
     pub fn settle(&mut self, changed: Changed) -> Result<Arc<Object>, WriteError> {
         let object = changed.event.object().clone();
         let place = place(changed.kind, &object.namespace, &object.name);
@@ -314,7 +323,8 @@ impl<S: Sink> Leases<S> {
         !self.due.is_empty()
     }
 
-    /// The first objects that are due, as they are now, and how many of those due they stand for: deleted ones are not among them.
+    /// The first objects that are due, in their present version, and the number of due entries that they
+    /// cover: deleted objects are left out.
     pub(super) fn due(&self, most: usize) -> (Vec<(&'static Kind, Arc<Object>)>, usize) {
         let (mut found, mut passed, mut bytes) = (Vec::new(), 0, 0);
         for (kind, object) in self.due.iter().take(most) {
@@ -330,7 +340,7 @@ impl<S: Sink> Leases<S> {
         (found, passed)
     }
 
-    /// The first objects that were due are on the disk.
+    /// The first entries that were due are on the disk.
     pub(super) fn saved(&mut self, objects: usize) {
         self.due.drain(..objects);
     }
@@ -343,12 +353,14 @@ impl<S: Sink> Leases<S> {
         self.counter.reserved = upto;
     }
 
-    /// The reservation could not be made: starts in the span of such starts. `now` is the time in milliseconds since 1970.
+    /// The reservation could not be made: the revisions continue in the span for such starts. `now` is the
+    /// time in milliseconds since 1970.
     pub fn not_reserved(&mut self, now: u64, random: u16) {
         let (random, last) = (u64::from(random), self.counter.revision);
         let mut start = UNRESERVED + now.min(UNRESERVED / PER_MILLISECOND - 1) * PER_MILLISECOND + random;
         if start <= last {
-            // soon after a reservation in the span, or the clock went back
+            // the last revision is ahead of the clock, soon after a reservation in the span, or because the
+            // clock was set back
             start = last + now % CLOCK_AFTER_RESERVATION * PER_MILLISECOND + random;
         }
         let start = start.min(MAX_REVISION);
@@ -356,7 +368,7 @@ impl<S: Sink> Leases<S> {
         self.index.skip_to(start);
     }
 
-    /// The objects that were renewed, created or changed since the last call. The first call hears nothing.
+    /// The objects that were renewed, created or changed since the last call. The first call returns nothing.
     pub fn heard(&mut self) -> Heard {
         let revision = self.counter.revision;
         let changed = self.heard.get_or_insert_default().take(revision);

@@ -1,11 +1,12 @@
 //! The hub's state: all objects, their watchers, and the order of their changes.
 //!
-//! Owns: the index of all objects and their watchers ([`Index`]), the order of durable writes ([`Order`]): preconditions, revisions and
-//! their reservation, the content of the next commit; Leases, which count apart and whose renewals are not written one by one
-//! ([`Leases`]); and the latest change that concerns each node ([`Desired`]).
-//! Always holds: a durable change becomes visible after the commit that holds it; a renewal at once; revisions rise, also over a crash.
-//! Leaves to others: the durable store itself, its thread, locks and channels. A program with one thread may own all parts:
-//! stage a batch of writes, make its commit durable however it likes, then publish and settle what [`Order::committed`] returns.
+//! Owns: the index of all objects and their watchers ([`Index`]), the order of durable writes ([`Order`]):
+//! preconditions, revisions and their reservation, the content of the next commit; Leases, which have a
+//! separate count of revisions and renewals that are not written one by one ([`Leases`]); and the latest
+//! change that concerns each node ([`Desired`]). Always holds: a durable change becomes visible after its
+//! commit, a renewal at once; revisions rise, also after a crash. Leaves to others: the durable store itself,
+//! its thread, locks and channels. A program with one thread may own all parts: stage a batch of writes, make
+//! its commit durable however it likes, then publish and settle what [`Order::committed`] returns.
 
 mod condition;
 mod desired;
@@ -93,7 +94,7 @@ mod tests {
             }
         }
 
-        /// A start, on a disk that takes the reservation or does not.
+        /// A start, on a disk that accepts the reservation or does not.
         fn start(&mut self, milliseconds: u64, is_full: bool) -> Running {
             let record =
                 |((resource, name), (revision, json)): (&(String, String), &(u64, Vec<u8>))| Record {
@@ -119,7 +120,7 @@ mod tests {
         index: Index<NoSink>,
         leases: Leases<NoSink>,
         order: Order,
-        /// What the last answered durable change left, by kind and name: an object, or nothing.
+        /// The state after the last answered durable change, by kind and name: whether the object exists.
         acknowledged: BTreeMap<(String, String), bool>,
     }
 
@@ -131,7 +132,7 @@ mod tests {
         fn write(&self, random: &mut Random) -> Write {
             let kind = [&CONFIG_MAP, &LEASE, &LEASE][random.index(3)];
             let name = ["a", "b", "c"][random.index(3)];
-            // now and then an expectation that does not hold
+            // now and then a wrong expectation
             let expect = match self.get(kind, name) {
                 Some(found) if random.index(8) > 0 => Expect::Revision(found.revision),
                 _ => Expect::Absent,
@@ -154,7 +155,7 @@ mod tests {
 
         fn stage(&mut self, batch: &mut Batch, random: &mut Random) {
             let write = self.write(random);
-            // one that does not apply leaves the batch as it is
+            // a write that does not apply leaves the batch unchanged
             let _ = match write.kind.is_renewed() {
                 true => self.leases.stage(&self.index, batch, write),
                 false => self.order.stage(&self.index, batch, write),
@@ -175,7 +176,8 @@ mod tests {
                     Some(revision)
                 };
                 visible.extend(revision.map(|revision| (is_lease, revision)));
-                // one that was overtaken is not answered before its row is replaced: until then it may have been made, or not
+                // an overtaken change is not answered before its row is replaced: until then it may have been
+                // made, or not
                 match revision {
                     Some(_) => drop(self.acknowledged.insert(place, is_there)),
                     None => drop(self.acknowledged.remove(&place)),
@@ -200,8 +202,8 @@ mod tests {
         }
     }
 
-    /// Whatever the disk refuses, whenever power fails, and whatever is renewed while a commit is under way: no revision is used twice,
-    /// and what was acknowledged as durable stays.
+    /// Whatever the disk refuses, whenever power fails, and however many renewals come during a commit: no
+    /// revision is used twice, and changes that were acknowledged as durable stay.
     #[test]
     fn revisions_rise_and_commits_stay_over_power_cuts() {
         let (mut overtaken, mut unreserved) = (0, 0);
@@ -243,7 +245,7 @@ mod tests {
                     assert_eq!(disk.objects.contains_key(place), *is_there, "seed {seed}: {place:?}");
                 }
                 if random.index(20) == 0 {
-                    // a stop in order: every renewal is flushed
+                    // an orderly stop: every renewal is flushed
                     hub.leases.flush();
                     while hub.leases.is_flushing() {
                         let commit = hub.order.commit(&hub.leases, Batch::default(), 2).unwrap();
@@ -262,7 +264,7 @@ mod tests {
                 }
                 if random.index(20) == 0 {
                     milliseconds += 1;
-                    // the power fails, and the disk takes no reservation at the next start
+                    // the power fails, and the disk accepts no reservation at the next start
                     let is_full = random.index(4) == 0;
                     unreserved += usize::from(is_full);
                     hub = Running { acknowledged: hub.acknowledged, ..disk.start(milliseconds, is_full) };

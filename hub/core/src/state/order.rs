@@ -1,9 +1,9 @@
 //! The order of durable changes: preconditions, revisions, and the content of each commit.
 //!
-//! Always holds: a durable change becomes visible after the commit that holds it was flushed; revisions of a space rise, also over
-//! crashes, because ranges are reserved durably before they are used and an unclean start begins above the reserved mark; nothing
-//! visible or acknowledged as durable is ever taken back.
-//! Left to others: when to commit and when renewals are due (no clock here), the store that commits, and Leases (`leases`).
+//! Always holds: a durable change becomes visible after its commit was flushed; revisions of a space rise,
+//! also after crashes, because ranges are reserved durably before use and an unclean start begins above the
+//! reserved mark; a visible change, or one acknowledged as durable, is never taken back. Left to others: when
+//! to commit and when renewals are due (no clock here), the store that commits, and Leases (`leases`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,20 +20,21 @@ use crate::cost::{self, Excess};
 use crate::kinds::{KINDS, Kind, index_of};
 use crate::object::{Event, Object, key};
 
-/// Revisions reserved at a time: so many that a disk which takes no write for months stops no renewal for want of one (10,000 a second
-/// use half of it in 59 hours, 500 in 50 days), so few that a billion unclean starts fit below [`MAX_REVISION`].
+/// Revisions reserved at a time: so many that a disk which accepts no write for months does not stop renewals
+/// (10,000 a second use half of it in 59 hours, 500 in 50 days), so few that a billion unclean starts fit
+/// below [`MAX_REVISION`].
 pub const RESERVE: u64 = 1 << 32;
-/// The highest revision to start from: SQLite and clients count in signed 64 bits, and a thousand changes a second for a million years
-/// do not come near it. A store that names a higher one was not written by us.
+/// The highest revision to start from: SQLite and clients count in signed 64 bits, and a thousand changes a
+/// second for a million years do not come near it. A store with a higher one was not written by us.
 pub(super) const MAX_REVISION: u64 = 1 << 62;
-/// By so much revisions go on when it is unknown which were handed out. 10^12 is 30 years of a thousand a second.
+/// How far revisions jump when it is unknown which were handed out. 10^12 is 30 years of a thousand a second.
 pub const RAISE: u64 = 1_000_000_000_000;
 /// A new range is reserved when fewer than this are left.
 const RESERVE_LOW: u64 = RESERVE / 2;
 /// Largest stored object; the limit that upstream's etcd sets.
 pub const MAX_OBJECT_BYTES: usize = 1536 * 1024;
-/// Bytes of renewed objects in one commit, and one object more: as large as a commit of changes may be. A node's Lease is small, but may
-/// be made as large as any object.
+/// Bytes of renewed objects in one commit, plus one object: as large as a commit of changes may be. A node's
+/// Lease is small, but may be made as large as any object.
 pub(super) const FLUSH_BYTES: usize = 2 * 1024 * 1024;
 /// The longest time a renewal stays in memory only.
 pub const FLUSH: Duration = Duration::from_secs(30);
@@ -56,16 +57,17 @@ pub struct Record {
 pub enum Change<'a> {
     /// Insert or replace.
     Put { resource: &'a str, namespace: &'a str, name: &'a str, revision: u64, json: &'a [u8] },
-    /// Remove; a missing object is no error.
+    /// Remove; a missing object does not count as an error.
     Delete { resource: &'a str, namespace: &'a str, name: &'a str },
 }
 
-/// One for each space of revisions: resourceVersions are compared within a kind, so kinds may count apart from each other.
+/// One value for each space of revisions: resourceVersions are compared within a kind only, so kinds may have
+/// separate counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Spaces<T> {
-    /// Of all kinds but Leases.
+    /// For all kinds but Leases.
     pub common: T,
-    /// Of the kinds with volatile fields: Leases.
+    /// For the kinds with volatile fields: Leases.
     pub leases: T,
 }
 
@@ -106,9 +108,9 @@ pub struct Write {
     pub requires: Vec<Require>,
     /// The object to store, its resourceVersion is set here; `None` deletes.
     pub new: Option<Value>,
-    /// May be acknowledged before it is durable.
+    /// The change may be acknowledged before it is durable.
     pub volatile: bool,
-    /// The node that makes it, if one does.
+    /// The node that makes it, if a node does.
     pub author: Option<Box<str>>,
 }
 
@@ -117,31 +119,31 @@ pub struct Write {
 pub enum WriteError {
     /// A precondition does not hold: read again and retry.
     Mismatch,
-    /// The user whom the object is charged to would have more than its quota; the text is upstream's.
+    /// The user to whom the object is charged would exceed its quota; the text is upstream's.
     OverQuota(String),
     /// The object is larger than [`MAX_OBJECT_BYTES`].
     TooLarge,
-    /// The object could not be read back.
+    /// The object would be too deep to be read back.
     Excess(Excess),
     /// The store could not make it durable; nothing changed.
     Failed(String),
     /// It was not tried, because changes before it failed; nothing changed.
     Refused(Refusal),
-    /// The store failed while it made it durable: it may or may not be found after the next start.
+    /// The store failed during the commit: the next start may find the change, or not.
     Uncertain(String),
-    /// A renewal has to wait for a change of its object, which renewals kept from being made.
+    /// A renewal has to wait for a change of its object that earlier renewals overtook again and again.
     Held,
     /// Too many changes wait.
     Busy,
     /// The disk took too long; the change may still be made.
     TimedOut,
-    /// The disk took too long with the changes before it; this one was taken back and is not made.
+    /// The disk took too long with earlier changes; this one was taken back and will not be made.
     TakenBack,
     /// The writer has ended.
     Closed,
 }
 
-/// Changes that go into one commit, each judged against those before it.
+/// Changes for one commit, each judged against those before it.
 #[derive(Debug, Default)]
 pub struct Batch {
     staged: Vec<Changed>,
@@ -172,8 +174,8 @@ impl Batch {
         self.staged.len()
     }
 
-    /// Adds a change of what the batch already made of the object, or of the one in `own`, the index of its kind. What it requires of
-    /// other objects is judged by `index`.
+    /// Adds a change to the object, as the batch has left it, or as it is in `own`, the index of its kind.
+    /// `index` is used to judge the conditions on other objects.
     pub(super) fn stage<S: Sink>(
         &mut self,
         (own, index): (&Index<S>, &Index<S>),
@@ -201,7 +203,7 @@ impl Batch {
 pub struct Commit {
     staged: Vec<Changed>,
     renewals: Vec<(&'static Kind, Arc<Object>)>,
-    /// Renewed objects that this commit deals with, the deleted ones included.
+    /// Renewed objects that this commit covers, including deleted ones.
     flushed: usize,
     /// The new reserved marks, if they are due.
     pub reserve: Option<Spaces<u64>>,
@@ -213,13 +215,13 @@ impl Commit {
         self.staged.len()
     }
 
-    /// Renewals that are no longer due after it.
+    /// The number of due renewals that this commit covers.
     pub fn flushed(&self) -> usize {
         self.flushed
     }
 
-    /// The changes for the store; `names` are the resource names of [`KINDS`]. Renewals come first: a staged change of the same
-    /// object is later.
+    /// The changes for the store; `names` are the resource names of [`KINDS`]. Renewals come first: a staged
+    /// change of the same object is later.
     pub fn changes<'a>(&'a self, names: &'a [String]) -> Vec<Change<'a>> {
         let mut changes = Vec::with_capacity(self.renewals.len() + self.staged.len());
         changes.extend(self.renewals.iter().map(|(kind, object)| put(&names[index_of(kind)], object)));
@@ -301,11 +303,11 @@ impl Order {
         self.counter.revision
     }
 
-    /// Adds a durable change to the batch, judged against what the batch already changed, or the index. Returns the object as the
-    /// change leaves it. Leases: [`Leases::stage`].
+    /// Adds a durable change to the batch, judged against earlier changes in the batch, or the index. Returns
+    /// the object as the change leaves it. Leases: [`Leases::stage`].
     ///
     /// # Errors
-    /// The batch is as before.
+    /// On an error the batch is unchanged.
     pub fn stage<S: Sink>(
         &mut self,
         index: &Index<S>,
@@ -315,8 +317,8 @@ impl Order {
         batch.stage((index, index), &mut self.counter, write)
     }
 
-    /// The changes to make durable now: the batch, so many of the renewals that are due ([`Leases::due`]) or fewer, and new reservations
-    /// once one is due. `None`: nothing.
+    /// The changes to make durable now: the batch, at most `renewals` of the due renewals ([`Leases::due`]),
+    /// and new reservations once one is due. `None` if there is nothing to commit.
     pub fn commit<S: Sink>(&self, leases: &Leases<S>, batch: Batch, renewals: usize) -> Option<Commit> {
         let (renewals, flushed) = leases.due(renewals);
         let low = self.counter.is_low() || leases.is_low();
@@ -329,8 +331,9 @@ impl Order {
         Some(Commit { staged: batch.staged, renewals, flushed, reserve })
     }
 
-    /// The commit is durable. Returns the changes to publish: with [`Index::publish`], or with [`Leases::settle`]. (After one that failed
-    /// there is nothing to do: nothing changed, and its revisions are not used again.)
+    /// The commit is durable. Returns the changes to publish: with [`Index::publish`], or with
+    /// [`Leases::settle`]. (A failed commit needs no call: nothing changed, and its revisions are not used
+    /// again.)
     pub fn committed<S: Sink>(&mut self, leases: &mut Leases<S>, commit: Commit) -> Vec<Changed> {
         if let Some(reserve) = commit.reserve {
             self.counter.reserved = reserve.common;
@@ -340,7 +343,8 @@ impl Order {
         commit.staged
     }
 
-    /// Goes on from a higher revision: a client knows one that the store does not. Nothing is handed out before it is reserved.
+    /// Continues from a higher revision: a client knows one that the store does not have. No revision is
+    /// handed out before it is reserved.
     pub fn raise(&mut self) {
         let raised = self.counter.revision.saturating_add(RAISE);
         if raised <= MAX_REVISION {
@@ -348,7 +352,7 @@ impl Order {
         }
     }
 
-    /// The reservation that [`Restored`] asks for could not be made: nothing is handed out before one is.
+    /// The reservation that [`Restored`] asks for could not be made: no revision is handed out until one is.
     pub fn not_reserved(&mut self) {
         self.counter.reserved = self.counter.revision;
     }
@@ -387,14 +391,14 @@ pub struct Restored<S> {
     pub order: Order,
     /// The reservations to make durable before anything else.
     pub reserve: Spaces<u64>,
-    /// Records of kinds that are not served: they stay in the store and are not shown.
+    /// Records of unserved kinds: they stay in the store and are not shown.
     pub unserved: Vec<String>,
 }
 
 /// From the records of a store. Revisions start above every revision of their space that was ever handed out.
 ///
 /// # Errors
-/// The store was not written by us: an object without a name, or a revision out of range.
+/// The error: the store was not written by us, because an object has no name, or a revision is out of range.
 pub fn restore<S: Sink>(marks: Spaces<Marks>, records: Vec<Record>) -> Result<Restored<S>, String> {
     let mut found = Spaces::both(0);
     let (mut known, mut unserved) = (Vec::new(), Vec::new());
@@ -426,10 +430,10 @@ pub fn restore<S: Sink>(marks: Spaces<Marks>, records: Vec<Record>) -> Result<Re
     Ok(Restored { index, leases, desired, order, reserve, unserved })
 }
 
-/// The revision to start from, after which none was handed out.
+/// The revision to start from: no later one was handed out.
 fn first(marks: Marks, newest: u64) -> Result<u64, String> {
-    // an object newer than the marks is a fault of the store; versions must not go back even then
-    // 0 means "any version" to clients, so revisions start above it
+    // an object newer than the marks is an error of the store; even then versions must not go back. 0 means
+    // "any version" to clients, so revisions start above it
     let start = marks.clean.unwrap_or(marks.reserved).max(newest).max(1);
     if start > MAX_REVISION {
         return Err(format!("the store's latest revision is {start}, expected at most {MAX_REVISION}"));
@@ -462,7 +466,7 @@ mod tests {
         restore(Spaces::both(marks), records)
     }
 
-    /// Each space begins above all that it ever handed out, whatever tells of it.
+    /// Each space begins above every revision that it handed out, whether a mark or an object shows it.
     #[test]
     fn revisions_begin_above_marks_and_objects() {
         let lease = LEASE.resource_name();
@@ -530,7 +534,7 @@ mod tests {
         order.committed(&mut leases, commit);
         let made = order.stage(&index, &mut Batch::default(), write()).unwrap();
         assert_eq!(made.revision, 61 + RAISE);
-        // not beyond what a start believes
+        // not above the highest revision that a start accepts
         order.counter.revision = MAX_REVISION;
         order.raise();
         assert_eq!(order.counter.revision, MAX_REVISION);

@@ -1,7 +1,9 @@
-//! What relates stored objects of all kinds: owners and their dependents, pending deletions, the users whom objects are charged to.
+//! The relations of stored objects of all kinds: owners and their dependents, pending deletions, the users to
+//! whom objects are charged.
 //!
-//! Always holds: it is a function of the stored objects alone, so it is the same after a restart; keeping it up to date costs a change
-//! what the change itself touches. Left to others: the objects (`index`), what a relation means (`controllers::garbage`, `requires`).
+//! Always holds: it is a function of the stored objects alone, so it is the same after a restart; updating it
+//! costs as much as the change itself. Left to others: the objects (`index`), the consequences of a relation
+//! (`controllers::garbage`, `requires`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +20,7 @@ pub(super) struct Relations {
     owned: BTreeMap<Box<str>, BTreeSet<At>>,
     /// Objects that are marked for deletion.
     terminating: BTreeSet<At>,
-    /// Objects by the user whom they are charged to.
+    /// Objects by the user to whom they are charged.
     charged: BTreeMap<Box<str>, Charged>,
 }
 
@@ -28,12 +30,12 @@ struct Charged {
     objects: BTreeSet<At>,
 }
 
-/// What is stored and charged to one user.
+/// The stored objects that are charged to one user.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// JSON text of all kinds.
     pub bytes: usize,
-    /// Objects of the kind asked about.
+    /// Objects of the requested kind.
     pub objects: usize,
 }
 

@@ -1,8 +1,9 @@
-//! What a write requires of other objects than its own, judged where the order of writes is decided.
+//! The conditions of a write on other objects than its own, judged where the order of writes is decided.
 //!
-//! Always holds: the judgement sees every earlier write, those of the same batch included, so no two writes can each rely on what the
-//! other takes away: nothing is created in a namespace after its deletion began, nor above a user's quota, however many try at once.
-//! Left to others: who requires what (`requests`), and the answer to the caller, which a second decision on the new state gives.
+//! Always holds: the judgement sees every earlier write, including those of the same batch, so two writes can
+//! never each rely on something that the other removes: nothing is created in a namespace after its deletion
+//! began, nor above a user's quota, however many try at once. Left to others: choosing the conditions
+//! (`requests`), and the answer to the caller, which comes from a second decision on the new state.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +22,11 @@ pub enum Require {
     Alive { kind: &'static Kind, name: String, uid: String },
     /// Another object is still at this revision, or still missing.
     Unchanged { kind: &'static Kind, namespace: String, name: String, revision: Option<u64> },
-    /// What is charged to the holder of the object stays within these limits, or shrinks.
+    /// The usage charged to the holder of the object stays within these limits, or shrinks.
     Quota(Quota),
 }
 
-/// Most that may be charged to one user.
+/// Most objects and bytes that may be charged to one user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
     /// Objects of the written kind.
@@ -34,7 +35,7 @@ pub struct Quota {
     pub bytes: usize,
 }
 
-/// How the staged writes of a batch change what is charged.
+/// The effect of a batch's staged writes on the charged usage.
 #[derive(Debug, Default)]
 pub(super) struct Charges(BTreeMap<(Box<str>, usize), (isize, isize)>);
 
@@ -237,7 +238,7 @@ mod tests {
         check(&NODE, "a", None, false);
         check(&NODE, "b", None, true);
         check(&NODE, "b", Some(revision), false);
-        // Leases are not here: the writer judges them
+        // Leases are not in this index: the writer judges them
         check(&LEASE, "l", Some(7), true);
     }
 

@@ -1,8 +1,9 @@
-//! The room in the store that a change takes or leads to.
+//! The room in the store that a change needs or frees.
 //!
-//! Owns: which change frees room, and how much objects that are being deleted may grow meanwhile ([`Growth`]). Always holds: a
-//! revocation counts as a change that frees room, and is not counted; one node uses up neither what other nodes nor what others may
-//! add; what was not made counts for nothing. Left to others: when room is short (`condition`).
+//! Owns: which change frees room, and how much objects may grow while they are being deleted ([`Growth`]).
+//! Always holds: a revocation is treated as a change that frees room, and its growth is not counted; one node
+//! cannot use up the growth of other nodes, nor of other users; changes that were not made do not count. Left
+//! to others: when room is short (`condition`).
 
 use std::collections::BTreeMap;
 
@@ -15,32 +16,35 @@ use crate::kinds::CONFIG_MAP;
 use crate::object::Object;
 use crate::value::text;
 
-/// An object that is being deleted may grow by this much in one change on a full disk: its deletion time, finalizers, the last status
-/// of a pod. So may the list of revoked credentials, by the entries of several nodes.
+/// How much an object that is being deleted may grow in one change on a full disk: by its deletion time,
+/// finalizers, the last status of a pod. The list of revoked credentials may grow as much, by the entries of
+/// several nodes.
 pub(super) const GROWTH_BYTES: usize = 4 * 1024;
-/// Objects that are being deleted may grow by this much together while the store is full: an eighth of the pages that the file keeps for
-/// deletions. As much again is for all nodes together.
+/// How much all objects that are being deleted may grow together while the store is full: an eighth of the
+/// pages that the file keeps for deletions. All nodes together have as much again.
 pub(super) const ALL_GROWTH_BYTES: usize = 256 * 1024;
-/// One node may let objects grow by this much, and so may others those that are charged to it: a whole last status each for some pods.
+/// Most growth charged to one node, by its own changes or by others' changes of objects charged to it: a
+/// whole last status each for some pods.
 pub(super) const NODE_GROWTH_BYTES: usize = 32 * 1024;
 
-/// How a change bears on the room in the store.
+/// The effect of a change on the room in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// It needs room, for an object of so many bytes.
     Takes(usize),
-    /// It leads to room: a deletion, or a change of an object that is being deleted which hardly grows. A revocation counts as one: a full
-    /// disk must not keep a thief in.
+    /// It leads to more room: a deletion, or a change that hardly enlarges an object which is being deleted.
+    /// A revocation counts as one: a full disk must not leave a thief's credential valid.
     Ends(Ending),
 }
 
 /// A step towards the end of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// Bytes of text that the object grows by, or is smaller by.
+    /// Bytes of text by which the object grows, or shrinks.
     pub(super) grows: usize,
     pub(super) frees: usize,
-    /// The user whom it is charged to: the node that makes the change, whosever object it is, else the holder of the object.
+    /// The user to whom it is charged: the node that makes the change, even if the object belongs to another,
+    /// else the holder of the object.
     pub(super) payer: Option<Box<str>>,
     /// Whether [`Growth`] has counted it.
     pub(super) counted: bool,
@@ -59,15 +63,17 @@ impl Effect {
             return Effect::Takes(after);
         }
         if revokes {
-            // not counted: what others let grow must not keep a thief in, and the list has a limit of its own
+            // not counted: growth that others caused must not keep a thief's credential valid, and the list
+            // has a limit of its own
             return Effect::Ends(Ending::default());
         }
         ending(after.saturating_sub(before), before.saturating_sub(after))
     }
 }
 
-/// Bytes by which objects that are being deleted grew while the store was full. What deletions free counts against it, so a namespace of
-/// any size can be deleted; what was not made counts for nothing. One node cannot use up what others need, nor can all nodes.
+/// Bytes by which objects that are being deleted grew while the store was full. Room that deletions free is
+/// subtracted, so a namespace of any size can be deleted; changes that were not made do not count. Neither
+/// one node nor all of them can use up the share of others.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
     pub(super) others: usize,
@@ -76,7 +82,7 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// Whether the object may grow; counts it then.
+    /// Whether the object may grow; if so, counts it.
     pub(super) fn take(&mut self, ending: &Ending) -> bool {
         let Some(payer) = ending.payer.as_ref().filter(|_| ending.grows > 0) else {
             return add(&mut self.others, ending.grows, ALL_GROWTH_BYTES);
@@ -98,13 +104,14 @@ impl Growth {
         }
     }
 
-    /// The change has freed room. An object's mark was not the node's, which confirms its end: what the node did not use is for others.
+    /// The change has freed room. It is subtracted from the payer's growth first and then from that of
+    /// others, because a node that confirms an object's end usually did not write its deletion mark.
     pub(super) fn give_back(&mut self, ending: &Ending) {
         let own = ending.payer.as_ref().map_or(0, |payer| self.lower(payer, ending.frees));
         self.others = self.others.saturating_sub(ending.frees - own);
     }
 
-    /// Lowers what is counted of one user. Returns by how much.
+    /// Lowers the count of one user. Returns by how much.
     fn lower(&mut self, payer: &str, bytes: usize) -> usize {
         let Some(own) = self.payers.get_mut(payer) else { return 0 };
         let less = bytes.min(*own);

@@ -1050,6 +1050,7 @@ fn wanted(
         hash: current.hash,
         generation: generation.to_owned(),
         min_ready: min_ready(spec),
+        // a paused set replaces only pods that somebody deletes, which is what `OnDelete` does
         strategy: match rolls {
             true => Strategy::Rolling {
                 unavailable: rolling["maxUnavailable"].clone(),

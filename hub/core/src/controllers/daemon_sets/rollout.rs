@@ -238,6 +238,8 @@ impl Settings {
     pub(super) fn read(set: &Value) -> Settings {
         let given = |key: &str| text(set, &["metadata", "annotations", key]).trim();
         let mut wrong = Vec::new();
+        // a bad value must not make an update bolder: each falls back to the default or the safe side, and is
+        // reported
         let limit = match given(MAX_FAILURES) {
             "" => Limit::Default,
             "off" => Limit::Off,

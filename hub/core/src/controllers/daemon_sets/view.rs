@@ -44,6 +44,7 @@ pub fn view(
     });
     let template = &set["spec"]["template"];
     let newest = revisions.iter().filter(|one| one.is_of(template)).max_by_key(|one| one.number);
+    // without a revision the controller has not looked at the set yet: only the stored counts can be shown
     let Some(current) = newest else { return Some(answer) };
     let live: BTreeSet<String> = pods.iter().map(|pod| pod.hash.clone()).collect();
     let wanted = wanted(&set, current.into(), proven(&set, &revisions, &live), true, defaults);
@@ -56,6 +57,7 @@ pub fn view(
     let waits_for_canaries = settings.has_canaries() && current.waits_for_canaries();
     let stop = current.stopped_in(&wanted.generation);
     let (state, message) = match stop {
+        // the records are about an older template until the controller has observed this one
         _ if !is_observed => ("under way", String::new()),
         Some(why) => ("stopped", why.to_owned()),
         None if is_complete => ("complete", String::new()),
@@ -126,6 +128,7 @@ fn row<'a>(
     }
     let value = by_uid.get(pod.uid.as_str());
     let status = value.map_or(&Value::Null, |value| &value["status"]);
+    // a container that waits for its usual start has no reason worth showing
     let trouble = containers(status).find_map(|container| {
         let reason = text(container, &["state", "waiting", "reason"]);
         let is_waiting = !matches!(reason, "" | "ContainerCreating" | "PodInitializing");

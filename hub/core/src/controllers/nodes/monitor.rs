@@ -1,10 +1,10 @@
 //! Decides which nodes are lost. Pure: a function of the stored objects and the time, which returns actions.
 //!
-//! Holds: a node is alive while its Lease *or* its status changes, timed on the hub's monotonic clock from the moment
-//! the hub saw the change. No timestamp of a node is ever compared: a node whose clock jumps by
-//! decades, or is in 1970, is as alive as any other. A change of anything else in a Node (a label, its spec) may be
-//! by others and is not a sign of life, and neither is a status that the hub itself wrote.
-//! A node that is first seen, also right after the hub started, gets a full grace period.
+//! Holds: a node is alive while its Lease *or* its status changes, timed on the hub's monotonic clock from
+//! the moment the hub saw the change. No timestamp of a node is ever compared: a node whose clock jumps by
+//! decades, or is in 1970, is as alive as any other. A change of anything else in a Node (a label, its spec)
+//! may be by others and is not a sign of life, and neither is a status that the hub itself wrote. A node that
+//! is first seen, also right after the hub started, gets a full grace period.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,18 +16,18 @@ use super::taints::{NoExecute, Taints};
 use super::zones::{Census, FEW, MOST_PERCENT, Place, Zones};
 use crate::value::condition;
 
-/// Shortest silence after which a node is lost, whatever the flag says: upstream's default since 1.32, longer than
-/// a dead connection takes to be detected.
+/// Shortest silence after which a node is lost, whatever the flag says: upstream's default since 1.32, longer
+/// than a dead connection takes to be detected.
 pub const MINIMUM_GRACE: Duration = Duration::from_secs(50);
 /// A node is not lost before its Lease has run out and one more renewal could have come.
 const LEASE_MARGIN: Duration = Duration::from_secs(10);
 /// A node that never posted a status is booting: upstream's --node-startup-grace-period.
 const STARTUP_GRACE: Duration = Duration::from_secs(60);
-/// Marks of one pass. Thousands lost at once are marked over several passes, so that the store stays free for the
-/// heartbeats of the others.
+/// Marks of one pass. Thousands lost at once are marked over several passes, so that the store stays free for
+/// the heartbeats of the others.
 pub(super) const MAX_MARKS_PER_PASS: usize = 500;
-/// A node that renews its Lease and leaves Ready at Unknown for this long is worth a warning: longer than the largest
-/// interval between status reports.
+/// A node that renews its Lease and leaves Ready at Unknown for this long is worth a warning: longer than the
+/// largest interval between status reports.
 const STATUS_OVERDUE: Duration = Duration::from_secs(10 * 60);
 
 /// The conditions the hub sets when a node is lost, as upstream. Never `NetworkUnavailable`, never
@@ -123,7 +123,8 @@ pub(super) enum Action {
     /// Set the conditions of a silent node (`mark`) and its taints, if the stored Node still has this uid and
     /// fingerprint, then call `Monitor::wrote`. Repeated every pass until the store has it.
     MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool, no_execute: NoExecute },
-    /// Set the taints that a node should have by its conditions and spec (`taints::set`). Repeated like a mark.
+    /// Set the taints that a node should have by its conditions and spec (`taints::set`). Repeated like a
+    /// mark.
     Taint { node: String, uid: String, no_execute: NoExecute },
     /// Record an event about a node.
     Event { node: String, uid: String, reason: &'static str, message: String },
@@ -138,8 +139,8 @@ pub(super) enum Action {
 pub(super) struct Decision {
     /// In order.
     pub(super) actions: Vec<Action>,
-    /// So many nodes would be lost at once that the fault is more likely the hub's own. Unless the hub can reach
-    /// itself, no mark of this pass is made.
+    /// So many nodes would be lost at once that the fault is more likely the hub's own. Unless the hub can
+    /// reach itself, no mark of this pass is made.
     pub(super) needs_proof: bool,
 }
 
@@ -352,8 +353,8 @@ pub(super) fn fingerprint(status: &Value) -> u64 {
     hasher.finish()
 }
 
-/// Sets upstream's conditions for a silent node in its status. `wall` (RFC 3339) is for people to read. A condition that
-/// is already Unknown stays as it is, so a second mark changes nothing.
+/// Sets upstream's conditions for a silent node in its status. `wall` (RFC 3339) is for people to read. A
+/// condition that is already Unknown stays as it is, so a second mark changes nothing.
 pub(super) fn mark(node: &mut Value, wall: &str) {
     let created = node["metadata"]["creationTimestamp"].clone();
     let status = &mut node["status"];
@@ -976,6 +977,8 @@ mod tests {
                         (members().count(), members().filter(|((name, _), _)| is_ready(name)).count());
                     let new =
                         members().filter(|((name, _), before)| scenario.evicts(name) && !**before).count();
+                    // upstream's thresholds, written out again so that the test does not share a mistake with
+                    // the code
                     let most = ready > 0 && all - ready > 2 && (all - ready) * 100 >= all * 55;
                     let least = if most { 100 } else { 10 };
                     let at = scenario.second;

@@ -1,7 +1,7 @@
 //! Containers: their names, images, ports, variables, mounts, probes and hooks.
 //!
-//! Always holds: what a container mounts or reads from the pod is in the pod. Leaves to others: its resources and its security
-//! context, volumes, and whether an image or a referred-to object exists.
+//! Always holds: the volumes and claims that a container uses exist in the pod. Leaves to others: its
+//! resources and its security context, volumes, and whether an image or a referred-to object exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::value::{at, text};
 
 /// Most restart rules of a container.
 const RESTART_RULES: usize = 20;
-/// Most exit codes of a restart rule: there are no more.
+/// Most exit codes of a restart rule: there are only 255.
 const EXIT_CODES: usize = 255;
 const PULL_POLICIES: [&str; 3] = ["Always", "IfNotPresent", "Never"];
 const PROBES: [&str; 3] = ["livenessProbe", "readinessProbe", "startupProbe"];
@@ -55,7 +55,7 @@ const CONVERTED_FIELDS: [&str; 15] = [
     "status.podIP",
     "status.podIPs",
 ];
-/// The amounts of a container that a variable or file may show, besides huge pages.
+/// The resources of a container that a variable or file may show, besides huge pages.
 const RESOURCE_FIELDS: [&str; 6] = [
     "limits.cpu",
     "limits.ephemeral-storage",
@@ -67,7 +67,7 @@ const RESOURCE_FIELDS: [&str; 6] = [
 const DIVISORS: [&str; 13] =
     ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-/// What the rules of a container need to know of its pod.
+/// The parts of a pod that the rules of its containers depend on.
 pub(super) struct Pod<'a> {
     pub(super) volumes: BTreeMap<&'a str, &'a Value>,
     pub(super) claims: BTreeSet<&'a str>,
@@ -75,7 +75,7 @@ pub(super) struct Pod<'a> {
     pub(super) never_restarts: bool,
     pub(super) has_host_users: bool,
     pub(super) os: &'a str,
-    /// A pod itself, not a template of one.
+    /// A pod itself, not the template of one.
     pub(super) is_pod: bool,
 }
 
@@ -137,7 +137,8 @@ fn validate_ports(container: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// Ports of the host that two containers of these want; those of init containers are checked for each alone, as they run one by one.
+/// Host ports that two of these containers both use; init containers are checked one by one, because they run
+/// one after the other.
 pub(super) fn validate_host_ports<'a>(
     containers: impl Iterator<Item = (usize, &'a Value)>,
     path: &str,
@@ -234,7 +235,7 @@ fn validate_key(reference: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// A variable of a file, which must be in a volume of the pod alone.
+/// A variable from a file, which must be in a volume that only this pod has.
 fn validate_file_key(reference: &Value, pod: &Pod<'_>, path: &str, errors: &mut Errors) {
     for field in ["key", "volumeName", "path"] {
         required(reference, field, path, errors);
@@ -288,7 +289,7 @@ pub(super) fn validate_field(reference: &Value, allowed: &[&str], path: &str, er
     }
 }
 
-/// An amount of a container, for a variable or a file.
+/// A resource of a container, for a variable or a file.
 pub(super) fn validate_resource_field(reference: &Value, of_file: bool, path: &str, errors: &mut Errors) {
     let name = text(reference, &["resource"]);
     let is_huge = name.starts_with("limits.hugepages-") || name.starts_with("requests.hugepages-");
@@ -332,7 +333,7 @@ fn validate_mounts(container: &Value, pod: &Pod<'_>, path: &str, errors: &mut Er
         if !places.insert(place) {
             errors.push(FieldError::invalid(format!("{path}.mountPath"), place, "must be unique"));
         }
-        // upstream names these of the list
+        // upstream's errors name the list here
         let (sub, expression) = (text(mount, &["subPath"]), text(mount, &["subPathExpr"]));
         rules::descending_path(sub, &format!("{all}.subPath"), errors);
         if !sub.is_empty() && !expression.is_empty() {
@@ -367,6 +368,7 @@ fn validate_propagation(mount: &Value, privileged: bool, path: &str, errors: &mu
 
 fn validate_devices(container: &Value, pod: &Pod<'_>, path: &str, errors: &mut Errors) {
     let mounts = list(container, "volumeMounts");
+    // a volume is either mounted as files or given as a device, and a path has only one of them
     let mounted: BTreeSet<(&str, &str)> = mounts
         .iter()
         .flat_map(|mount| ["name", "mountPath"].map(|field| (field, text(mount, &[field]))))
@@ -463,7 +465,7 @@ fn validate_restarts(container: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// Hooks and probes; an init container has them only if it goes on running.
+/// Hooks and probes; an init container may have them only if it keeps running.
 fn validate_hooks(container: &Value, sort: Sort, pod: &Pod<'_>, path: &str, errors: &mut Errors) {
     if sort == Sort::Init && container["restartPolicy"] != "Always" {
         for field in ["lifecycle", PROBES[0], PROBES[1], PROBES[2]] {
@@ -515,7 +517,7 @@ fn validate_probe(probe: &Value, sort: &str, pod: &Pod<'_>, path: &str, errors: 
     }
 }
 
-/// What a probe or hook does: exactly one thing.
+/// The action of a probe or hook: exactly one.
 fn validate_handler(handler: &Value, pod: &Pod<'_>, path: &str, errors: &mut Errors) {
     let ways = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"];
     let mut given = ways.iter().filter_map(|way| Some((*way, handler.get(*way)?)));

@@ -1,9 +1,9 @@
 //! Upstream's defaults and rules of `PodSpec`, for pods and pod templates.
 //!
-//! Owns: the defaults, and the rules that span a whole spec; containers, volumes, resources, security contexts and scheduling have a
-//! file each. Always holds: defaults only fill absent fields, so applying them twice changes nothing.
-//! Leaves to others: whether a node can run it. Not checked are options of Windows and of volumes that need a cloud; a node refuses
-//! what it does not support itself, with an event.
+//! Owns: the defaults, and the rules that span a whole spec; containers, volumes, resources, security
+//! contexts and scheduling have a file each. Always holds: defaults only fill absent fields, so applying them
+//! twice changes nothing. Leaves to others: whether a node can run it. Options of Windows and of volumes that
+//! need a cloud are not checked; a node refuses options that it does not support, with an event.
 
 mod containers;
 pub(super) mod resources;
@@ -26,19 +26,19 @@ pub(super) use self::containers::validate_image;
 
 /// Most containers and volumes of one pod; every rule visits each of them.
 const LIST_ITEMS: usize = 1000;
-/// What the C library reads of a resolver's configuration.
+/// The limits of the C library for a resolver configuration.
 const DNS_SERVERS: usize = 3;
 const DNS_SEARCHES: usize = 32;
 const DNS_SEARCH_CHARS: usize = 2048;
-/// Longest host name that Linux takes.
+/// Longest host name that Linux accepts.
 const HOST_NAME_BYTES: usize = 64;
 
-/// What a spec belongs to.
+/// The owner of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Of {
     /// A pod.
     Pod,
-    /// A template, of which pods are made.
+    /// A template that pods are made from.
     Template,
 }
 
@@ -61,7 +61,8 @@ fn fill(value: &mut Value, path: &[&str], defaults: &[(&str, Value)]) {
     }
 }
 
-/// Makes the two names of the account the same, as upstream's conversions do: the newer one, unless it is empty.
+/// Makes both names of the account equal, as upstream's conversions do: the newer one counts, unless it is
+/// empty.
 pub fn convert(spec: &mut Value) {
     let Some(fields) = spec.as_object_mut() else { return };
     let names = ["serviceAccountName", "serviceAccount"];
@@ -71,7 +72,8 @@ pub fn convert(spec: &mut Value) {
     }
 }
 
-/// Sets upstream's defaults in the spec of a pod or template. An absent spec stays absent and is refused later.
+/// Sets upstream's defaults in the spec of a pod or template. An absent spec stays absent and is refused
+/// later.
 pub fn set_defaults(spec: &mut Value, of: Of) {
     fill(
         spec,
@@ -97,7 +99,8 @@ pub fn set_defaults(spec: &mut Value, of: Of) {
     }
 }
 
-/// Defaults that a template leaves to the pods made of it: requests are the limits, and ports on the host's network are the host's.
+/// Defaults that a template leaves to its pods: requests equal the limits, and ports on the host's network
+/// are the host's.
 fn set_defaults_of_pod(spec: &mut Value) {
     let host_network = spec["hostNetwork"] == true;
     for list in ["containers", "initContainers"] {
@@ -115,7 +118,7 @@ fn set_defaults_of_pod(spec: &mut Value) {
         }
     }
     fill(spec, &[], &[("enableServiceLinks", true.into())]);
-    // as upstream treats it, instead of refusing pods of which there were some
+    // as upstream does, because such pods were accepted once
     if spec["terminationGracePeriodSeconds"].as_i64().is_some_and(|secs| secs < 0) {
         spec["terminationGracePeriodSeconds"] = 1.into();
     }
@@ -200,6 +203,7 @@ pub fn validate(spec: &Value, of: Of, path: &str, errors: &mut Errors) {
             return errors.push(FieldError::forbidden(at_path(field), &why));
         }
     }
+    // from here on the order is upstream's, because clients see the errors in it
     let volumes = volumes::validate(spec, of == Of::Pod, path, errors);
     validate_claims(spec, path, errors);
     let pod = containers::Pod {
@@ -295,7 +299,7 @@ fn validate_claims(spec: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// On the host's network a container's port is the host's.
+/// On the host's network the port of a container is the same on the host.
 fn validate_host_network(spec: &Value, of: Of, path: &str, errors: &mut Errors) {
     if spec["hostNetwork"] != true {
         return;
@@ -303,7 +307,7 @@ fn validate_host_network(spec: &Value, of: Of, path: &str, errors: &mut Errors) 
     for (index, container) in list(spec, "containers").iter().enumerate() {
         for (port_index, port) in list(container, "ports").iter().enumerate() {
             let host = port["hostPort"].as_i64().unwrap_or(0);
-            // in a template, 0 is filled in when a pod is made of it
+            // in a template, 0 is filled in when a pod is made from it
             let given = of == Of::Pod || host != 0;
             if given && host != port["containerPort"].as_i64().unwrap_or(0) {
                 let path = format!("{path}.containers[{index}].ports[{port_index}].hostPort");
@@ -497,7 +501,7 @@ mod tests {
         steps.fold(innermost, step)
     }
 
-    /// What type and rules say of it, at its own path.
+    /// The complaints of type and rules about the number, at its own path.
     fn complaints_about(path: &str, number: i64) -> Vec<String> {
         let mut spec = with_number(path, number);
         let own = path.replace("[]", "[0]");
@@ -516,7 +520,7 @@ mod tests {
         };
         let found = findings.wrong.into_iter().chain(errors.iter().map(ToString::to_string));
         let sleep = own.strip_suffix(".seconds").map(|sleep| format!("spec.{sleep}: "));
-        // upstream names the volume of such a file, and not the item
+        // upstream's error names the volume of such a file, not the item
         let file = own.contains("downwardAPI.items[0].mode").then(|| own.replace(".items[0]", ""));
         let also = [sleep, file.map(|file| format!("spec.{file}: "))];
         found.filter(|text| at(text) || also.iter().flatten().any(|at| text.starts_with(at))).collect()
@@ -528,7 +532,7 @@ mod tests {
         let judged = |path: &String| !path.starts_with("ephemeralContainers");
         for (path, range) in kedge_api::pod_numbers::rows().filter(|(path, _)| judged(path)) {
             for inside in [*range.start(), *range.end()] {
-                // a sleep is also bounded by the grace, and these two of a probe by its sort
+                // a sleep is also bounded by the grace period, and these two numbers of a probe by its kind
                 let is_bounded =
                     ["sleep.seconds", "successThreshold", "readinessProbe.terminationGracePeriodSeconds"];
                 if !is_bounded.iter().any(|end| path.ends_with(end)) {
@@ -562,7 +566,7 @@ mod tests {
     fn every_number_of_a_pod_has_a_range() {
         let mut all = vec![];
         numbers(&schema::Shape::Message("core/v1/PodSpec"), "", &mut all);
-        // nodes refuse other volumes and these rules, whatever their numbers
+        // nodes refuse other volumes and these rules, whatever numbers they have
         let served =
             ["configMap", "downwardAPI", "projected", "secret"].map(|sort| format!("volumes[].{sort}."));
         all.retain(|path| {

@@ -1,6 +1,6 @@
-//! Resources of containers and pods: which names there are, and which amounts.
+//! Resources of containers and pods: valid names and amounts.
 //!
-//! Always holds: amounts are compared exactly. Leaves to others: what a node has of them.
+//! Always holds: amounts are compared exactly. Leaves to others: the capacity of a node.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ use crate::quantity::Quantity;
 use crate::value::text;
 
 const HUGE_PAGES: &str = "hugepages-";
-/// What a container may ask for without a domain, besides huge pages.
+/// The resources without a domain that a container may request, besides huge pages.
 const OF_CONTAINERS: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
-/// What a whole pod may ask for, besides huge pages.
+/// The resources that a whole pod may request, besides huge pages.
 const OF_PODS: [&str; 2] = ["cpu", "memory"];
 /// Every name without a domain that some object may use.
 const STANDARD: [&str; 20] = [
@@ -40,7 +40,7 @@ const STANDARD: [&str; 20] = [
     "services.nodeports",
     "services.loadbalancers",
 ];
-/// Counted things of [`STANDARD`].
+/// Entries of [`STANDARD`] that are counted in whole numbers.
 const WHOLE: [&str; 9] = [
     "pods",
     "resourcequotas",
@@ -60,7 +60,7 @@ fn is_native(name: &str) -> bool {
 
 /// Whether the resource is one of a device plugin or the like.
 fn is_extended(name: &str) -> bool {
-    // a quota names it so
+    // a quota uses the name in this form
     let quota = || names::qualified_name_complaint(&format!("requests.{name}")).is_none();
     !is_native(name) && !name.starts_with("requests.") && quota()
 }
@@ -74,7 +74,7 @@ pub(in crate::kinds) fn amount(holder: &Value, part: &str, name: &str) -> Option
     quantity(holder.get("resources")?.get(part)?.get(name)?)
 }
 
-/// An amount of a resource: not negative, and whole where it is counted.
+/// An amount of a resource: not negative, and a whole number for counted ones.
 pub(in crate::kinds) fn validate_amount(name: &str, value: &Value, path: &str, errors: &mut Errors) {
     let Some(amount) = quantity(value) else { return };
     if amount < Quantity::ZERO {
@@ -86,7 +86,7 @@ pub(in crate::kinds) fn validate_amount(name: &str, value: &Value, path: &str, e
     }
 }
 
-/// The name of a resource, wherever it is used.
+/// The name of a resource, in any field.
 fn validate_name(name: &str, path: &str, errors: &mut Errors) -> bool {
     let before = errors.len();
     rules::label_key(name, path, errors);
@@ -180,7 +180,7 @@ fn validate(resources: &Value, validate_name: fn(&str, &str, &mut Errors), path:
     }
 }
 
-/// The resources of a whole pod, and those of its containers against them.
+/// The resources of a whole pod, and that its containers stay within them.
 pub(super) fn validate_pod(spec: &Value, path: &str, errors: &mut Errors) {
     let Some(resources) = spec.get("resources") else { return };
     let path = format!("{path}.resources");

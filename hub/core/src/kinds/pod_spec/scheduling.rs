@@ -1,6 +1,7 @@
 //! Where a pod may run: tolerations, affinities, spread over topologies, gates.
 //!
-//! The hub schedules nothing, but stores these for whoever does, and a DaemonSet's controller obeys them.
+//! This module only validates these fields: the hub's scheduler or another one places pods by them, and the
+//! DaemonSet controller follows them.
 
 use std::collections::BTreeSet;
 
@@ -122,7 +123,7 @@ fn validate_node_affinity(affinity: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// `with_values`: also the form of values, which upstream leaves free in preferences.
+/// `with_values`: also checks the syntax of values, which upstream does not check in preferences.
 fn validate_node_term(term: &Value, with_values: bool, path: &str, errors: &mut Errors) {
     for (index, rule) in list(term, "matchExpressions").iter().enumerate() {
         let path = format!("{path}.matchExpressions[{index}]");
@@ -220,7 +221,7 @@ fn validate_topology(term: &Value, path: &str, errors: &mut Errors) {
     }
 }
 
-/// Keys of labels whose values a scheduler adds to the selector beside them.
+/// Keys of labels; a scheduler adds the pod's values of them to the selector beside them.
 fn validate_label_keys(term: &Value, field: &str, path: &str, errors: &mut Errors) {
     let path = format!("{path}.{field}");
     let keys = list(term, field);

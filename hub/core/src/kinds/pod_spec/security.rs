@@ -1,6 +1,6 @@
 //! Security contexts of pods and containers, and sysctls.
 //!
-//! Leaves to others: what a node allows; a valid context may still be one that a node refuses to run.
+//! Leaves to others: the limits of a node, which may refuse to run a valid context.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::value::text;
 /// Longest name of a sysctl.
 const SYSCTL_BYTES: usize = 253;
 const SYSCTL_FORM: &str = "must have at most 253 characters and match regex ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
-/// Longest path on a node, less the zero at its end.
+/// Longest path on a node, without the terminating zero.
 const PROFILE_BYTES: usize = 4095;
 /// Sysctls of the network namespace, by their beginnings.
 const OF_NETWORK: [&str; 1] = ["net."];

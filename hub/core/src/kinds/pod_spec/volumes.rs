@@ -1,7 +1,7 @@
-//! Volumes: one source each, and what each source needs.
+//! Volumes: exactly one source each, and the required fields of each source.
 //!
-//! Always holds: a path in a volume leads nowhere outside of it. Leaves to others: whether what a volume refers to exists, and
-//! whether a node can mount it.
+//! Always holds: a path in a volume cannot lead out of it. Leaves to others: whether what a volume refers to
+//! exists, and whether a node can mount it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,8 @@ use crate::field_error::FieldError;
 use crate::quantity::Quantity;
 use crate::value::text;
 
-/// The sources of a volume in the order in which upstream looks at them: the first counts, others are one too many.
+/// The sources of a volume in the order in which upstream checks them: the first counts, any other is an
+/// error.
 const SOURCES: [&str; 29] = [
     "emptyDir",
     "hostPath",
@@ -79,7 +80,7 @@ const NEEDED: [(&str, &str); 27] = [
     ("csi", "driver"),
     ("image", "reference"),
 ];
-/// What a hostPath must be, or is made.
+/// The types of a hostPath.
 const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 
@@ -183,7 +184,7 @@ fn validate_mode(source: &Value, field: &str, path: &str, errors: &mut Errors) {
     }
 }
 
-/// Keys of a ConfigMap or Secret, and their files.
+/// The keys of a ConfigMap or Secret, and the files for them.
 fn validate_items(source: &Value, path: &str, errors: &mut Errors) {
     for (index, item) in list(source, "items").iter().enumerate() {
         let path = format!("{path}.items[{index}]");
