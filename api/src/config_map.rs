@@ -1,4 +1,4 @@
-//! The ConfigMap: where a configuration pushed to nodes lives.
+//! The ConfigMap: it holds a configuration that is pushed to nodes.
 
 use crate::ObjectMeta;
 use serde::{Deserialize, Serialize};

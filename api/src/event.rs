@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 pub struct Event {
     /// Name unique in its namespace.
     pub metadata: ObjectMeta,
-    /// What it happened to.
+    /// The object that the event is about.
     pub involved_object: ObjectReference,
-    /// One CamelCase word.
+    /// The cause, one CamelCase word.
     pub reason: String,
     /// A sentence.
     pub message: String,
-    /// Who says so.
+    /// The program that reports it.
     pub source: EventSource,
     /// First occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,7 +23,7 @@ pub struct Event {
     /// Latest occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_timestamp: Option<Timestamp>,
-    /// How often.
+    /// Number of occurrences.
     pub count: i32,
     /// Normal or Warning.
     #[serde(rename = "type")]
@@ -41,7 +41,8 @@ pub struct ObjectReference {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its UID; upstream's node agents put the node's *name* here, and `kubectl describe node` looks for both.
+    /// Its UID; upstream's node agents put the node's *name* here, and `kubectl describe node` looks for
+    /// both.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
     /// Its group and version.
@@ -53,9 +54,9 @@ pub struct ObjectReference {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventSource {
-    /// Program.
+    /// Name of the program.
     pub component: String,
-    /// Node it runs on.
+    /// Name of the node that it runs on.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub host: String,
 }

@@ -1,10 +1,11 @@
-//! Names of users, groups and signers: upstream's, so that certificates and tools of a Kubernetes cluster fit.
+//! Names of users, groups and signers: upstream's, so that certificates and tools of a Kubernetes cluster
+//! work unchanged.
 
 /// Members may do everything.
 pub const ADMIN_GROUP: &str = "system:masters";
 /// The group of every node.
 pub const NODE_GROUP: &str = "system:nodes";
-/// A node's user is this and the Node's name.
+/// A node's user is this prefix and the name of its Node.
 pub const NODE_USER_PREFIX: &str = "system:node:";
 /// Every caller with a credential is in this group.
 pub const AUTHENTICATED_GROUP: &str = "system:authenticated";

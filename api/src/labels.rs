@@ -1,8 +1,8 @@
 //! Which labels a node may set on its own Node object, after upstream's NodeRestriction and its kubelet.
 //!
-//! Owns that one rule: a hub refuses what breaks it, and an agent refuses to start with it in `--node-labels`, because a server
-//! would refuse its Node for ever. Always holds: labels outside Kubernetes' own domains are free. Leaves to others: what a label
-//! looks like (`names`).
+//! Owns that one rule: a hub refuses labels that break it, and an agent refuses to start with such a label in
+//! `--node-labels`, because a server would refuse its Node for ever. Always holds: labels outside Kubernetes'
+//! own domains are free. Leaves to others: the syntax of a label (`names`).
 
 /// Labels in Kubernetes' own domains that a node may set on itself (upstream's kubelet labels).
 pub const OWN_LABELS: [&str; 11] = [
@@ -25,8 +25,8 @@ pub const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kuberne
 /// Kubernetes' own domains.
 const RESERVED_DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
-/// Whether a node may set this label on itself: `node-role.kubernetes.io/...` and `node-restriction.kubernetes.io/...`, by which
-/// others choose nodes, it may not.
+/// Whether a node may set this label on itself: not `node-role.kubernetes.io/...` or
+/// `node-restriction.kubernetes.io/...`, because administrators choose nodes by these.
 #[must_use]
 pub fn may_node_set(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);

@@ -1,14 +1,15 @@
-//! When the updates of a node may begin: its maintenance windows, as its configuration and an annotation of its Node have them.
+//! When updates of a node may begin: its maintenance windows, in its configuration and in an annotation of
+//! its Node.
 //!
-//! A window is `[DAY[-DAY] ]HH:MM-HH:MM` in UTC: each day, or on these days of the week. One that ends at or before its begin ends on
-//! the next day.
+//! A window is `[DAY[-DAY] ]HH:MM-HH:MM` in UTC: each day, or on these days of the week. A window that ends
+//! at or before its beginning ends on the next day.
 
-/// On a Node: its maintenance windows, with commas between; absent: updates may begin at any time. The node writes it, from its
-/// configuration.
+/// On a Node: its maintenance windows, separated by commas; absent: updates may begin at any time. The node
+/// writes it, from its configuration.
 pub const MAINTENANCE_ANNOTATION: &str = "kedge.dev/maintenance-windows";
 /// Most windows of a node: two a day, and two more.
 pub const MOST_WINDOWS: usize = 16;
-/// What a window looks like, for messages.
+/// The syntax of a window, for messages.
 pub const WINDOW_EXPECTED: &str = "[DAY[-DAY] ]HH:MM-HH:MM in UTC, such as Mon-Fri 22:00-04:00";
 
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
@@ -21,7 +22,7 @@ pub struct MaintenanceWindows(Vec<Window>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Window {
-    /// Whether it begins on this day, Monday first.
+    /// For each day, Monday first: whether it begins on that day.
     days: [bool; 7],
     /// Seconds from midnight.
     begin: u32,
@@ -29,7 +30,7 @@ struct Window {
     length: u32,
 }
 
-/// What the windows of a node allow at a time, and for how long that stays so at least.
+/// Whether updates are allowed at a time, and for how long at least that stays so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opening {
     pub is_open: bool,
@@ -38,14 +39,14 @@ pub struct Opening {
 }
 
 impl MaintenanceWindows {
-    /// Reads windows with commas between; `None`: one of them cannot be read, or they are none or too many.
+    /// Reads windows separated by commas; `None` if one cannot be parsed, or there are too many.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let windows: Vec<Window> = text.split(',').map(Window::parse).collect::<Option<_>>()?;
         (windows.len() <= MOST_WINDOWS).then_some(Self(windows))
     }
 
-    /// At this second of the week, which begins on Monday in UTC.
+    /// The answer at this second of the week, which begins on Monday in UTC.
     #[must_use]
     pub fn at(&self, second: u32) -> Opening {
         let begins = || self.0.iter().flat_map(|window| window.begins().map(|begin| (begin, window.length)));
@@ -72,7 +73,7 @@ impl Window {
         Some(Self { days, begin, length })
     }
 
-    /// Seconds of the week at which it begins.
+    /// The seconds of the week at which it begins.
     fn begins(&self) -> impl Iterator<Item = u32> {
         let begin = self.begin;
         (0..7).zip(self.days).filter(|(_, is_one)| *is_one).map(move |(day, _)| day * DAY_SECS + begin)
@@ -128,7 +129,7 @@ mod tests {
         check("Sat-Mon 12:00-13:00", (1, 12, 30), false, 3 * 24 * 60 + 23 * 60 + 30);
         check("Sat-Mon 12:00-13:00", (0, 12, 30), true, 30);
         check("00:00-00:00", (2, 7, 0), true, 17 * 60);
-        // of several the one that is open longest
+        // if several are open, the one that stays open longest counts
         check("Mon 01:00-03:00, 02:00-05:00", (0, 2, 30), true, 150);
         check("Fri 01:00-02:00,Mon 10:00-11:00", (1, 0, 0), false, 3 * 24 * 60 + 60);
     }

@@ -1,10 +1,10 @@
-//! Metadata that every object carries.
+//! Metadata of every object.
 
 use crate::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// `metav1.ObjectMeta`, the fields that are read here.
+/// `metav1.ObjectMeta`, with the fields that are read here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectMeta {
@@ -23,7 +23,7 @@ pub struct ObjectMeta {
     /// Set by the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<Timestamp>,
-    /// Set by the server when deletion waits for something.
+    /// Set by the server if a deletion has to wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Timestamp>,
     /// Selectable.
@@ -32,7 +32,7 @@ pub struct ObjectMeta {
     /// Not selectable.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// What this object goes away with.
+    /// The owners of this object: it is deleted after them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub owner_references: Vec<OwnerReference>,
 }
@@ -47,6 +47,6 @@ pub struct OwnerReference {
     pub kind: String,
     /// Name of the owner.
     pub name: String,
-    /// UID of the owner: the reference is to this one object, not to its namesake.
+    /// UID of the owner: the reference is to this object, not to another one with the same name.
     pub uid: String,
 }

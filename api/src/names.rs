@@ -1,7 +1,7 @@
-//! What names, labels and their values may look like, with upstream's limits and texts.
+//! The syntax of names, labels and their values, with upstream's limits and texts.
 //!
-//! Always holds: a text is good or the complaint is upstream's (apimachinery `validation`), so that what one side accepts the
-//! other does. Leaves to others: which field must follow which rule.
+//! Always holds: a text is valid, or the complaint is upstream's (apimachinery `validation`), so agent and
+//! hub accept the same texts. Leaves to others: which field must follow which rule.
 
 /// Longest DNS subdomain.
 pub const SUBDOMAIN_BYTES: usize = 253;

@@ -1,4 +1,4 @@
-//! The Node: what the operator asks of a machine (`spec`) and what the machine says of itself (`status`).
+//! The Node: the operator's wishes for a machine (`spec`) and the machine's report about itself (`status`).
 
 use crate::{ObjectMeta, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub struct Node {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSpec {
-    /// As the server has it, not yet judged: the node decides whether it is correct, empty or invalid.
+    /// As the server sent it, not yet validated: the node decides whether it is correct, empty or invalid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_source: Option<Value>,
     /// The machine's name at its provider.
@@ -55,7 +55,7 @@ pub struct NodeStatus {
     /// Total resources.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub capacity: BTreeMap<String, String>,
-    /// What pods may use of them.
+    /// The part of the capacity that pods may use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub allocatable: BTreeMap<String, String>,
     /// One per type.
@@ -67,12 +67,12 @@ pub struct NodeStatus {
     /// Ports the agent serves.
     #[serde(skip_serializing_if = "NodeDaemonEndpoints::is_empty")]
     pub daemon_endpoints: NodeDaemonEndpoints,
-    /// Names of what the node can do that not all can; servers before 1.35 drop it.
+    /// Names of features that not every node supports; servers before 1.35 drop the field.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub declared_features: Vec<String>,
-    /// What machine this is.
+    /// Facts about the machine.
     pub node_info: NodeSystemInfo,
-    /// The configuration for machines to read; `ConfigOK` is the same for people.
+    /// The configuration in use, for programs; `ConfigOK` is the same for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<NodeConfigStatus>,
 }
@@ -86,7 +86,7 @@ pub struct NodeCondition {
     pub condition_type: String,
     /// True, False or Unknown.
     pub status: String,
-    /// When the node last looked.
+    /// When the node last checked it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_heartbeat_time: Option<Timestamp>,
     /// When it last changed.
@@ -192,13 +192,13 @@ pub struct ConfigMapNodeConfigSource {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeConfigStatus {
-    /// What the node will try to use.
+    /// The configuration that the node will try to use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub assigned: Option<NodeConfigSource>,
-    /// What it uses.
+    /// The configuration that it uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active: Option<NodeConfigSource>,
-    /// What it falls back to.
+    /// The configuration that it falls back to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_known_good: Option<NodeConfigSource>,
     /// Why assigned is not active; empty when all is well.

@@ -1,8 +1,9 @@
-//! The integers of a pod's spec, and the range of each: one table for the hub, which judges objects, and for a node, which reads pods
-//! from files that no API server has judged.
+//! The integers of a pod's spec, and the range of each: one table for the hub, which judges objects, and for
+//! a node, which reads pods from files that no API server has judged.
 //!
-//! Always holds: each integer field of upstream's PodSpec that a node serves, or refuses by a name of its own, has a row; a field
-//! that is absent or null is in range; what is no number is left to the reader of the type. Leaves to others: rules between fields.
+//! Always holds: each integer field of upstream's PodSpec that a node serves, or refuses by its own name, has
+//! a row; an absent field, or null, is in range; values that are not numbers are left to the reader of the
+//! type. Leaves to others: rules between fields.
 
 use serde_json::{Number, Value};
 use std::ops::RangeInclusive;
@@ -15,7 +16,7 @@ pub const PORTS: RangeInclusive<i64> = 1..=65535;
 pub const FILE_MODES: RangeInclusive<i64> = 0..=0o777;
 /// `activeDeadlineSeconds`.
 pub const DEADLINE_SECS: RangeInclusive<i64> = 1..=i32::MAX as i64;
-/// Seconds for which a projected token may be asked for.
+/// The life in seconds that a projected token may ask for.
 pub const TOKEN_SECS: RangeInclusive<i64> = 600..=1 << 32;
 /// Weights of preferences.
 const WEIGHTS: RangeInclusive<i64> = 1..=100;
@@ -27,8 +28,8 @@ const INT64: RangeInclusive<i64> = i64::MIN..=i64::MAX;
 const POSITIVE_INT64: RangeInclusive<i64> = 1..=i64::MAX;
 const NOT_NEGATIVE_INT64: RangeInclusive<i64> = 0..=i64::MAX;
 
-/// Path in the spec and range. `initContainers[]` and `ephemeralContainers[]` have the rows of `containers[]`, and each probe and hook
-/// those of `PROBE` and `HOOK`.
+/// Path in the spec and range. `initContainers[]` and `ephemeralContainers[]` have the rows of
+/// `containers[]`, and each probe and hook those of `PROBE` and `HOOK`.
 pub const POD_SPEC: &[(&str, RangeInclusive<i64>)] = &[
     ("activeDeadlineSeconds", DEADLINE_SECS),
     ("affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].weight", WEIGHTS),
@@ -100,7 +101,8 @@ pub fn rows() -> impl Iterator<Item = (String, RangeInclusive<i64>)> {
     own.chain(LISTS.into_iter().flat_map(of_list))
 }
 
-/// The first number of a spec that is out of its range, in upstream's words: path, value, and what it must be.
+/// The first number of a spec that is out of its range, in upstream's words: path, value, and what it must
+/// be.
 #[must_use]
 pub fn complaint(spec: &Value) -> Option<String> {
     rows().find_map(|(path, range)| below(spec, &path, "spec", &range))

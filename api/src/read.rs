@@ -1,8 +1,9 @@
 //! Reads a typed object out of JSON, parsed already ([`from_value`]) or not ([`from_slice`]).
 //!
-//! It does what serde_json's functions of these names do, but for one thing: what has named fields is an object, never a list of
-//! their values in order, which serde_json accepts, too, and Kubernetes does not. A reader that knows such lists is half as big
-//! again, and there are some fifty. What is read from text has the place in errors, and a field that is there twice is refused.
+//! It does the same as serde_json's functions of these names, except that a type with named fields is read
+//! only from an object, never from a list of the values in order, which serde_json also accepts and
+//! Kubernetes does not. A reader that accepts such lists is half as large again, and there are some fifty
+//! readers. Errors in text include their position, and a repeated field is refused.
 //!
 //! Leaves to others: keys of maps that are numbers, which no object here has.
 
@@ -22,7 +23,8 @@ pub fn from_value<'de, T: Deserialize<'de>>(value: &'de Value) -> Result<T, Erro
 }
 
 /// # Errors
-/// The first value that has another type than expected, is missing or there twice; what is no JSON; and more than one value.
+/// The first value that has another type than expected, is missing or repeated; invalid JSON; or more than
+/// one value.
 pub fn from_slice<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Error> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     let read = T::deserialize(Objects(&mut deserializer))?;
@@ -235,7 +237,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
     }
 }
 
-/// A variant is its name, or an object whose only field is the name, with what the variant holds.
+/// A variant is its name, or an object with one field: the name, with the variant's content.
 impl<'de> EnumAccess<'de> for Parsed<'de> {
     type Error = Error;
     type Variant = Variant<'de>;
@@ -256,7 +258,7 @@ impl<'de> EnumAccess<'de> for Parsed<'de> {
     }
 }
 
-/// What a variant holds.
+/// The content of a variant.
 struct Variant<'de>(Option<Parsed<'de>>);
 
 impl<'de> Variant<'de> {
@@ -323,7 +325,8 @@ impl<'de> Deserializer<'de> for Key<'de> {
     }
 }
 
-/// Hands on what another deserializer gives, at any depth, but asks it for a map wherever named fields are expected.
+/// Passes on the values of another deserializer, at any depth, but asks it for a map wherever named fields
+/// are expected.
 struct Objects<T>(T);
 
 macro_rules! hand_on {
@@ -508,7 +511,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
     }
 }
 
-/// What a variant with named fields holds, for the visitor that reads them.
+/// The content of a variant with named fields, for the visitor that reads them.
 struct NamedFields<V>(V);
 
 impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for NamedFields<V> {
@@ -605,7 +608,8 @@ mod tests {
         assert_eq!((read.list.len(), &read.port), (4, &Port::Name("http".into())));
     }
 
-    /// Each value anywhere in the example replaced by each of these: the same is read, or refused with the same words.
+    /// Each value anywhere in the example is replaced by each of these: both readers give the same, or refuse
+    /// in the same words.
     #[test]
     fn wrong_values_are_refused_in_serde_jsons_words() {
         let wrong = [

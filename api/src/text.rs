@@ -1,7 +1,7 @@
-//! Texts from outside: percent encoding, and the beginning of what a stranger wrote.
+//! Texts from outside: percent encoding, and excerpts of untrusted texts.
 //!
-//! Always holds: no function here fails on any input, and each takes time linear in it. Leaves to others: which characters are allowed
-//! where, and limits in bytes.
+//! Always holds: no function here fails on any input, and each takes time linear in it. Leaves to others:
+//! which characters are allowed where, and limits in bytes.
 
 /// A part of a URL with everything encoded but RFC 3986's unreserved characters.
 #[must_use]
@@ -34,11 +34,11 @@ pub fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     Some(decoded)
 }
 
-/// Characters of a stranger's text that a message repeats: messages end up in logs and conditions, which every watcher of Nodes
-/// gets.
+/// Most characters of an untrusted text that a message repeats: messages get into logs and conditions, which
+/// every watcher of Nodes receives.
 const EXCERPT_CHARS: usize = 60;
 
-/// The beginning of a stranger's text, with `...` where it was cut.
+/// The beginning of an untrusted text, with `...` where it was cut.
 #[must_use]
 pub fn excerpt(text: &str) -> String {
     excerpt_of(text, EXCERPT_CHARS)
@@ -53,7 +53,7 @@ pub fn excerpt_of(text: &str, chars: usize) -> String {
     }
 }
 
-/// At most the first `bytes` of a text, and no part of a character.
+/// At most the first `bytes` of a text, cut between two characters.
 #[must_use]
 pub fn head_of(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);

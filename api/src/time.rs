@@ -1,7 +1,9 @@
-//! Points in wall time, as the API writes them: `Time` (whole seconds) and `MicroTime` (six digits), both RFC 3339, UTC.
+//! Points in wall time, as the API writes them: `Time` (whole seconds) and `MicroTime` (six digits), both RFC
+//! 3339, UTC.
 //!
-//! A `Timestamp` is for showing to people and for fields that ask for one. It is never compared to decide whether a node
-//! lives or a trial is over: those use running time. (A pod's deadline goes on across starts of the agent by it.)
+//! A `Timestamp` is for people and for fields that require one. Whether a node is alive or a trial is over is
+//! never decided by comparing timestamps, but by running time. (Only a pod's deadline uses them, because it
+//! counts across restarts of the agent.)
 
 use ::time::format_description::well_known::Rfc3339;
 use ::time::{OffsetDateTime, UtcOffset};
@@ -9,11 +11,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::time::Duration;
 
-/// Since 1970, until a day before which nothing of this release ran (2026-11-01T00:00:00Z): a clock that shows an earlier time is not
-/// set. Certificates are judged and issued as of here at the earliest. `cross/dist` refuses one that is 60 days older than its commit.
+/// Time from 1970 to a day before the first run of this release (2026-11-01T00:00:00Z): a clock that shows an
+/// earlier time is not set. Certificates are judged and issued as if it were at least this late. `cross/dist`
+/// refuses a value that is 60 days older than its commit.
 pub const EARLIEST_NOW: Duration = Duration::from_secs(1_793_491_200);
 
-/// Ten years later: a clock that shows a later time is not set either, whatever was written into it.
+/// Ten years later: a clock that shows a later time is not set either, whatever somebody has set it to.
 pub const LATEST_NOW: Duration = EARLIEST_NOW.saturating_add(Duration::from_secs(10 * 365 * 24 * 60 * 60));
 
 /// A point in wall time: microseconds since 1970-01-01T00:00:00Z.
@@ -36,7 +39,8 @@ impl std::error::Error for TimestampError {}
 const LAST_MICROS: i64 = 253_402_300_799_000_000;
 
 impl Timestamp {
-    /// From microseconds since the epoch; values RFC 3339 cannot write are held at its ends (the epoch, the year 9999).
+    /// From microseconds since the epoch; values that RFC 3339 cannot write are set to the nearest end (the
+    /// epoch, the year 9999).
     pub fn from_micros(micros: i64) -> Self {
         Self(micros.clamp(0, LAST_MICROS))
     }

@@ -1,7 +1,8 @@
-//! Text for the YAML parser, with blanks as Go's reader takes them.
+//! Text for the YAML parser, with blanks treated as Go's reader treats them.
 //!
-//! Always holds: the parser sees each character as it stands; a tab between a key's colon and its value separates them, as for the
-//! kubelet and kubectl, where the parser alone wants a space among the blanks. Leaves to others: what the events of the parser mean.
+//! Always holds: the parser sees each character unchanged; a tab between a key's colon and its value
+//! separates them, as for the kubelet and kubectl, while the parser alone requires a space among the blanks.
+//! Leaves to others: the meaning of the parser's events.
 
 use saphyr_parser::input::SkipTabs;
 use saphyr_parser::{Input, Parser, StrInput};
@@ -15,10 +16,10 @@ pub fn parser(text: &str) -> Parser<'_, Text<'_>> {
 /// A text.
 pub struct Text<'a>(StrInput<'a>);
 
-// what the trait makes of these is the same as the other methods of `StrInput`
+// the default methods of the trait do the same as the other methods of `StrInput`
 impl Input for Text<'_> {
-    /// Blanks that hold tabs alone are as good as others. The scanner asks behind a colon only: tabs that indent, or stand behind a
-    /// dash, it judges by other means.
+    /// Blanks that consist of tabs alone are accepted. The scanner calls this only after a colon: it judges
+    /// tabs in the indentation, or after a dash, in another way.
     fn skip_ws_to_eol(&mut self, skip_tabs: SkipTabs) -> (usize, Result<SkipTabs, &'static str>) {
         let (count, found) = self.0.skip_ws_to_eol(skip_tabs);
         (count, found.map(|found| SkipTabs::Result(found.found_tabs(), true)))

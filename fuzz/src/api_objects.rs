@@ -64,7 +64,7 @@ fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
     let tree =
         serde_json::from_slice::<Value>(bytes).ok().and_then(|tree| serde_json::from_value::<T>(tree).ok());
     let Ok(object) = serde_json::from_slice::<T>(bytes) else { return };
-    // with a duplicate key one fails and the other takes the last value; else they agree
+    // with a duplicate key one fails and the other takes the last value; otherwise they agree
     if let Some(tree) = tree {
         assert_eq!(tree, object);
     }

@@ -1,6 +1,7 @@
-//! A node's answer to what the hub asks it on a connection that the node dialled: a whole body, or an error that a client may see.
+//! A node's answer to a request of the hub, on a connection that the node dialled: a complete body, or an
+//! error that a client may see.
 //!
-//! The first byte chooses whether the request is one to upgrade.
+//! The first byte chooses whether the request asks for an upgrade.
 
 use crate::Target;
 use kedge_hub::server::read_answer;
@@ -12,7 +13,8 @@ pub(crate) const TARGET: Target =
 
 /// More than any input and the request: neither side waits.
 const PIPE_BYTES: usize = 1 << 20;
-/// Longest text of a refusal: 10 KiB of the node's, each byte a character of three at most, and the hub's words.
+/// Longest text of a refusal: 10 KiB of the node's text, with up to three bytes for each, and the hub's own
+/// words.
 const ERROR_BYTES: usize = 3 * 10 * 1024 + 1024;
 
 const WORDS: &[&str] = &[

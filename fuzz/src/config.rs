@@ -1,7 +1,8 @@
 //! Layers of configuration: a payload, the `--config` file and two drop-ins, in any state.
 //!
-//! Checked: an effective configuration read back as a layer is itself; whether the base comes from a file or from a
-//! ConfigMap changes nothing but who wrote it; canonical overrides are canonical; errors name something and stay short.
+//! Checked: an effective configuration read back as a layer stays the same; whether the base comes from a
+//! file or from a ConfigMap changes only its recorded origin; canonical overrides are canonical; errors name
+//! the field or file and stay short.
 
 use crate::Target;
 use crate::input::{SEPARATOR, joined, sections};
@@ -24,7 +25,7 @@ const WITH_BASE: u8 = 2;
 const WITH_FIRST: u8 = 4;
 const WITH_SECOND: u8 = 8;
 const WITH_FLAG: u8 = 16;
-/// The header is put in front of each text, so that a mutation need not spell it.
+/// The header is added before each text, so that a mutation need not spell it.
 const HEADED: u8 = 32;
 
 const WORDS: &[&str] = &[
@@ -166,8 +167,8 @@ fn check(layers: &LocalLayers, payload: Option<&LayerText>) {
             Err(error) => check_error(&error),
         }
     }
-    // the same bytes in the same layer give the same configuration, whatever their source; but a value beyond its bounds, which
-    // refuses a payload, is held at the bound in a file
+    // the same bytes in the same layer give the same configuration, whatever their source; but a value beyond
+    // its bounds, which refuses a payload, is limited to the bound in a file
     if let Some(payload) = payload {
         let as_file = LayerText { origin: Origin::File("f".into()), text: payload.text.clone() };
         let filed = LocalLayers { base: Some(as_file), ..layers.clone() };
@@ -193,7 +194,8 @@ fn check_effective(found: &Effective) {
         Err(error) => panic!("what we show is not YAML: {error}\n{text}"),
     }
     let config = &found.config;
-    // whatever is valid leaves the node heard of: its renewals and reports lie within what a control plane waits for
+    // every valid configuration keeps the node in contact: its renewals and reports come within the patience
+    // of a control plane
     assert!((4..=160).contains(&config.node_lease_duration_secs) && config.trial.crash_loop_threshold <= 10);
     let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
     assert!((Duration::from_secs(1)..=minutes(5)).contains(&config.node_status_update_frequency));
@@ -209,8 +211,8 @@ fn check_effective(found: &Effective) {
     }
     let shown = found.to_json();
     assert_eq!(shown["config"], found.object);
-    // the effective configuration, written out and given as the only layer, gives itself (relative paths begin at its directory,
-    // which this file has none of)
+    // the effective configuration, written out and read as the only layer, gives itself (it has no relative
+    // paths, which would begin at its directory)
     let written = LayerText { origin: Origin::File("written".into()), text: text.into_bytes() };
     match effective(&LocalLayers { base: Some(written), ..LocalLayers::default() }, None) {
         Ok(again) => {
@@ -241,7 +243,8 @@ fn check_canonical(layers: &LocalLayers) {
     let text = Value::Object(object).to_string().into_bytes();
     let one = LayerText { origin: Origin::DropIn("/one".into()), text };
     let merged = LocalLayers { drop_ins: vec![one], ..LocalLayers::default() };
-    // an object that replaces is written as a list, which no text can say: then there is nothing to compare
+    // an object that replaces another is represented as a list, which no text can express: then there is
+    // nothing to compare
     if let Ok(again) = canonical_overrides(&merged) {
         let json =
             |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).expect("canonical overrides are JSON");

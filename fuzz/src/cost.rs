@@ -1,9 +1,9 @@
-//! The cost oracle: what a piece of work allocates may only grow in proportion to its input.
+//! The cost oracle: the bytes that a piece of work allocates may only grow in proportion to its input.
 //!
-//! A reader that copies what it has read for each further element, or compares each with each by writing them as text, allocates
-//! a multiple that grows with the input; one that is linear keeps to a line. Bytes and not seconds, because machines are shared.
-//! Always holds: the count is of the whole process, so it is asked for only where one thread works: in the fuzzer and in
-//! `tests/cost.rs`, which switch it on.
+//! A reader that copies its earlier results for each further element, or compares all pairs by writing them
+//! as text, allocates a multiple that grows with the input; a linear one stays below a line. It counts bytes,
+//! not seconds, because machines are shared. Always holds: the count is of the whole process, so it is used
+//! only where a single thread works: in the fuzzer and in `tests/cost.rs`, which switch it on.
 
 use std::alloc::System;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! Evidence of the previous run: the exit record, the list of consumed evidence, and the supervisor's variables.
+//! Evidence of the previous run: the exit record, the list of consumed evidence, and the supervisor's
+//! variables.
 
 use crate::Target;
 use crate::input::{joined, sections};
@@ -11,7 +12,7 @@ use std::cell::OnceCell;
 pub(crate) const TARGET: Target =
     Target { name: "exit_record", run, seeds, words: WORDS, longest_bytes: 2048, mutations: 1000 };
 
-/// Longest text about a record that cannot be understood.
+/// Longest text about an unreadable record.
 const PROBLEM_BYTES: usize = 700;
 
 const WORDS: &[&str] = &[
@@ -68,7 +69,7 @@ fn put(disk: &FakeDisk, name: &str, content: &[u8]) {
     }
 }
 
-/// Whatever the files hold, evidence is consumed once.
+/// Whatever the files contain, evidence is consumed once.
 fn read_and_consume(record: &[u8], seen: &[u8]) {
     let (disk, traces) = (FakeDisk::new(), FakeTraces::new("boot-1"));
     traces.booted("boot-2", true);
@@ -93,7 +94,7 @@ fn read_and_consume(record: &[u8], seen: &[u8]) {
     }
     let newer =
         |bytes: &[u8]| serde_json::from_slice::<OnlyVersion>(bytes).is_ok_and(|json| json.version > 1);
-    // a newer agent's list is not ours to change: then the machine's evidence stays
+    // this agent may not change a newer agent's list: then the machine's evidence stays unconsumed
     if !newer(seen) {
         assert!(!again.hardware_watchdog_reset && !again.kernel_panic, "believed twice");
     }

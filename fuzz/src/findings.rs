@@ -1,12 +1,13 @@
-//! Inputs that once broke a promise and must not do so again. Each is replayed by its target in every test run.
+//! Inputs that once broke a promise and must not do so again. Each is replayed by its target in every test
+//! run.
 
 /// An input that once broke a promise.
 #[derive(Clone, Copy, Debug)]
 pub struct Finding {
     pub target: &'static str,
-    /// What went wrong, and what was done about it.
+    /// The broken promise, and its fix.
     pub story: &'static str,
-    /// The input, as small as it could be made.
+    /// The input, reduced as far as possible.
     pub input: &'static [u8],
 }
 

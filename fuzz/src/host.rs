@@ -12,7 +12,7 @@ use std::path::Path;
 pub(crate) const TARGET: Target =
     Target { name: "host", run, seeds, words: WORDS, longest_bytes: 2048, mutations: 400 };
 
-/// Longest fact: it goes into a NodeStatus.
+/// Longest fact, because it becomes part of a NodeStatus.
 const FACT_BYTES: usize = 16 * 1024;
 
 /// The files, in the order of the sections.

@@ -1,9 +1,9 @@
 //! Server-side apply of arbitrary bodies, JSON and YAML, to objects of every kind with arbitrary managers.
 //!
-//! The first byte chooses the kind, the second the subresource and whether conflicts are forced; then the live object and two bodies
-//! that are applied one after the other, behind
-//! separators, as `large` expands them. Checked: a repeated apply changes nothing; the object does not grow
-//! beyond the size of its inputs; managers stay readable.
+//! The first byte chooses the kind, the second the subresource and whether conflicts are forced; then follow
+//! the live object and two bodies that are applied one after the other, separated, as `large` expands them.
+//! Checked: a repeated apply changes nothing; the object does not grow beyond the size of its inputs;
+//! managers stay readable.
 
 use crate::Target;
 use crate::hub_cost::OBJECT_BYTES;
@@ -38,7 +38,7 @@ const WORDS: &[&str] = &[
     "*a",
     "\u{1e}",
 ];
-/// Managers' entries for a field: its steps, quotes and the entry around them.
+/// Most bytes of managers' entries for each byte of a field: its steps, quotes and the entry around them.
 const GROWTH_PER_BYTE: usize = 24;
 
 fn seeds() -> Vec<Vec<u8>> {
@@ -129,7 +129,7 @@ fn manager(how: u8) -> Manager {
 
 fn read(kind: &'static Kind, how: u8, body: &[u8]) -> Option<Apply> {
     let (mut body, _) = parse(APPLY, body).ok()?;
-    // as it is written, with zeros and nulls
+    // as written, with zeros and nulls
     if schema::conform_applied(kind.schema(), &mut body).wrong.is_some() {
         return None;
     }

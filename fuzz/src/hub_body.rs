@@ -1,8 +1,8 @@
-//! Bodies that clients send to the hub, as JSON or protobuf, and the objects it may find in its store.
+//! Bodies that clients send to the hub, as JSON or protobuf, and objects that it may find in its store.
 //!
-//! The first byte chooses the kind, the second what is done; the rest is the body as `large` expands it. Checked: an object that is
-//! accepted is in its final form (the schema changes nothing more), can be stored, shown and read back; one that is refused is refused
-//! with a Status.
+//! The first byte chooses the kind, the second the action; the rest is the body as `large` expands it.
+//! Checked: an accepted object is in its final form (the schema changes nothing more), can be stored, shown
+//! and read back; a refused one gets a Status.
 
 use crate::Target;
 use crate::input::chosen_kind;
@@ -136,20 +136,20 @@ fn sent(kind: &'static Kind, content_type: &str, body: &[u8]) {
     }
 }
 
-/// The schema has nothing more to change.
+/// Checks that the schema has nothing more to change.
 fn check_final(kind: &'static Kind, value: &Value) {
     let mut again = value.clone();
     let findings = schema::conform(kind.schema(), &mut again);
     assert_eq!(findings.wrong, None);
     assert!(findings.unknown.is_empty(), "{:?}", findings.unknown);
-    // emptied by the first pass, a collection may leave its own parent empty
+    // a collection that the first pass emptied may leave its own parent empty
     let mut once_more = again.clone();
     schema::conform(kind.schema(), &mut once_more);
     assert_eq!(again, once_more);
 }
 
 fn check_stored(kind: &'static Kind, value: &Value) {
-    // a name may still be made from generateName
+    // the name may still be generated from generateName
     let Some(object) = Object::new(kind, value, 1) else { return };
     assert_eq!(&object.value(), value);
     let again = Object::from_json(kind, object.json.to_vec(), 1).expect("it was an object before");

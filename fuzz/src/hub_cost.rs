@@ -1,8 +1,9 @@
 //! The cost of one request of any kind and type, with bodies up to the hub's limits.
 //!
-//! The first byte chooses the kind, the second the request; then the object that exists, and the body, behind the separator, both
-//! as `large` expands them. Checked: what the hub allocates for it, from the bytes of the body to the object that would be stored
-//! or the answer that refuses, keeps to a line over the bytes of both; the answer is short; what is stored can be read back.
+//! The first byte chooses the kind, the second the request; then follow the existing object and, after the
+//! separator, the body, both as `large` expands them. Checked: the bytes that the hub allocates for it, from
+//! reading the body to the object to store or the refusal, stay below a line over the bytes of both; the
+//! answer is short; the stored object can be read back.
 
 use crate::Target;
 use crate::cost;
@@ -24,11 +25,12 @@ pub(crate) const TARGET: Target =
 /// Largest stored object.
 pub(crate) const OBJECT_BYTES: usize = 1536 * 1024;
 
-/// The line: what a request may allocate for each byte of object and body, and besides, freed or not. Measured: 690 for the apply
-/// of many small items of a list with keys, 250 for strategic merges, 90 for updates.
+/// The line: the bytes that a request may allocate, freed or not, for each byte of object and body, and in
+/// addition. Measured: 690 for the apply of many small items of a list with keys, 250 for strategic merges,
+/// 90 for updates.
 const PER_BYTE: usize = 1000;
 const BESIDES: usize = 256 * 1024;
-/// However large: such an apply can have 350 kB before its items are too many.
+/// The limit for inputs of any size: such an apply can have 350 kB before its items are too many.
 const MOST: usize = 32 * limits::MAX_TREE_BYTES;
 
 const FRESH: Fresh = Fresh { now: OffsetDateTime::UNIX_EPOCH, random: [7; 21] };
@@ -77,7 +79,7 @@ fn seeds() -> Vec<Vec<u8>> {
         seed("Pod", b's', &[Text(meta), Text("\"spec\":{}}")], &body)
     };
     vec![
-        // a merge key that is repeated, with a long list inside
+        // a repeated merge key, with a long list inside
         repeats(r#"{"name":"c","env":[]},"#),
         repeats(r#"{"name":"c","env":[{"name":"e1"}]},"#),
         repeats(r#"{"name":"c","$setElementOrder/env":[]},"#),
@@ -244,7 +246,7 @@ fn answered(kind: &'static Kind, request: u8, object: &[u8], body: &[u8]) -> Res
         b'c' => requests::new_object(kind, read(JSON, body)?, &FRESH)?,
         b'p' => requests::new_object(kind, read("application/vnd.kubernetes.protobuf", body)?, &FRESH)?,
         _ => {
-            // not judged by today's rules: it may be of an older hub
+            // not validated by today's rules, because an older hub may have stored it
             let mut old = read(JSON, object)?;
             kind.complete(&mut old);
             let wanted = match request {

@@ -1,9 +1,9 @@
 //! Patches of every type against objects of every kind.
 //!
-//! The first byte chooses the kind, the second the type of patch; then the object, and the patch behind the separator, as
-//! `large` expands them.
-//! Checked: a merge patch applied twice is one applied once, no directive of a strategic patch reaches its result, nothing
-//! grows beyond what was sent, and what comes out is an object that the schema can judge.
+//! The first byte chooses the kind, the second the type of patch; then follow the object and, after the
+//! separator, the patch, as `large` expands them. Checked: a merge patch applied twice has the same result as
+//! once, no directive of a strategic patch reaches its result, nothing grows beyond the size of the input,
+//! and the schema can judge the result.
 
 use crate::Target;
 use crate::hub_body::BODY_BYTES;
@@ -146,7 +146,7 @@ fn strategically(kind: &'static Kind, object: Value, patch: Value, given: usize)
     schema::conform(kind.schema(), &mut once);
 }
 
-/// Whether it applied; if not, the error must have a text.
+/// Whether the patch applied; if not, the error must have a text.
 fn checked(applied: Result<(), PatchError>) -> bool {
     match applied {
         Ok(()) => true,

@@ -1,8 +1,10 @@
-//! Callers that send any bytes to the hub over a connection: from the bytes of a request to the bytes of the answer.
+//! Callers that send any bytes to the hub over a connection: from the bytes of a request to the bytes of the
+//! answer.
 //!
-//! The first byte chooses the caller, the second how the rest is sent: raw, or as one well-formed request of a method, a path, headers
-//! and a body, so that mutations also reach the code behind HTTP. Each input gets a new hub over a store in memory. Checked: no
-//! request fails on the hub's side, an answer is complete, and a refusal is a Status of the same code.
+//! The first byte chooses the caller, the second how the rest is sent: raw, or as one well-formed request
+//! with a method, a path, headers and a body, so that mutations also reach the code behind HTTP. Each input
+//! gets a new hub over a store in memory. Checked: no request fails on the hub's side, an answer is complete,
+//! and a refusal is a Status of the same code.
 
 use crate::Target;
 use crate::hub_store::Preset;
@@ -19,8 +21,8 @@ pub(crate) const TARGET: Target =
 /// More than any input, and than the hub's answer to one: neither side waits for the other to read.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// A caller that sent raw bytes leaves after this long without a byte: a watch may have begun, and it does not notice a client that
-/// leaves while bytes of a next request are unread.
+/// A caller that sent raw bytes leaves after this long without an answer: a watch may have begun, and it does
+/// not notice that its client left while bytes of a next request are unread.
 const QUIET: Duration = Duration::from_millis(20);
 
 const WORDS: &[&str] = &[
@@ -165,7 +167,7 @@ fn run(data: &[u8]) {
     runtime.expect("a runtime needs only descriptors").block_on(async {
         let (client, ours) = tokio::io::duplex(PIPE_BYTES);
         let serving = async {
-            // an error means that the caller did not speak HTTP, or left
+            // an error means that the caller did not send HTTP, or left
             drop(server::serve_one(hub.clone(), caller, ours).await);
             std::future::pending().await
         };
@@ -175,7 +177,7 @@ fn run(data: &[u8]) {
                 _ => one_request(client, rest).await,
             }
         };
-        // the caller ends the run: a watch would not end
+        // the caller ends the run, because a watch would not end by itself
         tokio::select! {
             () = calling => {}
             () = serving => {}
@@ -184,7 +186,7 @@ fn run(data: &[u8]) {
     hub.close();
 }
 
-/// Sends everything and leaves: how much is answered depends on when the hub notices.
+/// Sends everything and leaves: how much of it the hub answers depends on when the hub notices.
 async fn any_bytes(mut client: DuplexStream, bytes: &[u8]) {
     // the hub may have closed the connection
     let _ = client.write_all(bytes).await;
@@ -198,7 +200,7 @@ async fn any_bytes(mut client: DuplexStream, bytes: &[u8]) {
 async fn one_request(mut client: DuplexStream, dressed: &[u8]) {
     let [method, path, headers, body] = sections::<4>(dressed);
     let mut asked = [method, b" ", path, b" HTTP/1.1\r\nhost: h\r\n", headers].concat();
-    // the hub would wait for a body that is announced and never comes
+    // otherwise the hub would wait for an announced body that never arrives
     let named =
         |name: &str| headers.to_ascii_lowercase().windows(name.len()).any(|part| part == name.as_bytes());
     if named("content-length")
@@ -219,7 +221,7 @@ async fn one_request(mut client: DuplexStream, dressed: &[u8]) {
     assert!((200..500).contains(&code) || code == 503, "{head}");
     let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     if field("transfer-encoding").is_some() || method == b"HEAD" {
-        // a watch: it goes on for as long as we listen
+        // a watch: it lasts for as long as we listen
         return;
     }
     let length = field("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! Label and field selectors, against an object: each is refused or selects, and its opposite selects the rest.
+//! Label and field selectors, against an object: each is refused or selects, and its negation selects the
+//! rest.
 
 use crate::Target;
 use crate::hub_body::check_refusal;

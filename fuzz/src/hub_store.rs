@@ -1,8 +1,9 @@
 //! The hub's data directory at a start: a damaged store, and records that the hub never wrote.
 //!
-//! The first byte chooses. `f`: a good store's files with some bytes changed, cut or grown: it is refused with advice, or it opens, every
-//! object can be read, and it opens again. `r`: records of any kind, place and text, and any marks: a hub over them answers lists,
-//! watches and writes, and its versions are never below a stored one.
+//! The first byte chooses. `f`: the files of a good store with some bytes changed, cut or added: the store is
+//! refused with advice, or it opens, every object can be read, and it opens again. `r`: records of any kind,
+//! place and text, and any marks: a hub with them answers lists, watches and writes, and its versions are
+//! never below a stored one.
 
 use crate::Target;
 use crate::input::{Input, sections};
@@ -130,7 +131,8 @@ fn files(data: &[u8]) {
     assert!(again >= first, "versions went back from {first} to {again}");
 }
 
-/// Opens the store, reads every object, writes one and closes; the version after that. `None`: it was refused.
+/// Opens the store, reads every object, writes one and closes; the version after that. `None` if it was
+/// refused.
 fn opened(folder: &Path) -> Option<u64> {
     match Hub::open(folder) {
         Ok(hub) => Some(used(&hub)),
@@ -161,7 +163,7 @@ fn used(hub: &Arc<Hub>) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let map = json!({"metadata": {"name": "fuzz-made", "namespace": "default"}});
     let made = runtime.expect("a runtime needs only descriptors").block_on(hub.create(&CONFIG_MAP, map));
-    // it may exist from the first time
+    // it may exist from the first call
     if let Ok(made) = made {
         assert!(made.revision > highest, "{} after {highest}", made.revision);
     }
@@ -171,7 +173,7 @@ fn used(hub: &Arc<Hub>) -> u64 {
     revision
 }
 
-/// A store in memory with these records; it forgets what is written.
+/// A store in memory with these records; it forgets all writes.
 #[derive(Default)]
 pub(crate) struct Preset {
     records: Vec<Record>,

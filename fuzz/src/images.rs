@@ -1,5 +1,5 @@
-//! Images, as registries, layouts, Secrets and the disk describe them: references, manifests, configs, records, challenges, credentials,
-//! signatures.
+//! Images, as registries, layouts, Secrets and the disk describe them: references, manifests, configs,
+//! records, challenges, credentials, signatures.
 
 use crate::Target;
 use crate::input::{joined, sections};
@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 pub(crate) const TARGET: Target =
     Target { name: "images", run, seeds, words: WORDS, longest_bytes: 2048, mutations: 2000 };
 
-/// Longest error: it stands in a status and an Event.
+/// Longest error, because it becomes part of a status and an Event.
 const ERROR_BYTES: usize = 4096;
-/// A key, so that a signature can be by one.
+/// A key, so that a signature can be made with one.
 const KEY: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAxdqg3KncHPWpNp+ahrwWIUO3aZ5EtYmmVxc+FeoxQFg=\n-----END PUBLIC KEY-----\n";
 
 const WORDS: &[&str] = &[
@@ -130,7 +130,7 @@ fn run(data: &[u8]) {
     judge(&reference, &settings, signed);
 }
 
-/// Reads it as an image or an index and as signatures; how many layers it has.
+/// Reads it as an image or an index and as signatures; returns the number of its layers.
 fn describe(document: &[u8]) -> usize {
     match signature::listed(document) {
         Ok(listed) => assert!(listed.len() <= MAX_SIGNATURES, "{} signatures", listed.len()),
@@ -160,7 +160,7 @@ fn describe(document: &[u8]) -> usize {
     }
 }
 
-/// A signature whose arithmetic holds counts for the manifest that its text names and for no other.
+/// A signature that verifies counts for the manifest that its text names and for no other.
 fn judge(image: &Reference, settings: &Registries, signed: &[u8]) {
     let listing = json!({"layers": [{"mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
         "digest": BlobDigest::of(signed), "size": signed.len(),

@@ -1,11 +1,12 @@
-//! Cuts an input into choices, numbers and texts, for targets that are driven rather than fed.
+//! Cuts an input into choices, numbers and texts, for targets that perform acts instead of reading one text.
 //!
-//! Always holds: the same bytes give the same choices; an input that ends goes on as zeros, so every prefix of an input is
-//! an input. Choices take one byte each: a mutation of one byte changes one choice.
+//! Always holds: the same bytes give the same choices; after the end of an input follow zeros, so every
+//! prefix of an input is an input. Choices take one byte each: a mutation of one byte changes one choice.
 
 use kedge_hub_core::kinds::{KINDS, Kind};
 
-/// Separates the texts of an input that has several. YAML and JSON refuse this byte within a text, so no input is lost.
+/// Separates the texts of an input that has several. YAML and JSON refuse this byte within a text, so no
+/// useful input is lost.
 pub(crate) const SEPARATOR: u8 = 0x1e;
 
 /// The texts between separators, in order; those that are missing are empty.
@@ -49,7 +50,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// One of `count`.
+    /// A number below `count`.
     pub(crate) fn choice(&mut self, count: u8) -> u8 {
         self.byte() % count
     }
@@ -63,7 +64,7 @@ impl<'a> Input<'a> {
         self.byte() & 1 == 1
     }
 
-    /// As many bytes as the next byte says.
+    /// As many bytes as the next byte counts.
     pub(crate) fn bytes(&mut self) -> &'a [u8] {
         let length = usize::from(self.byte()).min(self.rest.len());
         let (bytes, rest) = self.rest.split_at(length);

@@ -1,7 +1,7 @@
-//! A kubeconfig by anybody: complete, checked and usable for TLS, or refused with a reason.
+//! An untrusted kubeconfig: complete, checked and usable for TLS, or refused with a reason.
 //!
-//! Each process makes new keys and certificates, so no corpus contains one: an input names them as `@CA@`, `@CERT@`
-//! and `@KEY@` (base64 of PEM), or as the files `ca.crt`, `edge.crt`, `edge.key` and `token`.
+//! Each process makes new keys and certificates, so no corpus contains one: an input names them as `@CA@`,
+//! `@CERT@` and `@KEY@` (base64 of PEM), or as the files `ca.crt`, `edge.crt`, `edge.key` and `token`.
 
 use crate::Target;
 use crate::server::Authority;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 pub(crate) const TARGET: Target =
     Target { name: "kubeconfig", run, seeds, words: WORDS, longest_bytes: 2048, mutations: 600 };
 
-/// Longest error with its causes.
+/// Longest error including its causes.
 const ERROR_BYTES: usize = 4096;
 
 const WORDS: &[&str] = &[
@@ -141,7 +141,7 @@ fn run(data: &[u8]) {
     PLACE.with(|place| {
         let mut text = String::from_utf8_lossy(data).into_owned();
         for (mark, content) in &place.texts {
-            // once each: more would only make the input long
+            // once each: more would only lengthen the input
             text = text.replacen(mark, content, 1);
         }
         let bytes = if std::str::from_utf8(data).is_ok() { text.into_bytes() } else { data.to_vec() };
@@ -154,7 +154,8 @@ fn run(data: &[u8]) {
     });
 }
 
-/// A kubeconfig belongs to root and may name any file; a test does not open the files of the machine it runs on.
+/// A kubeconfig belongs to root and may name any file; a test does not open the files of the machine it runs
+/// on.
 fn names_something_outside(text: &[u8]) -> bool {
     ["/dev", "/proc", "/sys", "/run", "/tmp"]
         .iter()

@@ -1,4 +1,5 @@
-//! Callers of the kubelet's API: any bytes give a request, a refusal or nothing, and what follows the head stays whole.
+//! Callers of the kubelet's API: any bytes give a request, a refusal or nothing, and the bytes after the head
+//! are not changed.
 
 use crate::Target;
 use kedge::kubelet_api::{MAX_HEAD_BYTES, receive};

@@ -1,18 +1,18 @@
-//! Large inputs from small ones: a piece of an input may stand for many, so that a fuzzer that changes a few bytes changes a
-//! body of megabytes, and the corpora stay small.
+//! Large inputs from small ones: a piece of an input may be repeated many times, so that a fuzzer that
+//! changes a few bytes changes a body of megabytes, and the corpora stay small.
 //!
-//! `REPEAT`, a count, a length and that many bytes are replaced by the bytes, so many times; `NUMBER` in them by the number of the
-//! repetition. Both are control bytes, which neither JSON nor YAML text contains.
+//! `REPEAT`, a count, a length and that many bytes are replaced by repetitions of the bytes; `NUMBER` in them
+//! by the number of the repetition. Both are control bytes, which neither JSON nor YAML text contains.
 
 /// Begins a repeated piece.
 const REPEAT: u8 = 0x1d;
 /// The number of the repetition.
 const NUMBER: u8 = 0x1c;
 
-/// The number as a piece's text refers to it.
+/// `NUMBER`, for the text of a piece.
 pub const COUNTED: &str = "\u{1c}";
 
-/// One to sixteen times a power of two up to 32,768: one byte reaches from one to half a million.
+/// One to sixteen times a power of two up to 32,768: one byte covers from one to half a million.
 fn count(byte: u8) -> usize {
     (1 + usize::from(byte & 0x0f)) << (byte >> 4)
 }
@@ -53,7 +53,7 @@ fn repeat(large: &mut Vec<u8>, piece: &[u8], times: usize, longest: usize) {
     }
 }
 
-/// A piece that stands for at least so many; `None` if it is longer than a length can say.
+/// A piece repeated at least so many times; panics if it is longer than the one byte of its length can count.
 #[must_use]
 pub fn repeated(at_least: usize, piece: &str) -> Vec<u8> {
     let times = (0..=u8::MAX).filter(|byte| count(*byte) >= at_least).min_by_key(|byte| count(*byte));

@@ -1,9 +1,11 @@
-//! Archives of layers, plain and packed: what is unpacked is what the archive says, below its root and within the limits.
+//! Archives of layers, plain and packed: the unpacked files equal the archive's entries, below its root and
+//! within the limits.
 //!
-//! Owns a script of entries, whose headers have the right sum, so that the search gets past it; and the packing of any bytes. Always
-//! checked: two readings give the same tree, and so do the three packings; the digest is of the plain bytes; what was counted covers what
-//! is taken of the disk; no removal, no device 0:0 and no directory beyond the deepest is left; an error fits into a pod's status.
-//! Needs root: a thread whose root is in memory unpacks. Without root nothing is done, under CI=true that fails.
+//! Owns a script of entries whose headers have correct sums, so that the search gets past that check; and the
+//! packing of any bytes. Always checked: two readings give the same tree, and so do the three packings; the
+//! digest is of the plain bytes; the counted bytes cover the room used on the disk; no removal mark, no
+//! device 0:0 and no directory beyond the deepest allowed is left; an error fits into a pod's status. Needs
+//! root: a thread with a root in memory unpacks. Without root it does nothing, and fails under CI=true.
 
 use crate::Target;
 use crate::input::Input;
@@ -18,14 +20,14 @@ use std::io::Write as _;
 pub(crate) const TARGET: Target =
     Target { name: "layers", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 100 };
 
-/// Of one layer.
+/// Most entries of one layer.
 const MOST_ENTRIES: u64 = 200;
 const MOST_BYTES: u64 = 2 << 20;
-/// Of the file system: the limits must hold first.
+/// Size of the file system: the limits must stop an archive first.
 const ROOM_BYTES: u64 = 64 << 20;
 /// Entries of the layer below.
 const BASE_ENTRIES: usize = 7;
-/// What is shown of an error.
+/// Most characters of an error that are shown.
 const ERROR_CHARS: usize = 1000;
 /// Most directories above a file.
 const DEPTH: usize = 128;
@@ -90,14 +92,14 @@ fn seeds() -> Vec<Vec<u8>> {
     let plain = base().bytes();
     vec![
         script(&[&op(1, a, &[]), &op(0, in_a, &[3, b'x', b'y', b'z'])]),
-        // a link that a file is written through, and one that is replaced
+        // a link to write a file through, and a link to be replaced
         script(&[
             &op(2, &[1, 5], &[1]),
             &op(0, &[2, 5, 0], &[1, b'x']),
             &op(0, &[1, 5], &[0]),
             &op(3, &[1, 0], &[7]),
         ]),
-        // removals, of what lies below and of what was just made
+        // removals of files of the layer below and of files made just before
         script(&[
             &op(0, &[2, 3, 11], &[0]),
             &op(0, &[2, 2, 10], &[0]),
@@ -124,7 +126,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// What the layer below has.
+/// The content of the layer below.
 fn base() -> Archive {
     let archive =
         Archive::default().directory("etc").file("etc/old", b"1").directory("data").file("data/a", b"2");
@@ -159,7 +161,7 @@ fn run(data: &[u8]) {
     });
 }
 
-/// Of bytes that are plain: the three packings, one after another.
+/// For plain bytes: the three packings, one after another.
 fn every_packing(unpacker: &Unpacker, archive: &[u8]) {
     let plain = judged(unpacker, archive, "plain");
     if let Ok((diff, ..)) = &plain.done {
@@ -170,7 +172,7 @@ fn every_packing(unpacker: &Unpacker, archive: &[u8]) {
     }
 }
 
-/// Of bytes that claim to be packed: what they hold gives the same.
+/// For bytes that claim to be packed: their content, unpacked, gives the same.
 fn packed(unpacker: &Unpacker, bytes: &[u8], packing: &str) {
     let found = judged(unpacker, bytes, packing);
     if let Ok((diff, ..)) = &found.done
@@ -184,7 +186,7 @@ fn packed(unpacker: &Unpacker, bytes: &[u8], packing: &str) {
     }
 }
 
-/// Unpacked twice onto the base.
+/// Unpacks twice onto the base.
 fn judged(unpacker: &Unpacker, archive: &[u8], packing: &str) -> Unpacked {
     let unpack = || {
         let below = unpacker.unpack(&base().bytes(), "plain", [100, 1 << 20], false);
@@ -197,7 +199,8 @@ fn judged(unpacker: &Unpacker, archive: &[u8], packing: &str) -> Unpacked {
     found
 }
 
-/// What became of the same archive. What one leaves that is refused has the times at which it was made.
+/// Compares two results for the same archive. The remains of a refused one contain the times at which they
+/// were made, so they are not compared.
 fn assert_same(one: &Unpacked, other: &Unpacked) {
     assert_eq!(one.done, other.done);
     assert!(one.done.is_err() || one == other, "{one:?} is another tree than {other:?}");
@@ -221,7 +224,8 @@ fn judge(found: &Unpacked) {
     assert!(found.used_bytes <= bytes, "{} bytes are taken, {bytes} were counted", found.used_bytes);
     for file in &found.tree {
         let name = file.path.file_name().unwrap_or_default().as_encoded_bytes();
-        // a directory that the path of an entry implies is called as it is
+        // a directory that only the path of an entry implies keeps its name, even if it looks like a removal
+        // mark
         let is_removal = name.starts_with(b".wh.") && file.kind != "directory";
         assert!(!is_removal, "a removal is left: {file:?}");
         assert!(file.kind != "device" || file.device != 0, "a removal to the kernel: {file:?}");
@@ -230,7 +234,7 @@ fn judge(found: &Unpacked) {
     }
 }
 
-/// The archive of a script: one byte an entry, and its arguments.
+/// The archive of a script: one byte for each entry, and its arguments.
 fn script(data: &[u8]) -> Vec<u8> {
     let mut input = Input::new(data);
     let mut archive = Archive::default();

@@ -1,10 +1,12 @@
-//! Fuzz targets for everything a network peer or a disk can hand to a node or the hub: bytes in, a panic if a promise is broken.
+//! Fuzz targets for all data that a network peer or a disk can give to a node or the hub: bytes in, a panic
+//! if a promise is broken.
 //!
-//! Owns the targets, the inputs kept for them (`corpus/`, one packed file a target) and what they found (`findings`).
-//! Always holds: a target is deterministic, needs no network beyond this machine and, but for `layers`, no root, leaves no file behind, and
-//! checks more than the absence of panics: a value that was read is written back equal, limits hold, errors have a text.
-//! The same targets run under libFuzzer (`make fuzz`) and, over everything kept and a fixed number of mutations, as
-//! plain tests. Left to others: searching for inputs (libFuzzer).
+//! Owns the targets, their stored inputs (`corpus/`, one packed file a target) and the bugs that they found
+//! (`findings`). Always holds: a target is deterministic, needs no network beyond this machine and, except
+//! `layers`, no root, leaves no file behind, and checks more than the absence of panics: a value that was
+//! read is written back equal, limits hold, errors have a text. The same targets run under libFuzzer (`make
+//! fuzz`) and, over all stored inputs and a fixed number of mutations, as plain tests. Left to others:
+//! searching for inputs (libFuzzer).
 
 mod api_objects;
 mod call_answer;
@@ -43,7 +45,7 @@ mod spdy;
 mod websocket;
 mod yaml;
 
-/// A directory for a target's files, in memory where the machine has such a place.
+/// A directory for a target's files, in memory where the machine has such a file system.
 fn scratch(name: &str) -> kedge_rig::Scratch {
     kedge_rig::Scratch::in_memory(&format!("fuzz-{name}"))
         .expect("a fuzz target needs a directory for its files")
@@ -52,13 +54,13 @@ fn scratch(name: &str) -> kedge_rig::Scratch {
 /// One reader of foreign input.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name: of its corpus, and for the command line.
+    /// Its name, used by its corpus and the command line.
     pub name: &'static str,
     /// Feeds it one input; a panic is a finding.
     pub run: fn(&[u8]),
-    /// Inputs to begin with: one of each shape, so that the search starts inside.
+    /// Initial inputs: one of each shape, so that the search starts behind the first checks.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Words that matter to it and that random bytes would not spell.
+    /// Words that matter to it and that random bytes would hardly form.
     pub words: &'static [&'static str],
     /// Longest input worth trying, in bytes.
     pub longest_bytes: usize,
@@ -100,8 +102,9 @@ pub const TARGETS: &[Target] = &[
     call_answer::TARGET,
 ];
 
-/// What a request allocates: its kind, its sort (`c`reate, `p`rotobuf, `u`pdate, `a`pply, `s`trategic, `m`erge or `j`SON patch), the
-/// object that exists and the body. Panics where the target `hub_cost` would.
+/// The bytes that a request allocates, given its kind, its sort (`c`reate, `p`rotobuf, `u`pdate, `a`pply,
+/// `s`trategic, `m`erge or `j`SON patch), the existing object and the body. Panics where the target
+/// `hub_cost` would.
 #[must_use]
 pub fn request_cost(
     kind: &'static kedge_hub_core::kinds::Kind,
@@ -112,7 +115,7 @@ pub fn request_cost(
     hub_cost::judged(kind, request, object, body)
 }
 
-/// The target of that name.
+/// The target with that name.
 #[must_use]
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)

@@ -1,4 +1,5 @@
-//! Callers on the node: any bytes on the unix socket get a whole answer or none, and valid requests reach core as events.
+//! Callers on the node: any bytes on the unix socket get a whole answer or none, and valid requests reach
+//! core as events.
 
 use crate::Target;
 use kedge::local::answers;
@@ -74,7 +75,7 @@ struct Endpoint {
     socket: PathBuf,
     calls: mpsc::Receiver<Call>,
     node: Core,
-    // removed with the socket in it
+    // dropping it removes the folder with the socket
     _folder: Scratch,
 }
 
@@ -141,7 +142,7 @@ fn run(data: &[u8]) {
             let mut stream = UnixStream::connect(&socket).await.expect("the endpoint listens");
             let asked = async {
                 let (mut reading, mut writing) = stream.split();
-                // the endpoint may answer and close before it read everything
+                // the endpoint may answer and close before it has read everything
                 let send = async {
                     let _ = writing.write_all(data).await;
                     let _ = writing.shutdown().await;
@@ -202,7 +203,7 @@ fn check_answer(asked: &[u8], answer: &[u8]) {
     let status = status.unwrap_or_else(|| panic!("no status: {head}"));
     assert!((200..600).contains(&status) && status != 503 && status != 504, "{head}");
     let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse::<usize>().ok());
-    // over TCP a refusal of a body that was not read could be lost to a reset; on a unix socket it is not
+    // over TCP a refusal could be lost to a reset if the body was not read; on a unix socket it cannot
     assert_eq!(length, Some(body.len()), "{head}");
     // empty lines before a request are skipped, as HTTP allows
     let asked = asked.trim_ascii_start();

@@ -1,6 +1,7 @@
-//! The system's message bus, and logind behind it: whatever they send is an answer or an error, and never a wait without end.
+//! The system's message bus, and logind behind it: whatever they send becomes an answer or an error, never an
+//! endless wait.
 //!
-//! The first byte chooses whether the rest follows a good greeting with answers to the two calls of a begin.
+//! The first byte chooses whether the rest follows a good greeting with answers to the first two calls.
 
 use crate::Target;
 use kedge_platform::linux::logind::Logind;
@@ -80,7 +81,7 @@ fn seeds() -> Vec<Vec<u8>> {
         [b"-", GREETING, &message(RETURN, 1, &[], &[]), &message(RETURN, 2, &[], &[]), &delay].concat(),
         b"-REJECTED EXTERNAL\r\n".to_vec(),
         after(&[b"B\x02\0\x01"]),
-        // as long as a message says
+        // a message that claims to be longer than its bytes
         after(&[b"l\x02\0\x01\xff\xff\xff\xff\x01\0\0\0\xff\xff\xff\xff"]),
     ]
 }
@@ -99,13 +100,13 @@ fn run(data: &[u8]) {
     if let Err(error) = logind.longest_delay() {
         has_a_text(&error);
     }
-    // no descriptor came
+    // no descriptor was sent
     has_a_text(&logind.delay("kedge", "fuzz").expect_err("a delay without a descriptor"));
     let mut heard = 0;
     while logind.wait().is_ok() {
         heard += 1;
     }
-    // a signal has more than 100 bytes, but for the names that nobody needs
+    // a signal has more than 100 bytes, apart from the names that nobody needs
     assert!(heard <= sent.len() / 32, "{heard} signals in {} bytes", sent.len());
 }
 

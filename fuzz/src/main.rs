@@ -1,5 +1,6 @@
-//! The program that libFuzzer drives: one target, named by `KEDGE_FUZZ_TARGET`, searched until told otherwise. The arguments
-//! are libFuzzer's own. `make fuzz` builds it with coverage and runs it.
+//! The program that libFuzzer drives: one target, named by `KEDGE_FUZZ_TARGET`, searched until libFuzzer's
+//! options end the search. The arguments are libFuzzer's own. `make fuzz` builds it with coverage and runs
+//! it.
 #![no_main]
 
 use kedge_fuzz::{Target, target};

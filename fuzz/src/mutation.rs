@@ -1,10 +1,11 @@
 //! Mutations that are the same on every machine and every day, so that plain tests try more than the corpora.
 //!
-//! Small changes of one input, crossings of two, and words of the target. This is no search: it does not measure coverage.
+//! Small changes of one input, crossings of two, and words of the target. Unlike a fuzzer it does not measure
+//! coverage.
 
 use kedge_rig::Random;
 
-/// Bytes that readers of text treat specially, and some that none expects.
+/// Bytes that readers of text treat specially, and some unexpected ones.
 const SPICE: &[u8] = b"{}[]:,-?&*!|>'\"%@`#\n\r\t \\~<=./0129eExX_+an\x00\x1e\x7f\x80\xc3\xff";
 
 /// Changes inputs, the same way for the same seed.

@@ -1,4 +1,4 @@
-//! Networks of pods: the operator's configuration, and whatever plugins answer.
+//! Networks of pods: the operator's configuration, and arbitrary answers of plugins.
 
 use crate::Target;
 use crate::input::{joined, sections};
@@ -77,7 +77,7 @@ fn check_error(why: &str) {
     assert!(!why.is_empty() && why.len() <= ERROR_BYTES, "{} bytes: {why}", why.len());
 }
 
-/// A network that was read can be asked, and what is noted of it is read back.
+/// A network that was read can be attached, and its record is read back.
 fn attach(network: Network, result: Result<Value, String>) {
     assert!(network.programs().all(|program| !program.is_empty() && !program.contains('/')));
     let attachment = match Attachment::of(network.clone(), &sandbox(true)) {

@@ -1,8 +1,8 @@
-//! A node between a disk that may hold anything and a server that may show anything, over several runs.
+//! A node between a disk with any content and a server that may send anything, over several runs.
 //!
-//! Owns what the bytes of an input mean: what lies on disk at first, then acts of the simulation's world, one byte and its
-//! arguments each. The world does the rest, and checks what it always checks, thoroughly. At the end the node is left alone
-//! with its disk: it has a configuration, and comes to rest.
+//! Owns the meaning of an input's bytes: first the content of the disk, then acts of the simulation's world,
+//! one byte and its arguments each. The world performs them, with all its usual checks. At the end the node
+//! is left alone with its disk: it has a configuration, and stops acting.
 
 use crate::Target;
 use crate::input::Input;
@@ -18,10 +18,11 @@ pub(crate) const TARGET: Target =
 
 /// Most runs of the agent in one input.
 const RUNS: u64 = 12;
-/// Longest UID that becomes a file name: only those have verdicts, and the local endpoint hands on no others.
+/// Longest UID that becomes a file name: only such UIDs have verdicts, and the local endpoint passes on no
+/// others.
 const UID_CHARS: usize = 64;
 const MAPS: [&str; 3] = ["a", "b", "c"];
-/// Fields of payloads. The last is written by the input.
+/// Fields of payloads. The input writes the last one.
 const PAYLOADS: [&str; 9] = [
     "maxPods: 201\n",
     "maxPods: 202\nconfigTrialDuration: 0s\n",
@@ -70,7 +71,7 @@ fn run(data: &[u8]) {
     world.comes_to_rest_alone();
 }
 
-/// The board as it is flashed or found: local files, and any bytes for a record.
+/// The board as flashed or found: local files, and any bytes for a record.
 fn begin(input: &mut Input<'_>) -> (World, String) {
     let mut world = World::new();
     world.thorough = true;
@@ -98,6 +99,7 @@ fn act(world: &mut World, own: &str, input: &mut Input<'_>) {
         0 => drop(world.do_step()),
         1 => fail_step(world, input),
         2 => {
+            // squared, so that one byte covers seconds as well as most of a day
             let secs = u64::from(input.byte());
             world.advance(Duration::from_secs(secs * secs));
             world.handle(Event::Tick);
@@ -108,6 +110,7 @@ fn act(world: &mut World, own: &str, input: &mut Input<'_>) {
             world.do_request(answer);
         }
         5 => {
+            // an invented acceptance would promise a renewal that the hub never got: only the hub accepts
             let answer = answer(input).filter(|answer| !matches!(answer, Answer::Accepted(_)));
             world.do_renewal(answer);
         }
@@ -160,7 +163,7 @@ fn act(world: &mut World, own: &str, input: &mut Input<'_>) {
     }
 }
 
-/// The process ends in some way, or has ended, and the next one begins.
+/// The process ends in some way, or has ended already, and the next one begins.
 fn restart(world: &mut World, way: u8) {
     match way % 6 {
         _ if world.exited() => world.exit(),
@@ -177,7 +180,8 @@ fn restart(world: &mut World, way: u8) {
     world.launch();
 }
 
-/// A file is changed behind the agent's back: cut short, replaced, removed, or one member of its JSON set to anything.
+/// A file is changed behind the agent's back: cut short, replaced, removed, or one member of its JSON set to
+/// anything.
 fn damage(world: &mut World, input: &mut Input<'_>) {
     let paths = world.disk.paths();
     let Some(path) = paths.get(usize::from(input.byte()) % paths.len().max(1)).cloned() else { return };
@@ -199,7 +203,7 @@ fn damage(world: &mut World, input: &mut Input<'_>) {
     }
 }
 
-/// The disk refuses, or answers another question; what a write left behind is anybody's guess.
+/// The disk refuses, or gives the outcome of another step; the effect of a failed write is unknown.
 fn fail_step(world: &mut World, input: &mut Input<'_>) {
     let Some(step) = world.process.as_mut().and_then(|process| process.step.take()) else { return };
     let why = system_text(input);
@@ -260,7 +264,8 @@ fn look(world: &mut World, input: &mut Input<'_>) {
     world.do_facts();
 }
 
-/// The server's own answer, or this instead; as the client hands it on: short texts, waits of at most ten minutes.
+/// The server's own answer, or this one instead, with the client's limits: short texts, waits of at most ten
+/// minutes.
 fn answer(input: &mut Input<'_>) -> Option<Answer> {
     match input.choice(5) {
         0 | 1 => None,
@@ -286,7 +291,7 @@ fn hostile_text(input: &mut Input<'_>) -> String {
     }
 }
 
-/// Why something failed, as the shell words it: one line.
+/// The reason of a failure, in one line, as the shell writes it.
 fn system_text(input: &mut Input<'_>) -> String {
     let text = if input.coin() { "w".repeat(1000) } else { input.text() };
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

@@ -1,7 +1,8 @@
 //! A corpus in one file: inputs one after the other, each after its length in four bytes, little-endian.
 //!
-//! A corpus is some hundreds of inputs of a few dozen bytes that nobody reviews one by one; as files they would be most of
-//! the files of the repository. The inputs that a person wrote stand in the targets, and in `findings`.
+//! A corpus has some hundreds of inputs of a few dozen bytes that nobody reviews one by one; as files they
+//! would be most of the files of the repository. Inputs written by people are in the targets, and in
+//! `findings`.
 
 /// The inputs of a packed corpus.
 ///

@@ -1,10 +1,11 @@
-//! A pod as an API server, a file or the checkpoint gives it, through admission to the settings of its containers; with the image that it
-//! names, and the objects that it refers to.
+//! A pod from an API server, a file or the checkpoint, through admission to the settings of its containers;
+//! with the image that it names, and the objects that it refers to.
 //!
-//! Owns a node whose board does at once what it is told. Each input is lived three times over: by a first agent, by one that finds its
-//! containers, and after a power cut without an API server. Always checked: what an order holds can be carried out and leads out of
-//! nothing; what is written down is read back and starts the same containers again; a restart of the agent ends none; a field
-//! that nobody knows is refused; whoever waits has a reason; all comes to rest.
+//! Owns a node with a board that carries out every order at once. Each input runs three times: under a first
+//! agent, under a second one that finds its containers, and after a power cut without an API server. Always
+//! checked: an order can be carried out and never leads outside of its directories; records are read back and
+//! start the same containers again; a restart of the agent ends no container; an unknown field is refused;
+//! every waiting container has a reason; in the end no orders are left.
 
 use crate::Target;
 use crate::input::{joined, sections};
@@ -30,11 +31,11 @@ use std::time::Duration;
 pub(crate) const TARGET: Target =
     Target { name: "pods", run, seeds, words: WORDS, longest_bytes: 6144, mutations: 400 };
 
-/// Orders of one life of an agent, after which it should long rest: 64 containers take some 500.
+/// Most orders in one life of an agent, after which it should long have stopped: 64 containers take some 500.
 const MOST_ORDERS: usize = 5000;
-/// Deadlines that are waited for in one life.
+/// Most deadlines to wait for in one life.
 const MOST_WAITS: usize = 12;
-/// Longest text for a person: it becomes an Event, a line of the log or a part of a status.
+/// Longest text for people: it becomes an Event, a line of the log or a part of a status.
 const TEXT_BYTES: usize = 16 * 1024;
 const NODE: &str = "edge";
 const NODE_UID: &str = "n-1";
@@ -116,7 +117,7 @@ const WORDS: &[&str] = &[
     "\\n",
 ];
 
-/// A pod with most of what is served.
+/// A pod with most of the served fields.
 fn rich() -> Value {
     json!({
         "metadata": {"name": "web-0", "namespace": "d", "uid": "u-1", "generation": 2, "labels": {"app": "web"},
@@ -180,7 +181,7 @@ fn seeds() -> Vec<Vec<u8>> {
     .to_vec()
 }
 
-/// What a node writes down of this pod and of the object that it refers to.
+/// The records that a node writes for this pod and for the object that it refers to.
 fn written_for(pod: &Value, object: &str) -> (String, String) {
     let mut world = World::of(&Given { pod: Some(pod.clone()), ..Given::of(object.as_bytes()) });
     world.live(true);
@@ -226,7 +227,7 @@ fn run(data: &[u8]) {
         pod: serde_json::from_slice(pod).ok(),
         file: (!file.is_empty()).then(|| file.to_vec()),
         found: on_disk("desired", record).into_iter().chain(on_disk("objects", copy)).collect(),
-        // the image's config has no layers here: what it says of processes counts
+        // the image's config has no layers here: its settings of processes count
         image: Config::parse(image, 0).map(|config| config.image).unwrap_or_default(),
         passwd: text(passwd),
         group: text(group),
@@ -287,16 +288,16 @@ struct World {
     /// Files that an agent wrote, and the input did not.
     written: BTreeSet<DesiredFile>,
     api: BTreeMap<String, Value>,
-    /// Pods that the API server does not bind, by UID.
+    /// Pods that the API server has not bound, by UID.
     others: BTreeMap<String, Value>,
     prepared: BTreeMap<PodUid, PodSandbox>,
     runs: BTreeMap<ContainerKey, ContainerState>,
     orders: BTreeMap<ContainerKey, ContainerOrder>,
-    /// The image of each run, as it was ordered.
+    /// The image of each run, as ordered.
     made: BTreeMap<ContainerKey, (String, String)>,
-    /// By this agent.
+    /// Created by this agent.
     created: Vec<ContainerKey>,
-    /// Pods with a token, which no disk holds.
+    /// Pods with a token, which must not be on any disk.
     with_tokens: BTreeSet<String>,
     complaints: Vec<String>,
 }
@@ -357,13 +358,13 @@ impl World {
         Now { mono: Duration::from_secs(self.secs), wall: Timestamp::from_micros(secs * 1_000_000) }
     }
 
-    /// The agent ends, and another one finds what is there.
+    /// The agent ends, and another one finds its containers and records.
     fn restart(&mut self) {
         self.pods = Pods::new(NODE);
         self.created.clear();
     }
 
-    /// The power goes: the disk is left.
+    /// A power cut: only the disk remains.
     fn cut(&mut self) {
         self.restart();
         self.runs.clear();
@@ -376,7 +377,8 @@ impl World {
         runs.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Whether nothing but the disk is needed to run it again: no token, no object that no disk may hold.
+    /// Whether the disk is enough to run it again: it needs no token, and no object that may not be on a
+    /// disk.
     fn comes_back(&self, key: &ContainerKey) -> bool {
         let uid = key.pod.as_str();
         let of_api = self.api.values().find(|pod| pod["metadata"]["uid"] == uid);
@@ -388,7 +390,7 @@ impl World {
         is_always && is_kept && !has_deadline && !self.with_tokens.contains(uid)
     }
 
-    /// The life of an agent: it starts, is told what there is, and everything it orders is done.
+    /// The life of an agent: it starts, gets its events, and all its orders are carried out.
     fn live(&mut self, is_online: bool) {
         self.is_online = is_online;
         let found = self.records.clone().into_iter();
@@ -421,7 +423,7 @@ impl World {
                 }
             }
             let due = self.pods.next_deadline().map(|due| due.as_secs() + 1);
-            // what is due later than in five minutes is no step of a beginning
+            // deadlines more than five minutes ahead do not belong to a start
             match due.filter(|due| *due <= self.secs + 300 && waits < MOST_WAITS) {
                 Some(due) => self.secs = self.secs.max(due),
                 None => return,
@@ -459,7 +461,7 @@ impl World {
                 self.run(key, ContainerState::Created)
             }
             PodAction::StartContainer(key) => {
-                // an init container that is named so does its work
+                // an init container with such a name finishes at once
                 let state = match key.container.starts_with('i') {
                     true => ContainerState::Exited(self.exit(0)),
                     false => ContainerState::Running { pid: 7, started: self.now().wall },
@@ -532,7 +534,7 @@ impl World {
         })
     }
 
-    /// A pod as the API server has it after a patch of its status.
+    /// A pod in the API server after a patch of its status.
     fn patched(&mut self, uid: &str, patch: &Value) -> Value {
         let metadata = &patch["metadata"];
         let new = || json!({"metadata": metadata, "status": {}});
@@ -595,7 +597,7 @@ impl World {
         Exit { code, signal: None, oom_killed: false, started: None, finished, message: String::new() }
     }
 
-    /// An order is complete, and the settings that follow from it are what it says.
+    /// An order is complete, and its settings equal those of the spec.
     fn judge_order(&self, order: &ContainerOrder) {
         let sandbox = self.prepared.get(&order.key.pod).expect("a container comes after its pod");
         assert!(!order.argv.is_empty(), "there is nothing to run");
@@ -654,6 +656,7 @@ impl World {
         for mount in &order.mounts {
             let is_it = |it: &&Value| it["destination"] == mount.path.as_str();
             let found = mounts.iter().rfind(is_it).unwrap_or_else(|| panic!("{mount:?} is not mounted"));
+            // of several mounts at one path only the last can be seen
             let last = order.mounts.iter().rfind(|it| it.path == mount.path).expect("it is one");
             let mode = if last.read_only { "ro" } else { "rw" };
             let is_message = order.termination_message.path == mount.path;
@@ -666,14 +669,14 @@ impl World {
         assert_eq!(is_hidden, !order.security.is_privileged);
     }
 
-    /// Each pod runs, or it is said why not.
+    /// Each pod runs, or its report has a reason why not.
     fn judge_report(&self) {
         for pod in self.pods.report() {
             assert!(pod.rejected.as_ref().is_none_or(|why| !why.is_empty()));
             for container in &pod.containers {
                 let is_told =
                     container.state != "Waiting" || container.reason.is_some() || pod.rejected.is_some();
-                // without an answer it waits for the API server, which the node says of itself
+                // without answers it waits for the API server, which the node reports itself
                 let is_asked_for = pod.is_ending || !self.is_online;
                 assert!(is_told || is_asked_for, "{container:?} waits for no reason in {pod:?}");
             }

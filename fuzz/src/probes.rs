@@ -1,6 +1,7 @@
-//! Servers that probes ask: any answer to a GET request or a health call gives an outcome of a bounded text, from a bounded part of it.
+//! Servers that probes ask: any answer to a GET request or a health call gives an outcome with a bounded
+//! text, after reading a bounded part of it.
 //!
-//! The first byte chooses the request (`h`, `g`), and in upper case that what follows comes 64 times.
+//! The first byte chooses the request (`h`, `g`); in upper case the rest is sent 64 times.
 
 use crate::Target;
 use kedge::workloads::{grpc_answered, http_answered};
@@ -11,12 +12,12 @@ use tokio::runtime::Runtime;
 pub(crate) const TARGET: Target =
     Target { name: "probes", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 2000 };
 
-/// More than any input and what is sent back: neither side waits.
+/// More than any input and the answers to it: neither side waits.
 const PIPE_BYTES: usize = 1 << 20;
 const REPEATS: usize = 64;
-/// Five heads of 64 KiB, 10 KiB of a body, and what was read with each of them.
+/// Five heads of 64 KiB, 10 KiB of a body, and one read beyond each of them.
 const MOST_READ_BYTES: usize = 5 * (64 + 4) * 1024 + (10 + 4) * 1024;
-/// What is kept of a body, where each byte may become a character of three, with words around it.
+/// The kept part of a body, with up to three bytes for each byte, and the words around it.
 const MOST_TEXT_BYTES: usize = 3 * 10 * 1024 + 256;
 
 const WORDS: &[&str] = &[
@@ -94,7 +95,7 @@ async fn probed(data: &[u8]) {
     let read = sent.len() - left.len();
     assert!(!is_http || read <= MOST_READ_BYTES, "{read} bytes were read");
     match outcome {
-        // a status of HTTP, or a frame with a message
+        // an HTTP status, or a frame with a message
         ProbeOutcome::Passed if is_http => assert!(sent.windows(2).any(|pair| pair == b" 2"), "{sent:?}"),
         ProbeOutcome::Passed => assert!(read > 9 && sent.contains(&1), "{sent:?}"),
         ProbeOutcome::Warned(why) | ProbeOutcome::Failed(why) => {

@@ -100,7 +100,8 @@ fn run(data: &[u8]) {
     }
 }
 
-/// Read and written once a record stays as it is. (The first writing may round: times to seconds, reasons to their bound.)
+/// A record that was read and written once stays the same afterwards. (The first writing may round: times to
+/// seconds, reasons to their bound.)
 fn check<T: PartialEq + Debug>(bytes: &[u8], read: fn(&Read) -> Known<T>, write: fn(&T) -> Vec<u8>) {
     let record = match read(&Read::Content(bytes.to_vec())) {
         Known::Is(record) => record,
@@ -118,7 +119,7 @@ fn check<T: PartialEq + Debug>(bytes: &[u8], read: fn(&Read) -> Known<T>, write:
     }
 }
 
-/// A list edited by hand is obeyed, and the next verdict brings it within its bounds.
+/// A list edited by hand is obeyed, and the next verdict brings it back within its bounds.
 fn check_bad_configs(mut bad: BadConfigs) {
     let uids: Vec<String> = bad.entries().map(|(uid, ..)| uid.to_owned()).collect();
     let is = Identity::of("marked", b"payload", b"");

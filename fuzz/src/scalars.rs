@@ -130,7 +130,7 @@ fn check_threshold(text: &str) {
     );
     let base = LayerText { origin: Origin::File("/f".into()), text: text.into_bytes() };
     let found = effective(&LocalLayers { base: Some(base), ..LocalLayers::default() }, None);
-    // what the node has is not known here, so only a share can be beyond half of it
+    // the node's memory is unknown here, so only a percentage can be more than half of it
     let held = if threshold.is_beyond_half(0) { Threshold::parse("50%") } else { Some(threshold) };
     match found {
         Ok(found) => assert_eq!(Some(found.config.eviction_hard.memory_available), held),

@@ -1,9 +1,9 @@
 //! API servers and proxies that answer anything, over real sockets and real TLS, to the real client.
 //!
-//! The first byte chooses the agent's request (a GET or PATCH, a list, a watch, through a proxy), the second how the rest of the
-//! input is sent: raw, or as the body of a well-formed answer, so that mutations also reach the code behind HTTP.
-//! Apart from `agent/tests/net_server`: that one reads a request and lets a test's script answer it, this one sends the input's bytes
-//! whatever was asked.
+//! The first byte chooses the agent's request (a GET or PATCH, a list, a watch, through a proxy), the second
+//! how the rest of the input is sent: raw, or as the body of a well-formed answer, so that mutations also
+//! reach the code behind HTTP. Different from `agent/tests/net_server`, where a test's script answers each
+//! request after reading it: this one sends the input's bytes to any request.
 
 use crate::Target;
 use crate::input::{Input, SEPARATOR};
@@ -30,7 +30,7 @@ use std::time::Duration;
 pub(crate) const TARGET: Target =
     Target { name: "server", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 100 };
 
-/// A request's deadline: far more than loopback needs, so that only a client that waits in vain reaches it.
+/// A request's deadline: far longer than loopback needs, so that only a client that waits in vain reaches it.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Longest text of an error: a bounded message, and the request.
@@ -193,7 +193,8 @@ impl Stage {
     }
 }
 
-/// Accepts on a thread of its own; each connection has one too, for the client may keep one open while it dials the next.
+/// Accepts on a separate thread; each connection has one too, because the client may keep one open while it
+/// dials the next.
 fn listen(answers: &Answers, serve: impl Fn(TcpStream, Vec<u8>) + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -361,7 +362,7 @@ fn read(object: Value) {
     let _ = serde_json::from_value::<Node>(object);
 }
 
-/// An error is one line of text, whatever the server wrote, and is never a timeout: the server answers at once.
+/// An error is one line of text, whatever the server sent, and never a timeout: the server answers at once.
 fn check_error(error: &NetError) {
     let text = error.to_string();
     assert!(!text.is_empty() && text.len() <= ERROR_BYTES, "{} bytes: {text}", text.len());

@@ -1,8 +1,10 @@
-//! What agents and shims of different releases read of each other: the records of a bundle, and both sides of the attach protocol.
+//! Data that agents and shims of different releases read from each other: the records of a bundle, and both
+//! sides of the attach protocol.
 //!
-//! Always checked: a record that was read is written back as itself; an agent takes the container for something, whatever the records
-//! say, and for ended only by a record of its end; a shim gives a client what the container wrote and the container what the client
-//! wrote, and only after a greeting; what it says is the protocol; a client hears an end or a reason.
+//! Always checked: a record that was read is written back unchanged; an agent assigns the container a state,
+//! whatever the records contain, and considers it ended only because of a record of its end; a shim passes
+//! the container's output to the client and the client's input to the container, only after a greeting, and
+//! writes only the protocol; a client hears of an end or a reason.
 
 use crate::Target;
 use crate::input::{joined, sections};
@@ -15,7 +17,7 @@ use std::cell::OnceCell;
 pub(crate) const TARGET: Target =
     Target { name: "shim", run, seeds, words: WORDS, longest_bytes: 2048, mutations: 300 };
 
-/// Longest text about a record or a client: it becomes a part of a pod's status.
+/// Longest text about a record or a client: it becomes part of a pod's status.
 const ERROR_BYTES: usize = 4096;
 /// Longest line of the protocol.
 const LINE_BYTES: usize = 1024;

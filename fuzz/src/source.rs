@@ -67,7 +67,7 @@ fn run(data: &[u8]) {
     }
 }
 
-/// It is read back from its record, and its parts are valid segments of a path.
+/// The source is read back from its record, and its parts are valid segments of a path.
 fn check_source(source: &Source) {
     assert_eq!(Source::parse(&source.to_value()).as_ref(), Ok(source));
     let (namespace, name) = source.object();

@@ -1,6 +1,7 @@
 //! Clients that speak SPDY: any bytes give the same frames, or the same refusal, however they are split.
 //!
-//! `Z` stands for the text of headers, begun as every client begins it, because no mutation would find that.
+//! `Z` is replaced by the text of headers, begun as every client begins it, because a mutation would never
+//! find that.
 
 use crate::Target;
 use kedge::sessions::spdy_heard;
@@ -50,6 +51,6 @@ fn run(data: &[u8]) {
     for piece in [1, 2, 9, 100] {
         assert_eq!(spdy_heard(&sent, piece), whole, "in pieces of {piece}");
     }
-    // of headers at most 16 KiB come out of a frame, whose bytes may become four times as many in a line
+    // a frame gives at most 16 KiB of headers, which may take four times as many bytes in a line
     assert!(whole.0.iter().all(|line| line.len() < 128 * 1024), "a frame of any size");
 }

@@ -1,6 +1,8 @@
-//! Clients of a program in a container, over a WebSocket: any frames, or any messages of channels in good frames.
+//! Clients of a program in a container, over a WebSocket: any frames, or any messages of channels in good
+//! frames.
 //!
-//! The first byte chooses the protocol and whether the rest is sent as it is; else each section of it is a message.
+//! The first byte chooses the protocol and whether the rest is sent unchanged; otherwise each section of it
+//! is a message.
 
 use crate::Target;
 use crate::input::SEPARATOR;
@@ -40,7 +42,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// As a client sends it, with a mask of zeros.
+/// A frame as a client sends it, with a mask of zeros.
 fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     let length = u16::try_from(payload.len()).unwrap_or(u16::MAX);
     let [high, low] = length.to_be_bytes();

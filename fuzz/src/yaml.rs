@@ -1,4 +1,4 @@
-//! Any text: a tree within its limits, or an error that says where.
+//! Any text gives a tree within its limits, or an error with its position.
 
 use crate::Target;
 use kedge_core::kubelet::yaml::{self, Content, MAX_DEPTH, MAX_KEY_BYTES, MAX_NODES, Position, Tree};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 pub(crate) const TARGET: Target =
     Target { name: "yaml", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 3000 };
 
-/// Longest message about a text: it goes into a condition, and an API server has limits.
+/// Longest message about a text: it becomes part of a condition, which API servers limit.
 pub(crate) const MESSAGE_BYTES: usize = 700;
 
 const WORDS: &[&str] = &[
@@ -120,12 +120,12 @@ fn check_tree(tree: &Tree, depth: usize, lines: u32, nodes: &mut usize) {
 }
 
 fn check_position(position: Position, lines: u32) {
-    // a value that is left out at the end of a text stands behind its last line
+    // the position of a value that is left out at the end of a text is after the last line
     assert!((1..=lines + 1).contains(&position.line), "{position:?} of {lines} lines");
     assert!(position.column >= 1, "{position:?}");
 }
 
-/// JSON is YAML: a text that is both means the same, and a tree written as JSON is read back as it was.
+/// JSON is YAML: a text that is both has one meaning, and a tree written as JSON is read back unchanged.
 fn check_as_json(data: &[u8], value: &Value) {
     if let Ok(json) = serde_json::from_slice::<Value>(data) {
         assert!(means(value, &json), "as YAML {value}, as JSON {json}");
@@ -138,8 +138,9 @@ fn check_as_json(data: &[u8], value: &Value) {
     }
 }
 
-/// Equal, with numbers by value: JSON has one sort of them. A float may lose its last digit, for the JSON reader without
-/// its exact one is 20 KB smaller; no field of a configuration needs seventeen digits.
+/// Equal, with numbers compared by value, because JSON has only one kind of them. A float may lose its last
+/// digit: the JSON reader without exact floats is 20 KB smaller, and no field of a configuration needs
+/// seventeen digits.
 pub(crate) fn means(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {

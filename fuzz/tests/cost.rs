@@ -1,6 +1,7 @@
-//! Requests whose cost once grew faster than their size, and every list and map of every kind: the cost oracle in an ordinary run.
+//! Requests whose cost once grew faster than their size, and every list and map of every kind: the cost
+//! oracle in an ordinary test run.
 //!
-//! One test, because what is allocated is counted for the whole process.
+//! There is only one test, because allocations are counted for the whole process.
 
 use kedge_fuzz::mutation::Dice;
 use kedge_fuzz::{cost, pack, request_cost, target};
@@ -17,7 +18,7 @@ const ITEMS: usize = 24;
 /// The way to a list or map: fields from the root, lists with one item and maps with one entry between them.
 type Way = Vec<&'static Field>;
 
-/// Each list and map of the types that a kind's objects are made of, once.
+/// Each list and map in the types of a kind's objects, once.
 fn lists(of: &'static Type, way: &mut Way, seen: &mut BTreeSet<&'static str>, found: &mut Vec<Way>) {
     if !seen.insert(of.name) {
         return;
@@ -100,7 +101,7 @@ fn named(kind: &Kind, fields: Value) -> Value {
     object
 }
 
-/// Bytes that the request allocates for lists of so many items, half of which the object already has.
+/// Bytes that the request allocates for lists of so many items; the object already has half of them.
 fn cost_of(kind: &'static Kind, way: &Way, request: u8, items: usize) -> usize {
     let object = named(kind, with_items(way, items, 0));
     let body = named(kind, with_items(way, items, items / 2));
@@ -134,7 +135,7 @@ fn lists_of_every_kind() {
     assert!(checked > 300, "only {checked} requests: the table was not walked");
 }
 
-/// The seeds are the shapes that were once quadratic, or dear; the corpus and mutations of both follow.
+/// The seeds are the shapes that were once quadratic, or expensive; the corpus and mutations of both follow.
 fn known_bad_shapes() {
     let target = target("hub_cost").expect("it is a target");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/hub_cost.pack");
@@ -149,7 +150,8 @@ fn known_bad_shapes() {
     }
 }
 
-/// Three megabytes of the smallest values are refused before they take more than a body may, three times a list's doubling.
+/// Three megabytes of the smallest values are refused before they take more than a body may, three times a
+/// list's doubling.
 fn tiny_values_stop_at_the_budget() {
     for tiny in ["{\"\":0},", "[0],", "\"\",", "{},"] {
         let body = format!(

@@ -1,5 +1,5 @@
-//! Runs every target over its corpus, its seeds, its findings, and mutations of them that are the same every time, so that a bug found
-//! by fuzzing stays fixed without a fuzzer.
+//! Runs every target over its corpus, its seeds, its findings, and a fixed set of mutations of them, so that
+//! a bug found by fuzzing stays fixed without a fuzzer.
 
 use kedge_fuzz::mutation::Dice;
 use kedge_fuzz::{TARGETS, findings, pack, target};
@@ -80,7 +80,7 @@ replayed! {
 #[test]
 fn every_target_and_every_finding_is_replayed() {
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-    // tests/cost.rs replays this one, in a process of its own
+    // tests/cost.rs replays this one, in its own process
     let here: Vec<&str> = names.iter().copied().filter(|name| *name != "hub_cost").collect();
     assert_eq!(here, REPLAYED);
     for finding in findings::FINDINGS {

@@ -1,4 +1,4 @@
-//! Moves inputs between the packed corpora and the folders that libFuzzer works in.
+//! Moves inputs between the packed corpora and libFuzzer's working folders.
 //!
 //!     kedge-corpus names                lists the targets
 //!     kedge-corpus unpack TARGET DIR    writes corpus, seeds and findings as files in DIR
@@ -11,8 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Longest input that is kept. Most that a search finds are far shorter; the long ones are a sixth of the inputs and half of
-/// the bytes, and the next search finds similar ones again from the seeds.
+/// Longest input that is kept. Most inputs that a search finds are far shorter; the long ones are a sixth of
+/// the inputs and half of the bytes, and the next search finds similar ones again from the seeds.
 const KEPT_BYTES: usize = 320;
 
 fn main() -> ExitCode {
